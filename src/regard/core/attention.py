@@ -1,0 +1,213 @@
+"""The one call: score, normalise, weighted sum; and what would happen if it were made."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.core import recompute
+from regard.core.backends import blocked, flex, reference, sdpa
+from regard.core.biases import Bias
+from regard.core.masks import Band, Mask
+from regard.core.normalizers import Normalizer, Softmax
+from regard.core.problem import Problem, build
+from regard.core.requests import Full, Request, Top
+from regard.core.scores import ScaledDot, Score
+from regard.core.spans import cut
+
+BACKENDS: dict[str, ModuleType] = {backend.NAME: backend for backend in (flex, sdpa, blocked, reference)}
+AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
+
+_SCALED_DOT, _SOFTMAX = ScaledDot(), Softmax()
+_SMALL = 32 * 2**20  # bytes of working memory up to which the plain form is the fastest
+
+
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """What attention gives: `output` (…, h, q, e), the `weights` asked for, `log_prob` (…, h, q) of hard choices."""
+
+    output: Float[Tensor, "... q e"]
+    weights: Tensor | Top | None = None
+    log_prob: Float[Tensor, "... q"] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a call would be computed: the backend, why others were refused, the work and the memory.
+
+    `flops` counts multiplications and additions of the forward pass over the pairs the mask leaves (estimated by
+    blocks); `bytes` is the working memory beside inputs, output and requested weights.
+    """
+
+    backend: str
+    refused: dict[str, str]
+    flops: int
+    bytes: int
+
+
+def attention(
+    query: Float[Tensor, "... q d"],
+    key: Float[Tensor, "... k d2"],
+    value: Float[Tensor, "... k e"],
+    *,
+    score: AnyScore = _SCALED_DOT,
+    normalize: Normalizer = _SOFTMAX,
+    mask: Mask | Tensor | None = None,
+    bias: Bias | Tensor | None = None,
+    dropout: float = 0.0,
+    weights: Request | None = None,
+    backend: str = "auto",
+    generator: torch.Generator | None = None,
+) -> Attended:
+    """normalize(score(query, key) + bias) @ value: each query reads every value it may attend, by weight.
+
+    query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) → output (…, h, q, e). Leading axes broadcast; the head
+    axis may be missing; h is a multiple of g, and query head i reads key head i // (h / g). A row with nothing to
+    attend gives zeros.
+
+    >>> out = attention(torch.tensor([[1.0, 0.0]]), torch.eye(2), torch.eye(2), score=lambda q, k: q @ k.mT)
+    >>> out.output
+    tensor([[0.7311, 0.2689]])
+    """
+    if backend == "auto" and bias is None and weights is None and dropout == 0.0 and generator is None:
+        direct = _direct(query, key, value, score, normalize, mask)
+        if direct is not None:
+            return Attended(direct)
+    if isinstance(query, Tensor) and torch.is_autocast_enabled(query.device.type):
+        query, key, value = _autocast(query, key, value)
+        with torch.autocast(query.device.type, enabled=False):
+            problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
+            return _run(problem, _choose(problem, backend)[0])
+    problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
+    return _run(problem, _choose(problem, backend)[0])
+
+
+def explain(
+    query: Float[Tensor, "... q d"],
+    key: Float[Tensor, "... k d2"],
+    value: Float[Tensor, "... k e"],
+    *,
+    score: AnyScore = _SCALED_DOT,
+    normalize: Normalizer = _SOFTMAX,
+    mask: Mask | Tensor | None = None,
+    bias: Bias | Tensor | None = None,
+    dropout: float = 0.0,
+    weights: Request | None = None,
+    backend: str = "auto",
+    generator: torch.Generator | None = None,
+) -> Plan:
+    """What `attention` would do with the same arguments, without doing it.
+
+    >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8)).backend
+    'sdpa'
+    """
+    problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
+    name, refused = _choose(problem, backend)
+    return Plan(name, refused, _flops(problem), BACKENDS[name].working_bytes(problem))
+
+
+def _direct(
+    query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object
+) -> Tensor | None:
+    """The commonest call, without ceremony: scaled dot, softmax, nothing or causality for a mask, plain equal shapes.
+
+    A call costs microseconds, and so would describing it; whatever is not plainly right goes the long way round.
+    """
+    if type(score) is not ScaledDot or score.softcap is not None or type(normalize) is not Softmax:
+        return None
+    if not type(query) is type(key) is type(value) is Tensor:
+        return None
+    causal = type(mask) is Band and mask.low is None and mask.high == 0
+    if mask is not None and not (causal and query.is_cuda):
+        return None
+    shape, keys = query.shape, key.shape
+    if len(shape) != 4 or keys != value.shape or shape[:2] != keys[:2] or shape[3] != keys[3] or 0 in shape or 0 in keys:
+        return None
+    if not query.dtype == key.dtype == value.dtype or not query.is_floating_point():
+        return None
+    if not query.device == key.device == value.device:
+        return None
+    return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=score.scale)
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors in autocast's dtype, as torch casts for its own attention; float64 stays."""
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+
+
+def _choose(problem: Problem, backend: str) -> tuple[str, dict[str, str]]:
+    """The backend for a problem and why each other one was not taken."""
+    if backend != "auto":
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}")
+        if reason := BACKENDS[backend].refuses(problem):
+            raise ValueError(f"backend {backend!r} cannot serve this call: {reason}")
+        return backend, {name: "another backend was asked for" for name in BACKENDS if name != backend}
+    refused: dict[str, str] = {}
+    for name, module in BACKENDS.items():
+        reason = _not_worth_it(name, problem) or module.refuses(problem)
+        if reason is None:
+            return name, refused
+        refused[name] = reason
+    raise AssertionError("the reference serves everything")
+
+
+def _not_worth_it(name: str, problem: Problem) -> str | None:
+    """Why `auto` passes over a backend that could serve: it would be slower, or need the whole matrix."""
+    if name == "reference" or math.prod(problem.shape) == 0:
+        return None if name == "reference" else "nothing to compute: the plain form is the fastest"
+    if isinstance(problem.request, Full) and name != "reference":
+        return "all weights are asked for: the plain form has them anyway"
+    if name == "flex" and problem.device.type == "cuda":
+        return flex.not_worth_it(problem)
+    if name == "sdpa" and sdpa.plain(problem) and sdpa.working_bytes(problem) > _SMALL:
+        return "torch would form the whole matrix for dropout or a learned bias"
+    if name == "blocked" and reference.working_bytes(problem) <= _SMALL:
+        return "small: the plain form is the fastest"
+    return None
+
+
+def _run(problem: Problem, name: str) -> Attended:
+    result = BACKENDS[name].attend(problem)
+    weights = result.weights
+    if problem.request is not None and weights is None:
+        weights = recompute.weights(problem, result.chosen)
+    output, log_prob = result.output, result.log_prob
+    if isinstance(weights, Top):
+        weights = Top(weights.values.to(problem.query.dtype), weights.indices)
+    elif weights is not None:
+        weights = weights.to(problem.query.dtype)
+    if problem.headless:
+        output, weights, log_prob = _drop_head(output), _drop_head(weights), _drop_head(log_prob)
+    return Attended(output, weights, log_prob)
+
+
+def _drop_head(found):  # type: ignore[no-untyped-def]
+    """Undo the head axis that was put before tensors given without one."""
+    if isinstance(found, Top):
+        return Top(found.values.squeeze(0), found.indices.squeeze(0))
+    return None if found is None else found.squeeze(0)
+
+
+def _flops(problem: Problem) -> int:
+    """Operations of scoring and summing the pairs that the mask leaves."""
+    size, value_size = problem.query.shape[-1], problem.value.shape[-1]
+    pairs = math.prod(problem.shape) * _share(problem)
+    return int(pairs * (problem.score.flops(size) + 2 * value_size))
+
+
+def _share(problem: Problem) -> float:
+    """The part of all pairs that the mask allows."""
+    if problem.mask is None or math.prod(problem.shape) == 0:
+        return 1.0
+    queries, keys = problem.shape[-2:]
+    counts = [
+        problem.mask.allowed(rows, range(keys), problem.device).double().mean() * len(rows) for rows in cut(queries, 256)
+    ]
+    return float(sum(counts)) / queries

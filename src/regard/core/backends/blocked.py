@@ -1,0 +1,205 @@
+"""Any score, any normaliser, any mask, in blocks of queries and keys: memory O(n · block), in training too.
+
+Forward keeps the output and a number or two for each row; backward computes each block's scores again, so even a
+score with a hidden layer for each pair (additive, an MLP) never has more than one block of it in memory.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.core.backends.blocks import Grid, grid, square
+from regard.core.backends.result import Result
+from regard.core.backends.streams import Block, EntmaxStream, Finished, Stream, Upstream, stream
+from regard.core.biases import DenseBias
+from regard.core.hygiene import cleaned
+from regard.core.normalizers import gumbel_like
+from regard.core.problem import Problem
+from regard.core.scores import Custom
+from regard.core.spans import take
+
+NAME = "blocked"
+_BUDGET = 24 * 2**20  # bytes of one block with what its score makes on the way
+
+
+def refuses(problem: Problem) -> str | None:
+    """A normaliser without a blockwise form; a score that would differ when it is computed again."""
+    if stream(problem.normalize, problem.sample) is None:
+        return f"no blockwise form of {type(problem.normalize).__name__}"
+    if isinstance(problem.score, Custom) and problem.score.random:
+        return "the score draws random numbers and would differ when a block is computed again: use dropout="
+    return None
+
+
+def working_bytes(problem: Problem) -> int:
+    """One block, however long the sequences; whole rows of it for sparsemax and entmax."""
+    rows, columns = _sizes(problem)
+    slices, floats = math.prod(problem.shape[:-2]), 3 + problem.score.floats(problem.query.shape[-1])
+    whole = 4 * rows * problem.shape[-1] if _two_pass(problem) else 0
+    return int(slices * (rows * columns * floats + whole) * problem.dtype.itemsize)
+
+
+def attend(problem: Problem) -> Result:
+    """Attention block by block."""
+    problem, marks = cleaned(problem)
+    bias = problem.bias.tensor if isinstance(problem.bias, DenseBias) and problem.bias.tensor.requires_grad else None
+    learned = tuple(t for t in problem.learned if t is not bias)
+    rule = stream(problem.normalize, problem.sample)
+    assert rule is not None  # refuses() has said so
+    job = Job(problem, rule, grid(problem, *_sizes(problem)), _seed(problem))
+    output, log_prob, chosen = _Blocked.apply(job, problem.query, problem.key, problem.value, bias, *learned)
+    if marks is not None:
+        output = output + marks
+    return Result(output.to(problem.query.dtype), None, log_prob, chosen)
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A problem, the blockwise form of its normaliser, its blocks, and the seed of their random numbers."""
+
+    problem: Problem
+    rule: Stream
+    grid: Grid
+    seed: int
+
+    def scores(self, query: Tensor, key: Tensor, r: int, c: int) -> tuple[Tensor, Tensor | None]:
+        """The raw scores of a block and what may be attended in it (None: everything)."""
+        rows, columns = self.grid.rows[r], self.grid.columns[c]
+        raw = self.problem.scores(query, self.problem.repeat(key), rows, columns)
+        if self.grid.every[r][c] and not isinstance(self.problem.bias, DenseBias):
+            return raw, None
+        return raw, self.problem.allowed(rows, columns)
+
+    def block(self, raw: Tensor, allowed: Tensor | None, value: Tensor, r: int, c: int) -> Block:
+        """The block as the rule sees it; its random numbers are the same whenever it is made."""
+        problem, columns = self.problem, self.grid.columns[c]
+        scores = raw if allowed is None else torch.where(allowed, raw, -math.inf)
+        values = problem.repeat(take(value, -2, columns).to(problem.dtype))
+        noise, kept = None, None
+        if problem.sample or problem.dropout > 0.0:
+            generator = torch.Generator(scores.device).manual_seed(self.seed + r * len(self.grid.columns) + c)
+            noise = gumbel_like(scores, generator) if problem.sample else None
+            if problem.dropout > 0.0:
+                kept = torch.rand(scores.shape, generator=generator, device=scores.device) >= problem.dropout
+                kept = kept.to(scores.dtype) / max(1.0 - problem.dropout, torch.finfo(scores.dtype).tiny)
+        return Block(scores, values, columns.start, kept, noise)
+
+
+class _Blocked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, job: Job, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *learned: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        dtype = job.problem.dtype
+        finished = []
+        for r, rows in enumerate(job.grid.rows):
+            part = take(query, -2, rows).to(dtype)
+            state = job.rule.begin(part[..., 0], value.shape[-1])
+            for c, columns in enumerate(job.grid.columns):
+                if job.grid.some[r][c]:
+                    raw, allowed = job.scores(part, take(key, -2, columns).to(dtype), r, c)
+                    state = job.rule.add(state, job.block(raw, allowed, value, r, c))
+            finished.append(job.rule.finish(state))
+        output, log_prob, chosen, kept = _joined(finished)
+        ctx.job, ctx.kept_count, ctx.has_bias = job, len(kept), bias is not None
+        ctx.save_for_backward(query, key, value, *kept, *((bias,) if bias is not None else ()), *learned)
+        if chosen is not None:
+            ctx.mark_non_differentiable(chosen)
+        return output, log_prob, chosen
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, doutput: Tensor, dlog_prob: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key, value, *rest = ctx.saved_tensors
+        kept, rest = rest[: ctx.kept_count], rest[ctx.kept_count :]
+        bias, learned = (rest[0], rest[1:]) if ctx.has_bias else (None, rest)
+        sums = _Sums(ctx.job, query, key, value, bias, learned)
+        for r, rows in enumerate(ctx.job.grid.rows):
+            upstream = Upstream(
+                take(doutput, -2, rows).to(ctx.job.problem.dtype),
+                None if dlog_prob is None else take(dlog_prob, -1, rows),
+            )
+            for c in range(len(ctx.job.grid.columns)):
+                if ctx.job.grid.some[r][c]:
+                    sums.add(r, c, upstream, tuple(take(tensor, -2, rows) for tensor in kept))
+        grads = (sums.query, sums.key, sums.value, sums.bias, *sums.learned)
+        inputs = (query, key, value, bias, *learned)
+        return None, *(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))
+
+
+class _Sums:
+    """Gradients being summed up block by block."""
+
+    def __init__(
+        self, job: Job, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, learned: list[Tensor]
+    ) -> None:
+        dtype = job.problem.dtype
+        self.job, self.inputs, self.parameters = job, (query, key, value), learned
+        self.query, self.key, self.value = (torch.zeros(t.shape, dtype=dtype, device=t.device) for t in self.inputs)
+        self.bias = None if bias is None else torch.zeros(bias.shape, dtype=dtype, device=bias.device)
+        self.learned = [torch.zeros_like(t) for t in learned]
+
+    def add(self, r: int, c: int, upstream: Upstream, kept: tuple[Tensor, ...]) -> None:
+        """Score a block again, and add what its gradient gives to each input."""
+        problem = self.job.problem
+        rows, columns = self.job.grid.rows[r], self.job.grid.columns[c]
+        query = take(self.inputs[0], -2, rows).detach().to(problem.dtype).requires_grad_()
+        key = take(self.inputs[1], -2, columns).detach().to(problem.dtype).requires_grad_()
+        with torch.enable_grad():
+            raw, allowed = self.job.scores(query, key, r, c)
+        block = self.job.block(raw.detach(), allowed, self.inputs[2], r, c)
+        dscores, weights = self.job.rule.gradient(block, upstream, kept)
+        if allowed is not None:
+            dscores = torch.where(allowed, dscores, 0)
+
+        totals = (take(self.query, -2, rows), take(self.key, -2, columns), *self.learned)
+        grads = torch.autograd.grad(raw, (query, key, *self.parameters), dscores, allow_unused=True)
+        for total, grad in zip(totals, grads, strict=True):
+            if grad is not None:
+                total += grad
+        values = take(self.value, -2, columns)
+        values += _summed_groups(weights.mT @ upstream.output, problem.group)
+        if self.bias is not None:
+            target = take(take(self.bias, -2, rows), -1, columns)
+            target += dscores.sum_to_size(target.shape)
+
+
+def _joined(finished: list[Finished]) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, ...]]:
+    """Blocks of rows put together: output, log-probabilities, choices, and what is kept for the backward pass."""
+    outputs, kept, log_probs, chosen = zip(*finished, strict=True)
+    return (
+        torch.cat(outputs, -2),
+        torch.cat(log_probs, -1) if log_probs[0] is not None else None,
+        torch.cat(chosen, -1) if chosen[0] is not None else None,
+        tuple(torch.cat(parts, -2) for parts in zip(*kept, strict=True)),
+    )
+
+
+def _summed_groups(tensor: Tensor, group: int) -> Tensor:
+    """Gradients of repeated heads summed for the head they share."""
+    return tensor if group == 1 else tensor.unflatten(-3, (-1, group)).sum(-3)
+
+
+def _two_pass(problem: Problem) -> bool:
+    return isinstance(stream(problem.normalize, problem.sample), EntmaxStream)
+
+
+def _sizes(problem: Problem) -> tuple[int, int]:
+    """Rows and columns of a block. Sparsemax and entmax hold whole rows, so they take fewer at a time."""
+    side = square(problem, _BUDGET)
+    if not _two_pass(problem):
+        return side, side
+    row_bytes = math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize
+    return max(1, min(side, _BUDGET // max(1, row_bytes))), side
+
+
+def _seed(problem: Problem) -> int:
+    """The seed of the call's random numbers, drawn from the generator given or torch's own."""
+    if not problem.sample and problem.dropout == 0.0:
+        return 0
+    device = problem.generator.device if problem.generator is not None else torch.device("cpu")
+    return int(torch.randint(2**62, (), generator=problem.generator, device=device))

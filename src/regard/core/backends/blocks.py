@@ -1,0 +1,52 @@
+"""The score matrix cut into blocks: how large, which to skip, which need no mask."""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from regard.core.masks import Blocks, Mask
+from regard.core.problem import Problem
+from regard.core.spans import cut
+
+
+class Grid(NamedTuple):
+    """Row and column blocks, and for each pair of them whether anything and whether everything may attend."""
+
+    rows: list[range]
+    columns: list[range]
+    some: list[list[bool]]
+    every: list[list[bool]]
+
+
+def grid(problem: Problem, row_size: int, column_size: int) -> Grid:
+    """Cut the scores of a problem into blocks and ask its mask about each."""
+    rows, columns = cut(problem.shape[-2], row_size), cut(problem.shape[-1], column_size)
+    if problem.mask is None or not rows or not columns:
+        yes = [[True] * len(columns) for _ in rows]
+        return Grid(rows, columns, yes, yes)
+    return Grid(rows, columns, *survey(problem.mask, rows, columns, problem.device))
+
+
+def survey(
+    mask: Mask, rows: list[range], columns: list[range], device: torch.device
+) -> tuple[list[list[bool]], list[list[bool]]]:
+    """For each pair of blocks, over all leading axes: may anything attend, may everything."""
+    blocks = Blocks(_edges(rows, device), _edges(columns, device))
+    coarse = mask.coarse(blocks)
+    shape = (len(rows), len(columns))
+    some = coarse.some.expand(*coarse.some.shape[:-2], *shape).reshape(-1, *shape).any(0)
+    every = coarse.every.expand(*coarse.every.shape[:-2], *shape).reshape(-1, *shape).all(0)
+    return some.tolist(), every.tolist()
+
+
+def _edges(blocks: list[range], device: torch.device) -> torch.Tensor:
+    return torch.tensor([block.start for block in blocks] + [blocks[-1].stop], device=device)
+
+
+def square(problem: Problem, budget: int) -> int:
+    """The side of a square block whose scores, with what the score makes on the way, fit the budget in bytes."""
+    slices = max(1, math.prod(problem.shape[:-2]))
+    floats = 3 + problem.score.floats(problem.query.shape[-1])
+    side = math.isqrt(int(budget / (slices * floats * problem.dtype.itemsize)))
+    return max(1, side // 16 * 16 if side >= 16 else side)

@@ -1,0 +1,187 @@
+"""FlexAttention on CUDA: windows, segments, ALiBi, softcaps and relative biases inside one compiled kernel.
+
+The mask is handed over twice: as a rule for single pairs, and as a list of blocks worth visiting, which comes from
+the mask's own block-by-block account, so that no n × n tensor is ever made.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.backends.result import Result
+from regard.core.biases import Alibi, DenseBias, Relative
+from regard.core.clauses import Clauses, clauses
+from regard.core.masks import Blocks
+from regard.core.normalizers import Entmax, Softmax
+from regard.core.problem import HALF, Problem
+from regard.core.scores import ScaledDot
+
+NAME = "flex"
+_BLOCK = 128
+_WORTH = 1024  # queries and keys below which its set-up costs more than it saves
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why FlexAttention does not serve this, if it does not."""
+    if problem.device.type != "cuda":
+        return "runs on CUDA only"
+    if not (isinstance(problem.normalize, Softmax) or problem.normalize == Entmax(1.0)):
+        return f"softmax only, not {problem.normalize.name}"
+    if _softcap(problem) is None and (reason := problem.score.why_no_product()):
+        return reason
+    if problem.dropout > 0.0:
+        return "it has no dropout"
+    if problem.query.dtype not in (*HALF, torch.float32):
+        return f"it does not compute in {problem.query.dtype}"
+    if clauses(problem.mask, *problem.shape[-2:]) is None:
+        return "masks with | or ~ have no cheap list of blocks"
+    sizes = (problem.query.shape[-1], problem.value.shape[-1])
+    if any(size < 16 or size & (size - 1) for size in sizes):
+        return f"sizes must be powers of two from 16, got {sizes[0]} and {sizes[1]}"
+    return None
+
+
+def not_worth_it(problem: Problem) -> str | None:
+    """Where plain SDPA does the same as fast or faster."""
+    queries, keys = problem.shape[-2:]
+    if min(queries, keys) < _WORTH:
+        return f"under {_WORTH} queries or keys its set-up costs more than it saves"
+    found = clauses(problem.mask, queries, keys)
+    structured = found is not None and (found.low is not None or found.segments or (found.high or 0) != 0)
+    rule = isinstance(problem.bias, (Alibi, Relative)) or _softcap(problem) is not None
+    return None if structured or rule else "no window, segments or rule of distance: plain kernels are faster"
+
+
+def working_bytes(problem: Problem) -> int:
+    """The lists of blocks."""
+    queries, keys = (-(-n // _BLOCK) for n in problem.shape[-2:])
+    return 16 * math.prod(problem.shape[:-3]) * queries * keys
+
+
+def attend(problem: Problem, *, compiled: bool = True) -> Result:
+    """Attention by FlexAttention; uncompiled it is the same function in plain operations, on any device."""
+    query, key, scale = problem.query, problem.key, 1.0
+    softcap = _softcap(problem)
+    product = problem.score.as_product(query, key)
+    if product is not None:
+        query, key, scale = product
+    elif isinstance(problem.score, ScaledDot):
+        scale = problem.score.factor(query.shape[-1])
+    lead = problem.query.shape[:-3]
+    query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, problem.value))
+
+    from torch.nn.attention.flex_attention import flex_attention  # imports the compiler: seconds, so only here
+
+    found = clauses(problem.mask, *problem.shape[-2:])
+    assert found is not None  # refuses() has said so
+    kernel = _compiled() if compiled else flex_attention
+    output = kernel(
+        query,
+        key,
+        value,
+        score_mod=_score_rule(problem, softcap, lead),
+        block_mask=_block_mask(problem, found, lead),
+        scale=scale,
+        enable_gqa=problem.group > 1,
+    )
+    return Result(output.reshape(*lead, *output.shape[-3:]))
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _softcap(problem: Problem) -> float | None:
+    return problem.score.softcap if isinstance(problem.score, ScaledDot) else None
+
+
+def _flat(tensor: Tensor, lead: torch.Size, shape: tuple[int, ...]) -> Tensor:
+    """A tensor that broadcasts to (*lead, *shape) as (batch, *shape), a view where it can be."""
+    tensor = tensor.expand(*lead, *shape)
+    return tensor.reshape(-1, *shape)
+
+
+def _score_rule(problem: Problem, softcap: float | None, lead: torch.Size) -> Callable[..., Tensor] | None:
+    """softcap, then bias, for one pair."""
+    bias = problem.bias
+    if bias is None and softcap is None:
+        return None
+    device = problem.device
+
+    def capped(score: Tensor) -> Tensor:
+        return score if softcap is None else softcap * torch.tanh(score / softcap)
+
+    if bias is None:
+        return lambda score, b, h, i, j: capped(score)
+    offset = torch.tensor(getattr(bias, "offset", 0), device=device)
+    heads = problem.shape[-3]
+    if isinstance(bias, Alibi):
+        slopes = bias.slopes.to(problem.dtype).expand(heads)
+        return lambda score, b, h, i, j: capped(score) - slopes[h] * (i + offset - j).abs()
+    if isinstance(bias, Relative):
+        table, reach = bias.table.to(problem.dtype).expand(heads, -1).contiguous(), bias.reach
+        return lambda score, b, h, i, j: capped(score) + table[h, torch.clamp(j - i - offset, -reach, reach) + reach]
+    assert isinstance(bias, DenseBias)
+    numbers = _flat(bias.tensor.to(problem.dtype), lead, problem.shape[-3:])
+    return lambda score, b, h, i, j: capped(score) + numbers[b, h, i, j]
+
+
+def _block_mask(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
+    """The mask as FlexAttention takes it, or None where there is none."""
+    if problem.mask is None or found == Clauses():
+        return None
+    from torch.nn.attention.flex_attention import BlockMask
+
+    queries, keys = problem.shape[-2:]
+    heads = problem.shape[-3]
+    blocks = Blocks(*(_edges(length, problem.device) for length in (queries, keys)))
+    coarse = problem.mask.coarse(blocks)
+    shape = (heads, len(blocks.rows) - 1, len(blocks.columns) - 1)
+    some, every = (_flat(part, lead, shape) for part in coarse)
+    return BlockMask.from_kv_blocks(
+        *_listed(some & ~every),
+        *_listed(every),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=_pair_rule(problem, found, lead),
+        seq_lengths=(queries, keys),
+    )
+
+
+def _edges(length: int, device: torch.device) -> Tensor:
+    return torch.arange(0, -(-length // _BLOCK) * _BLOCK + 1, _BLOCK, device=device).clamp_max(length)
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row are meant, and which, those first."""
+    return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
+
+
+def _pair_rule(problem: Problem, found: Clauses, lead: torch.Size) -> Callable[..., Tensor]:
+    """May query i attend key j? Numbers are tensors, so that another window does not compile another kernel."""
+    device, (heads, queries, keys) = problem.device, problem.shape[-3:]
+    low, high = (torch.tensor(x if x is not None else d, device=device) for x, d in ((found.low, -queries), (found.high, keys)))
+    lengths = _flat(found.lengths, lead, (heads,)) if found.lengths is not None else None
+    segments = [
+        (_flat(query_ids, lead, (heads, queries)), _flat(key_ids, lead, (heads, keys)))
+        for query_ids, key_ids in found.segments
+    ]
+    dense = [_flat(tensor, lead, (heads, queries, keys)) for tensor in found.dense]
+
+    def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        allowed = (j - i >= low) & (j - i <= high)
+        if lengths is not None:
+            allowed = allowed & (j < lengths[b, h])
+        for query_ids, key_ids in segments:
+            allowed = allowed & (query_ids[b, h, i] == key_ids[b, h, j])
+        for tensor in dense:
+            allowed = allowed & tensor[b, h, i, j]
+        return allowed
+
+    return rule

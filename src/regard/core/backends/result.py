@@ -1,0 +1,16 @@
+"""What a backend gives back."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from regard.core.requests import Top
+
+
+class Result(NamedTuple):
+    """Output and, where they apply, the weights asked, the log-probability and index of hard choices."""
+
+    output: Tensor
+    weights: Tensor | Top | None = None
+    log_prob: Tensor | None = None
+    chosen: Tensor | None = None

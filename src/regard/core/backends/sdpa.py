@@ -1,0 +1,181 @@
+"""Dot products through torch's fused kernels: `F.scaled_dot_product_attention`, with masks lowered to what it does best.
+
+Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
+`is_causal`; a mask of keys alone one row; any other is made for a block of queries at a time, over the span of keys
+that block can see, so that no n × n tensor is built and a window costs its width.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.core.backends.blocks import survey
+from regard.core.backends.result import Result
+from regard.core.biases import DenseBias
+from regard.core.clauses import Clauses, clauses
+from regard.core.hygiene import tainted
+from regard.core.normalizers import Entmax, Softmax
+from regard.core.problem import Problem
+from regard.core.spans import cut
+
+NAME = "sdpa"
+_MASK_NUMBERS = 2**22  # entries of a mask made at a time
+_COLUMNS = 128  # how finely the span of visible keys is looked for
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why torch's kernels do not compute this, if they do not."""
+    if not (isinstance(problem.normalize, Softmax) or problem.normalize == Entmax(1.0)):
+        return f"softmax only, not {problem.normalize.name}"
+    if reason := problem.score.why_no_product():
+        return reason
+    if problem.dropout > 0.0 and problem.generator is not None:
+        return "its dropout takes no generator"
+    if problem.device.type == "cpu" and not torch.compiler.is_compiling() and tainted(problem):
+        return "NaN or Inf in query, key or value: its kernels would carry them past the mask"
+    return None
+
+
+def working_bytes(problem: Problem) -> int:
+    """A mask for a block of queries at most, unless torch falls back to its plain path."""
+    if plain(problem):
+        return 2 * math.prod(problem.shape) * problem.query.element_size()
+    if problem.bias is None and _needs_no_block(clauses(problem.mask, *problem.shape[-2:]), problem):
+        return 0
+    return min(_MASK_NUMBERS, math.prod(problem.shape)) * 4
+
+
+def plain(problem: Problem) -> bool:
+    """Will torch form the whole matrix? On the CPU it does for dropout and for a bias that is learned."""
+    learned = problem.bias is not None and any(t.requires_grad for t in problem.bias.tensors())
+    return (learned and torch.is_grad_enabled()) or (problem.dropout > 0.0 and problem.device.type == "cpu")
+
+
+def attend(problem: Problem) -> Result:
+    """Attention by torch's fused kernels."""
+    product = problem.score.as_product(problem.query, problem.key)
+    assert product is not None  # refuses() has said so
+    lead, size = problem.query.shape[:-3], problem.value.shape[-1]
+    problem = replace(problem, query=product.query, key=product.key)
+    problem = _without_unseen(problem)
+    query, key, value = _as_kernels_want(problem)
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=problem.dropout,
+            is_causal=causal,
+            scale=product.scale,
+            enable_gqa=problem.group > 1,
+        )
+
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if problem.bias is None and found is not None and _needs_no_block(found, problem):
+        one_row = found.lengths is not None or bool(found.dense)
+        mask = _mask(problem, range(1), range(problem.shape[-1])) if one_row else None
+        output = kernel(query, key, value, mask, causal=found.banded)
+    else:
+        output = torch.cat(
+            [
+                kernel(query[..., rows.start : rows.stop, :], *_between(columns, key, value), _mask(problem, rows, columns))
+                for rows, columns in _visible(problem)
+            ],
+            -2,
+        )
+    output = output[..., :size]
+    return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
+
+
+def _needs_no_block(found: Clauses | None, problem: Problem) -> bool:
+    """Is the mask nothing, `is_causal` alone, or one row for all queries?"""
+    if found is None:
+        return False
+    alone = found.lengths is None and not found.segments and not found.dense
+    return found.by_key or (alone and found.low is None and found.high == 0)
+
+
+def _between(columns: range, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(tensor[..., columns.start : columns.stop, :] for tensor in tensors)
+
+
+def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Four axes, and equal sizes: columns of zeros change neither scores nor the first columns of the output."""
+    size = max(problem.query.shape[-1], problem.value.shape[-1])
+    tensors = (problem.query, problem.key, problem.value)
+    query, key, value = (
+        t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) if t.ndim > 4 else t.unsqueeze(0) for t in tensors
+    )
+    query, key, value = (t if t.shape[-1] == size else F.pad(t, (0, size - t.shape[-1])) for t in (query, key, value))
+    return query, key, value
+
+
+def _without_unseen(problem: Problem) -> Problem:
+    """Zero the keys and values beyond every length: what is in padding must not reach a product, not even as 0 · NaN.
+
+    On the CPU `refuses` has looked at the data; elsewhere it cannot be looked at without waiting for the device.
+    """
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or (problem.device.type == "cpu" and not torch.compiler.is_compiling()):
+        return problem
+    seen = None
+    positions = torch.arange(problem.shape[-1], device=problem.device)
+    if found.lengths is not None:
+        seen = positions < found.lengths[..., None]
+    for dense in found.dense:
+        some = dense.any(-2)
+        seen = some if seen is None else seen & some
+    if seen is None:
+        return problem
+    seen = seen.expand(*problem.shape[:-2], problem.shape[-1])
+    if problem.group > 1:
+        seen = seen.unflatten(-2, (-1, problem.group)).any(-2)
+    return replace(
+        problem,
+        key=torch.where(seen.unsqueeze(-1), problem.key, 0),
+        value=torch.where(seen.unsqueeze(-1), problem.value, 0),
+    )
+
+
+def _visible(problem: Problem) -> list[tuple[range, range]]:
+    """Blocks of queries, each with the span of keys it can see."""
+    queries, keys = problem.shape[-2:]
+    slices = max(1, math.prod(problem.shape[:-2]))
+    whole = queries * keys * slices <= _MASK_NUMBERS
+    rows = cut(queries, queries if whole else max(64, min(512, _MASK_NUMBERS // (keys * slices))))
+    if problem.mask is None or len(rows) < 2:
+        return [(block, range(keys)) for block in rows]
+    columns = cut(keys, _COLUMNS)
+    some, _ = survey(problem.mask, rows, columns, problem.device)
+    spans = []
+    for block, sees in zip(rows, some, strict=True):
+        found = [c for c, any_seen in enumerate(sees) if any_seen] or [0]
+        spans.append((block, range(columns[found[0]].start, columns[found[-1]].stop)))
+    return spans
+
+
+def _mask(problem: Problem, rows: range, columns: range) -> Tensor | None:
+    """Mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
+    allowed = problem.mask.allowed(rows, columns, problem.device) if problem.mask is not None else None
+    if problem.bias is None:
+        return None if allowed is None else _four_axes(allowed, problem, rows, columns)
+    # The CPU's kernels take a float32 bias beside half-precision queries; CUDA's want the queries' own dtype.
+    dtype = problem.dtype if problem.device.type == "cpu" else problem.query.dtype
+    numbers = problem.bias.values(rows, columns, dtype)
+    if allowed is not None:
+        numbers = torch.where(allowed, numbers, -math.inf)
+    return _four_axes(numbers, problem, rows, columns)
+
+
+def _four_axes(tensor: Tensor, problem: Problem, rows: range, columns: range) -> Tensor:
+    """(batch, heads, rows, columns), with ones kept where the tensor broadcasts."""
+    lead = problem.query.shape[:-3]
+    if tensor.ndim < 4 or len(lead) < 2:
+        tensor = tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape)) if tensor.ndim < 4 else tensor
+        return tensor
+    return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])

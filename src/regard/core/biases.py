@@ -1,0 +1,141 @@
+"""What is added to the scores before they are normalised: a tensor, or a rule of the distance j − i.
+
+A bias of −inf masks. Learned biases get gradients on every path.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.core.masks import broadcastable
+from regard.core.spans import Span, positions, take
+
+
+class Bias:
+    """A term of the scores. Make one with alibi or relative; a float tensor is taken as it is."""
+
+    def aligned(self, shape: tuple[int, ...]) -> "Bias":
+        """The same bias with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
+        return self
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of the bias; those that require grad get it."""
+        raise NotImplementedError
+
+    def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
+        """The bias of the part of the scores asked: broadcasts to (*leading, rows, columns)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class DenseBias(Bias):
+    """A float tensor that broadcasts to the scores."""
+
+    tensor: Float[Tensor, "..."]
+
+    def aligned(self, shape: tuple[int, ...]) -> "DenseBias":
+        return DenseBias(broadcastable(self.tensor, shape, "bias"))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
+        return take(take(self.tensor, -2, rows), -1, columns).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Alibi(Bias):
+    """−slope · |i + offset − j|."""
+
+    slopes: Float[Tensor, "*h"]
+    offset: int = 0
+
+    def aligned(self, shape: tuple[int, ...]) -> "Alibi":
+        _one_per_head(self.slopes.shape[:1], shape, "slopes of alibi()")
+        return self
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.slopes,)
+
+    def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
+        distance = _distance(rows, columns, self.offset, self.slopes.device).abs()
+        return -self.slopes.to(dtype)[..., None, None] * distance.to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Relative(Bias):
+    """table[clip(j − i − offset, −R, R) + R], a learned number for each distance up to R and head."""
+
+    table: Float[Tensor, "*h distances"]
+    offset: int = 0
+
+    def aligned(self, shape: tuple[int, ...]) -> "Relative":
+        _one_per_head(self.table.shape[:-1], shape, "table of relative()")
+        return self
+
+    @property
+    def reach(self) -> int:
+        """R: distances beyond it share the last entry."""
+        return self.table.shape[-1] // 2
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+    def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
+        distance = _distance(rows, columns, self.offset, self.table.device)
+        index = distance.clamp(-self.reach, self.reach) + self.reach
+        return self.table.to(dtype).index_select(-1, index.flatten()).unflatten(-1, index.shape)
+
+
+def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
+    """−slope · distance: attention with linear biases (Press et al. 2022); one slope for each head.
+
+    `offset` is the position of the first query among the keys, as in `causal`.
+
+    >>> alibi([0.5]).values(range(2), range(3), torch.float32)
+    tensor([[[-0.0000, -0.5000, -1.0000],
+             [-0.5000, -0.0000, -0.5000]]])
+    """
+    tensor = _floats(slopes, "slopes of alibi()")
+    if tensor.ndim > 1:
+        raise ValueError(f"slopes of alibi() must be one number for each head, got shape {tuple(tensor.shape)}")
+    return Alibi(tensor, offset)
+
+
+def relative(table: Tensor, offset: int = 0) -> Bias:
+    """A learned bias for each clipped distance j − i, shape (2R + 1,) or (h, 2R + 1): Shaw et al. (2018), Raffel (2020)."""
+    tensor = _floats(table, "table of relative()")
+    if tensor.ndim not in (1, 2) or tensor.shape[-1] % 2 == 0:
+        raise ValueError(
+            f"table of relative() must be (2R + 1,) or (heads, 2R + 1), an odd size last, got {tuple(tensor.shape)}"
+        )
+    return Relative(tensor, offset)
+
+
+def as_bias(bias: Bias | Tensor) -> Bias:
+    """A bias as it is; a float tensor as a dense one."""
+    return bias if isinstance(bias, Bias) else DenseBias(_floats(bias, "bias"))
+
+
+def _floats(values: Tensor | Sequence[float], name: str) -> Tensor:
+    if not isinstance(values, (Tensor, list, tuple)):
+        raise TypeError(f"{name} must be a float tensor, got {type(values).__name__}")
+    tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.get_default_dtype())
+    if not tensor.is_floating_point():
+        hint = " (a bool tensor goes to mask=)" if tensor.dtype == torch.bool else ""
+        raise TypeError(f"{name} must be a float tensor, got {tensor.dtype}{hint}")
+    return tensor
+
+
+def _one_per_head(own: Sequence[int], shape: tuple[int, ...], name: str) -> None:
+    heads = shape[-3] if len(shape) > 2 else 1
+    if own and own[0] not in (1, heads):
+        raise ValueError(f"{name} are for {own[0]} heads, query has {heads}: they must be equal")
+
+
+def _distance(rows: Span, columns: Span, offset: int, device: torch.device) -> Tensor:
+    """j − (i + offset) for the rows and columns asked."""
+    return positions(columns, device) - (positions(rows, device) + offset).unsqueeze(-1)

@@ -1,0 +1,70 @@
+"""A mask as a conjunction of the simple things kernels evaluate by themselves."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.core.masks import And, Band, Dense, Mask, Padding, Segments
+
+
+@dataclass(frozen=True, eq=False)
+class Clauses:
+    """low ≤ j − i ≤ high, and j < lengths, and equal ids, and every dense tensor: all must hold."""
+
+    low: int | None = None
+    high: int | None = None
+    lengths: Tensor | None = None  # (*leading)
+    segments: tuple[tuple[Tensor, Tensor], ...] = ()
+    dense: tuple[Tensor, ...] = ()
+
+    @property
+    def banded(self) -> bool:
+        """Does the band still exclude anything?"""
+        return self.low is not None or self.high is not None
+
+    @property
+    def by_key(self) -> bool:
+        """Does every query see the same keys? Then the mask is one row."""
+        return not self.banded and not self.segments and all(t.shape[-2] == 1 for t in self.dense)
+
+
+def clauses(mask: Mask | None, queries: int, keys: int) -> Clauses | None:
+    """The mask as a conjunction, with a band that excludes nothing dropped; None if it holds an `|` or a `~`."""
+    found = _collect(mask) if mask is not None else Clauses()
+    if found is None:
+        return None
+    low, high = found.low, found.high
+    return Clauses(
+        None if low is not None and low <= 1 - queries else low,
+        None if high is not None and high >= keys - 1 else high,
+        found.lengths,
+        found.segments,
+        found.dense,
+    )
+
+
+def _collect(mask: Mask) -> Clauses | None:
+    match mask:
+        case Band(low, high):
+            return Clauses(low=low, high=high)
+        case Padding(lengths):
+            return Clauses(lengths=lengths)
+        case Segments(query_ids, key_ids):
+            return Clauses(segments=((query_ids, key_ids),))
+        case Dense(tensor):
+            return Clauses(dense=(tensor,))
+        case And(left, right):
+            a, b = _collect(left), _collect(right)
+            return None if a is None or b is None else _both(a, b)
+    return None
+
+
+def _both(a: Clauses, b: Clauses) -> Clauses:
+    lows, highs = [x for x in (a.low, b.low) if x is not None], [x for x in (a.high, b.high) if x is not None]
+    lengths = a.lengths if b.lengths is None else b.lengths
+    if a.lengths is not None and b.lengths is not None:
+        lengths = torch.minimum(a.lengths, b.lengths)
+    return Clauses(
+        max(lows, default=None), min(highs, default=None), lengths, a.segments + b.segments, a.dense + b.dense
+    )

@@ -1,0 +1,82 @@
+"""Hard attention: one key drawn for each query, and how to learn from draws (Xu et al. 2015, section 4.1)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.core.normalizers import Hard, gumbel_like, masked, masked_softmax, one_hot
+
+
+class Choice(NamedTuple):
+    """Weights whose forward value is one-hot and whose gradient is the estimator's, the key chosen, its log-probability."""
+
+    weights: Float[Tensor, "*lead q k"]
+    index: Int[Tensor, "*lead q"]
+    log_prob: Float[Tensor, "*lead q"]
+
+
+def choose(
+    hard: Hard, scores: Tensor, allowed: Tensor | None, sample: bool, generator: torch.Generator | None
+) -> Choice:
+    """Draw (or take the best of) one key for each row of masked scores."""
+    if scores.shape[-1] == 0:
+        nothing = scores.sum(-1)
+        return Choice(scores, torch.zeros_like(nothing, dtype=torch.long), nothing)
+    scores = scores * hard.sharpness
+    filled = None
+    if allowed is not None:
+        scores, filled = masked(scores, allowed)
+    noisy = scores + gumbel_like(scores, generator) if sample else scores
+    index = noisy.detach().argmax(-1)
+    weights = one_hot(index, scores.detach(), allowed)
+    if sample and hard.estimator != "reinforce":
+        logits = noisy / hard.temperature if hard.estimator == "gumbel" else scores
+        soft = masked_softmax(logits, allowed)
+        weights = weights + (soft - soft.detach())
+    log_prob = torch.log_softmax(scores, -1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    return Choice(weights, index, log_prob if filled is None else torch.where(filled.squeeze(-1), log_prob, 0))
+
+
+class Reinforced(NamedTuple):
+    """The loss to minimise and the baseline to hand to the next call."""
+
+    loss: Float[Tensor, ""]
+    baseline: Float[Tensor, ""]
+
+
+def reinforce(
+    log_prob: Float[Tensor, "b *rest"],
+    reward: Float[Tensor, "b"],
+    *,
+    baseline: Float[Tensor, ""] | float | None = None,
+    entropy: Float[Tensor, "*any"] | None = None,
+    decay: float = 0.9,
+    reward_weight: float = 1.0,
+    entropy_weight: float = 0.01,
+) -> Reinforced:
+    """The loss whose gradient is REINFORCE with a moving-average baseline and an entropy term.
+
+    loss = −λ_r · mean_b[(reward_b − baseline) · Σ log_prob_b] − λ_e · mean(entropy), and
+    baseline' = decay · baseline + (1 − decay) · mean(reward). Without a baseline the first is the mean reward.
+    `log_prob` is `Attended.log_prob`, batch first: everything behind the batch axis is summed.
+
+    >>> out = reinforce(torch.tensor([-1.0, -2.0]), torch.tensor([3.0, 1.0]))
+    >>> out.loss, out.baseline
+    (tensor(-0.5000), tensor(2.))
+    """
+    if reward.ndim != 1 or log_prob.ndim < 1 or log_prob.shape[0] != reward.shape[0]:
+        raise ValueError(
+            f"reward must have one number for each of the {tuple(log_prob.shape)[:1]} items of log_prob, "
+            f"got shape {tuple(reward.shape)}"
+        )
+    if not 0.0 <= decay <= 1.0:
+        raise ValueError(f"decay must be between 0 and 1, got {decay}")
+    reward = reward.detach()
+    mean = reward.mean()
+    current = mean if baseline is None else torch.as_tensor(baseline, dtype=mean.dtype, device=mean.device)
+    loss = -reward_weight * ((reward - current) * log_prob.flatten(1).sum(1)).mean()
+    if entropy is not None:
+        loss = loss - entropy_weight * entropy.mean()
+    return Reinforced(loss, decay * current + (1 - decay) * mean)

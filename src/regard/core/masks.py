@@ -1,0 +1,328 @@
+"""Who may attend whom: masks as descriptions that combine with & | ~ and become tensors only where a kernel needs one.
+
+True means *may attend*. A mask is evaluated on any part of the score matrix (`allowed`), or summed up block by
+block (`coarse`), so that nobody builds an n × n tensor that was not given as one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.core.spans import Span, align_first, positions, take
+
+
+class Blocks(NamedTuple):
+    """Edges of a grid of blocks over the score matrix: row block r covers rows[r] ≤ i < rows[r + 1]."""
+
+    rows: Tensor
+    columns: Tensor
+
+
+class Coarse(NamedTuple):
+    """What a mask says of whole blocks, (…, row blocks, column blocks): it errs on the careful side.
+
+    `some` False: nothing in the block may attend. `every` True: everything in the block may.
+    """
+
+    some: Tensor
+    every: Tensor
+
+
+class Mask:
+    """Which query may attend which key. Make one with causal, window, padding, segments or dense; combine with & | ~.
+
+    >>> both = causal() & padding(torch.tensor([2]))
+    >>> both.aligned((1, 1, 3, 3)).allowed(range(3), range(3), torch.device("cpu"))[0, 0].int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [1, 1, 0]], dtype=torch.int32)
+    """
+
+    def __and__(self, other: "Mask | Tensor") -> "Mask":
+        return And(self, as_mask(other))
+
+    def __rand__(self, other: "Mask | Tensor") -> "Mask":
+        return And(as_mask(other), self)
+
+    def __or__(self, other: "Mask | Tensor") -> "Mask":
+        return Or(self, as_mask(other))
+
+    def __ror__(self, other: "Mask | Tensor") -> "Mask":
+        return Or(as_mask(other), self)
+
+    def __invert__(self) -> "Mask":
+        return Not(self)
+
+    def aligned(self, shape: tuple[int, ...]) -> "Mask":
+        """The same mask with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
+        return self
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors the mask holds (their device is checked against the query's)."""
+        return ()
+
+    def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
+        """May row i attend column j, for the part of the scores asked: broadcasts to (*leading, rows, columns)."""
+        raise NotImplementedError
+
+    def coarse(self, blocks: Blocks) -> Coarse:
+        """The mask seen block by block."""
+        raise NotImplementedError
+
+
+def as_mask(mask: "Mask | Tensor") -> Mask:
+    """A mask as it is; a bool tensor as `dense`."""
+    return mask if isinstance(mask, Mask) else dense(mask)
+
+
+@dataclass(frozen=True)
+class Band(Mask):
+    """low ≤ j − i ≤ high; None is unbounded. Causal masks and windows are bands."""
+
+    low: int | None
+    high: int | None
+
+    def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
+        distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)
+        inside = torch.ones_like(distance, dtype=torch.bool) if self.low is None else distance >= self.low
+        return inside if self.high is None else inside & (distance <= self.high)
+
+    def coarse(self, blocks: Blocks) -> Coarse:
+        rows, columns = blocks.rows.unsqueeze(-1), blocks.columns
+        least = columns[:-1] - (rows[1:] - 1)  # the smallest and largest j − i in each block
+        most = (columns[1:] - 1) - rows[:-1]
+        some = torch.ones_like(least, dtype=torch.bool)
+        every = some
+        if self.low is not None:
+            some, every = some & (most >= self.low), every & (least >= self.low)
+        if self.high is not None:
+            some, every = some & (least <= self.high), every & (most <= self.high)
+        return Coarse(some, every)
+
+
+@dataclass(frozen=True, eq=False)
+class Padding(Mask):
+    """j < length."""
+
+    lengths: Int[Tensor, "*lead"]
+
+    def aligned(self, shape: tuple[int, ...]) -> "Padding":
+        return Padding(align_first(self.lengths, 0, shape, "lengths of padding()"))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.lengths,)
+
+    def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
+        return positions(columns, device) < self.lengths[..., None, None]
+
+    def coarse(self, blocks: Blocks) -> Coarse:
+        lengths, columns = self.lengths[..., None, None], blocks.columns
+        return Coarse(columns[:-1] < lengths, columns[1:] <= lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments(Mask):
+    """Query and key carry the same id."""
+
+    query_ids: Int[Tensor, "*lead q"]
+    key_ids: Int[Tensor, "*lead k"]
+
+    def aligned(self, shape: tuple[int, ...]) -> "Segments":
+        for name, ids, length in (("query_ids", self.query_ids, shape[-2]), ("key_ids", self.key_ids, shape[-1])):
+            if ids.ndim == 0 or ids.shape[-1] != length:
+                axis = "queries" if name == "query_ids" else "keys"
+                raise ValueError(f"{name} of segments() must end in {length} {axis}, got shape {tuple(ids.shape)}")
+        return Segments(
+            align_first(self.query_ids, 1, shape, "query_ids of segments()"),
+            align_first(self.key_ids, 1, shape, "key_ids of segments()"),
+        )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.query_ids, self.key_ids)
+
+    def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
+        return take(self.query_ids, -1, rows).unsqueeze(-1) == take(self.key_ids, -1, columns).unsqueeze(-2)
+
+    def coarse(self, blocks: Blocks) -> Coarse:
+        (low_q, high_q), (low_k, high_k) = _extent(self.query_ids, blocks.rows), _extent(self.key_ids, blocks.columns)
+        low_q, high_q = low_q.unsqueeze(-1), high_q.unsqueeze(-1)
+        low_k, high_k = low_k.unsqueeze(-2), high_k.unsqueeze(-2)
+        some = (low_q <= high_k) & (low_k <= high_q)
+        return Coarse(some, (low_q == high_q) & (low_k == high_k) & (low_q == low_k))
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Mask):
+    """A bool tensor that broadcasts to the scores."""
+
+    tensor: Bool[Tensor, "..."]
+
+    def aligned(self, shape: tuple[int, ...]) -> "Dense":
+        return Dense(broadcastable(self.tensor, shape, "mask"))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
+        return take(take(self.tensor, -2, rows), -1, columns)
+
+    def coarse(self, blocks: Blocks) -> Coarse:
+        low, high = _extent_2d(self.tensor, blocks)
+        return Coarse(high, low)
+
+
+@dataclass(frozen=True, eq=False)
+class And(Mask):
+    """Both masks allow it."""
+
+    left: Mask
+    right: Mask
+
+    def aligned(self, shape: tuple[int, ...]) -> "And":
+        return And(self.left.aligned(shape), self.right.aligned(shape))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.left.tensors() + self.right.tensors()
+
+    def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
+        return self.left.allowed(rows, columns, device) & self.right.allowed(rows, columns, device)
+
+    def coarse(self, blocks: Blocks) -> Coarse:
+        left, right = self.left.coarse(blocks), self.right.coarse(blocks)
+        return Coarse(left.some & right.some, left.every & right.every)
+
+
+@dataclass(frozen=True, eq=False)
+class Or(Mask):
+    """Either mask allows it."""
+
+    left: Mask
+    right: Mask
+
+    def aligned(self, shape: tuple[int, ...]) -> "Or":
+        return Or(self.left.aligned(shape), self.right.aligned(shape))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.left.tensors() + self.right.tensors()
+
+    def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
+        return self.left.allowed(rows, columns, device) | self.right.allowed(rows, columns, device)
+
+    def coarse(self, blocks: Blocks) -> Coarse:
+        left, right = self.left.coarse(blocks), self.right.coarse(blocks)
+        return Coarse(left.some | right.some, left.every | right.every)
+
+
+@dataclass(frozen=True, eq=False)
+class Not(Mask):
+    """The mask forbids it."""
+
+    mask: Mask
+
+    def aligned(self, shape: tuple[int, ...]) -> "Not":
+        return Not(self.mask.aligned(shape))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.mask.tensors()
+
+    def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
+        return ~self.mask.allowed(rows, columns, device)
+
+    def coarse(self, blocks: Blocks) -> Coarse:
+        inner = self.mask.coarse(blocks)
+        return Coarse(~inner.every, ~inner.some)
+
+
+def causal(offset: int = 0) -> Mask:
+    """Query i sees keys j ≤ i + offset: the past and itself, counted from the top left.
+
+    With a cache of c earlier keys the offset is c: the queries stand at the end of the keys.
+    """
+    return Band(None, _integer(offset, "offset of causal()"))
+
+
+def window(before: int, after: int, offset: int = 0) -> Mask:
+    """Query i sees `before` keys before its own position i + offset, `after` behind it, and itself."""
+    for name, count in (("before", before), ("after", after)):
+        if _integer(count, f"{name} of window()") < 0:
+            raise ValueError(f"{name} of window() counts keys beside the query's own and must be 0 or more, got {count}")
+    offset = _integer(offset, "offset of window()")
+    return Band(offset - before, offset + after)
+
+
+def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
+    """Keys at or beyond each sequence's length are padding and are not attended.
+
+    `lengths` (b,) goes with scores (b, h, q, k) and (b, q, k): its axes are the first of the scores'.
+    """
+    return Padding(_integers(lengths, "lengths of padding()"))
+
+
+def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int]) -> Mask:
+    """A query sees the keys of its own segment: several sequences packed into one.
+
+    Ids are (…, q) and (…, k); the axes before are the first of the scores', as for `padding`.
+    """
+    return Segments(
+        _integers(query_ids, "query_ids of segments()"), _integers(key_ids, "key_ids of segments()")
+    )
+
+
+def dense(tensor: Tensor) -> Mask:
+    """A bool tensor that broadcasts to the scores (…, h, q, k); True = may attend."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"mask must be a bool tensor or a regard mask, got {type(tensor).__name__}")
+    if tensor.dtype != torch.bool:
+        raise TypeError(
+            f"mask must be a bool tensor (True = may attend), got {tensor.dtype}: "
+            "write mask.bool(), or pass numbers to add to the scores as bias="
+        )
+    return Dense(tensor)
+
+
+def broadcastable(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    """The tensor with leading ones, as many axes as `shape`, or an error that says what does not broadcast."""
+    fits = tensor.ndim <= len(shape) and all(
+        a in (1, b) for a, b in zip(reversed(tensor.shape), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it does not broadcast to the scores {shape}")
+    return tensor.reshape((1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape))
+
+
+def _integer(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    return value
+
+
+def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:
+    tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"{name} must be integers, got {tensor.dtype}")
+    return tensor
+
+
+def _extent(ids: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest id of each block."""
+    low = [part.amin(-1) for part in _parts(ids, -1, edges)]
+    high = [part.amax(-1) for part in _parts(ids, -1, edges)]
+    return torch.stack(low, -1), torch.stack(high, -1)
+
+
+def _extent_2d(tensor: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    """Is all of each block True, is any."""
+    every = [torch.stack([part.all(-1) for part in _parts(tensor, -1, blocks.columns)], -1)]
+    some = [torch.stack([part.any(-1) for part in _parts(tensor, -1, blocks.columns)], -1)]
+    low = torch.stack([part.all(-2) for part in _parts(every[0], -2, blocks.rows)], -2)
+    high = torch.stack([part.any(-2) for part in _parts(some[0], -2, blocks.rows)], -2)
+    return low, high
+
+
+def _parts(tensor: Tensor, axis: int, edges: Tensor) -> list[Tensor]:
+    bounds = edges.tolist()
+    return [take(tensor, axis, range(a, b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]

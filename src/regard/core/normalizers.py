@@ -1,0 +1,259 @@
+"""Stage 2 of attention: scores become weights.
+
+A normaliser is a frozen record that is also a function, `normalize(scores, allowed=None) -> weights`, over the
+last axis. Keys that are not allowed get weight 0; a row with nothing allowed is all zeros.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Estimator = Literal["straight_through", "reinforce", "gumbel"]
+
+
+class Normalizer:
+    """Scores to weights over the last axis."""
+
+    name = "normalizer"
+
+    def __call__(
+        self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*rows k"]:
+        raise NotImplementedError
+
+
+def masked(scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores with −inf where nothing is allowed, and which rows hold anything, (…, 1).
+
+    A row that holds nothing gets zeros instead, so that no NaN arises that the gradient would meet.
+    """
+    filled = allowed.any(-1, keepdim=True)
+    return torch.where(allowed, scores, torch.where(filled, -math.inf, 0.0).to(scores.dtype)), filled
+
+
+def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """Softmax over what is allowed; rows with nothing allowed are 0 in value and gradient."""
+    if allowed is None:
+        return torch.softmax(scores, -1)
+    scores, filled = masked(scores, allowed)
+    return torch.where(filled, torch.softmax(scores, -1), 0)
+
+
+@dataclass(frozen=True)
+class Softmax(Normalizer):
+    """exp(s_j) / Σ exp(s): weights in [0, 1] that sum to 1 and sharpen what stands out.
+
+    >>> Softmax()(torch.tensor([0.0, 0.0, math.log(2.0)]))
+    tensor([0.2500, 0.2500, 0.5000])
+    """
+
+    name = "softmax"
+
+    def __call__(
+        self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*rows k"]:
+        return masked_softmax(scores, allowed)
+
+
+@dataclass(frozen=True)
+class Entmax(Normalizer):
+    """[(α−1) s − τ]₊^{1/(α−1)} with τ such that the row sums to 1: α = 1 is softmax, α = 2 sparsemax (Peters 2019).
+
+    Weights far behind the best are exactly 0.
+    """
+
+    alpha: float = 1.5
+    name = "entmax"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.alpha) and self.alpha >= 1):
+            raise ValueError(f"alpha of Entmax must be a finite number of at least 1 (1 is softmax), got {self.alpha}")
+
+    def __call__(
+        self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*rows k"]:
+        if self.alpha == 1:
+            return masked_softmax(scores, allowed)
+        if allowed is not None:
+            scores = torch.where(allowed, scores, -math.inf)
+        return _Entmax.apply(scores, self.alpha)
+
+
+@dataclass(frozen=True)
+class Sparsemax(Normalizer):
+    """The Euclidean projection of the scores onto the simplex: [s − τ]₊, sparse (Martins & Astudillo 2016).
+
+    >>> Sparsemax()(torch.tensor([1.0, 0.5, -1.0]))
+    tensor([0.7500, 0.2500, 0.0000])
+    """
+
+    name = "sparsemax"
+    alpha = 2.0
+
+    def __call__(
+        self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*rows k"]:
+        return Entmax(2.0)(scores, allowed)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Normalizer):
+    """σ(s + bias) for each key by itself: weights do not compete. A bias near −ln k starts their sum near 1."""
+
+    bias: float = 0.0
+    name = "sigmoid"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.bias):
+            raise ValueError(f"bias of Sigmoid must be a finite number, got {self.bias}")
+
+    def __call__(
+        self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*rows k"]:
+        weights = torch.sigmoid(scores + self.bias)
+        return weights if allowed is None else torch.where(allowed, weights, 0)
+
+
+@dataclass(frozen=True)
+class Hard(Normalizer):
+    """One key alone: sampled in training, the best (first on a tie) in inference.
+
+    - `straight_through`: a sample of p = softmax(s / T) forward, the gradient of p backward (Bengio et al. 2013);
+    - `reinforce`: the same sample; scores learn only through `Attended.log_prob` (Xu et al. 2015; see `reinforce`);
+    - `gumbel`: the best of s + Gumbel noise forward, the gradient of softmax((s + noise) / T) backward (Jang et al. 2017).
+
+    `sample=None` samples when the call is differentiated (something in it requires grad, and grad mode is on) or a
+    generator is given, and otherwise takes the best; True and False say so outright.
+    """
+
+    estimator: Estimator = "straight_through"
+    temperature: float = 1.0
+    sample: bool | None = None
+    name = "hard"
+
+    def __post_init__(self) -> None:
+        if self.estimator not in ("straight_through", "reinforce", "gumbel"):
+            raise ValueError(f"estimator must be straight_through, reinforce or gumbel, got {self.estimator!r}")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(f"temperature of Hard must be a finite number above 0, got {self.temperature}")
+
+    @property
+    def sharpness(self) -> float:
+        """1/T of the distribution that is sampled; Gumbel's T bends the gradient only."""
+        return 1.0 if self.estimator == "gumbel" else 1.0 / self.temperature
+
+    def distribution(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
+        """p, the distribution a key is drawn from."""
+        return masked_softmax(scores * self.sharpness, allowed)
+
+    def __call__(
+        self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*rows k"]:
+        """The weights of inference: one-hot at the best key."""
+        if allowed is not None:
+            scores = torch.where(allowed, scores, -math.inf)
+        return one_hot(scores.argmax(-1), scores, allowed)
+
+
+def one_hot(index: Tensor, like: Tensor, allowed: Tensor | None) -> Tensor:
+    """Weight 1 at the index, 0 elsewhere and in rows where nothing is allowed."""
+    hot = torch.zeros_like(like).scatter(-1, index.unsqueeze(-1), 1.0)
+    return hot if allowed is None else torch.where(allowed.any(-1, keepdim=True), hot, 0)
+
+
+def gumbel_like(scores: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard Gumbel noise: argmax(s + noise) is a draw from softmax(s) (Gumbel 1954; Maddison et al. 2014)."""
+    noise = torch.empty_like(scores).exponential_(generator=generator)
+    return -noise.clamp_min(torch.finfo(scores.dtype).tiny).log()
+
+
+class _Entmax(torch.autograd.Function):
+    """Entmax of finite or −inf scores. The backward pass is written in the weights alone, so it differentiates again."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, alpha: float) -> Tensor:
+        weights = entmax_weights(scores, entmax_threshold(scores, alpha), alpha)
+        ctx.save_for_backward(weights)
+        ctx.alpha = alpha
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (weights,) = ctx.saved_tensors
+        slope = entmax_slope(weights, ctx.alpha)
+        total = slope.sum(-1, keepdim=True)
+        mean = (slope * grad).sum(-1, keepdim=True) / torch.where(total > 0, total, 1)
+        return slope * (grad - mean), None
+
+
+def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:
+    """[(α−1) s − τ]₊^{1/(α−1)}; `threshold` is (…, 1). An empty row has threshold +inf and weights 0."""
+    margin = torch.where(scores == -math.inf, 0, (alpha - 1) * scores - threshold).clamp_min(0)
+    margin = torch.where(threshold == math.inf, 0, margin)
+    return margin if alpha == 2 else margin.square() if alpha == 1.5 else margin.pow(1 / (alpha - 1))
+
+
+def entmax_slope(weights: Tensor, alpha: float) -> Tensor:
+    """∂weight/∂(score − τ'), up to the common factor that cancels: weight^{2−α} on the support."""
+    inside = weights > 0
+    if alpha == 2:
+        return inside.to(weights.dtype)
+    return torch.where(inside, torch.where(inside, weights, 1).pow(2 - alpha), 0)
+
+
+def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
+    """τ of each row, (…, 1): in closed form over the sorted scores for α 2 and 1.5, else by bisection.
+
+    Everything is relative to the row's largest score, whose own weight bounds τ to [−1, 0] there.
+    """
+    if scores.shape[-1] == 0:
+        return scores.new_full((*scores.shape[:-1], 1), math.inf)
+    best = scores.amax(-1, keepdim=True)
+    empty = best == -math.inf
+    shift = torch.where(empty, 0, (alpha - 1) * best)
+    margins = (alpha - 1) * scores - shift
+    solve = {2.0: _sparsemax_threshold, 1.5: _entmax15_threshold}.get(alpha)
+    threshold = solve(margins) if solve else _bisect_threshold(margins, alpha)
+    return torch.where(empty, math.inf, threshold + shift)
+
+
+def _support(margins: Tensor) -> Tensor:
+    """The scores that can be in the support (within 1 of the best), in descending order; the rest are −inf."""
+    return margins.where(margins > -1, -math.inf).sort(-1, descending=True).values
+
+
+def _sparsemax_threshold(margins: Tensor) -> Tensor:
+    ordered = _support(margins)
+    finite = ordered > -math.inf
+    count = torch.arange(1, margins.shape[-1] + 1, device=margins.device, dtype=margins.dtype)
+    candidates = (torch.where(finite, ordered, 0).cumsum(-1) - 1) / count
+    size = (finite & (ordered > candidates)).sum(-1, keepdim=True).clamp_min(1)
+    return candidates.gather(-1, size - 1)
+
+
+def _entmax15_threshold(margins: Tensor) -> Tensor:
+    ordered = _support(margins)
+    finite = ordered > -math.inf
+    values = torch.where(finite, ordered, 0)
+    count = torch.arange(1, margins.shape[-1] + 1, device=margins.device, dtype=margins.dtype)
+    mean, square = values.cumsum(-1) / count, (values * values).cumsum(-1) / count
+    candidates = mean - ((1 - count * (square - mean * mean)) / count).clamp_min(0).sqrt()
+    size = (finite & (ordered >= candidates)).sum(-1, keepdim=True).clamp_min(1)
+    return candidates.gather(-1, size - 1)
+
+
+def _bisect_threshold(margins: Tensor, alpha: float) -> Tensor:
+    """Bisection to the last bit: Σ [m − τ]₊^{1/(α−1)} falls from at least 1 at −1 to 0 at 0."""
+    low = margins.new_full((*margins.shape[:-1], 1), -1.0)
+    width = 1.0
+    power = 1 / (alpha - 1)
+    for _ in range(60 if margins.dtype == torch.float64 else 30):
+        width /= 2
+        middle = low + width
+        mass = (margins - middle).clamp_min(0).pow(power).sum(-1, keepdim=True)
+        low = torch.where(mass >= 1, middle, low)
+    return low

@@ -1,0 +1,203 @@
+"""A checked call: everything a backend needs, in one shape.
+
+`build` is the public edge: every bad argument is named there, with what was expected and what came.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.core.biases import Bias, DenseBias, as_bias
+from regard.core.masks import Mask, as_mask
+from regard.core.normalizers import Hard, Normalizer
+from regard.core.requests import Request
+from regard.core.scores import Custom, Score
+from regard.core.spans import Span
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One attention to compute. Leading axes are equal (views, not copies) and there is always a head axis."""
+
+    query: Float[Tensor, "*lead h q d"]
+    key: Float[Tensor, "*lead g k d2"]
+    value: Float[Tensor, "*lead g k e"]
+    score: Score
+    normalize: Normalizer
+    mask: Mask | None = None
+    bias: Bias | None = None
+    dropout: float = 0.0
+    request: Request | None = None
+    generator: torch.Generator | None = None
+    sample: bool = False  # hard attention: draw a key, or take the best
+    headless: bool = False  # the caller's tensors were (q, d): drop the head axis at the end
+    bad_keys: Bool[Tensor, "*lead g k"] | None = None  # keys that held NaN or Inf and were cleaned (see hygiene)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the scores, (*leading, h, q, k)."""
+        return (*self.query.shape[:-1], self.key.shape[-2])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the plain paths compute in: float32 for half precision, else the input's own."""
+        return torch.float32 if self.query.dtype in HALF else self.query.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.query.device
+
+    @property
+    def group(self) -> int:
+        """How many query heads share a key head."""
+        return self.query.shape[-3] // max(1, self.key.shape[-3])
+
+    @property
+    def learned(self) -> tuple[Tensor, ...]:
+        """Tensors of score and bias that want a gradient."""
+        bias = self.bias.tensors() if self.bias is not None else ()
+        return tuple(t for t in (*self.score.tensors(), *bias) if t.requires_grad)
+
+    @property
+    def differentiated(self) -> bool:
+        """Will somebody ask for a gradient of this call?"""
+        tensors = (self.query, self.key, self.value)
+        return torch.is_grad_enabled() and (any(t.requires_grad for t in tensors) or bool(self.learned))
+
+    def repeat(self, tensor: Tensor) -> Tensor:
+        """Keys or values with each head repeated for the query heads that share it (repeated, not tiled)."""
+        return tensor if self.group == 1 else tensor.repeat_interleave(self.group, -3)
+
+    def scores(self, query: Tensor, key: Tensor, rows: Span, columns: Span) -> Float[Tensor, "*lead h rows columns"]:
+        """Scores with bias, before the mask, of the rows and columns given (key already has h heads)."""
+        scores = self.score(query, key)
+        if self.bias is not None:
+            scores = scores + self.bias.values(rows, columns, scores.dtype)
+        if self.bad_keys is not None:
+            bad = self.repeat(self.bad_keys.unsqueeze(-1)).mT
+            scores = torch.where(bad[..., columns.start : columns.stop], math.nan, scores)
+        return scores
+
+    def allowed(self, rows: Span, columns: Span, bias: Tensor | None = None) -> Bool[Tensor, "..."] | None:
+        """What may be attended there, −inf biases taken as masked; None where everything may."""
+        allowed = self.mask.allowed(rows, columns, self.device) if self.mask is not None else None
+        if isinstance(self.bias, DenseBias):
+            finite = self.bias.values(rows, columns, self.bias.tensor.dtype) != -math.inf
+            allowed = finite if allowed is None else allowed & finite
+        return allowed
+
+
+def build(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: Score | Callable[[Tensor, Tensor], Tensor],
+    normalize: Normalizer,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+    weights: Request | None,
+    generator: torch.Generator | None,
+) -> Problem:
+    """Check the arguments of a call and bring them into one shape."""
+    _check_tensors(query, key, value)
+    if not isinstance(normalize, Normalizer):
+        raise TypeError(f"normalize must be a regard normaliser such as Softmax(), got {type(normalize).__name__}")
+    if not 0.0 <= dropout <= 1.0:
+        raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
+    if weights is not None and not isinstance(weights, Request):
+        raise TypeError(f"weights must be a request such as regard.full(), or None, got {type(weights).__name__}")
+    if generator is not None and generator.device.type != query.device.type:
+        raise ValueError(f"generator is on {generator.device}, query is on {query.device}: they must be the same")
+
+    headless = max(query.ndim, key.ndim, value.ndim) == 2
+    query, key, value = _common_axes(query, key, value)
+    score = _as_score(score, query, key)
+    problem = Problem(query, key, value, score, normalize, dropout=dropout, request=weights, generator=generator)
+    shape = problem.shape
+    if weights is not None:
+        weights.check(shape[-2])
+    if mask is not None:
+        mask = as_mask(mask)
+        _check_devices("mask", mask.tensors(), query)
+        mask = mask.aligned(shape)
+    if bias is not None:
+        bias = as_bias(bias)
+        _check_devices("bias", bias.tensors(), query)
+        bias = bias.aligned(shape)
+    problem = replace(problem, mask=mask, bias=bias, headless=headless)
+    return replace(problem, sample=_samples(problem))
+
+
+def _samples(problem: Problem) -> bool:
+    hard = problem.normalize
+    if not isinstance(hard, Hard):
+        return False
+    return hard.sample if hard.sample is not None else problem.generator is not None or problem.differentiated
+
+
+def _as_score(score: object, query: Tensor, key: Tensor) -> Score:
+    if isinstance(score, Score):
+        score.check(query, key)
+        _check_devices("score", score.tensors(), query)
+        return score
+    if not callable(score):
+        raise TypeError(f"score must be a regard score or a function (query, key) -> scores, got {type(score).__name__}")
+    custom = Custom(score)
+    if torch.compiler.is_compiling() or not query.numel() or not key.numel():
+        return custom
+    dtype = torch.float32 if query.dtype in HALF else query.dtype
+    group = query.shape[-3] // key.shape[-3]
+    return custom.probe(query[..., :2, :].to(dtype), key[..., :2, :].repeat_interleave(group, -3).to(dtype))
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must be a float tensor, got {tensor.dtype}")
+        if tensor.ndim < 2:
+            raise ValueError(f"{name} must be (…, length, size), got shape {tuple(tensor.shape)}")
+        if tensor.dtype != query.dtype:
+            raise TypeError(f"query is {query.dtype}, {name} is {tensor.dtype}: they must have one dtype")
+        if tensor.device != query.device:
+            raise ValueError(f"query is on {query.device}, {name} is on {tensor.device}: they must be on one device")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"key has {key.shape[-2]} positions, value has {value.shape[-2]}: each key needs its value")
+
+
+def _check_devices(name: str, tensors: tuple[Tensor, ...], query: Tensor) -> None:
+    for tensor in tensors:
+        if tensor.device != query.device:
+            raise ValueError(f"{name} is on {tensor.device}, query is on {query.device}: they must be on one device")
+
+
+def _common_axes(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Equal leading axes, a head axis each, query heads a multiple of key heads."""
+    query, key, value = (t if t.ndim > 2 else t.unsqueeze(0) for t in (query, key, value))
+    heads, key_heads, value_heads = query.shape[-3], key.shape[-3], value.shape[-3]
+    if key_heads != value_heads and 1 not in (key_heads, value_heads):
+        raise ValueError(f"key has {key_heads} heads, value has {value_heads}: they must be equal")
+    shared = key_heads if value_heads == 1 else value_heads
+    if heads != 1 and (shared == 0 or heads % shared) and heads != shared:
+        raise ValueError(f"query has {heads} heads, key has {shared}: query heads must be a multiple of key heads")
+    heads = shared if heads == 1 else heads
+    try:
+        leading = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    except RuntimeError:
+        shapes = ", ".join(
+            f"{name} {tuple(t.shape[:-3])}" for name, t in (("query", query), ("key", key), ("value", value))
+        )
+        raise ValueError(f"leading axes do not broadcast together: {shapes}") from None
+    return (
+        query.expand(*leading, heads, *query.shape[-2:]),
+        key.expand(*leading, shared, *key.shape[-2:]),
+        value.expand(*leading, shared, *value.shape[-2:]),
+    )

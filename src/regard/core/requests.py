@@ -1,0 +1,116 @@
+"""What a call returns of its weights beside the output: nothing, all, some rows, the largest, or a summary."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Top(NamedTuple):
+    """The largest weights of each query and the keys they belong to, largest first."""
+
+    values: Float[Tensor, "*lead q n"]
+    indices: Int[Tensor, "*lead q n"]
+
+
+class Request:
+    """A view of the weights (…, q, k), computed from any block of whole rows."""
+
+    def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor | Top:
+        """What is asked, from the weights of all rows or of some."""
+        raise NotImplementedError
+
+    def check(self, queries: int) -> None:
+        """Raise if the request cannot be met for that many queries."""
+
+
+@dataclass(frozen=True)
+class Full(Request):
+    """Every weight."""
+
+    def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
+        return weights
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Request):
+    """The weights of some queries."""
+
+    index: Tensor | slice
+
+    def positions(self, queries: int) -> Tensor:
+        """The rows asked, counted from 0."""
+        if isinstance(self.index, slice):
+            return torch.arange(queries)[self.index]
+        return torch.where(self.index < 0, self.index + queries, self.index)
+
+    def check(self, queries: int) -> None:
+        if isinstance(self.index, Tensor) and self.index.numel() and self.index.device.type == "cpu":
+            low, high = int(self.index.min()), int(self.index.max())
+            if low < -queries or high >= queries:
+                raise ValueError(f"rows() asks for query {low if low < 0 else high}, but there are {queries} queries")
+
+    def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
+        return weights.index_select(-2, self.positions(weights.shape[-2]).to(weights.device))
+
+
+@dataclass(frozen=True)
+class TopWeights(Request):
+    """The largest weights of each query."""
+
+    count: int
+
+    def of(self, weights: Float[Tensor, "*lead q k"]) -> Top:
+        return Top(*weights.topk(min(self.count, weights.shape[-1]), -1))
+
+
+@dataclass(frozen=True)
+class Received(Request):
+    """The sum over queries."""
+
+    def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
+        return weights.sum(-2)
+
+
+@dataclass(frozen=True)
+class Entropy(Request):
+    """−Σ w ln w."""
+
+    def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
+        # ln is taken at 1 where w is 0, so that neither the value nor the gradient meets ln 0.
+        return -(weights * torch.where(weights > 0, weights, 1).log()).sum(-1)
+
+
+def full() -> Request:
+    """All weights, (…, h, q, k)."""
+    return Full()
+
+
+def rows(index: int | Sequence[int] | Tensor | slice) -> Request:
+    """The weights of some queries, (…, h, len(index), k): an int, a list, a tensor or a slice."""
+    if isinstance(index, slice):
+        return Rows(index)
+    tensor = index if isinstance(index, Tensor) else torch.as_tensor(index, dtype=torch.long)
+    if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.ndim > 1:
+        raise ValueError(f"rows() takes positions of queries, got a {tensor.dtype} tensor of shape {tuple(tensor.shape)}")
+    return Rows(tensor.reshape(-1).long())
+
+
+def top(k: int) -> Request:
+    """The k largest weights of each query as `Top(values, indices)`, (…, h, q, k); fewer where there are fewer keys."""
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"top() takes a number of keys of at least 1, got {k!r}")
+    return TopWeights(k)
+
+
+def received() -> Request:
+    """How much weight each key got from all queries, (…, h, k)."""
+    return Received()
+
+
+def entropy() -> Request:
+    """How spread each query's weights are, −Σ w ln w in nats, (…, h, q); for `Hard`, of the distribution sampled."""
+    return Entropy()

@@ -1,0 +1,343 @@
+"""Stage 1 of attention: how well each key answers each query.
+
+A score is a frozen record that is also a function, `score(query, key) -> scores`. Every score is *pairwise*:
+scores[i, j] depends on query i and key j alone, so any block of the matrix can be computed by itself.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # the slope of graph attention (Veličković et al. 2018)
+}
+
+
+class ScaledProduct(NamedTuple):
+    """A score rewritten as scale · query @ keyᵀ, the one form every fused kernel computes."""
+
+    query: Tensor
+    key: Tensor
+    scale: float
+
+
+class Score:
+    """What a backend may ask of a score beside calling it."""
+
+    name = "score"
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        """Raise if query (…, h, q, d) and key (…, g, k, d) cannot be scored."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Learned tensors the score holds: they get gradients on every path."""
+        return ()
+
+    def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct | None:
+        """The same scores as a scaled dot product, or None where there is no such form."""
+        return None
+
+    def why_no_product(self) -> str | None:
+        """Why `as_product` has no answer; None where it has one."""
+        return f"{self.name} scores are not a dot product"
+
+    def flops(self, size: int) -> int:
+        """Floating-point operations for one pair of query and key."""
+        return 2 * size
+
+    def floats(self, size: int) -> float:
+        """Numbers that stand in memory for one pair while it is scored plainly."""
+        return 1.0
+
+
+def _same_size(query: Tensor, key: Tensor, name: str) -> None:
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"query has size {query.shape[-1]}, key has size {key.shape[-1]}: "
+            f"{name} scores need equal sizes (regard.Bilinear takes different ones)"
+        )
+
+
+@dataclass(frozen=True)
+class Dot(Score):
+    """⟨q, k⟩, unscaled (Luong et al. 2015).
+
+    >>> Dot()(torch.tensor([[10.0, 5, 10]]), torch.tensor([[5.0, 0, 1], [0, 1, 1]]))
+    tensor([[60., 15.]])
+    """
+
+    name = "dot"
+
+    def __call__(self, query: Float[Tensor, "*#lead q d"], key: Float[Tensor, "*#lead k d"]) -> Float[Tensor, "... q k"]:
+        return query @ key.mT
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        _same_size(query, key, self.name)
+
+    def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct:
+        return ScaledProduct(query, key, 1.0)
+
+    def why_no_product(self) -> str | None:
+        return None
+
+
+@dataclass(frozen=True)
+class ScaledDot(Score):
+    """scale · ⟨q, k⟩ with scale = 1/√d unless given (Vaswani et al. 2017).
+
+    With `softcap` c the score is c · tanh(s / c): bounded by ±c, before mask and bias.
+
+    >>> ScaledDot()(torch.tensor([[1.0, 1, 1, 1]]), torch.tensor([[1.0, 2, 3, 4]]))
+    tensor([[5.]])
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    name = "scaled_dot"
+
+    def __post_init__(self) -> None:
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale must be a finite number, got {self.scale}")
+        if self.softcap is not None and not (math.isfinite(self.softcap) and self.softcap > 0):
+            raise ValueError(f"softcap must be a finite number above 0, got {self.softcap}")
+
+    def __call__(self, query: Float[Tensor, "*#lead q d"], key: Float[Tensor, "*#lead k d"]) -> Float[Tensor, "... q k"]:
+        scores = (query * self.factor(query.shape[-1])) @ key.mT
+        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+
+    def factor(self, size: int) -> float:
+        """The scale in use: the one given, else 1/√size."""
+        return self.scale if self.scale is not None else 1.0 / math.sqrt(max(size, 1))
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        _same_size(query, key, self.name)
+
+    def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct | None:
+        return None if self.softcap is not None else ScaledProduct(query, key, self.factor(query.shape[-1]))
+
+    def why_no_product(self) -> str | None:
+        return None if self.softcap is None else "a softcap bends the scores: no dot product"
+
+
+def unit(x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+    """x / |x|; a zero vector stays zero and its gradient is zero, where x / max(|x|, ε) would give 1/ε."""
+    # Dividing by the largest entry first keeps x·x from overflowing or vanishing; it cancels, so it is a constant.
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    x = x / torch.where(largest > 0, largest, 1)
+    square = (x * x).sum(-1, keepdim=True)
+    return x * torch.where(square > 0, torch.where(square > 0, square, 1).rsqrt(), 0)
+
+
+@dataclass(frozen=True)
+class Cosine(Score):
+    """scale · cos(q, k); a zero vector scores 0 against everything.
+
+    >>> Cosine()(torch.tensor([[3.0, 4]]), torch.tensor([[30.0, 40], [0, 0]]))
+    tensor([[1., 0.]])
+    """
+
+    scale: float = 1.0
+    name = "cosine"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.scale):
+            raise ValueError(f"scale must be a finite number, got {self.scale}")
+
+    def __call__(self, query: Float[Tensor, "*#lead q d"], key: Float[Tensor, "*#lead k d"]) -> Float[Tensor, "... q k"]:
+        return (unit(query) * self.scale) @ unit(key).mT
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        _same_size(query, key, self.name)
+
+    def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct:
+        return ScaledProduct(_unit_in_float(query), _unit_in_float(key), self.scale)
+
+    def why_no_product(self) -> str | None:
+        return None
+
+
+def _unit_in_float(x: Tensor) -> Tensor:
+    """Unit vectors rounded once: half precision would lose them in the squares."""
+    return unit(x.float()).to(x.dtype) if x.dtype in (torch.float16, torch.bfloat16) else unit(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Bilinear(Score):
+    """q W kᵀ, the general score of Luong et al. (2015): W kᵀ is a feature of each candidate, then a dot product.
+
+    `weight` is (d_query, d_key), or (h, d_query, d_key) for one matrix per head; query and key may differ in size.
+    """
+
+    weight: Float[Tensor, "*h dq dk"]
+    name = "bilinear"
+
+    def __post_init__(self) -> None:
+        if self.weight.ndim not in (2, 3):
+            raise ValueError(
+                "weight must be (query size, key size) or (heads, query size, key size), "
+                f"got shape {tuple(self.weight.shape)}"
+            )
+
+    def __call__(
+        self, query: Float[Tensor, "*#lead q dq"], key: Float[Tensor, "*#lead k dk"]
+    ) -> Float[Tensor, "... q k"]:
+        return (query @ self.weight.to(query.dtype)) @ key.mT
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        expected = (query.shape[-1], key.shape[-1])
+        if tuple(self.weight.shape[-2:]) != expected:
+            raise ValueError(
+                f"weight of the bilinear score must end in (query size, key size) = {expected}, "
+                f"got shape {tuple(self.weight.shape)}"
+            )
+        _per_head(self.weight, query, 3, "bilinear")
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
+    def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct:
+        return ScaledProduct(query @ self.weight.to(query.dtype), key, 1.0)
+
+    def why_no_product(self) -> str | None:
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Additive(Score):
+    """w · tanh(q + k) (Bahdanau et al. 2015), with query and key already projected to the hidden size.
+
+    `weight` is (f,), or (h, f) for one vector per head. `activation` may be tanh, sigmoid, gelu or leaky_relu.
+
+    >>> Additive(torch.tensor([1.0, 1.0]))(torch.tensor([[0.0, 9.0]]), torch.tensor([[0.0, 9.0]]))
+    tensor([[1.]])
+    """
+
+    weight: Float[Tensor, "*h f"]
+    activation: str = "tanh"
+    name = "additive"
+
+    def __post_init__(self) -> None:
+        if self.weight.ndim not in (1, 2):
+            raise ValueError(f"weight must be (size,) or (heads, size), got shape {tuple(self.weight.shape)}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
+
+    def __call__(self, query: Float[Tensor, "*#lead q f"], key: Float[Tensor, "*#lead k f"]) -> Float[Tensor, "... q k"]:
+        hidden = ACTIVATIONS[self.activation](query.unsqueeze(-2) + key.unsqueeze(-3))
+        weight = self.weight.to(query.dtype)
+        if weight.ndim == 2:
+            weight = weight[:, None]  # (h, 1, f): one vector for all queries of a head
+        return (hidden @ weight.unsqueeze(-1)).squeeze(-1)
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        _same_size(query, key, self.name)
+        if self.weight.shape[-1] != query.shape[-1]:
+            raise ValueError(
+                f"weight of the additive score has size {self.weight.shape[-1]}, query has size {query.shape[-1]}: "
+                "they must be equal"
+            )
+        _per_head(self.weight, query, 2, "additive")
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
+    def flops(self, size: int) -> int:
+        return 4 * size  # an addition, an activation, a multiply-add for each feature
+
+    def floats(self, size: int) -> float:
+        return 2.0 * size
+
+
+def _per_head(weight: Tensor, query: Tensor, ndim: int, name: str) -> None:
+    """A weight with a head axis must match the heads of the query."""
+    if weight.ndim == ndim:
+        heads = query.shape[-3] if query.ndim > 2 else 1
+        if weight.shape[0] not in (1, heads):
+            raise ValueError(
+                f"weight of the {name} score has {weight.shape[0]} heads, query has {heads}: they must be equal"
+            )
+
+
+class Custom(Score):
+    """Any pairwise function (query, key) -> scores, as a score that can say what it costs and what it learns.
+
+    The function is called once on a few vectors to find out: which tensors it captured (parameters of a
+    module, variables of a closure, leaves or not), so that recomputation in the backward pass can give them
+    gradients; and how many numbers it makes for each pair, so that blocks can be cut to fit memory.
+    """
+
+    name = "custom"
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.function = function
+        self.random = False  # did it draw random numbers?
+        self._captured: tuple[Tensor, ...] = ()
+        self._floats = 1.0
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        scores = self.function(query, key)
+        expected = (query.shape[-2], key.shape[-2])
+        if not isinstance(scores, Tensor) or tuple(scores.shape[-2:]) != expected:
+            came = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ValueError(f"score must return a tensor ending in (queries, keys) = {expected}, got {came}")
+        return scores
+
+    def probe(self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead h k d2"]) -> "Custom":
+        """Call the function on at most 2 × 2 pairs and note what it captured and made."""
+        query, key = query[..., :2, :].detach(), key[..., :2, :].detach()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), _Listener((query, key)) as listener:
+            before = torch.get_rng_state()
+            scores = self(query, key)
+            self.random = not torch.equal(before, torch.get_rng_state())
+        self._captured = tuple(listener.captured)
+        self._floats = max(1.0, listener.numbers / max(1, scores.numel()))
+        return self
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._captured
+
+    def flops(self, size: int) -> int:
+        return 2 * int(self._floats)
+
+    def floats(self, size: int) -> float:
+        return self._floats
+
+
+class _Listener(torch.overrides.TorchFunctionMode):
+    """Hears every torch call: which outside tensors that require grad come in, how many numbers go out."""
+
+    def __init__(self, inputs: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self.captured: list[Tensor] = []
+        self.numbers = 0
+        self._inside = list(inputs)  # kept alive, so that no id is used twice
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        known = {id(tensor) for tensor in (*self._inside, *self.captured)}
+        for tensor in _tensors_in((args, kwargs)):
+            if tensor.requires_grad and id(tensor) not in known:
+                self.captured.append(tensor)
+                known.add(id(tensor))
+        result = function(*args, **kwargs)
+        for tensor in _tensors_in(result):
+            if id(tensor) not in known:
+                self._inside.append(tensor)
+                self.numbers += tensor.numel()
+        return result
+
+
+def _tensors_in(tree: object) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -1,0 +1,43 @@
+"""Which rows or columns of the score matrix are meant: a contiguous range or a tensor of positions."""
+
+import torch
+from torch import Tensor
+
+Span = range | Tensor
+
+
+def positions(span: Span, device: torch.device) -> Tensor:
+    """The positions of a span as a 1-D integer tensor."""
+    if isinstance(span, range):
+        return torch.arange(span.start, span.stop, device=device)
+    return span.to(device)
+
+
+def take(tensor: Tensor, axis: int, span: Span) -> Tensor:
+    """The part of a broadcastable tensor under a span: a view where the span is a range."""
+    if tensor.shape[axis] == 1:
+        return tensor
+    if isinstance(span, range):
+        return tensor.narrow(axis, span.start, len(span))
+    return tensor.index_select(axis, span.to(tensor.device))
+
+
+def cut(length: int, size: int) -> list[range]:
+    """0 … length in consecutive ranges of at most `size`."""
+    return [range(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def align_first(tensor: Tensor, axes: int, shape: tuple[int, ...], name: str) -> Tensor:
+    """View a tensor whose leading axes match the FIRST axes of the scores' leading ones as (*leading, *last).
+
+    Its last `axes` axes are kept; ones are put between, so that (b, q) fits scores (b, h, q, k).
+    """
+    leading, own = shape[:-2], tuple(tensor.shape[: tensor.ndim - axes])
+    fits = len(own) <= len(leading) and all(a in (1, b) for a, b in zip(own, leading, strict=False))
+    if not fits:
+        raise ValueError(
+            f"{name} has leading axes {own}: they must match the first of the scores' axes {leading} "
+            f"(the scores are {shape})"
+        )
+    ones = (1,) * (len(leading) - len(own))
+    return tensor.reshape(*own, *ones, *tensor.shape[tensor.ndim - axes :])
