@@ -111,9 +111,7 @@ def explain(
     return Plan(name, refused, _flops(problem), BACKENDS[name].working_bytes(problem))
 
 
-def _direct(
-    query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object
-) -> Tensor | None:
+def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object) -> Tensor | None:
     """The commonest call, without ceremony: scaled dot, softmax, nothing or causality for a mask, plain equal shapes.
 
     A call costs microseconds, and so would describing it; whatever is not plainly right goes the long way round.
@@ -126,7 +124,14 @@ def _direct(
     if mask is not None and not (causal and query.is_cuda):
         return None
     shape, keys = query.shape, key.shape
-    if len(shape) != 4 or keys != value.shape or shape[:2] != keys[:2] or shape[3] != keys[3] or 0 in shape or 0 in keys:
+    if (
+        len(shape) != 4
+        or keys != value.shape
+        or shape[:2] != keys[:2]
+        or shape[3] != keys[3]
+        or 0 in shape
+        or 0 in keys
+    ):
         return None
     if not query.dtype == key.dtype == value.dtype or not query.is_floating_point():
         return None
@@ -208,6 +213,7 @@ def _share(problem: Problem) -> float:
         return 1.0
     queries, keys = problem.shape[-2:]
     counts = [
-        problem.mask.allowed(rows, range(keys), problem.device).double().mean() * len(rows) for rows in cut(queries, 256)
+        problem.mask.allowed(rows, range(keys), problem.device).double().mean() * len(rows)
+        for rows in cut(queries, 256)
     ]
     return float(sum(counts)) / queries

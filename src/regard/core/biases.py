@@ -106,7 +106,7 @@ def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
 
 
 def relative(table: Tensor, offset: int = 0) -> Bias:
-    """A learned bias for each clipped distance j − i, shape (2R + 1,) or (h, 2R + 1): Shaw et al. (2018), Raffel (2020)."""
+    """A learned bias for each distance j − i, clipped to ±R: a table (2R + 1,) or (h, 2R + 1) (Shaw et al. 2018)."""
     tensor = _floats(table, "table of relative()")
     if tensor.ndim not in (1, 2) or tensor.shape[-1] % 2 == 0:
         raise ValueError(

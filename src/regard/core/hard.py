@@ -10,7 +10,7 @@ from regard.core.normalizers import Hard, gumbel_like, masked, masked_softmax, o
 
 
 class Choice(NamedTuple):
-    """Weights whose forward value is one-hot and whose gradient is the estimator's, the key chosen, its log-probability."""
+    """One-hot weights with the estimator's gradient, the key chosen, and its log-probability."""
 
     weights: Float[Tensor, "*lead q k"]
     index: Int[Tensor, "*lead q"]
@@ -76,7 +76,7 @@ def reinforce(
     reward = reward.detach()
     mean = reward.mean()
     current = mean if baseline is None else torch.as_tensor(baseline, dtype=mean.dtype, device=mean.device)
-    loss = -reward_weight * ((reward - current) * log_prob.flatten(1).sum(1)).mean()
+    loss = -reward_weight * ((reward - current) * log_prob.reshape(len(log_prob), -1).sum(1)).mean()
     if entropy is not None:
         loss = loss - entropy_weight * entropy.mean()
     return Reinforced(loss, decay * current + (1 - decay) * mean)

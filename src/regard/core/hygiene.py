@@ -23,8 +23,8 @@ def tainted(problem: Problem) -> bool:
     if torch.compiler.is_compiling() or (problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return True  # the data cannot be looked at: clean in any case
     # A sum is non-finite if any term is. It may also overflow: then cleaning finds nothing, and costs only time.
-    tensors = (problem.query, problem.key, problem.value)
-    return not math.isfinite(float(sum(t.detach().sum(dtype=torch.float32) for t in tensors)))
+    query, key, value = (t.detach().sum(dtype=torch.float32) for t in (problem.query, problem.key, problem.value))
+    return not math.isfinite(query + key + value)
 
 
 def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
@@ -48,7 +48,8 @@ def _attended(problem: Problem) -> tuple[Tensor, Tensor]:
     """For each output number inf, −inf or NaN if a value attended there is, else 0; and which rows attend anything."""
     value = problem.repeat(problem.value.detach()).to(problem.dtype)
     queries, keys = problem.shape[-2:]
-    marks, filled = [], []
+    marks: list[Tensor] = []
+    filled: list[Tensor] = []
     for rows in cut(queries, _ROWS):
         allowed = problem.allowed(rows, range(keys))
         if allowed is None:  # a bias rule such as ALiBi: everything may be attended

@@ -6,6 +6,7 @@ block (`coarse`), so that nobody builds an n × n tensor that was not given as o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -249,7 +250,9 @@ def window(before: int, after: int, offset: int = 0) -> Mask:
     """Query i sees `before` keys before its own position i + offset, `after` behind it, and itself."""
     for name, count in (("before", before), ("after", after)):
         if _integer(count, f"{name} of window()") < 0:
-            raise ValueError(f"{name} of window() counts keys beside the query's own and must be 0 or more, got {count}")
+            raise ValueError(
+                f"{name} of window() counts keys beside the query's own and must be 0 or more, got {count}"
+            )
     offset = _integer(offset, "offset of window()")
     return Band(offset - before, offset + after)
 
@@ -267,9 +270,7 @@ def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int])
 
     Ids are (…, q) and (…, k); the axes before are the first of the scores', as for `padding`.
     """
-    return Segments(
-        _integers(query_ids, "query_ids of segments()"), _integers(key_ids, "key_ids of segments()")
-    )
+    return Segments(_integers(query_ids, "query_ids of segments()"), _integers(key_ids, "key_ids of segments()"))
 
 
 def dense(tensor: Tensor) -> Mask:
@@ -316,13 +317,13 @@ def _extent(ids: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
 
 def _extent_2d(tensor: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
     """Is all of each block True, is any."""
-    every = [torch.stack([part.all(-1) for part in _parts(tensor, -1, blocks.columns)], -1)]
-    some = [torch.stack([part.any(-1) for part in _parts(tensor, -1, blocks.columns)], -1)]
-    low = torch.stack([part.all(-2) for part in _parts(every[0], -2, blocks.rows)], -2)
-    high = torch.stack([part.any(-2) for part in _parts(some[0], -2, blocks.rows)], -2)
-    return low, high
+    every = torch.stack([part.all(-1) for part in _parts(tensor, -1, blocks.columns)], -1)
+    some = torch.stack([part.any(-1) for part in _parts(tensor, -1, blocks.columns)], -1)
+    return (
+        torch.stack([part.all(-2) for part in _parts(every, -2, blocks.rows)], -2),
+        torch.stack([part.any(-2) for part in _parts(some, -2, blocks.rows)], -2),
+    )
 
 
 def _parts(tensor: Tensor, axis: int, edges: Tensor) -> list[Tensor]:
-    bounds = edges.tolist()
-    return [take(tensor, axis, range(a, b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [take(tensor, axis, range(a, b)) for a, b in pairwise(edges.tolist())]

@@ -124,7 +124,7 @@ class Hard(Normalizer):
 
     - `straight_through`: a sample of p = softmax(s / T) forward, the gradient of p backward (Bengio et al. 2013);
     - `reinforce`: the same sample; scores learn only through `Attended.log_prob` (Xu et al. 2015; see `reinforce`);
-    - `gumbel`: the best of s + Gumbel noise forward, the gradient of softmax((s + noise) / T) backward (Jang et al. 2017).
+    - `gumbel`: the best of s + noise forward, the gradient of softmax((s + noise) / T) backward (Jang et al. 2017).
 
     `sample=None` samples when the call is differentiated (something in it requires grad, and grad mode is on) or a
     generator is given, and otherwise takes the best; True and False say so outright.
@@ -172,7 +172,7 @@ def gumbel_like(scores: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 class _Entmax(torch.autograd.Function):
-    """Entmax of finite or −inf scores. The backward pass is written in the weights alone, so it differentiates again."""
+    """Entmax of finite or −inf scores. The backward pass is written in the weights, so it differentiates again."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, alpha: float) -> Tensor:
@@ -182,7 +182,8 @@ class _Entmax(torch.autograd.Function):
         return weights
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
         (weights,) = ctx.saved_tensors
         slope = entmax_slope(weights, ctx.alpha)
         total = slope.sum(-1, keepdim=True)

@@ -74,7 +74,7 @@ class Problem:
         """Keys or values with each head repeated for the query heads that share it (repeated, not tiled)."""
         return tensor if self.group == 1 else tensor.repeat_interleave(self.group, -3)
 
-    def scores(self, query: Tensor, key: Tensor, rows: Span, columns: Span) -> Float[Tensor, "*lead h rows columns"]:
+    def scores(self, query: Tensor, key: Tensor, rows: Span, columns: range) -> Float[Tensor, "..."]:
         """Scores with bias, before the mask, of the rows and columns given (key already has h heads)."""
         scores = self.score(query, key)
         if self.bias is not None:
@@ -84,7 +84,7 @@ class Problem:
             scores = torch.where(bad[..., columns.start : columns.stop], math.nan, scores)
         return scores
 
-    def allowed(self, rows: Span, columns: Span, bias: Tensor | None = None) -> Bool[Tensor, "..."] | None:
+    def allowed(self, rows: Span, columns: range) -> Bool[Tensor, "..."] | None:
         """What may be attended there, −inf biases taken as masked; None where everything may."""
         allowed = self.mask.allowed(rows, columns, self.device) if self.mask is not None else None
         if isinstance(self.bias, DenseBias):
@@ -119,8 +119,7 @@ def build(
     headless = max(query.ndim, key.ndim, value.ndim) == 2
     query, key, value = _common_axes(query, key, value)
     score = _as_score(score, query, key)
-    problem = Problem(query, key, value, score, normalize, dropout=dropout, request=weights, generator=generator)
-    shape = problem.shape
+    shape = (*query.shape[:-1], key.shape[-2])
     if weights is not None:
         weights.check(shape[-2])
     if mask is not None:
@@ -131,8 +130,8 @@ def build(
         bias = as_bias(bias)
         _check_devices("bias", bias.tensors(), query)
         bias = bias.aligned(shape)
-    problem = replace(problem, mask=mask, bias=bias, headless=headless)
-    return replace(problem, sample=_samples(problem))
+    problem = Problem(query, key, value, score, normalize, mask, bias, dropout, weights, generator, headless=headless)
+    return replace(problem, sample=_samples(problem)) if isinstance(normalize, Hard) else problem
 
 
 def _samples(problem: Problem) -> bool:
@@ -148,7 +147,9 @@ def _as_score(score: object, query: Tensor, key: Tensor) -> Score:
         _check_devices("score", score.tensors(), query)
         return score
     if not callable(score):
-        raise TypeError(f"score must be a regard score or a function (query, key) -> scores, got {type(score).__name__}")
+        raise TypeError(
+            f"score must be a regard score or a function (query, key) -> scores, got {type(score).__name__}"
+        )
     custom = Custom(score)
     if torch.compiler.is_compiling() or not query.numel() or not key.numel():
         return custom
@@ -189,6 +190,8 @@ def _common_axes(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
     if heads != 1 and (shared == 0 or heads % shared) and heads != shared:
         raise ValueError(f"query has {heads} heads, key has {shared}: query heads must be a multiple of key heads")
     heads = shared if heads == 1 else heads
+    if query.shape[:-3] == key.shape[:-3] == value.shape[:-3] and query.shape[-3] == heads and key_heads == value_heads:
+        return query, key, value
     try:
         leading = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     except RuntimeError:

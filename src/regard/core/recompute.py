@@ -4,7 +4,9 @@ A row of scores is its own normaliser, so nothing but query and key is needed ag
 recomputed in the backward pass, so memory stays O(block · keys + what was asked).
 """
 
+import math
 from collections.abc import Callable
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,8 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from regard.core.hygiene import cleaned
 from regard.core.normalizers import Hard, one_hot
 from regard.core.problem import Problem
-from regard.core.requests import Entropy, Full, Received, Rows, Top
+from regard.core.requests import Entropy, Full, Received, Rows, Top, TopWeights
 from regard.core.spans import Span, cut
+
+Found = TypeVar("Found", Tensor, "Tensor | Top")
 
 _BLOCK_BYTES = 8 * 2**20  # scores of one block of rows
 _FEATURE_BYTES = 32 * 2**20  # what a score may make on the way to them (additive: a hidden layer for each pair)
@@ -25,28 +29,44 @@ def weights(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
     request = problem.request
     assert request is not None
     problem, _ = cleaned(problem)
-    queries, keys = problem.shape[-2:]
+    queries = problem.shape[-2]
     if isinstance(request, Full):
         return _rows(problem, range(queries), chosen)
     if isinstance(request, Rows):
         return _rows(problem, request.positions(queries).to(problem.device), chosen)
 
-    row_bytes = max(1, problem.query[..., :1].numel() // max(1, queries) * keys * problem.dtype.itemsize)
-    blocks = cut(queries, max(1, _BLOCK_BYTES // row_bytes)) or [range(0)]
-    compute = (_keep(problem, lambda rows=rows: request.of(_rows(problem, rows, chosen))) for rows in blocks)
-    if isinstance(request, Received):
-        return sum(compute, start=problem.query.new_zeros((), dtype=problem.dtype))
-    parts = list(compute)
-    if isinstance(parts[0], Top):
-        return Top(torch.cat([part.values for part in parts], -2), torch.cat([part.indices for part in parts], -2))
-    return torch.cat(parts, -1)  # entropy
+    whole: list[Tensor] = []
+    for rows in cut(queries, _block_rows(problem)) or [range(0)]:
+        part = _keep(problem, lambda rows=rows: request.of(_rows(problem, rows, chosen)))
+        pieces = list(part) if isinstance(part, Top) else [part]
+        if isinstance(request, Received):
+            whole = [a + b for a, b in zip(whole, pieces, strict=True)] if whole else pieces
+            continue
+        axis = -2 if isinstance(request, TopWeights) else -1
+        whole = whole or [_room(piece, axis, queries) for piece in pieces]
+        for room, piece in zip(whole, pieces, strict=True):
+            room.narrow(axis, rows.start, len(rows)).copy_(piece)
+    return Top(*whole) if isinstance(request, TopWeights) else whole[0]
 
 
-def _keep(problem: Problem, function: Callable[[], Tensor | Top]) -> Tensor | Top:
+def _block_rows(problem: Problem) -> int:
+    """How many rows make a block."""
+    row_bytes = math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize
+    return max(1, _BLOCK_BYTES // max(1, row_bytes))
+
+
+def _room(like: Tensor, axis: int, length: int) -> Tensor:
+    """Where the parts go. Made before them: small results between large blocks would tear the heap to pieces."""
+    shape = list(like.shape)
+    shape[axis] = length
+    return like.new_empty(shape)
+
+
+def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
     """Run the function; where gradients will be asked, keep nothing and run it again in the backward pass."""
     if not problem.differentiated:
         return function()
-    return checkpoint(function, use_reentrant=False, preserve_rng_state=False)
+    return cast(Found, checkpoint(function, use_reentrant=False, preserve_rng_state=False))
 
 
 def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:

@@ -95,7 +95,9 @@ def rows(index: int | Sequence[int] | Tensor | slice) -> Request:
         return Rows(index)
     tensor = index if isinstance(index, Tensor) else torch.as_tensor(index, dtype=torch.long)
     if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.ndim > 1:
-        raise ValueError(f"rows() takes positions of queries, got a {tensor.dtype} tensor of shape {tuple(tensor.shape)}")
+        raise ValueError(
+            f"rows() takes positions of queries, got a {tensor.dtype} tensor of shape {tuple(tensor.shape)}"
+        )
     return Rows(tensor.reshape(-1).long())
 
 

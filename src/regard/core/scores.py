@@ -80,7 +80,9 @@ class Dot(Score):
 
     name = "dot"
 
-    def __call__(self, query: Float[Tensor, "*#lead q d"], key: Float[Tensor, "*#lead k d"]) -> Float[Tensor, "... q k"]:
+    def __call__(
+        self, query: Float[Tensor, "*#lead q d"], key: Float[Tensor, "*#lead k d"]
+    ) -> Float[Tensor, "... q k"]:
         return query @ key.mT
 
     def check(self, query: Tensor, key: Tensor) -> None:
@@ -113,7 +115,9 @@ class ScaledDot(Score):
         if self.softcap is not None and not (math.isfinite(self.softcap) and self.softcap > 0):
             raise ValueError(f"softcap must be a finite number above 0, got {self.softcap}")
 
-    def __call__(self, query: Float[Tensor, "*#lead q d"], key: Float[Tensor, "*#lead k d"]) -> Float[Tensor, "... q k"]:
+    def __call__(
+        self, query: Float[Tensor, "*#lead q d"], key: Float[Tensor, "*#lead k d"]
+    ) -> Float[Tensor, "... q k"]:
         scores = (query * self.factor(query.shape[-1])) @ key.mT
         return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
@@ -155,7 +159,9 @@ class Cosine(Score):
         if not math.isfinite(self.scale):
             raise ValueError(f"scale must be a finite number, got {self.scale}")
 
-    def __call__(self, query: Float[Tensor, "*#lead q d"], key: Float[Tensor, "*#lead k d"]) -> Float[Tensor, "... q k"]:
+    def __call__(
+        self, query: Float[Tensor, "*#lead q d"], key: Float[Tensor, "*#lead k d"]
+    ) -> Float[Tensor, "... q k"]:
         return (unit(query) * self.scale) @ unit(key).mT
 
     def check(self, query: Tensor, key: Tensor) -> None:
@@ -234,7 +240,9 @@ class Additive(Score):
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
 
-    def __call__(self, query: Float[Tensor, "*#lead q f"], key: Float[Tensor, "*#lead k f"]) -> Float[Tensor, "... q k"]:
+    def __call__(
+        self, query: Float[Tensor, "*#lead q f"], key: Float[Tensor, "*#lead k f"]
+    ) -> Float[Tensor, "... q k"]:
         hidden = ACTIVATIONS[self.activation](query.unsqueeze(-2) + key.unsqueeze(-3))
         weight = self.weight.to(query.dtype)
         if weight.ndim == 2:

@@ -1,1 +1,1 @@
-"""Ways to compute one attention: each says why it cannot serve a problem, what it costs, and serves it. Imports core."""
+"""Ways to compute one attention: each says why it cannot serve a call, what it costs, and serves it. Imports core."""

@@ -113,19 +113,20 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, doutput: Tensor, dlog_prob: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+        doutput, dlog_prob, _ = upstream
         query, key, value, *rest = ctx.saved_tensors
         kept, rest = rest[: ctx.kept_count], rest[ctx.kept_count :]
         bias, learned = (rest[0], rest[1:]) if ctx.has_bias else (None, rest)
         sums = _Sums(ctx.job, query, key, value, bias, learned)
         for r, rows in enumerate(ctx.job.grid.rows):
-            upstream = Upstream(
+            arriving = Upstream(
                 take(doutput, -2, rows).to(ctx.job.problem.dtype),
                 None if dlog_prob is None else take(dlog_prob, -1, rows),
             )
             for c in range(len(ctx.job.grid.columns)):
                 if ctx.job.grid.some[r][c]:
-                    sums.add(r, c, upstream, tuple(take(tensor, -2, rows) for tensor in kept))
+                    sums.add(r, c, arriving, tuple(take(tensor, -2, rows) for tensor in kept))
         grads = (sums.query, sums.key, sums.value, sums.bias, *sums.learned)
         inputs = (query, key, value, bias, *learned)
         return None, *(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))

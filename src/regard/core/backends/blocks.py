@@ -21,8 +21,8 @@ class Grid(NamedTuple):
 
 def grid(problem: Problem, row_size: int, column_size: int) -> Grid:
     """Cut the scores of a problem into blocks and ask its mask about each."""
-    rows, columns = cut(problem.shape[-2], row_size), cut(problem.shape[-1], column_size)
-    if problem.mask is None or not rows or not columns:
+    rows, columns = cut(problem.shape[-2], row_size) or [range(0)], cut(problem.shape[-1], column_size)
+    if problem.mask is None or not rows[0] or not columns:
         yes = [[True] * len(columns) for _ in rows]
         return Grid(rows, columns, yes, yes)
     return Grid(rows, columns, *survey(problem.mask, rows, columns, problem.device))

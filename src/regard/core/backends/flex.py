@@ -166,7 +166,9 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def _pair_rule(problem: Problem, found: Clauses, lead: torch.Size) -> Callable[..., Tensor]:
     """May query i attend key j? Numbers are tensors, so that another window does not compile another kernel."""
     device, (heads, queries, keys) = problem.device, problem.shape[-3:]
-    low, high = (torch.tensor(x if x is not None else d, device=device) for x, d in ((found.low, -queries), (found.high, keys)))
+    low, high = (
+        torch.tensor(x if x is not None else d, device=device) for x, d in ((found.low, -queries), (found.high, keys))
+    )
     lengths = _flat(found.lengths, lead, (heads,)) if found.lengths is not None else None
     segments = [
         (_flat(query_ids, lead, (heads, queries)), _flat(key_ids, lead, (heads, keys)))

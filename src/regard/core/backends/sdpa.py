@@ -1,4 +1,4 @@
-"""Dot products through torch's fused kernels: `F.scaled_dot_product_attention`, with masks lowered to what it does best.
+"""Dot products through torch's fused kernels, `F.scaled_dot_product_attention`; masks become what it does best.
 
 Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
 `is_causal`; a mask of keys alone one row; any other is made for a block of queries at a time, over the span of keys
@@ -14,12 +14,11 @@ from torch import Tensor
 
 from regard.core.backends.blocks import survey
 from regard.core.backends.result import Result
-from regard.core.biases import DenseBias
 from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import tainted
 from regard.core.normalizers import Entmax, Softmax
 from regard.core.problem import Problem
-from regard.core.spans import cut
+from regard.core.spans import cut, take
 
 NAME = "sdpa"
 _MASK_NUMBERS = 2**22  # entries of a mask made at a time
@@ -59,7 +58,8 @@ def attend(problem: Problem) -> Result:
     product = problem.score.as_product(problem.query, problem.key)
     assert product is not None  # refuses() has said so
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
-    problem = replace(problem, query=product.query, key=product.key)
+    if product.query is not problem.query or product.key is not problem.key:
+        problem = replace(problem, query=product.query, key=product.key)
     problem = _without_unseen(problem)
     query, key, value = _as_kernels_want(problem)
 
@@ -81,13 +81,13 @@ def attend(problem: Problem) -> Result:
         mask = _mask(problem, range(1), range(problem.shape[-1])) if one_row else None
         output = kernel(query, key, value, mask, causal=found.banded)
     else:
-        output = torch.cat(
-            [
-                kernel(query[..., rows.start : rows.stop, :], *_between(columns, key, value), _mask(problem, rows, columns))
-                for rows, columns in _visible(problem)
-            ],
-            -2,
-        )
+        parts = [
+            kernel(
+                take(query, -2, rows), take(key, -2, columns), take(value, -2, columns), _mask(problem, rows, columns)
+            )
+            for rows, columns in _visible(problem)
+        ]
+        output = torch.cat(parts, -2)
     output = output[..., :size]
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
 
@@ -98,10 +98,6 @@ def _needs_no_block(found: Clauses | None, problem: Problem) -> bool:
         return False
     alone = found.lengths is None and not found.segments and not found.dense
     return found.by_key or (alone and found.low is None and found.high == 0)
-
-
-def _between(columns: range, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(tensor[..., columns.start : columns.stop, :] for tensor in tensors)
 
 
 def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,19 +159,18 @@ def _mask(problem: Problem, rows: range, columns: range) -> Tensor | None:
     """Mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
     allowed = problem.mask.allowed(rows, columns, problem.device) if problem.mask is not None else None
     if problem.bias is None:
-        return None if allowed is None else _four_axes(allowed, problem, rows, columns)
+        return None if allowed is None else _four_axes(allowed, problem)
     # The CPU's kernels take a float32 bias beside half-precision queries; CUDA's want the queries' own dtype.
     dtype = problem.dtype if problem.device.type == "cpu" else problem.query.dtype
     numbers = problem.bias.values(rows, columns, dtype)
     if allowed is not None:
         numbers = torch.where(allowed, numbers, -math.inf)
-    return _four_axes(numbers, problem, rows, columns)
+    return _four_axes(numbers, problem)
 
 
-def _four_axes(tensor: Tensor, problem: Problem, rows: range, columns: range) -> Tensor:
+def _four_axes(tensor: Tensor, problem: Problem) -> Tensor:
     """(batch, heads, rows, columns), with ones kept where the tensor broadcasts."""
     lead = problem.query.shape[:-3]
-    if tensor.ndim < 4 or len(lead) < 2:
-        tensor = tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape)) if tensor.ndim < 4 else tensor
-        return tensor
-    return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+    if tensor.ndim < 4:
+        return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
+    return tensor if len(lead) < 2 else tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])

@@ -1,0 +1,58 @@
+# Sets up its own environment: every target works in a fresh clone with nothing but python3 and make.
+
+PYTHON      ?= python3
+WORKERS     ?= 2
+VENV        := .venv
+BIN         := $(VENV)/bin
+INSTALL     := $(BIN)/python -m pip install -qq --disable-pip-version-check
+CONSTRAINED := $(INSTALL) --constraint constraints.txt --build-constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check docs bench clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.ready  ## Work attention through on one sentence, and draw where it looks
+	@$(BIN)/regard demo
+
+# One thread in each worker: two test processes with two threads each would only wait for one another.
+test: check  ## Lint, check types and run every test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+check: $(VENV)/.ready  ## Lint, formatting and types alone
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyrefly check
+
+docs: $(VENV)/.docs  ## Build the documentation into site/
+	@$(BIN)/zensical build --clean --strict
+
+bench: $(VENV)/.ready  ## Time ten typical calls on this machine
+	@$(BIN)/python benchmarks/attention.py
+
+clean:  ## Remove everything that was built, the environment too
+	rm -rf $(VENV) build dist site demo .pytest_cache .hypothesis .ruff_cache .cache
+	find src tests benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "regard needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo missing)."; \
+	  echo "Name another one: make PYTHON=python3.12"; exit 1; } >&2
+	@echo "Creating $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# The stamp is as old as the last complete install, so a changed pin or dependency installs again. pip comes first
+# (a new Python ships one that knows no dependency groups), then torch alone, so that nothing else picks its version.
+$(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing regard and its tools into $(VENV) (torch is large: the first time takes minutes) ..."
+	@$(INSTALL) --constraint constraints.txt --upgrade pip
+	@$(CONSTRAINED) "$$(grep '^torch==' constraints.txt)"
+	@$(CONSTRAINED) --editable . --group dev
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.ready
+	@echo "Installing the documentation tools into $(VENV) ..."
+	@$(CONSTRAINED) --group docs
+	@touch $@

@@ -1,0 +1,124 @@
+"""Linear attention beside scaled_dot_product_attention: time, extra memory, accuracy. The tables of docs/linear.md.
+
+OMP_NUM_THREADS=1 python benchmarks/linear.py cost                # each case in a process of its own
+OMP_NUM_THREADS=1 python benchmarks/linear.py cost --device cuda --lengths 1024 8192 65536
+OMP_NUM_THREADS=1 python benchmarks/linear.py accuracy
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import regard
+
+HEADS, SIZE = 8, 64
+WAYS: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    "softmax": lambda x, causal: F.scaled_dot_product_attention(x, x, x, is_causal=causal),
+    "performer": lambda x, causal: regard.linear_attention(x, x, x, causal=causal),
+    "elu": lambda x, causal: regard.linear_attention(x, x, x, features=regard.EluFeatures(), causal=causal),
+}
+
+
+def peak(device: str) -> int:
+    """The most memory this process has held so far, in bytes."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def clock(device: str) -> float:
+    """Seconds of processor time on the CPU, which neighbours on the machine disturb less than the wall's."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
+
+
+def measure(way: str, length: int, causal: bool, train: bool, device: str, dtype: torch.dtype, repeats: int) -> None:
+    """Print milliseconds and extra MiB of one case."""
+
+    def once(x: Tensor) -> None:
+        output = WAYS[way](x, causal)
+        if train:
+            output.backward(torch.ones_like(output))
+            x.grad = None
+
+    def make(length: int) -> Tensor:
+        return torch.randn(1, HEADS, length, SIZE, device=device, dtype=dtype, requires_grad=train)
+
+    once(make(128))  # libraries load, threads start, default features are drawn
+    x = make(length)
+    before = peak(device)
+    once(x)
+    extra = peak(device) - before
+    times = []
+    for _ in range(repeats):
+        start = clock(device)
+        once(x)
+        times.append(clock(device) - start)
+    print(f"{min(times) * 1e3:.1f} {extra / 2**20:.0f}")
+
+
+def cost(arguments: argparse.Namespace) -> None:
+    """A Markdown table of `ms / MiB`, a row for each length."""
+    for train in (False, True):
+        for causal in (False, True):
+            print(f"\n{'forward and backward' if train else 'forward'}, {'causal' if causal else 'all keys'}\n")
+            print("| n | " + " | ".join(WAYS) + " |\n|---:|" + "---:|" * len(WAYS))
+            for length in arguments.lengths:
+                cells = []
+                for way in WAYS:
+                    case = ["--case", way, str(length), str(int(causal)), str(int(train))]
+                    settings = ["--device", arguments.device, "--dtype", arguments.dtype]
+                    command = [sys.executable, __file__, "cost", *settings, "--repeats", str(arguments.repeats), *case]
+                    done = subprocess.run(command, capture_output=True, text=True, check=True)
+                    cells.append(" / ".join(done.stdout.split()))
+                print(f"| {length:,} | " + " | ".join(cells) + " |", flush=True)
+
+
+def accuracy(length: int = 1024, draws: int = 5) -> None:
+    """Distance from softmax attention, relative to it, for scores that spread more and more."""
+    counts = (64, 266, 1024, 4096)
+    print("| spread of the scores | mean of the values | " + " | ".join(f"m = {count}" for count in counts) + " |")
+    print("|---:|---:|" + "---:|" * len(counts))
+    for spread in (0.25, 0.5, 1.0, 2.0, 4.0):
+        generator = torch.Generator().manual_seed(0)
+        query, key, value = torch.randn(3, HEADS, length, SIZE, generator=generator)
+        query, key = query * spread**0.5, key * spread**0.5  # scores q·k/√d then have this standard deviation
+        exact = F.scaled_dot_product_attention(query, key, value)
+        errors = [(value.mean(-2, keepdim=True) - exact).norm() / exact.norm()]
+        for count in counts:
+            draw = [regard.PerformerFeatures.draw(SIZE, count, generator=generator) for _ in range(draws)]
+            outputs = [regard.linear_attention(query, key, value, features=features) for features in draw]
+            errors.append(torch.stack([(output - exact).norm() / exact.norm() for output in outputs]).mean())
+        print(f"| {spread} | " + " | ".join(f"{float(error):.2f}" for error in errors) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["cost", "accuracy"])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--case", nargs=4, metavar=("WAY", "LENGTH", "CAUSAL", "TRAIN"), help="one case alone")
+    arguments = parser.parse_args()
+    if arguments.what == "accuracy":
+        accuracy()
+    elif arguments.case:
+        way, length, causal, train = arguments.case
+        dtype = getattr(torch, arguments.dtype)
+        measure(way, int(length), causal == "1", train == "1", arguments.device, dtype, arguments.repeats)
+    else:
+        cost(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Attention for PyTorch: compute any mechanism through one call, with one meaning, and see where it looks.
+
+The names below live in `regard.core` and are imported when first used, so `import regard` itself costs nothing.
+"""
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+# Every public name and the module it lives in.
+_HOME = {
+    "attention": "regard.core.attention",
+    "explain": "regard.core.attention",
+    "Attended": "regard.core.attention",
+    "Plan": "regard.core.attention",
+    "Dot": "regard.core.scores",
+    "ScaledDot": "regard.core.scores",
+    "Cosine": "regard.core.scores",
+    "Bilinear": "regard.core.scores",
+    "Additive": "regard.core.scores",
+    "Softmax": "regard.core.normalizers",
+    "Sparsemax": "regard.core.normalizers",
+    "Entmax": "regard.core.normalizers",
+    "Sigmoid": "regard.core.normalizers",
+    "Hard": "regard.core.normalizers",
+    "Mask": "regard.core.masks",
+    "causal": "regard.core.masks",
+    "window": "regard.core.masks",
+    "padding": "regard.core.masks",
+    "segments": "regard.core.masks",
+    "dense": "regard.core.masks",
+    "Bias": "regard.core.biases",
+    "alibi": "regard.core.biases",
+    "relative": "regard.core.biases",
+    "Request": "regard.core.requests",
+    "Top": "regard.core.requests",
+    "full": "regard.core.requests",
+    "rows": "regard.core.requests",
+    "top": "regard.core.requests",
+    "received": "regard.core.requests",
+    "entropy": "regard.core.requests",
+    "reinforce": "regard.core.hard",
+    "Reinforced": "regard.core.hard",
+    "linear_attention": "regard.core.linear",
+    "PerformerFeatures": "regard.core.linear",
+    "EluFeatures": "regard.core.linear",
+}
+
+__all__ = ["__version__", *_HOME]
+
+if TYPE_CHECKING:  # the same list, for readers that do not run the code
+    from regard.core.attention import Attended as Attended
+    from regard.core.attention import Plan as Plan
+    from regard.core.attention import attention as attention
+    from regard.core.attention import explain as explain
+    from regard.core.biases import Bias as Bias
+    from regard.core.biases import alibi as alibi
+    from regard.core.biases import relative as relative
+    from regard.core.hard import Reinforced as Reinforced
+    from regard.core.hard import reinforce as reinforce
+    from regard.core.linear import EluFeatures as EluFeatures
+    from regard.core.linear import PerformerFeatures as PerformerFeatures
+    from regard.core.linear import linear_attention as linear_attention
+    from regard.core.masks import Mask as Mask
+    from regard.core.masks import causal as causal
+    from regard.core.masks import dense as dense
+    from regard.core.masks import padding as padding
+    from regard.core.masks import segments as segments
+    from regard.core.masks import window as window
+    from regard.core.normalizers import Entmax as Entmax
+    from regard.core.normalizers import Hard as Hard
+    from regard.core.normalizers import Sigmoid as Sigmoid
+    from regard.core.normalizers import Softmax as Softmax
+    from regard.core.normalizers import Sparsemax as Sparsemax
+    from regard.core.requests import Request as Request
+    from regard.core.requests import Top as Top
+    from regard.core.requests import entropy as entropy
+    from regard.core.requests import full as full
+    from regard.core.requests import received as received
+    from regard.core.requests import rows as rows
+    from regard.core.requests import top as top
+    from regard.core.scores import Additive as Additive
+    from regard.core.scores import Bilinear as Bilinear
+    from regard.core.scores import Cosine as Cosine
+    from regard.core.scores import Dot as Dot
+    from regard.core.scores import ScaledDot as ScaledDot
+else:  # hidden from checkers, which would take it to mean that any name exists
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            # With `name` and `obj`, Python's own traceback suggests the nearest public name.
+            raise AttributeError(f"module 'regard' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value  # found at once from now on
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

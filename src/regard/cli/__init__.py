@@ -1,0 +1,52 @@
+"""The `regard` command. It may import every layer, but only inside the command that needs it: help stays instant."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard import __version__
+
+# Plain help: drawing it with rich would double the time it takes.
+app = typer.Typer(
+    name="regard",
+    help="Attention for PyTorch: compute any mechanism, and see where it looks.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="regard")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
+
+@app.command("demo")
+def _demo(
+    out: Annotated[
+        Path, typer.Option(help="Folder for the picture and the page.", file_okay=False, metavar="DIR")
+    ] = Path("demo"),
+) -> None:
+    """Work attention through on one sentence, and draw where it looks."""
+    from regard.cli.story import tell
+
+    try:
+        tell(out)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error

@@ -1,0 +1,109 @@
+"""Feature maps φ for attention in O(n): φ(q)·φ(k) stands in for exp(q·k/√d).
+
+A feature map is any function from vectors (…, d) to features (…, m) ≥ 0. One whose features are exponentials also
+says their logarithms, `log_features`, so that nothing overflows.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@runtime_checkable
+class LogFeatures(Protocol):
+    """Features given by their logarithms, which never overflow."""
+
+    def log_features(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]: ...
+
+
+Features = LogFeatures | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class PerformerFeatures:
+    """φ(x) = exp(w·x' − |x'|²/2) / √m with x' = x / d^¼: E φ(q)·φ(k) = exp(q·k/√d) (Choromanski et al. 2021, §2.3).
+
+    >>> features = PerformerFeatures.draw(64, 256, generator=torch.Generator().manual_seed(0))
+    >>> features(torch.zeros(64)).sum()  # 256 features of 1/√256
+    tensor(16.)
+    """
+
+    projection: Float[Tensor, "m d"]
+    orthogonal: bool = True
+
+    @classmethod
+    def draw(
+        cls,
+        size: int,
+        count: int | None = None,
+        *,
+        orthogonal: bool = True,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> "PerformerFeatures":
+        """Draw `count` random directions for vectors of `size`; unless told, size · ln(size), and at least size.
+
+        Each direction is Gaussian; `orthogonal` ones are at right angles to each other in blocks of `size`, which
+        lowers the variance (§2.4).
+        """
+        count = max(size, round(size * math.log(max(size, 1)))) if count is None else count
+        for name, number in (("size", size), ("count", count)):
+            if number < 1:
+                raise ValueError(f"{name} of PerformerFeatures must be 1 or more, got {number}")
+        source = torch.device("cpu") if generator is None else generator.device
+        blocks = math.ceil(count / size)
+        gaussian = torch.randn(2, blocks, size, size, generator=generator, device=source, dtype=torch.float64)
+        projection = gaussian[0].flatten(0, 1)[:count]
+        if orthogonal:
+            # The lengths of Gaussian vectors on directions that are uniform over the orthogonal frames: Q of QR is
+            # uniform once the signs of R's diagonal are moved into it (Mezzadri 2007).
+            q, r = torch.linalg.qr(gaussian[1].mT)
+            directions = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT.flatten(0, 1)[:count]
+            projection = projection.norm(dim=-1, keepdim=True) * directions
+        return cls(projection.to(device=device, dtype=dtype or torch.get_default_dtype()), orthogonal)
+
+    def redraw(self, generator: torch.Generator | None = None) -> "PerformerFeatures":
+        """New directions of the same kind and number, so that training does not adapt to one draw (§2.4)."""
+        count, size = self.projection.shape
+        dtype, device = self.projection.dtype, self.projection.device
+        return self.draw(size, count, orthogonal=self.orthogonal, generator=generator, dtype=dtype, device=device)
+
+    def log_features(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]:
+        """w·x' − |x'|²/2 − ½ ln m."""
+        count, size = self.projection.shape
+        if x.shape[-1] != size:
+            raise ValueError(f"features are drawn for vectors of size {size}, got size {x.shape[-1]}")
+        if x.device != self.projection.device:
+            raise ValueError(f"features are on {self.projection.device}, the vectors on {x.device}: draw(…, device=)")
+        x = x / size**0.25
+        return (x @ self.projection.to(x.dtype).mT).sub_((x.square().sum(-1, keepdim=True) + math.log(count)) / 2)
+
+    def __call__(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]:
+        return self.log_features(x).exp()
+
+
+@dataclass(frozen=True)
+class EluFeatures:
+    """φ(x) = elu(x) + 1, as many features as the vector has entries (Katharopoulos et al. 2020, eq. 7).
+
+    >>> EluFeatures()(torch.tensor([-1.0, 0.0, 2.0]))
+    tensor([0.3679, 1.0000, 3.0000])
+    """
+
+    def __call__(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        return x.clamp_max(0).exp() + x.relu()  # elu(x) + 1 itself rounds to 0 from x = −17 on
+
+
+@lru_cache(maxsize=64)
+def default_features(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
+    """The features used where none are given: from a fixed seed, so the same in every process."""
+    with torch.inference_mode(False):  # what is drawn in an inference pass must serve training too
+        generator = torch.Generator().manual_seed(0)
+        return PerformerFeatures.draw(size, generator=generator, dtype=dtype, device=device)

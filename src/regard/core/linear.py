@@ -1,0 +1,375 @@
+"""Attention in O(n): the exponential of a dot product replaced by a dot product of features.
+
+With φ(q)·φ(k) in place of exp(q·k/√d) the sums over the keys no longer depend on the query (Katharopoulos et al. 2020):
+
+    output_i = φ(q_i) Σ_j φ(k_j) v_jᵀ / φ(q_i) Σ_j φ(k_j)
+
+so the keys are read once, into a summary whose size does not grow with them. Causal attention keeps the summary of
+the keys so far.
+
+Performer features are exponentials, so they are held as logarithms, and the summary of each feature is divided by
+exp(shift), the largest value that feature has had *so far*. Every factor below is then at most 1, every denominator at
+least 1, whatever the size of the inputs; and no key is ever multiplied into an earlier query's row, not even by zero.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard.core.features import EluFeatures as EluFeatures
+from regard.core.features import Features, LogFeatures, default_features
+from regard.core.features import PerformerFeatures as PerformerFeatures
+from regard.core.masks import And, Dense, Mask, Not, Or, Padding
+from regard.core.normalizers import Softmax
+from regard.core.problem import HALF, Problem, build
+from regard.core.scores import Score
+from regard.core.spans import cut
+
+CHUNK = 64  # positions that are compared pair by pair; a power of two
+SEGMENT = 512  # positions that are in memory at a time; recomputed in the backward pass
+
+
+class LinearState(NamedTuple):
+    """All that later queries need of the keys and values so far, one per key head; divided by exp(shift)."""
+
+    summary: Float[Tensor, "... m e"]  # Σ_j φ(k_j) v_jᵀ
+    normalizer: Float[Tensor, "... m"]  # Σ_j φ(k_j)
+    shift: Float[Tensor, "... m"]  # max_j ln φ(k_j); 0 for features without logarithms
+
+
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    features: Features | None = None,
+    causal: bool = False,
+    mask: Mask | Tensor | None = None,
+) -> Float[Tensor, "... q e"]:
+    """φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1): time and memory grow with n, not n².
+
+    query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) → output (…, h, q, e), the tensor itself: no weights are
+    ever formed that could be returned beside it. Leading axes broadcast, the head axis may be left out, query head i
+    reads key head i // (h / g).
+
+    `features` is a `PerformerFeatures`, an `EluFeatures` or any function from (…, d) to (…, m) numbers ≥ 0. Without
+    it, softmax attention is approximated by Performer features drawn once for each size from a fixed seed: the same in
+    every process. `causal` lets query i read keys j ≤ i. `mask` may hide keys (`padding(lengths)`, a bool tensor
+    (…, 1, k)), the same ones from every query.
+
+    >>> x = torch.randn(2, 8, 100, 16)
+    >>> linear_attention(x, x, x, causal=True).shape
+    torch.Size([2, 8, 100, 16])
+    """
+    problem = _checked(query, key, value, mask)
+    return _attend(problem, None, features, causal)[0]
+
+
+def linear_step(
+    state: LinearState | None, query: Tensor, key: Tensor, value: Tensor, features: Features | None = None
+) -> tuple[Float[Tensor, "... n e"], LinearState]:
+    """Go on with causal attention where `state` stopped (None: at the start), by one new position or several.
+
+    Shapes are `linear_attention`'s with as many queries as keys. Taking a sequence step by step, or a prompt at once
+    and then step by step, gives what one causal pass gives.
+    """
+    problem = _checked(query, key, value, None)
+    queries, keys = problem.shape[-2:]
+    if queries != keys:
+        raise ValueError(f"query has {queries} positions, key has {keys}: a step brings as many of each")
+    return _attend(problem, state, features, True)
+
+
+# The passes. Inside, queries are (…, g, q, r, d): the r query heads that read one key head lie side by side.
+
+
+def _attend(
+    problem: Problem, state: LinearState | None, features: Features | None, causal: bool
+) -> tuple[Tensor, LinearState]:
+    """The output and the state at its end, computed at full precision."""
+    if features is None:
+        features = default_features(problem.query.shape[-1], problem.dtype, problem.device)
+    query, key, value, keep = _once(problem.query), _once(problem.key), _once(problem.value), _kept(problem)
+    group = problem.group
+    if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head see different keys
+        key, value, group = problem.repeat(key), problem.repeat(value), 1
+    query = query.unflatten(-3, (key.shape[-3], group)).movedim(-3, -2)
+    if keep is not None:
+        # A query with nothing to attend has no part in anything, not even if it is NaN.
+        query = torch.where(_filled(keep, query.shape[-3], causal)[..., None, None], query, 0)
+    with torch.autocast(problem.device.type, enabled=False) if _autocasting(problem.device) else nullcontext():
+        output, state = _segments(state, query, key, value, keep, features, causal)
+    output = output.movedim(-2, -3).flatten(-4, -3).to(problem.query.dtype)
+    output = output.expand(*problem.shape[:-1], -1)
+    return output.squeeze(0) if problem.headless else output, state
+
+
+def _segments(
+    state: LinearState | None,
+    query: Float[Tensor, "... q r d"],
+    key: Float[Tensor, "... k d"],
+    value: Float[Tensor, "... k e"],
+    keep: Bool[Tensor, "... k"] | None,
+    features: Features,
+    causal: bool,
+) -> tuple[Float[Tensor, "... q r e"], LinearState]:
+    """Segment after segment, each recomputed in the backward pass: the features of one segment are held at a time."""
+    queries, keys = query.shape[-3], key.shape[-2]
+    again = torch.is_grad_enabled() and max(queries, keys) > SEGMENT
+    paired = min(queries, keys) if causal else 0  # queries beyond the last key see all keys
+    outputs = []
+    for span in cut(paired, SEGMENT):
+        rows = query[..., span.start : span.stop, :, :]
+        output, state = _run(again, _advance, state, rows, *_part(span, key, value, keep), features)
+        outputs.append(output)
+    for span in [] if causal else cut(keys, SEGMENT):
+        state = _run(again, _absorb, state, *_part(span, key, value, keep), features)
+    if state is None:
+        state = _absorb(None, *_part(range(0), key, value, keep), features)
+    if paired < queries or not outputs:
+        for rows in query[..., paired:, :, :].split(SEGMENT, -3):
+            outputs.append(_run(again, _recall, state, rows, features))
+    return torch.cat(outputs, -3), state
+
+
+def _run(again: bool, function: Callable[..., Any], *inputs: Any) -> Any:
+    """The function's result; with `again` it keeps nothing for the backward pass but is run again there."""
+    return checkpoint(function, *inputs, use_reentrant=False) if again else function(*inputs)
+
+
+def _part(span: range, key: Tensor, value: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    part = slice(span.start, span.stop)
+    return key[..., part, :], value[..., part, :], None if keep is None else keep[..., part]
+
+
+def _absorb(
+    state: LinearState | None,
+    key: Float[Tensor, "... k d"],
+    value: Float[Tensor, "... k e"],
+    keep: Bool[Tensor, "... k"] | None,
+    features: Features,
+) -> LinearState:
+    """The state once these keys and values are in it."""
+    log = isinstance(features, LogFeatures)
+    keys, values = _memory(key, value, keep, features)
+    state = _start(state, keys, values, log)
+    shift = state.shift
+    if log and keys.shape[-2] > 0:
+        shift = torch.maximum(shift, keys.detach().amax(-2))
+    summary = _joined(state) * (state.shift - shift).exp().unsqueeze(-1)
+    return _split(summary + _lift(keys, -shift.unsqueeze(-2), log).mT @ values, shift)
+
+
+def _recall(state: LinearState, query: Float[Tensor, "... q r d"], features: Features) -> Float[Tensor, "... q r e"]:
+    """What these queries read from the state."""
+    log = isinstance(features, LogFeatures)
+    queries, shift = _mapped(features, query), state.shift[..., None, None, :]
+    if log:
+        queries = queries - (queries.detach() + shift).amax(-1, keepdim=True)
+    return _quotient(_read(_lift(queries, shift, log), _joined(state)))
+
+
+def _advance(
+    state: LinearState | None,
+    query: Float[Tensor, "... n r d"],
+    key: Float[Tensor, "... n d"],
+    value: Float[Tensor, "... n e"],
+    keep: Bool[Tensor, "... n"] | None,
+    features: Features,
+) -> tuple[Float[Tensor, "... n r e"], LinearState]:
+    """What these queries read from the state and from the keys up to their own, and the state after them."""
+    log, length = isinstance(features, LogFeatures), key.shape[-2]
+    queries, (keys, values) = _mapped(features, query), _memory(key, value, keep, features)
+    state = _start(state, keys, values, log)
+
+    chunk = min(CHUNK, 1 << (length - 1).bit_length())
+    missing = -length % chunk
+    queries = F.pad(queries, (0, 0, 0, 0, 0, missing)).unflatten(-3, (-1, chunk))  # (…, chunks, chunk, r, m)
+    keys = F.pad(keys, (0, 0, 0, missing), value=-torch.inf if log else 0.0).unflatten(-2, (-1, chunk))
+    values = F.pad(values, (0, 0, 0, missing)).unflatten(-2, (-1, chunk))
+
+    # The largest key so far, feature by feature: at each position (peaks), and before each chunk and after the last
+    # (shifts). They cancel in the quotient, so to the gradient they are constants.
+    if log:
+        peaks = _running_maximum(keys.detach().clamp_min(state.shift[..., None, None, :]))
+        shifts = torch.cat([state.shift.unsqueeze(-2), peaks[..., -1, :]], -2).cummax(-2).values
+        peaks = torch.maximum(peaks, shifts[..., :-1, None, :])
+        queries = queries - (queries.detach() + peaks.unsqueeze(-2)).amax(-1, keepdim=True)
+    else:
+        peaks = keys.new_zeros(()).expand_as(keys)
+        shifts = state.shift.unsqueeze(-2).expand(*state.shift.shape[:-1], keys.shape[-3] + 1, -1)
+    before, after = shifts[..., :-1, :], shifts[..., 1:, :]
+
+    # Within a chunk: a query reads its own position; then each chunk is halved again and again, and the second half
+    # of a part reads the first. No key meets an earlier query, and `peaks` at the end of the first half splits the
+    # exponent of each pair into two that are both ≤ 0.
+    own = _lift(queries, keys.unsqueeze(-2), True) if log else queries * keys.unsqueeze(-2)
+    output = own.sum(-1, keepdim=True) * values.unsqueeze(-2)
+    for half in _halves(chunk):
+        middle = peaks.unflatten(-2, (-1, 2, half))[..., 0, -1, :]
+        second = _lift(queries.unflatten(-3, (-1, 2, half))[..., 1, :, :, :], middle[..., None, None, :], log)
+        first = _lift(keys.unflatten(-2, (-1, 2, half))[..., 0, :, :], -middle.unsqueeze(-2), log)
+        reading = _read(second, first.mT, values.unflatten(-2, (-1, 2, half))[..., 0, :, :])
+        output = output + F.pad(reading, (0, 0, 0, 0, half, 0)).flatten(-4, -3)
+
+    # From chunk to chunk: the summary.
+    summary, summaries = _joined(state), []
+    decay = (before - after).exp().unsqueeze(-1)
+    added = _lift(keys, -after.unsqueeze(-2), log).mT @ values
+    for index in range(added.shape[-3]):
+        summaries.append(summary)
+        summary = summary * decay[..., index, :, :] + added[..., index, :, :]
+    output = output + _read(_lift(queries, before[..., None, None, :], log), torch.stack(summaries, -3))
+    return _quotient(output.flatten(-4, -3)[..., :length, :, :]), _split(summary, shifts[..., -1, :])
+
+
+# The pieces. Values carry a last column of ones, so that the sums of the weights come with the weighted sums.
+
+
+def _lift(x: Tensor, shift: Tensor, log: bool) -> Tensor:
+    """exp(x + shift) of features held as logarithms; other features as they are."""
+    return (x + shift).exp_() if log else x
+
+
+def _read(queries: Float[Tensor, "... n r m"], *matrices: Tensor) -> Float[Tensor, "... n r e"]:
+    """All n · r rows times the matrices."""
+    rows = queries.flatten(-3, -2)
+    for matrix in matrices:
+        rows = rows @ matrix
+    return rows.unflatten(-2, queries.shape[-3:-1])
+
+
+def _quotient(sums: Float[Tensor, "... n r e1"]) -> Float[Tensor, "... n r e"]:
+    """The weighted sums over the sums of the weights; 0 where nothing was read."""
+    total = sums[..., -1:]
+    return torch.where(total == 0, 0, sums[..., :-1] / torch.where(total == 0, 1, total))
+
+
+def _halves(chunk: int) -> list[int]:
+    """1, 2, 4, … chunk / 2."""
+    return [1 << level for level in range(chunk.bit_length() - 1)]
+
+
+def _running_maximum(x: Float[Tensor, "... n m"]) -> Float[Tensor, "... n m"]:
+    """The largest so far along the positions, 2ᶜ of them, in place (Sklansky 1960): faster than cummax on a CPU."""
+    for half in _halves(x.shape[-2]):
+        parts = x.unflatten(-2, (-1, 2, half))
+        parts[..., 1, :, :] = torch.maximum(parts[..., 1, :, :], parts[..., 0, -1:, :])
+    return x
+
+
+def _mapped(features: Features, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]:
+    """The features of x, as logarithms where they have them; half precision is left here."""
+    x = x.float() if x.dtype in HALF else x
+    mapped = features.log_features(x) if isinstance(features, LogFeatures) else features(x)
+    if mapped.shape[:-1] != x.shape[:-1]:
+        raise ValueError(f"features must map (…, d) to (…, m): they turned {tuple(x.shape)} into {tuple(mapped.shape)}")
+    return mapped
+
+
+def _memory(
+    key: Float[Tensor, "... k d"],
+    value: Float[Tensor, "... k e"],
+    keep: Bool[Tensor, "... k"] | None,
+    features: Features,
+) -> tuple[Float[Tensor, "... k m"], Float[Tensor, "... k e1"]]:
+    """Features of the keys, none where a key is hidden; and the values with their ones."""
+    if keep is not None:
+        keep = keep.unsqueeze(-1)
+        key, value = torch.where(keep, key, 0), torch.where(keep, value, 0)  # what hides there may be NaN
+    keys = _mapped(features, key)
+    if keep is not None:
+        keys = torch.where(keep, keys, -torch.inf if isinstance(features, LogFeatures) else 0)
+    return keys, F.pad(value.to(keys.dtype), (0, 1), value=1.0)
+
+
+def _start(state: LinearState | None, keys: Tensor, values: Tensor, log: bool) -> LinearState:
+    """The state to go on from, with the leading axes of keys and values; where there is none, one of no keys at all."""
+    count, size = keys.shape[-1], values.shape[-1] - 1
+    if state is None:
+        # Not −inf: the difference of two shifts must stay a number.
+        lowest = torch.finfo(keys.dtype).min / 4 if log else 0.0
+        state = LinearState(keys.new_zeros(count, size), keys.new_zeros(count), keys.new_full((count,), lowest))
+    try:
+        shift = state.shift.expand(torch.broadcast_shapes(state.shift.shape, (*keys.shape[:-2], count)))
+        lead = torch.broadcast_shapes(state.normalizer.shape[:-1], shift.shape[:-1], values.shape[:-2])
+        return LinearState(state.summary.expand(*lead, count, size), state.normalizer.expand(*lead, count), shift)
+    except RuntimeError:
+        came, needed = tuple(state.summary.shape), (*keys.shape[:-2], count, size)
+        raise ValueError(f"state has a summary {came}: it does not fit keys, values and features of {needed}") from None
+
+
+def _joined(state: LinearState) -> Float[Tensor, "... m e1"]:
+    return torch.cat([state.summary, state.normalizer.unsqueeze(-1)], -1)
+
+
+def _split(joined: Float[Tensor, "... m e1"], shift: Float[Tensor, "... m"]) -> LinearState:
+    return LinearState(joined[..., :-1], joined[..., -1], shift)
+
+
+# The edge
+
+
+def _checked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None) -> Problem:
+    """The arguments as every attention takes them; under autocast in its dtype."""
+    if isinstance(query, Tensor) and _autocasting(query.device):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (t if t.dtype == torch.float64 else t.to(dtype) for t in (query, key, value))
+    problem = build(query, key, value, Score(), Softmax(), mask, None, 0.0, None, None)
+    sizes = query.shape[-1], key.shape[-1]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"query has size {sizes[0]}, key has size {sizes[1]}: they must be equal")
+    return problem
+
+
+def _autocasting(device: torch.device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def _kept(problem: Problem) -> Bool[Tensor, "... k"] | None:
+    """Which keys may be attended, (…, h or 1, k); None for all."""
+    mask, keys = problem.mask, problem.shape[-1]
+    if mask is None:
+        return None if keys else torch.ones(1, 0, dtype=torch.bool, device=problem.device)
+    if not _by_key(mask):
+        came = f"one of shape {tuple(mask.tensor.shape)}" if isinstance(mask, Dense) else f"a {type(mask).__name__}"
+        raise ValueError(
+            "mask of linear_attention must hide the same keys from every query: expected padding(lengths) or a bool "
+            f"tensor (…, 1, {keys}), got {came}; write causal=True for a causal pass"
+        )
+    kept = mask.allowed(range(1), range(keys), problem.device)[..., 0, :]
+    return kept.expand(*kept.shape[:-1], keys)
+
+
+def _filled(keep: Bool[Tensor, "... k"], queries: int, causal: bool) -> Bool[Tensor, "... q"]:
+    """Which queries have a key to attend."""
+    seen = F.pad(keep, (1, 0)).cumsum(-1) > 0  # among the first 0, 1, … k keys
+    if not causal:
+        return seen[..., -1:].expand(*seen.shape[:-1], queries)
+    return seen[..., torch.arange(1, queries + 1, device=keep.device).clamp_max(keep.shape[-1])]
+
+
+def _by_key(mask: Mask) -> bool:
+    match mask:
+        case Padding():
+            return True
+        case Dense(tensor):
+            return tensor.shape[-2] == 1
+        case And(left, right) | Or(left, right):
+            return _by_key(left) and _by_key(right)
+        case Not(inner):
+            return _by_key(inner)
+    return False
+
+
+def _once(x: Tensor) -> Tensor:
+    """Leading axes that only repeat the same numbers, cut to 1: a memory shared by a batch is then read once."""
+    for axis in range(x.ndim - 3):
+        x = x[(slice(None),) * axis + (slice(1),)] if x.stride(axis) == 0 else x
+    return x

@@ -1,0 +1,280 @@
+"""A matrix of attention weights as a heat map: an SVG drawing, a standalone page, or terminal text.
+
+Rows are what asked (queries), columns what answered (keys); the deeper a cell, the larger its weight.
+"""
+
+import html as markup
+import math
+import unicodedata
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from regard.look.shades import DARK, LIGHT, RGB, Scale, hexadecimal, ink, shade
+
+
+@runtime_checkable
+class Matrix(Protocol):
+    """A two-dimensional tensor or array."""
+
+    def tolist(self) -> list[list[float]]: ...
+
+
+Weights = Sequence[Sequence[float]] | Matrix
+
+FONTS = "system-ui, 'Noto Sans', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
+FONT_SIZE = 14
+LONGEST_LABEL = 24  # characters; the tooltip has the whole label
+BLOCKS = " ░▒▓█"
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --page: #ffffff; --text: #1b1f24; --line: #d6dae0 }}
+@media (prefers-color-scheme: dark) {{ :root {{ --page: #14181e; --text: #d6dae0; --line: #39414d }} }}
+body {{ margin: 2rem auto; max-width: 60rem; padding: 0 1rem; background: var(--page); color: var(--text);
+  font: 16px/1.6 {fonts} }}
+figure {{ margin: 0; overflow-x: auto }}
+figcaption, details {{ max-width: 40rem; margin-top: 1rem }}
+table {{ border-collapse: collapse; margin-top: .5rem; font-variant-numeric: tabular-nums }}
+th, td {{ padding: .25rem .75rem; border: 1px solid var(--line); text-align: right }}
+</style>
+</head>
+<body>
+<figure>
+{drawing}<figcaption>{caption}</figcaption>
+</figure>
+<details>
+<summary>The numbers</summary>
+<table>
+<tr><td></td>{head}</tr>
+{body}
+</table>
+</details>
+</body>
+</html>
+"""
+
+
+def svg(
+    weights: Weights,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    title: str = "Attention weights",
+    highest: float | None = None,
+) -> str:
+    """The weights as one SVG drawing, light or dark as the reader's screen is.
+
+    `highest` is the weight with the deepest colour; the largest one there is, unless given. Numbers stand in the
+    cells when there is room for them, and each cell tells its own in a tooltip.
+
+    >>> svg([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"]).count("<rect class='cell'")
+    2
+    """
+    grid = _grid(weights, rows, columns, highest)
+    place = _layout(grid, title)
+    parts = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' class='regard' role='img' width='{place.width}' "
+        f"height='{place.height}' viewBox='0 0 {place.width} {place.height}' font-family=\"{FONTS}\" "
+        f"font-size='{FONT_SIZE}'>",
+        f"<title>{_escape(title)}</title>",
+        # A reader that knows no colour schemes skips this rule and keeps the light `fill` of each element.
+        "<style>@media (prefers-color-scheme: dark) {"
+        " .regard text { fill: #d6dae0 } .regard [style] { fill: var(--dark) } }</style>",
+        "<rect width='100%' height='100%' rx='8' fill='#ffffff' style='--dark:#14181e'/>",
+        _text(title, 12.0, 26.0, "font-size='17' font-weight='600'"),
+    ]
+    for j, label in enumerate(grid.columns):
+        x, y = place.left + place.side * (j + 0.5), place.top - 8
+        turn = f"transform='rotate(-45 {x:.1f} {y:.1f})'" if place.slanted else "text-anchor='middle'"
+        parts.append(_text(_short(label), x, y, turn))
+    for i, (label, row) in enumerate(zip(grid.rows, grid.weights, strict=True)):
+        y = place.top + place.side * i
+        middle = "text-anchor='end' dominant-baseline='central'"
+        parts.append(_text(_short(label), place.left - 8, y + place.side / 2, middle))
+        for j, weight in enumerate(row):
+            tip = f"{label} → {grid.columns[j]}: {weight:.4g}"
+            parts.append(_cell(place.left + place.side * j, y, place.side, weight, grid.share(weight), tip))
+    return "\n".join([*parts, *_legend(grid.highest, place), "</svg>\n"])
+
+
+def html(
+    weights: Weights,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    title: str = "Attention weights",
+    caption: str = "",
+    highest: float | None = None,
+) -> str:
+    """A page around the drawing that opens anywhere: one file, no scripts, nothing fetched.
+
+    >>> page = html([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"], caption="a < b")
+    >>> "a &lt; b" in page, "<script" in page
+    (True, False)
+    """
+    grid = _grid(weights, rows, columns, highest)
+    return PAGE.format(
+        title=_escape(title),
+        fonts=FONTS,
+        drawing=svg(grid.weights, grid.rows, grid.columns, title=title, highest=grid.highest),
+        caption=_escape(caption),
+        head="".join(f"<th scope='col'>{_escape(label)}</th>" for label in grid.columns),
+        body="\n".join(
+            f"<tr><th scope='row'>{_escape(label)}</th>{''.join(f'<td>{weight:.6g}</td>' for weight in row)}</tr>"
+            for label, row in zip(grid.rows, grid.weights, strict=True)
+        ),
+    )
+
+
+def terminal(
+    weights: Weights,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    color: bool = False,
+    highest: float | None = None,
+) -> str:
+    """The weights as lines of text: coloured cells where the terminal has colours, shaded blocks where not.
+
+    >>> print(terminal([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"]))
+             Tom      Jerry
+    汤姆  ███ 0.90  ░░░ 0.10
+    """
+    grid = _grid(weights, rows, columns, highest)
+    width = max([8, *map(_width, grid.columns)])
+    margin = max(map(_width, grid.rows), default=0)
+    paint = _colored if color else _shaded
+    lines = [(" " * margin + "".join("  " + _pad(label, width) for label in grid.columns)).rstrip()]
+    for label, row in zip(grid.rows, grid.weights, strict=True):
+        cells = (paint(weight, grid.share(weight), width) for weight in row)
+        lines.append(" " * (margin - _width(label)) + label + "".join("  " + cell for cell in cells))
+    return "\n".join(lines)
+
+
+class _Grid(NamedTuple):
+    """Checked weights with their labels, and the weight that gets the deepest colour."""
+
+    weights: list[list[float]]
+    rows: list[str]
+    columns: list[str]
+    highest: float
+
+    def share(self, weight: float) -> float:
+        return min(1.0, weight / self.highest)
+
+
+class _Layout(NamedTuple):
+    """Where things stand in the drawing, in pixels."""
+
+    side: int  # of a cell
+    left: float
+    top: float
+    slanted: bool  # column labels, where they are wider than their column
+    width: int
+    height: int
+
+
+def _grid(weights: Weights, rows: Sequence[str], columns: Sequence[str], highest: float | None) -> _Grid:
+    table = weights if isinstance(weights, Sequence) else weights.tolist()
+    if len(table) != len(rows):
+        raise ValueError(f"weights has {len(table)} rows, but there are {len(rows)} row labels")
+    for label, row in zip(rows, table, strict=True):
+        if len(row) != len(columns):
+            raise ValueError(f"row {label!r} has {len(row)} weights, but there are {len(columns)} column labels")
+        for column, weight in zip(columns, row, strict=True):
+            if isinstance(weight, Sequence):
+                raise ValueError("weights must have two axes, rows and columns: choose one head, as in weights[0]")
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(f"the weight of ({label!r}, {column!r}) is {weight}: expected a finite one, 0 or more")
+    if highest is None:
+        highest = max(chain.from_iterable(table), default=0.0) or 1.0
+    elif not highest > 0:
+        raise ValueError(f"highest must be more than 0, got {highest}")
+    return _Grid([[float(weight) for weight in row] for row in table], list(rows), list(columns), float(highest))
+
+
+def _layout(grid: _Grid, title: str) -> _Layout:
+    half = FONT_SIZE * 0.6  # a narrow character; a wide one is two of them
+    side = max(14, min(72, 640 // max(1, len(grid.columns))))
+    left = 24 + half * max((_width(_short(label)) for label in grid.rows), default=0)
+    longest = half * max((_width(_short(label)) for label in grid.columns), default=0)
+    slanted = longest > side - 4
+    reach = longest * math.sqrt(0.5) if slanted else 0.0  # of a slanted label, up and to the right
+    top = 64 + reach
+    width = max(left + side * len(grid.columns) + reach, left + 160, half * 1.25 * _width(title)) + 16
+    return _Layout(side, left, top, slanted, math.ceil(width), math.ceil(top + side * len(grid.rows) + 52))
+
+
+def _cell(x: float, y: float, side: int, weight: float, share: float, tip: str) -> str:
+    gap = 2 if side > 24 else 0
+    rect = (
+        f"<rect class='cell' x='{x:.1f}' y='{y:.1f}' width='{side - gap}' height='{side - gap}' rx='{gap}' "
+        f"{_fill(shade, share)}><title>{_escape(tip)}</title></rect>"
+    )
+    if side < 40:  # too small to write in
+        return rect
+    middle = (side - gap) / 2
+    return rect + (
+        f"<text x='{x + middle:.1f}' y='{y + middle:.1f}' text-anchor='middle' dominant-baseline='central' "
+        f"pointer-events='none' {_fill(ink, share)}>{weight:.2f}</text>"
+    )
+
+
+def _legend(highest: float, place: _Layout) -> list[str]:
+    steps, step, y = 20, 8, place.height - 38.0
+    bar = [
+        f"<rect x='{place.left + step * i:.1f}' y='{y}' width='{step + 0.5}' height='10' "
+        f"{_fill(shade, i / (steps - 1))}/>"
+        for i in range(steps)
+    ]
+    low = _text("0", place.left, y + 24, "font-size='11'")
+    high = _text(f"{highest:.3g}", place.left + step * steps, y + 24, "font-size='11' text-anchor='end'")
+    return [*bar, low, high]
+
+
+def _text(text: str, x: float, y: float, attributes: str) -> str:
+    return f"<text x='{x:.1f}' y='{y:.1f}' fill='#1b1f24' {attributes}>{_escape(text)}</text>"
+
+
+def _fill(color: Callable[[float, Scale], RGB], share: float) -> str:
+    return f"fill='{hexadecimal(color(share, LIGHT))}' style='--dark:{hexadecimal(color(share, DARK))}'"
+
+
+def _colored(weight: float, share: float, width: int) -> str:
+    red, green, blue = shade(share, DARK)
+    front = "{};{};{}".format(*ink(share, DARK))
+    return f"\x1b[48;2;{red};{green};{blue};38;2;{front}m{_pad(f'{weight:.2f}', width)}\x1b[0m"
+
+
+def _shaded(weight: float, share: float, width: int) -> str:
+    block = BLOCKS[math.ceil((share - 0.005) * (len(BLOCKS) - 1))]  # blank where two decimals would say 0.00
+    return block * (width - 5) + f" {weight:.2f}"
+
+
+def _pad(text: str, width: int) -> str:
+    room = width - _width(text)
+    return " " * (room - room // 2) + text + " " * (room // 2)
+
+
+def _width(text: str) -> int:
+    """Columns the text takes in a terminal: Chinese characters take two, combining marks none."""
+    return sum(
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in text
+    )
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "…"
+
+
+def _escape(text: str) -> str:
+    """Text that is safe in markup; control characters, which XML forbids even escaped, become �."""
+    return markup.escape("".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text))

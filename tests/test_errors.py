@@ -1,0 +1,187 @@
+"""Every bad input is refused at the call, by name, with what was expected and what came; empty inputs are not bad."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+
+import regard
+from cases import NORMALIZERS, PLACES, SCORES, TYPICAL_PATHS, attend
+
+QUERY, KEY, VALUE = torch.randn(2, 6, 5, 13), torch.randn(2, 3, 7, 13), torch.randn(2, 3, 7, 11)
+
+# What to change in a good call, and what the message must say.
+BAD_CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "lengths differ": ({"value": torch.randn(2, 3, 8, 11)}, ["key", "value", "7", "8"]),
+    "sizes differ for dot": ({"query": torch.randn(2, 6, 5, 12), "score": regard.Dot()}, ["query", "key", "12", "13"]),
+    "sizes differ for scaled dot": ({"query": torch.randn(2, 6, 5, 12)}, ["query", "key", "12", "13"]),
+    "sizes differ for cosine": (
+        {"query": torch.randn(2, 6, 5, 12), "score": regard.Cosine()}, ["query", "key", "12", "13"],
+    ),
+    "sizes differ for additive": (
+        {"query": torch.randn(2, 6, 5, 12), "score": regard.Additive(torch.ones(13))}, ["query", "12", "13"],
+    ),
+    "additive weight of another size": ({"score": regard.Additive(torch.ones(17))}, ["weight", "17", "13"]),
+    "additive weight of other heads": ({"score": regard.Additive(torch.ones(4, 13))}, ["weight", "4", "6"]),
+    "bilinear weight of another query size": ({"score": regard.Bilinear(torch.ones(17, 13))}, ["weight", "17", "13"]),
+    "bilinear weight of another key size": ({"score": regard.Bilinear(torch.ones(13, 17))}, ["weight", "17", "13"]),
+    "bilinear weight of other heads": ({"score": regard.Bilinear(torch.ones(4, 13, 13))}, ["weight", "4", "6"]),
+    "heads not a multiple": ({"query": torch.randn(2, 7, 5, 13)}, ["query", "key", "7", "3", "multiple"]),
+    "key and value heads differ": ({"value": torch.randn(2, 2, 7, 11)}, ["key", "value", "3", "2"]),
+    "batches do not broadcast": ({"query": torch.randn(4, 6, 5, 13)}, ["query", "key", "4", "2"]),
+    "axes differ": ({"query": torch.randn(13)}, ["query", "13"]),
+    "mixed dtypes": ({"key": KEY.double()}, ["query", "key", "float32", "float64"]),
+    "mixed dtypes in value": ({"value": VALUE.double()}, ["value", "float32", "float64"]),
+    "integer query": ({"query": torch.ones(2, 6, 5, 13, dtype=torch.long)}, ["query", "int64"]),
+    "mixed devices": ({"key": KEY.to("meta")}, ["query", "key", "cpu", "meta"]),
+    "integer mask": ({"mask": torch.ones(5, 7, dtype=torch.long)}, ["mask", "bool", "int64"]),
+    "float mask": ({"mask": torch.zeros(5, 7)}, ["mask", "bool", "float32"]),
+    "mask does not broadcast": ({"mask": torch.ones(5, 8, dtype=torch.bool)}, ["mask", "5, 8", "2, 6, 5, 7"]),
+    "mask has more axes": (
+        {"mask": torch.ones(3, 1, 1, 5, 7, dtype=torch.bool)}, ["mask", "3, 1, 1, 5, 7", "2, 6, 5, 7"],
+    ),
+    "combined mask does not broadcast": (
+        {"mask": regard.causal() & torch.ones(5, 8, dtype=torch.bool)}, ["mask", "5, 8", "2, 6, 5, 7"],
+    ),
+    "mask is no mask": ({"mask": "causal"}, ["mask", "str"]),
+    "padding of another batch": ({"mask": regard.padding(torch.tensor([1, 2, 3]))}, ["lengths", "3", "2, 6, 5, 7"]),
+    "segments of other keys": (
+        {"mask": regard.segments(torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long))},
+        ["key_ids", "8", "7"],
+    ),
+    "segments of other queries": (
+        {"mask": regard.segments(torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 7, dtype=torch.long))},
+        ["query_ids", "4", "5"],
+    ),
+    "bias does not broadcast": ({"bias": torch.zeros(6, 5, 8)}, ["bias", "6, 5, 8", "2, 6, 5, 7"]),
+    "bool bias": ({"bias": torch.ones(5, 7, dtype=torch.bool)}, ["bias", "bool"]),
+    "slopes of other heads": ({"bias": regard.alibi(torch.ones(4))}, ["slopes", "4", "6"]),
+    "table of other heads": ({"bias": regard.relative(torch.ones(4, 5))}, ["table", "4", "6"]),
+    "negative dropout": ({"dropout": -0.1}, ["dropout", "-0.1", "0", "1"]),
+    "dropout above one": ({"dropout": 1.5}, ["dropout", "1.5", "0", "1"]),
+    "dropout NaN": ({"dropout": math.nan}, ["dropout", "nan"]),
+    "unknown backend": ({"backend": "cuda"}, ["backend", "cuda", "reference", "sdpa", "blocked", "flex", "auto"]),
+    "flex without a device": ({"backend": "flex"}, ["flex", "cuda"]),
+    "sdpa for sparsemax": ({"backend": "sdpa", "normalize": regard.Sparsemax()}, ["sdpa", "Sparsemax"]),
+    "sdpa for additive": ({"backend": "sdpa", "score": regard.Additive(torch.ones(13))}, ["sdpa", "Additive"]),
+    "sdpa for softcap": ({"backend": "sdpa", "score": regard.ScaledDot(softcap=2.0)}, ["sdpa", "softcap"]),
+    "sdpa for a function": ({"backend": "sdpa", "score": lambda q, k: q @ k.mT}, ["sdpa"]),
+    "row too large": ({"weights": regard.rows([5])}, ["rows", "5"]),
+    "weights by name": ({"weights": "full"}, ["weights", "str"]),
+    "normaliser by name": ({"normalize": "softmax"}, ["normalize", "str"]),
+    "score by name": ({"score": "dot"}, ["score", "str"]),
+    "score returns another shape": ({"score": lambda q, k: (q @ k.mT).sum(-1)}, ["score"]),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("as_installed")
+@pytest.mark.parametrize("call", BAD_CALLS)
+def test_a_bad_call_is_refused_by_name(call: str) -> None:
+    changes, words = BAD_CALLS[call]
+    with pytest.raises((ValueError, TypeError)) as refusal:
+        regard.attention(**({"query": QUERY, "key": KEY, "value": VALUE} | changes))
+    message = str(refusal.value).lower()
+    assert not [word for word in words if word.lower() not in message], message
+
+
+BAD_RECORDS: dict[str, tuple[Callable[[], object], list[str]]] = {
+    "window before": (lambda: regard.window(-1, 2), ["before", "-1"]),
+    "window after": (lambda: regard.window(2, -3), ["after", "-3"]),
+    "softcap 0": (lambda: regard.ScaledDot(softcap=0.0), ["softcap", "0"]),
+    "softcap negative": (lambda: regard.ScaledDot(softcap=-2.0), ["softcap", "-2"]),
+    "softcap NaN": (lambda: regard.ScaledDot(softcap=math.nan), ["softcap", "nan"]),
+    "scale NaN": (lambda: regard.ScaledDot(scale=math.nan), ["scale", "nan"]),
+    "cosine scale NaN": (lambda: regard.Cosine(scale=math.nan), ["scale", "nan"]),
+    "alpha 0": (lambda: regard.Entmax(alpha=0.0), ["alpha", "0", "1"]),
+    "alpha negative": (lambda: regard.Entmax(alpha=-1.0), ["alpha", "-1"]),
+    "alpha below 1": (lambda: regard.Entmax(alpha=0.99), ["alpha", "0.99", "1"]),
+    "alpha NaN": (lambda: regard.Entmax(alpha=math.nan), ["alpha", "nan"]),
+    "estimator": (
+        lambda: regard.Hard(estimator="guess"),
+        ["estimator", "guess", "straight_through", "reinforce", "gumbel"],
+    ),
+    "temperature 0": (lambda: regard.Hard(temperature=0.0), ["temperature", "0"]),
+    "temperature negative": (lambda: regard.Hard(temperature=-1.0), ["temperature", "-1"]),
+    "top 0": (lambda: regard.top(0), ["top", "0"]),
+    "dense of floats": (lambda: regard.dense(torch.ones(5, 7)), ["bool", "float32"]),
+    "lengths of floats": (lambda: regard.padding(torch.tensor([1.5])), ["lengths", "float32"]),
+    "ids of floats": (lambda: regard.segments(torch.ones(5), torch.ones(7)), ["query_ids", "float32"]),
+    "even table": (lambda: regard.relative(torch.ones(4)), ["table", "4"]),
+    "bilinear weight of one axis": (lambda: regard.Bilinear(torch.ones(13)), ["weight", "13"]),
+    "additive weight of three axes": (lambda: regard.Additive(torch.ones(2, 6, 13)), ["weight", "2, 6, 13"]),
+}
+
+
+@pytest.mark.usefixtures("as_installed")
+@pytest.mark.parametrize("record", BAD_RECORDS)
+def test_a_bad_record_is_refused_by_name(record: str) -> None:
+    make, words = BAD_RECORDS[record]
+    with pytest.raises((ValueError, TypeError)) as refusal:
+        make()
+    message = str(refusal.value).lower()
+    assert not [word for word in words if word.lower() not in message], message
+
+
+def test_shapes_are_checked_in_tests() -> None:
+    """The run-time check of annotations is on: without it, shapes in `core` would be comments."""
+    with pytest.raises(jaxtyping.TypeCheckError):
+        regard.Softmax()(torch.ones(3, dtype=torch.long))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        regard.Additive(torch.ones(3))(torch.ones(5, 3), torch.ones(7, 4))
+
+
+def test_everything_after_value_is_by_keyword() -> None:
+    with pytest.raises(TypeError):
+        regard.attention(QUERY, KEY, VALUE, regard.Dot())
+
+
+# Empty inputs
+
+EMPTY = {
+    "batch": {"batch": 0},
+    "queries": {"queries": 0},
+    "keys": {"keys": 0},
+    "queries and keys": {"queries": 0, "keys": 0},
+    "value size": {"value_size": 0},
+}
+REQUESTS = {
+    "full": (regard.full(), lambda b, q, k: (b, 6, q, k)),
+    "rows": (regard.rows(slice(0, 2)), lambda b, q, k: (b, 6, min(q, 2), k)),
+    "received": (regard.received(), lambda b, q, k: (b, 6, k)),
+    "entropy": (regard.entropy(), lambda b, q, k: (b, 6, q)),
+}
+
+
+@pytest.mark.parametrize("mask", [None, regard.causal()], ids=["open", "causal"])
+@pytest.mark.parametrize("empty", EMPTY)
+@pytest.mark.parametrize("path", [*TYPICAL_PATHS, "auto/scaled/softmax"])
+def test_empty_inputs_give_the_right_shape(path: str, empty: str, mask: object) -> None:
+    inputs = [tensor.requires_grad_() for tensor in SCORES[path.split("/")[1]].inputs(**EMPTY[empty])]
+    b, q, k = inputs[0].shape[0], inputs[0].shape[2], inputs[1].shape[2]
+    for request, shape in REQUESTS.values():
+        attended = attend(path, inputs, mask=mask, weights=request)
+        assert attended.weights.shape == shape(b, q, k)
+        assert attended.output.shape == (b, 6, q, inputs[2].shape[-1])
+        if k == 0:
+            assert torch.count_nonzero(attended.output) == torch.count_nonzero(attended.weights) == 0
+        gradients = torch.autograd.grad(attended.output.sum() + attended.weights.sum(), inputs, materialize_grads=True)
+        for gradient, tensor in zip(gradients, inputs, strict=True):
+            assert gradient.shape == tensor.shape
+            assert gradient.isfinite().all()
+    top = attend(path, inputs, mask=mask, weights=regard.top(4)).weights
+    assert top.values.shape == top.indices.shape == (b, 6, q, min(4, k))
+
+
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+def test_a_call_leaves_its_input_alone(normalize: str) -> None:
+    """No path writes into what it was given."""
+    for place in PLACES.values():
+        inputs = SCORES["scaled"].inputs()
+        before = [tensor.clone() for tensor in inputs]
+        for backend in ("reference", "blocked", "auto"):
+            attend(f"{backend}/scaled/{normalize}", inputs, mask=place.mask, bias=place.bias(torch.float64))
+        for tensor, copy in zip(inputs, before, strict=True):
+            assert torch.equal(tensor, copy)

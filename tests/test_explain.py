@@ -1,0 +1,109 @@
+"""`explain` says what `attention` would do: which backend, why not the others, how much work."""
+
+import re
+
+import pytest
+import torch
+
+import regard
+from cases import mlp
+
+
+def inputs(*, heads: int = 4, groups: int = 4, length: int = 512, size: int = 32) -> list[torch.Tensor]:
+    return [torch.randn(1, n, length, size) for n in (heads, groups, groups)]
+
+
+SHORT, LONG = inputs(length=16), inputs(length=1024)
+WEIGHT = torch.randn(32)
+JUDGE = mlp(torch.randn(8, 64), torch.randn(8), torch.randn(8))
+
+# A call, the backend it should get on a CPU, and a backend with a word of the reason it was refused.
+TYPICAL = {
+    "plain": (LONG, {}, "sdpa", ("flex", "cuda")),
+    "causal": (LONG, {"mask": regard.causal()}, "sdpa", ("flex", "cuda")),
+    "padding": (LONG, {"mask": regard.padding(torch.tensor([700]))}, "sdpa", ("flex", "cuda")),
+    "grouped heads": (inputs(heads=8, groups=2), {}, "sdpa", ("flex", "cuda")),
+    "cosine": (LONG, {"score": regard.Cosine(scale=10.0)}, "sdpa", ("flex", "cuda")),
+    "bilinear": (LONG, {"score": regard.Bilinear(torch.randn(32, 32))}, "sdpa", ("flex", "cuda")),
+    "alibi": (LONG, {"bias": regard.alibi(torch.rand(4)), "mask": regard.causal()}, "sdpa", ("flex", "cuda")),
+    "top weights": (LONG, {"weights": regard.top(8)}, "sdpa", ("flex", "cuda")),
+    "softcap": (LONG, {"score": regard.ScaledDot(softcap=30.0)}, "blocked", ("sdpa", "softcap")),
+    "additive": (LONG, {"score": regard.Additive(WEIGHT)}, "blocked", ("sdpa", "additive")),
+    "mlp": (LONG, {"score": JUDGE}, "blocked", ("sdpa", "")),
+    "sparsemax": (LONG, {"normalize": regard.Sparsemax()}, "blocked", ("sdpa", "softmax")),
+    "hard": (LONG, {"normalize": regard.Hard()}, "blocked", ("sdpa", "softmax")),
+    "short sparsemax": (SHORT, {"normalize": regard.Sparsemax()}, "reference", ("blocked", "small")),
+    "every weight": (SHORT, {"weights": regard.full()}, "reference", ("sdpa", "weights")),
+}
+
+
+@pytest.mark.parametrize("call", TYPICAL)
+def test_typical_calls_get_the_right_backend(call: str) -> None:
+    tensors, arguments, backend, (refused, word) = TYPICAL[call]
+    plan = regard.explain(*tensors, **arguments)
+    assert plan.backend == backend
+    assert word in plan.refused[refused].lower()
+    assert all(plan.refused.values())
+    assert backend not in plan.refused
+    assert plan.flops > 0
+    assert plan.bytes >= 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"normalize": regard.Sparsemax()},
+        {"score": regard.Additive(WEIGHT)},
+        {"score": regard.ScaledDot(softcap=30.0)},
+        {"score": JUDGE},
+    ],
+    ids=["sparsemax", "additive", "softcap", "mlp"],
+)
+@pytest.mark.parametrize("backend", ["sdpa", "flex"])
+def test_forcing_a_refused_backend_raises_the_reason(backend: str, arguments: dict) -> None:
+    reason = regard.explain(*LONG, **arguments).refused[backend]
+    for call in (regard.attention, regard.explain):
+        with pytest.raises(ValueError, match=re.escape(reason)) as refusal:
+            call(*LONG, backend=backend, **arguments)
+        assert backend in str(refusal.value)
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])
+def test_forcing_a_backend_that_serves(backend: str) -> None:
+    plan = regard.explain(*LONG, backend=backend)
+    assert plan.backend == backend
+    assert backend not in plan.refused
+
+
+# Two operations, a multiplication and an addition, for each number of a query, and for each number of a value.
+
+
+def test_flops_of_a_plain_call() -> None:
+    query, key, value = torch.randn(2, 6, 5, 13), torch.randn(2, 3, 7, 13), torch.randn(2, 3, 7, 11)
+    assert regard.explain(query, key, value).flops == 2 * 6 * 5 * 7 * (2 * 13 + 2 * 11)
+
+
+def test_flops_of_a_causal_call() -> None:
+    """Of 5 × 7 pairs, 1 + 2 + 3 + 4 + 5 are left."""
+    query, key, value = torch.randn(2, 6, 5, 13), torch.randn(2, 3, 7, 13), torch.randn(2, 3, 7, 11)
+    plan = regard.explain(query, key, value, mask=regard.causal())
+    assert plan.flops == pytest.approx(2 * 6 * 15 * (2 * 13 + 2 * 11), abs=1)
+
+
+def test_flops_of_a_window() -> None:
+    """1,024 queries see themselves and 3 keys before, less 3 + 2 + 1 at the start."""
+    plan = regard.explain(*LONG, mask=regard.window(3, 0))
+    assert plan.flops == pytest.approx(4 * (1024 * 4 - 6) * (2 * 32 + 2 * 32), rel=1e-3)
+
+
+def test_blocked_needs_less_memory_than_the_matrix() -> None:
+    blocked, plain = (regard.explain(*LONG, score=regard.Additive(WEIGHT), backend=b) for b in ("blocked", "reference"))
+    assert blocked.bytes < plain.bytes / 4
+    assert plain.bytes >= 4 * 4 * 1024 * 1024 * 32  # a hidden layer for each pair
+
+
+def test_explain_computes_nothing() -> None:
+    """A call far too large to run is explained at once."""
+    tensors = [torch.zeros(1).expand(64, 64, 2**20, 128) for _ in range(3)]
+    plan = regard.explain(*tensors)
+    assert plan.flops == 64 * 64 * 2**40 * (2 * 128 + 2 * 128)

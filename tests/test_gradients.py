@@ -1,0 +1,247 @@
+"""Gradients against finite differences, against the reference, and within an error budget in half precision."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.testing import assert_close
+
+import regard
+from cases import FUSED_PATHS, NORMALIZERS, SCORES, TYPICAL_PATHS, attend, mlp, paths, randn, slopes_like
+
+SMALL = {"batch": 1, "heads": 2, "groups": 1, "queries": 3, "keys": 4, "size": 2, "value_size": 1}
+SMOOTH = [name for name in NORMALIZERS if name != "hard"]  # hard attention has estimators instead: test_hard.py
+SMOOTH_PATHS = [path for path in TYPICAL_PATHS if not path.endswith("hard")]
+REQUESTS = {
+    "full": regard.full(),
+    "rows": regard.rows([2, 0]),
+    "top": regard.top(2),
+    "received": regard.received(),
+    "entropy": regard.entropy(),
+}
+
+
+def leaves_of(score: str, **sizes: int) -> list[Tensor]:
+    return [tensor.requires_grad_() for tensor in SCORES[score].inputs(**(SMALL | sizes))]
+
+
+def closed() -> Tensor:
+    """A mask with an empty row and an open one."""
+    mask = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
+    return mask.expand(1, 2, 3, 4)
+
+
+# Finite differences
+
+
+@pytest.mark.parametrize("path", paths(normalizers=SMOOTH))
+def test_gradcheck(path: str) -> None:
+    leaves = leaves_of(path.split("/")[1])
+    assert gradcheck(lambda *inputs: attend(path, inputs).output, leaves)
+    assert gradcheck(lambda *inputs: attend(path, inputs, mask=closed()).output, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("path", [path for path in paths(normalizers=SMOOTH) if path.startswith("reference")])
+def test_gradgradcheck(path: str) -> None:
+    leaves = leaves_of(path.split("/")[1])
+    assert gradgradcheck(lambda *inputs: attend(path, inputs, mask=closed()).output, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+@pytest.mark.parametrize("path", SMOOTH_PATHS)
+def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
+    def asked(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        attended = attend(path, inputs, mask=closed(), weights=REQUESTS[request_name])
+        return attended.output, attended.weights.values if request_name == "top" else attended.weights
+
+    leaves = leaves_of(path.split("/")[1])
+    assert gradcheck(asked, leaves, fast_mode=True)
+    # The weights do not know the values.
+    slope = torch.autograd.grad(asked(*leaves)[1].sum(), leaves[2], materialize_grads=True)[0]
+    assert torch.count_nonzero(slope) == 0
+
+
+@pytest.mark.parametrize("path", [path for path in FUSED_PATHS if path in SMOOTH_PATHS])
+def test_blocks_and_grouped_heads_learn_as_the_reference(path: str) -> None:
+    """Sizes that no block divides, several blocks long."""
+    score = path.split("/")[1]
+    sizes = {"heads": 4, "groups": 2, "queries": 307, "keys": 1301, "size": 3, "value_size": 2}
+    results = {}
+    for chosen in (path, path.replace(path.split("/")[0], "reference")):
+        leaves = leaves_of(score, **sizes)
+        attended = attend(chosen, leaves, mask=regard.causal(offset=900), weights=regard.entropy())
+        loss = (attended.output * slopes_like(attended.output)).sum() + attended.weights.sum()
+        results[chosen] = [attended.output, attended.weights, *torch.autograd.grad(loss, leaves)]
+    for result, expected in zip(*results.values(), strict=True):
+        assert_close(result, expected, rtol=1e-8, atol=1e-9)
+
+
+# Learned biases
+
+
+BIASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], object]]] = {
+    "dense": ((2, 6, 5, 7), lambda leaf: leaf),
+    "per head": ((6, 1, 1), lambda leaf: leaf),
+    "per key": ((2, 1, 1, 7), lambda leaf: leaf),
+    "per pair": ((5, 7), lambda leaf: leaf),
+    "number": ((), lambda leaf: leaf),
+    "alibi": ((6,), lambda leaf: regard.alibi(leaf)),
+    "relative": ((6, 5), lambda leaf: regard.relative(leaf)),
+    "relative, shared": ((7,), lambda leaf: regard.relative(leaf)),
+}
+
+
+def alone(shape: tuple[int, ...], build: Callable[[Tensor], object], leaf: Tensor) -> Tensor:
+    """The bias as a dense tensor, written out."""
+    i, j = torch.arange(5).unsqueeze(1), torch.arange(7)
+    if isinstance(build(leaf), Tensor):
+        return leaf.expand(2, 6, 5, 7)
+    if shape == (6,):
+        return -leaf.reshape(6, 1, 1) * (i - j).abs()
+    reach = shape[-1] // 2
+    return leaf[..., (j - i).clamp(-reach, reach) + reach]
+
+
+@pytest.mark.parametrize("mask", [None, regard.causal(offset=1)], ids=["open", "causal"])
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("path", SMOOTH_PATHS)
+def test_a_learned_bias_learns(path: str, bias: str, mask: object) -> None:
+    shape, build = BIASES[bias]
+    inputs = SCORES[path.split("/")[1]].inputs()
+
+    def slope(chosen: str, make: Callable[[Tensor], object]) -> Tensor:
+        leaf = randn(*shape, seed=40).requires_grad_()
+        attended = attend(chosen, inputs, mask=mask, bias=make(leaf), weights=regard.received())
+        loss = (attended.output * slopes_like(attended.output)).sum() + attended.weights.square().sum()
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        return gradient
+
+    dense_reference = slope(path.replace(path.split("/")[0], "reference"), lambda leaf: alone(shape, build, leaf))
+    assert torch.count_nonzero(dense_reference) > 0 or bias in ("number", "per head")  # softmax sees no constant
+    assert_close(slope(path, build), dense_reference)
+
+
+# Whatever a custom score closes over
+
+
+class Judge(nn.Module):
+    """A score with parameters of its own, some of them shared between its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(13, 4), nn.Linear(13, 4, bias=False)
+        self.readout = nn.Linear(4, 1)
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.readout((self.left(query).unsqueeze(-2) + self.right(key).unsqueeze(-3)).tanh()).squeeze(-1)
+
+
+def closure(kind: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]]:
+    """A score, and the leaves it depends on."""
+    if kind == "module":
+        judge = Judge().double()
+        return judge, list(judge.parameters())
+    if kind == "bound method":
+        judge = Judge().double()
+        return judge.forward, list(judge.parameters())
+    leaves = [randn(4, 26, seed=50), randn(4, seed=51), randn(4, seed=52)]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    if kind == "leaves":
+        return mlp(*leaves), leaves
+    layer, shift, readout = (leaf.tanh() for leaf in leaves)
+    if kind == "made from leaves":
+        return mlp(layer, shift, readout), leaves
+    parts = {"parts": [mlp(layer, shift, readout)], "scale": leaves[1].exp().sum()}
+    return lambda query, key: parts["parts"][0](query, key) * parts["scale"] / 10, leaves  # held inside containers
+
+
+@pytest.mark.parametrize("normalize", SMOOTH)
+@pytest.mark.parametrize("kind", ["leaves", "made from leaves", "module", "bound method", "containers"])
+def test_a_closure_learns_on_blocked_as_on_reference(kind: str, normalize: str) -> None:
+    inputs = SCORES["scaled"].inputs()
+
+    def slopes(backend: str) -> list[Tensor]:
+        torch.manual_seed(5)
+        score, leaves = closure(kind)
+        attended = regard.attention(
+            *inputs, score=score, normalize=NORMALIZERS[normalize].record, mask=regard.causal(offset=2),
+            weights=regard.received(), backend=backend,
+        )  # fmt: skip
+        loss = (attended.output * slopes_like(attended.output)).sum() + attended.weights.square().sum()
+        return list(torch.autograd.grad(loss, leaves))
+
+    for gradient, expected in zip(slopes("blocked"), slopes("reference"), strict=True):
+        assert torch.count_nonzero(expected) > 0 or expected.shape == (1,)  # softmax does not see the readout's bias
+        assert_close(gradient, expected)
+
+
+# Half precision: an error budget, not a tolerance
+
+
+def plain_scores(name: str, query: Tensor, key: Tensor, *parameters: Tensor) -> Tensor:
+    if name == "additive":
+        return (query.unsqueeze(-2) + key.unsqueeze(-3)).tanh() @ parameters[0]
+    if name == "mlp":
+        return mlp(*parameters)(query, key)
+    if name == "bilinear":
+        query = query @ parameters[0]
+    if name == "cosine":
+        query, key = nn.functional.normalize(query, dim=-1), nn.functional.normalize(key, dim=-1)
+    scores = query @ key.mT
+    scale = {"scaled": query.shape[-1] ** -0.5, "softcap": 0.5, "cosine": 3.0}.get(name, 1.0)
+    return 2 * torch.tanh(scores * scale / 2) if name == "softcap" else scores * scale
+
+
+def plain_weights(name: str, scores: Tensor) -> Tensor:
+    """The textbook formula of each normaliser, in the dtype of the scores."""
+    if name == "softmax":
+        return scores.softmax(dim=-1)
+    if name == "sigmoid":
+        return (scores - 0.5).sigmoid()
+    ordered = scores.sort(dim=-1, descending=True).values
+    count = torch.arange(1, scores.shape[-1] + 1).to(scores)
+    if name == "sparsemax":  # Martins and Astudillo 2016, algorithm 1
+        sums = ordered.cumsum(dim=-1) - 1
+        support = (count * ordered > sums).sum(dim=-1, keepdim=True)
+        return (scores - sums.gather(-1, support - 1) / support).clamp(min=0)
+    ordered, scores = ordered / 2, scores / 2  # Peters, Niculae and Martins 2019, algorithm 2
+    mean, square = ordered.cumsum(dim=-1) / count, ordered.square().cumsum(dim=-1) / count
+    threshold = mean - ((1 - count * (square - mean.square())) / count).clamp(min=0).sqrt()
+    support = (threshold <= ordered).sum(dim=-1, keepdim=True)
+    return (scores - threshold.gather(-1, support - 1)).clamp(min=0).square()
+
+
+BUDGETED = [
+    *paths(scores=["dot", "scaled", "softcap", "cosine", "bilinear", "additive", "mlp"], normalizers=["softmax"]),
+    *paths(scores=["scaled"], normalizers=["sparsemax", "entmax1.5", "sigmoid"]),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("path", BUDGETED)
+def test_half_precision_keeps_its_error_budget(path: str, dtype: torch.dtype) -> None:
+    _, score, normalize = path.split("/")
+    sizes = {"batch": 2, "heads": 3, "groups": 3, "queries": 61, "keys": 127, "size": 32, "value_size": 17}
+    inputs = [tensor.to(dtype) for tensor in SCORES[score].inputs(**sizes)]
+
+    def plain(query: Tensor, key: Tensor, value: Tensor, *parameters: Tensor) -> Tensor:
+        return plain_weights(normalize, plain_scores(score, query, key, *parameters)) @ value
+
+    def results(function: Callable[..., Tensor], precision: torch.dtype) -> list[Tensor]:
+        leaves = [tensor.to(precision).requires_grad_() for tensor in inputs]
+        output = function(*leaves)
+        return [output, *torch.autograd.grad((output * slopes_like(output)).sum(), leaves)]
+
+    exact = results(plain, torch.float64)
+    budget = [(a - b).norm() for a, b in zip(results(plain, dtype), exact, strict=True)]
+    ours = [
+        (a - b).norm() for a, b in zip(results(lambda *given: attend(path, given).output, dtype), exact, strict=True)
+    ]
+
+    assert ours[0] <= 2 * budget[0], f"output: {ours[0]:.2e}, plain {budget[0]:.2e}"
+    names = ["query", "key", "value", "first parameter", "second parameter", "third parameter"]
+    for name, error, allowed in zip(names, ours[1:], budget[1:], strict=False):
+        assert error <= 3 * allowed, f"gradient of {name}: {error:.2e}, plain {allowed:.2e}"

@@ -1,0 +1,379 @@
+"""Hard attention: what is drawn, how likely it was, and what each estimator's gradient is, by hand.
+
+Scores are given outright: a zero query scores every key 0, and a bias is the rest.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+import oracles
+import regard
+from cases import PLACES, SCORES, attend, paths, randn, slopes_like
+
+BACKENDS = ["reference", "blocked"]
+ESTIMATORS = ["straight_through", "reinforce", "gumbel"]
+SCORES_GIVEN = torch.tensor([0.7, -0.4, 1.3, 0.1, -1.0], dtype=torch.float64)
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
+
+
+def draw(scores: Tensor, value: Tensor | None = None, **arguments: object) -> regard.Attended:
+    """Hard attention of queries whose scores (…, q, k) are given; values are one-hot unless given."""
+    keys = scores.shape[-1]
+    zeros = scores.new_zeros(*scores.shape[:-2], 1, scores.shape[-2], 1)
+    value = torch.eye(keys, dtype=scores.dtype) if value is None else value
+    arguments = {"normalize": regard.Hard(), "weights": regard.full()} | arguments
+    attended = regard.attention(
+        zeros, scores.new_zeros(1, keys, 1), value.unsqueeze(0), score=regard.Dot(), bias=scores.unsqueeze(-3),
+        **arguments,
+    )  # fmt: skip
+    return attended
+
+
+def distribution(scores: Tensor, temperature: float) -> Tensor:
+    """What a key is drawn from, (q, k), of scores (1, q, k)."""
+    rows = [oracles.softmax([score / temperature for score in row]) for row in scores[0].tolist()]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def seeded(seed: int = 7) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# What is drawn
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@every_estimator
+@every_backend
+def test_frequencies_are_those_of_softmax(backend: str, estimator: str, temperature: float) -> None:
+    """Pearson's χ² with 3 degrees of freedom passes 30 once in a million seeds."""
+    draws, open_keys = 20_000, [0, 2, 3, 4]
+    mask = torch.tensor([True, False, True, True, True])
+    attended = draw(
+        SCORES_GIVEN.expand(draws, 5), normalize=regard.Hard(estimator, temperature=temperature), mask=mask,
+        weights=regard.received(), generator=seeded(), backend=backend,
+    )  # fmt: skip
+    counts = attended.weights.squeeze()
+    sharpness = 1.0 if estimator == "gumbel" else 1 / temperature  # Gumbel's temperature bends only the gradient
+    expected = draws * torch.tensor(oracles.softmax([SCORES_GIVEN[j].item() * sharpness for j in open_keys]))
+
+    assert counts.sum() == draws
+    assert counts[1] == 0
+    assert ((counts[open_keys] - expected) ** 2 / expected).sum() < 30
+
+
+@every_estimator
+@every_backend
+def test_a_generator_makes_draws_repeatable(backend: str, estimator: str) -> None:
+    def drawn(generator: torch.Generator) -> Tensor:
+        hard = regard.Hard(estimator)
+        return draw(SCORES_GIVEN.expand(300, 5), normalize=hard, generator=generator, backend=backend).weights
+
+    generator = seeded()
+    first, second = drawn(generator), drawn(generator)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, drawn(seeded()))
+    assert not torch.equal(first, drawn(seeded(8)))
+
+
+@every_estimator
+@every_backend
+def test_without_a_generator_the_global_seed_decides(backend: str, estimator: str) -> None:
+    def drawn(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        hard = regard.Hard(estimator, sample=True)
+        return draw(SCORES_GIVEN.expand(300, 5), normalize=hard, backend=backend).weights
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+
+
+@every_estimator
+@every_backend
+def test_when_it_samples(backend: str, estimator: str) -> None:
+    """In training, with a generator, or when told; otherwise the best key."""
+
+    def draws(learned: bool = False, sample: bool | None = None, generator: torch.Generator | None = None) -> bool:
+        scores = SCORES_GIVEN.expand(300, 5).clone().requires_grad_(learned)
+        hard = regard.Hard(estimator, sample=sample)
+        weights = draw(scores, normalize=hard, generator=generator, backend=backend).weights
+        return weights[..., SCORES_GIVEN.argmax()].sum() < 300
+
+    assert not draws()
+    assert draws(learned=True)
+    assert draws(generator=seeded())
+    assert draws(sample=True)
+    assert not draws(sample=False)
+    assert not draws(learned=True, sample=False)
+    assert not draws(generator=seeded(), sample=False)
+    with torch.no_grad():
+        assert not draws(learned=True)
+
+
+@every_backend
+def test_weights_that_are_asked_for_are_those_drawn(backend: str) -> None:
+    value = randn(5, 3, seed=1)
+    attended = draw(SCORES_GIVEN.expand(300, 5), value, generator=seeded(), backend=backend)
+    one_hot = attended.weights.squeeze(0)
+    assert_close(one_hot.sum(dim=-1), torch.ones(300, dtype=torch.float64))
+    assert ((one_hot == 0) | (one_hot == 1)).all()
+    assert_close(attended.output.squeeze(0), value[one_hot.argmax(dim=-1)])
+
+
+@pytest.mark.parametrize(
+    ("request_name", "expected"),
+    [
+        ("rows", lambda one_hot, p: one_hot[..., [2, 0], :]),
+        ("received", lambda one_hot, p: one_hot.sum(dim=-2)),
+        ("entropy", lambda one_hot, p: -(p * p.log()).sum(dim=-1)),
+    ],
+)
+@every_backend
+def test_requests_are_of_the_draw_and_entropy_of_the_distribution(backend: str, request_name: str, expected) -> None:
+    scores = randn(1, 7, 5, seed=2)
+    request = {"rows": regard.rows([2, 0]), "received": regard.received(), "entropy": regard.entropy()}[request_name]
+    hard = {"normalize": regard.Hard(temperature=2.0), "backend": backend}
+    one_hot = draw(scores, generator=seeded(), **hard).weights
+    asked = draw(scores, generator=seeded(), weights=request, **hard).weights
+    assert_close(asked, expected(one_hot, distribution(scores, 2.0).reshape(1, 1, 7, 5)))
+
+
+# How likely it was
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@every_estimator
+@every_backend
+def test_log_prob_and_its_gradient(backend: str, estimator: str, temperature: float) -> None:
+    """∂ log p[c] / ∂s = (one_hot(c) − p) / T"""
+    scores = randn(1, 7, 5, seed=3).requires_grad_()
+    mask = torch.ones(7, 5, dtype=torch.bool)
+    mask[4] = False
+    mask[2, 3] = False
+    hard = regard.Hard(estimator, temperature=temperature)
+    attended = draw(scores, normalize=hard, mask=mask, generator=seeded(), backend=backend)
+    sharpness = 1.0 if estimator == "gumbel" else 1 / temperature
+
+    p = torch.zeros(7, 5, dtype=torch.float64)
+    for i, row in enumerate(scores[0].tolist()):
+        if mask[i].any():
+            p[i, mask[i]] = torch.tensor(
+                oracles.softmax([s * sharpness for s, keep in zip(row, mask[i], strict=True) if keep]),
+                dtype=torch.float64,
+            )
+    one_hot = attended.weights.squeeze()
+    log_p = torch.where(one_hot.any(dim=-1), (one_hot * p).sum(dim=-1), 1).log()
+    assert attended.log_prob.shape == (1, 1, 7)
+    assert attended.log_prob[0, 0, 4] == 0
+    assert_close(attended.log_prob.squeeze(), log_p)
+
+    slopes = torch.linspace(-1, 2, 7, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((attended.log_prob.squeeze() * slopes).sum(), scores)
+    assert_close(gradient.squeeze(), slopes.unsqueeze(1) * (one_hot - p) * sharpness)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@every_backend
+def test_the_best_key_s_log_prob_is_its_score_less_the_log_sum_exp(backend: str, score: str) -> None:
+    inputs = SCORES[score].inputs()
+    attended = attend(f"{backend}/{score}/hard", inputs, mask=PLACES["dense"].mask)
+    query, key, value, *parameters = (tensor.tolist() for tensor in inputs)
+    answer = oracles.attend(
+        query, key, value, SCORES[score].oracle(*parameters), lambda scores: scores, PLACES["dense"].allowed
+    )
+    scores, totals = (torch.tensor(given, dtype=torch.float64) for given in (answer.weights, answer.log_sum_exp))
+    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # 0 is where nothing was scored
+    assert_close(attended.log_prob, torch.where(totals > -math.inf, best - totals, 0))
+
+
+@pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sparsemax(), regard.Sigmoid()])
+def test_soft_attention_has_no_log_prob(normalize: object) -> None:
+    assert regard.attention(*SCORES["scaled"].inputs(), normalize=normalize).log_prob is None
+
+
+@pytest.mark.parametrize("path", paths(normalizers=["hard"]))
+def test_gradcheck_of_the_best_key(path: str) -> None:
+    """REINFORCE taking the best key is a plain function: the values and log-probabilities have true gradients."""
+    inputs = SCORES[path.split("/")[1]].inputs(batch=1, heads=2, groups=1, queries=3, keys=4, size=2, value_size=2)
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+
+    def best(*given: Tensor) -> tuple[Tensor, Tensor]:
+        attended = attend(path, given, normalize=regard.Hard("reinforce", sample=False), mask=regard.causal(offset=1))
+        return attended.output, attended.log_prob
+
+    assert gradcheck(best, leaves)
+
+
+# What each estimator's gradient is
+
+
+def hand_derived(p: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
+    """∂/∂s of slopes · softmax(s) value = p (a − Σ p a) with a = value · slopes"""
+    a = slopes @ value.mT
+    return p * (a - (p * a).sum(dim=-1, keepdim=True))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@every_backend
+def test_straight_through_has_the_gradient_of_the_expectation(backend: str, temperature: float) -> None:
+    scores, value = randn(1, 7, 5, seed=4).requires_grad_(), randn(5, 3, seed=5).requires_grad_()
+    attended = draw(scores, value, normalize=regard.Hard(temperature=temperature), backend=backend)
+    slopes = slopes_like(attended.output)[0, 0]
+    gradient, value_gradient = torch.autograd.grad((attended.output * slopes).sum(), (scores, value))
+
+    p = distribution(scores, temperature)
+    assert_close(gradient[0], hand_derived(p, value.detach(), slopes) / temperature)
+    assert_close(value_gradient, attended.weights[0, 0].mT @ slopes)  # to the chosen value alone
+
+
+@every_backend
+def test_reinforce_sends_nothing_through_the_output_but_to_the_chosen_value(backend: str) -> None:
+    scores, value = randn(1, 7, 5, seed=6).requires_grad_(), randn(5, 3, seed=7).requires_grad_()
+    attended = draw(scores, value, normalize=regard.Hard("reinforce"), backend=backend)
+    slopes = slopes_like(attended.output)[0, 0]
+    gradient, value_gradient = torch.autograd.grad(
+        (attended.output * slopes).sum(), (scores, value), materialize_grads=True
+    )
+    assert torch.count_nonzero(gradient) == 0
+    assert_close(value_gradient, attended.weights[0, 0].mT @ slopes)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@every_backend
+def test_gumbel_has_the_gradient_of_the_noisy_softmax(backend: str, temperature: float) -> None:
+    """The Jacobian (diag(y) − y yᵀ) / T shows y; y shows the noise; the noise is Gumbel's and made the choice."""
+    rows, keys = 4000, 3
+    scores = SCORES_GIVEN[:keys].expand(rows, keys).clone().requires_grad_()
+    hard = regard.Hard("gumbel", temperature=temperature)
+    attended = draw(scores, normalize=hard, backend=backend)
+    jacobian = torch.stack(
+        [torch.autograd.grad(attended.output[..., c].sum(), scores, retain_graph=True)[0] for c in range(keys)], dim=1
+    )
+    product = -temperature * jacobian  # off its diagonal y_i y_j
+    ab, ac, bc = product[:, 0, 1], product[:, 0, 2], product[:, 1, 2]
+    y = torch.stack(((ab * ac / bc).sqrt(), (ab * bc / ac).sqrt(), (ac * bc / ab).sqrt()), dim=1)
+
+    sound = (product.abs() > 1e-100).all(dim=(1, 2))  # elsewhere y is too near a corner to be read off
+    assert sound.sum() > 0.99 * rows
+    y, chosen = y[sound], attended.weights.reshape(rows, keys)[sound].argmax(dim=-1)
+    assert_close(y.sum(dim=-1), torch.ones(len(y), dtype=torch.float64), rtol=1e-5, atol=1e-5)
+    assert torch.equal(y.argmax(dim=-1), chosen)
+    diagonal = torch.diagonal(product[sound], dim1=1, dim2=2)
+    assert_close(-diagonal, y - y.square(), rtol=1e-4, atol=1e-9)
+
+    # The difference of two Gumbel draws is logistic: mean 0, variance π²/3.
+    noise = temperature * (y[:, 0] / y[:, 1]).log() - (SCORES_GIVEN[0] - SCORES_GIVEN[1])
+    assert abs(noise.mean()) < 5 * math.sqrt(math.pi**2 / 3 / rows)
+    assert noise.var().item() == pytest.approx(math.pi**2 / 3, rel=0.15)
+
+
+@every_estimator
+@every_backend
+def test_every_estimator_gives_values_the_same_gradient(backend: str, estimator: str) -> None:
+    value = randn(5, 3, seed=8).requires_grad_()
+    attended = draw(SCORES_GIVEN.expand(1, 7, 5), value, normalize=regard.Hard(estimator), backend=backend)
+    slopes = slopes_like(attended.output)
+    (gradient,) = torch.autograd.grad((attended.output * slopes).sum(), value)
+    assert_close(gradient, attended.weights[0, 0].mT @ slopes[0, 0])
+
+
+@pytest.mark.parametrize("path", paths(normalizers=["hard"]))
+def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> None:
+    """Over several blocks, with grouped heads and a mask that leaves some rows nothing."""
+    score = path.split("/")[1]
+    sizes = {"queries": 11, "keys": 1301, "size": 3, "value_size": 2}
+    mask = regard.causal(offset=1200) & regard.padding(torch.tensor([1301, 0]))
+
+    def slopes(chosen: str, **arguments: object) -> list[Tensor]:
+        query, key, value, *parameters = SCORES[score].inputs(**sizes)
+        leaves = [tensor.requires_grad_() for tensor in (query, key, *parameters)]
+        attended = attend(chosen, [query, key, value, *parameters], mask=mask, **arguments)
+        return list(torch.autograd.grad((attended.output * slopes_like(attended.output)).sum(), leaves))
+
+    sampled = slopes(path, normalize=regard.Hard())
+    for gradient, expected in zip(sampled, slopes(f"reference/{score}/softmax"), strict=True):
+        assert torch.count_nonzero(expected) > 0
+        assert_close(gradient, expected)
+
+
+# Learning from draws
+
+
+def test_reinforce_by_hand() -> None:
+    log_prob = torch.tensor([[-1.0, -2.0], [-3.0, -0.5]], requires_grad=True)
+    reward = torch.tensor([2.0, 0.5])
+    # −½ [(2 − 1)(−3) + (0.5 − 1)(−3.5)] = 0.625; entropy 0.1 · mean(1, 2, 3, 4) = 0.25
+    result = regard.reinforce(
+        log_prob, reward, baseline=1.0, entropy=torch.tensor([[1.0, 2.0], [3.0, 4.0]]), decay=0.8, reward_weight=2.0,
+        entropy_weight=0.1,
+    )  # fmt: skip
+    assert_close(result.loss, torch.tensor(2 * 0.625 - 0.25))
+    assert_close(result.baseline, torch.tensor(0.8 * 1.0 + 0.2 * 1.25))
+    (gradient,) = torch.autograd.grad(result.loss, log_prob)
+    assert_close(gradient, torch.tensor([[-1.0, -1.0], [0.5, 0.5]]))  # −λ (reward − baseline) / batch
+
+
+def test_the_first_baseline_is_the_mean_reward() -> None:
+    log_prob, reward = torch.tensor([-1.0, -2.0]), torch.tensor([3.0, 1.0])
+    result = regard.reinforce(log_prob, reward)
+    assert_close(result.baseline, torch.tensor(2.0))
+    assert_close(result.loss, torch.tensor(-0.5))  # −½ [(3 − 2)(−1) + (1 − 2)(−2)]
+    assert_close(regard.reinforce(log_prob, reward, baseline=result.baseline).baseline, torch.tensor(2.0))
+
+
+def test_a_reward_learns_nothing() -> None:
+    reward = torch.tensor([3.0, 1.0], requires_grad=True)
+    log_prob = torch.tensor([-1.0, -2.0], requires_grad=True)
+    result = regard.reinforce(log_prob, reward)
+    assert not result.baseline.requires_grad
+    assert torch.autograd.grad(result.loss, reward, allow_unused=True)[0] is None
+
+
+@pytest.mark.parametrize("baseline", [0.0, 0.4, None])
+@every_backend
+def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | None) -> None:
+    """A bandit of five arms: the mean gradient of many pulls is that of Σ p·reward, whatever the baseline."""
+    pulls = 20_000
+    rewards = torch.tensor([1.0, -0.5, 0.3, 2.0, 0.0], dtype=torch.float64)
+    logits = SCORES_GIVEN.clone().requires_grad_()
+    attended = draw(
+        logits.expand(pulls, 1, 5), rewards.unsqueeze(1), normalize=regard.Hard("reinforce"), generator=seeded(),
+        backend=backend,
+    )  # fmt: skip
+    result = regard.reinforce(attended.log_prob, attended.output.detach().flatten(), baseline=baseline)
+    (gradient,) = torch.autograd.grad(result.loss, logits)
+
+    p = torch.tensor(oracles.softmax(SCORES_GIVEN.tolist()), dtype=torch.float64)
+    exact = p * (rewards - p @ rewards)
+    level = p @ rewards if baseline is None else baseline
+    one_pull = (rewards - level).unsqueeze(1) * (torch.eye(5, dtype=torch.float64) - p)  # gradient by arm pulled
+    spread = (p @ one_pull.square() - (p @ one_pull).square()).sqrt()
+    assert (((-gradient - exact) / (spread / math.sqrt(pulls))).abs() < 5).all()
+
+
+@every_backend
+def test_a_bandit_learns_its_best_arm(backend: str) -> None:
+    """With the moving baseline and the entropy term, as in Show, Attend and Tell."""
+    rewards = torch.tensor([0.0, 0.2, 1.0, 0.4], dtype=torch.float64)
+    logits = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    optimizer, baseline, generator = torch.optim.Adam([logits], lr=0.1), None, seeded()
+    for _ in range(100):
+        scores = logits.expand(32, 1, 4)
+        attended = draw(
+            scores, rewards.unsqueeze(1), normalize=regard.Hard("reinforce"), weights=regard.entropy(),
+            generator=generator, backend=backend,
+        )  # fmt: skip
+        loss, baseline = regard.reinforce(
+            attended.log_prob, attended.output.detach().flatten(), baseline=baseline, entropy=attended.weights
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert logits.softmax(dim=-1)[2] > 0.9

@@ -1,0 +1,158 @@
+"""The house rules that a reader relies on: imports go downwards, nothing is heavy, and the public names are these."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import regard
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "regard"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# From the top floor to the ground. A floor may import the floors below it, and rooms of its own.
+FLOORS = ["cli", "studio", "tasks", "train decode data", "models", "look", "nn", "core"]
+# What knows no model takes callables and records; pictures need the mathematics but no layers.
+NARROWER = {"train": set(), "decode": set(), "data": set(), "look": {"core"}}
+
+PUBLIC = [
+    *("attention", "explain", "Attended", "Plan", "linear_attention", "PerformerFeatures", "EluFeatures"),
+    *("Dot", "ScaledDot", "Cosine", "Bilinear", "Additive"),
+    *("Softmax", "Sparsemax", "Entmax", "Sigmoid", "Hard", "reinforce", "Reinforced"),
+    *("Mask", "causal", "window", "padding", "segments", "dense"),
+    *("Bias", "alibi", "relative"),
+    *("Request", "Top", "full", "rows", "top", "received", "entropy"),
+]
+
+
+def may_import(floor: str) -> set[str]:
+    level = next(level for level, rooms in enumerate(FLOORS) if floor in rooms.split())
+    below = {room for rooms in FLOORS[level + 1 :] for room in rooms.split()}
+    return NARROWER.get(floor, below) | {floor}
+
+
+def name_of(path: Path) -> list[str]:
+    parts = list(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imports(path: Path, tree: ast.AST) -> Iterator[str]:
+    """Full names of every module that the statements of a tree may import; `from a import b` may mean a.b."""
+    package = name_of(path) if path.name == "__init__.py" else name_of(path)[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def at_import(tree: ast.Module) -> ast.Module:
+    """What runs when a module is imported: no function bodies, nothing meant for type checkers alone."""
+
+    class Strip(ast.NodeTransformer):
+        def visit_FunctionDef(self, node):
+            return None
+
+        visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+
+        def visit_If(self, node):
+            if ast.unparse(node.test) == "TYPE_CHECKING":
+                return node.orelse
+            return self.generic_visit(node)
+
+    return Strip().visit(tree)
+
+
+def floor_of(name: str) -> str | None:
+    """The floor a name of the package lives on; None for the package itself, whose names all come from core."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else None
+
+
+def top_packages(path: Path, tree: ast.AST) -> set[str]:
+    """The packages outside the standard library that the statements of a tree import."""
+    return {name.split(".")[0] for name in imports(path, tree)} - sys.stdlib_module_names - {"regard"}
+
+
+def named(paths: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", paths, ids=lambda path: ".".join(name_of(path)))
+
+
+# The package and `python -m regard` stand outside the house and may ring at any door.
+@named([path for path in MODULES if path.parent != PACKAGE])
+def test_imports_go_downwards(path):
+    home = name_of(path)[1]
+    names = [name for name in imports(path, ast.parse(path.read_text())) if name.split(".")[0] == "regard"]
+    wanted = {floor_of(name) or "core" for name in names}
+    assert wanted <= may_import(home), f"{home} may import {sorted(may_import(home))}"
+
+
+@named(sorted((PACKAGE / "core").rglob("*.py")))
+def test_core_stands_on_torch_alone(path):
+    names = list(imports(path, ast.parse(path.read_text())))
+    # `regard` itself re-exports core: core importing it back would run in a circle.
+    assert all(floor_of(name) == "core" for name in names if name.split(".")[0] == "regard")
+    # numpy comes with torch, Triton with torch on CUDA, and jaxtyping is the notation of shapes.
+    assert top_packages(path, ast.parse(path.read_text())) <= {"torch", "numpy", "triton", "jaxtyping"}
+
+
+def test_every_folder_is_a_known_floor():
+    floors = {room for rooms in FLOORS for room in rooms.split()}
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= floors
+
+
+# A module of Triton kernels cannot but import Triton at its top, so it is imported itself where it is used.
+KERNELS = [path for path in MODULES if path.name.startswith("triton_")]
+
+
+@named([path for path in MODULES if path not in KERNELS])
+def test_optional_packages_are_imported_where_used(path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {requirement.partition(">")[0] for requirement in project["dependencies"]}
+    tree = at_import(ast.parse(path.read_text()))
+    assert top_packages(path, tree) <= required
+    kernels = {".".join(name_of(kernel)) for kernel in KERNELS}
+    assert not [name for name in imports(path, tree) if name in kernels or name.rpartition(".")[0] in kernels]
+
+
+def test_importing_the_package_imports_no_torch():
+    code = "import sys, regard; dir(regard); {}; print('torch' in sys.modules)"
+    for use, expected in {"regard.__version__": "False", "regard.Dot": "True"}.items():
+        done = subprocess.run([sys.executable, "-c", code.format(use)], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
+
+
+def test_the_public_names_are_these():
+    assert sorted(regard.__all__) == sorted([*PUBLIC, "__version__"]) == dir(regard)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_public_name_is_what_its_module_defines(name):
+    found = getattr(regard, name)
+    assert found.__name__ == name
+    assert found.__module__.startswith("regard.core.")
+    assert found.__doc__, f"regard.{name} has no docstring"
+
+
+def test_checkers_see_the_same_names():
+    """The block for type checkers repeats the list by hand; this keeps the two the same."""
+    [block] = [
+        node
+        for node in ast.parse((PACKAGE / "__init__.py").read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    declared = {alias.asname: statement.module for statement in block.body for alias in statement.names}
+    assert declared == regard._HOME
+
+
+def test_an_unknown_name_is_refused_with_a_suggestion():
+    code = "import regard; regard.atention"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "module 'regard' has no attribute 'atention'. Did you mean: 'attention'?" in done.stderr

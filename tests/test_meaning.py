@@ -1,0 +1,302 @@
+"""One meaning on every path: what a mask, an empty row, a poisoned key and a tie do, forward and backward."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import regard
+from cases import (
+    BATCH,
+    GROUPS,
+    HEADS,
+    KEYS,
+    QUERIES,
+    SCORES,
+    TYPICAL_PATHS,
+    Learned,
+    attend,
+    learn,
+    paths,
+    randn,
+    slopes_like,
+)  # fmt: skip
+
+every_path = pytest.mark.parametrize("path", TYPICAL_PATHS)
+POISONS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def inputs_of(path: str, **sizes: int) -> list[torch.Tensor]:
+    return SCORES[path.split("/")[1]].inputs(**sizes)
+
+
+def assert_same(learned: Learned, expected: Learned) -> None:
+    """The same output, weights and gradients."""
+    for result, wanted in zip(learned.everything, expected.everything, strict=True):
+        assert_close(result, wanted)
+
+
+# Rows with nothing to attend
+
+
+def rows_closed_by(how: str) -> dict:
+    """Arguments that leave queries 1 and 3 nothing to attend."""
+    keep = torch.ones(QUERIES, KEYS, dtype=torch.bool)
+    keep[[1, 3]] = False
+    query_ids = torch.tensor([0, 9, 0, 9, 0]).expand(BATCH, QUERIES)
+    return {
+        "dense": {"mask": regard.dense(keep)},
+        "per head": {"mask": keep.expand(BATCH, HEADS, QUERIES, KEYS)},
+        "segments": {"mask": regard.segments(query_ids, torch.zeros(BATCH, KEYS, dtype=torch.long))},
+        "bias": {"bias": torch.zeros(QUERIES, KEYS, dtype=torch.float64).masked_fill(~keep, -math.inf)},
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["dense", "per head", "segments", "bias"])
+@every_path
+def test_empty_rows_give_zeros_and_touch_nothing(path: str, how: str) -> None:
+    inputs = inputs_of(path)
+    learned = learn(path, inputs, **rows_closed_by(how))
+    for result in (learned.output, learned.weights, learned.gradients[0]):
+        assert torch.count_nonzero(result[:, :, [1, 3]]) == 0
+
+    # The others learn as if the empty rows were not there.
+    expected = learn(path, inputs, rows=[0, 2, 4])
+    assert_close(learned.output[:, :, [0, 2, 4]], expected.output[:, :, [0, 2, 4]])
+    assert_close(learned.weights[:, :, [0, 2, 4]], expected.weights[:, :, [0, 2, 4]])
+    for gradient, wanted in zip(learned.gradients, expected.gradients, strict=True):
+        assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        regard.padding(torch.zeros(BATCH, dtype=torch.long)),
+        regard.causal(offset=-QUERIES),
+        regard.window(0, 0, offset=KEYS),
+        regard.causal() & ~regard.causal(),
+        torch.zeros(BATCH, 1, QUERIES, KEYS, dtype=torch.bool),
+    ],
+    ids=["padding", "causal", "window", "contradiction", "dense"],
+)
+@every_path
+def test_a_mask_that_closes_everything_gives_zeros(path: str, mask: object) -> None:
+    learned = learn(path, inputs_of(path), mask=mask)
+    for result in learned.everything:
+        assert torch.count_nonzero(result) == 0
+    if learned.log_prob is not None:
+        assert torch.count_nonzero(learned.log_prob) == 0
+
+
+@pytest.mark.parametrize("path", [path.replace("sdpa", "auto") for path in TYPICAL_PATHS])
+def test_the_query_of_an_empty_row_does_not_matter(path: str) -> None:
+    query, *rest = inputs_of(path)
+    query[:, :, :2] = math.nan
+    attended = attend(path, [query, *rest], mask=regard.causal(offset=-2), weights=regard.full())
+    assert torch.count_nonzero(attended.output[:, :, :2]) == 0
+    assert torch.count_nonzero(attended.weights[:, :, :2]) == 0
+    assert attended.output.isfinite().all()
+
+
+# NaN and Inf behind a mask. Torch's own kernels let them through, so `sdpa` refuses and `auto` goes another way.
+
+CLEAN_PATHS = [path.replace("sdpa", "auto") for path in TYPICAL_PATHS]
+
+
+def closed_keys(how: str) -> tuple[object, torch.Tensor]:
+    """A mask, and the keys (batch, group, key) that it closes to every query."""
+    closed = torch.zeros(BATCH, GROUPS, KEYS, dtype=torch.bool)
+    if how == "padding":
+        closed[0, :, 4:] = closed[1, :, 6:] = True
+        return regard.padding(torch.tensor([4, 6])), closed
+    if how == "causal":
+        closed[:, :, QUERIES:] = True
+        return regard.causal(), closed
+    if how == "window":
+        closed[:, :, :2] = True
+        return regard.window(1, 0, offset=3), closed
+    closed[0, 1, 2] = closed[1, 0, 0] = closed[1, 2, 5:] = True
+    return ~closed.repeat_interleave(HEADS // GROUPS, dim=1).unsqueeze(2), closed
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("how", ["padding", "causal", "window", "per head"])
+@pytest.mark.parametrize("path", CLEAN_PATHS)
+def test_what_a_masked_key_holds_has_no_effect(path: str, how: str, poison: str) -> None:
+    mask, closed = closed_keys(how)
+    query, key, value, *parameters = inputs_of(path)
+    clean = learn(path, [query, key, value, *parameters], mask=mask)
+
+    key, value = key.clone(), value.clone()
+    key[closed] = value[closed] = POISONS[poison]
+    poisoned = learn(path, [query, key, value, *parameters], mask=mask)
+
+    assert_same(poisoned, clean)
+    assert torch.count_nonzero(poisoned.gradients[1][closed]) == 0
+    assert torch.count_nonzero(poisoned.gradients[2][closed]) == 0
+
+
+@pytest.mark.parametrize("where", ["key", "value"])
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("mask", [regard.causal(), regard.window(2, 0)], ids=["causal", "window"])
+@pytest.mark.parametrize("path", CLEAN_PATHS)
+def test_a_future_key_has_no_effect_on_the_past(path: str, mask: object, poison: str, where: str) -> None:
+    inputs = inputs_of(path, queries=KEYS)
+    past = slice(0, KEYS - 2)
+    clean = learn(path, inputs, rows=past, mask=mask)
+
+    inputs[{"key": 1, "value": 2}[where]][:, :, KEYS - 2] = POISONS[poison]
+    poisoned = learn(path, inputs, rows=past, mask=mask)
+
+    for result, expected in zip(poisoned.everything[:3], clean.everything[:3], strict=True):  # up to the query's
+        assert_close(result[:, :, past], expected[:, :, past])
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("where", ["key", "value"])
+def test_sdpa_refuses_what_its_kernels_would_let_through(poison: str, where: str) -> None:
+    inputs = inputs_of("sdpa/scaled/softmax")
+    inputs[{"key": 1, "value": 2}[where]][0, 0, 6, 1] = POISONS[poison]
+    with pytest.raises(ValueError, match=r"sdpa.*NaN or Inf"):
+        attend("sdpa/scaled/softmax", inputs, mask=regard.causal())
+
+
+# Padded = packed = one by one
+
+LENGTHS = [3, 5, 2]
+
+
+def padded(packed: torch.Tensor) -> torch.Tensor:
+    """(1, h, total, d) to (sequences, h, longest, d), zeros behind each sequence."""
+    parts = [part.squeeze(0).transpose(0, 1) for part in packed.split(LENGTHS, dim=2)]
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).transpose(1, 2)
+
+
+def repacked(results: torch.Tensor) -> torch.Tensor:
+    return torch.cat([result[None, :, :length] for result, length in zip(results, LENGTHS, strict=True)], dim=2)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@every_path
+def test_padded_is_packed_is_one_by_one(path: str, causal: bool) -> None:
+    total = sum(LENGTHS)
+    leaves = [leaf.requires_grad_() for leaf in inputs_of(path, batch=1, queries=total, keys=total)]
+    (query, key, value), parameters = leaves[:3], leaves[3:]
+    ids = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)).unsqueeze(0)
+
+    def both(mask: object) -> object:
+        return mask if not causal else regard.causal() if mask is None else mask & regard.causal()
+
+    padded_inputs = [padded(query), padded(key), padded(value), *parameters]
+    sequences = zip(*(tensor.split(LENGTHS, dim=2) for tensor in (query, key, value)), strict=True)
+    outputs = {
+        "packed": attend(path, leaves, mask=both(regard.segments(ids, ids))).output,
+        "padded": repacked(attend(path, padded_inputs, mask=both(regard.padding(torch.tensor(LENGTHS)))).output),
+        "one by one": torch.cat(
+            [attend(path, [*sequence, *parameters], mask=both(None)).output for sequence in sequences], dim=2
+        ),
+    }
+    gradients = {
+        name: torch.autograd.grad((output * slopes_like(output)).sum(), leaves, materialize_grads=True)
+        for name, output in outputs.items()
+    }
+    for name in ("packed", "padded"):
+        assert_close(outputs[name], outputs["one by one"])
+        for gradient, expected in zip(gradients[name], gradients["one by one"], strict=True):
+            assert_close(gradient, expected)
+
+
+# Masks intersect
+
+
+@every_path
+def test_masks_intersect(path: str) -> None:
+    random = randn(BATCH, HEADS, QUERIES, KEYS, seed=7) > -0.5
+    query, key = torch.arange(QUERIES).unsqueeze(1), torch.arange(KEYS)
+    near = (query - 2 <= key) & (key <= query + 1)
+    short = key < torch.tensor([4, 6]).reshape(BATCH, 1, 1, 1)
+    inputs = inputs_of(path)
+
+    together = regard.causal() & regard.window(2, 1) & regard.padding(torch.tensor([4, 6])) & random
+    expected = learn(path, inputs, mask=random & near & short & (key <= query))
+    assert_same(learn(path, inputs, mask=together), expected)
+
+    # A bias of −inf is one more mask.
+    closed = torch.zeros(BATCH, HEADS, QUERIES, KEYS, dtype=torch.float64).masked_fill(~random, -math.inf)
+    most = regard.causal() & regard.window(2, 1) & regard.padding(torch.tensor([4, 6]))
+    assert_same(learn(path, inputs, mask=most, bias=closed), expected)
+
+
+@every_path
+def test_a_bias_of_minus_infinity_masks(path: str) -> None:
+    bias = randn(BATCH, HEADS, QUERIES, KEYS, seed=8)
+    closed = randn(BATCH, HEADS, QUERIES, KEYS, seed=9) > 0.3
+    closed[:, 2, 3] = True
+    slopes: dict[str, torch.Tensor] = {}
+    runs = {}
+    for name, given in {"bias": bias.masked_fill(closed, -math.inf), "mask": bias}.items():
+        leaf = given.clone().requires_grad_()
+        mask = ~closed if name == "mask" else None
+        runs[name] = learn(path, inputs_of(path), mask=mask, bias=given)
+        attended = attend(path, inputs_of(path), mask=mask, bias=leaf)
+        learnt = attended.output if attended.log_prob is None else attended.log_prob
+        loss = (learnt * slopes_like(learnt)).sum()
+        (slopes[name],) = torch.autograd.grad(loss, leaf)
+    assert_same(runs["bias"], runs["mask"])
+    assert_close(slopes["bias"], slopes["mask"])
+    assert torch.count_nonzero(slopes["bias"][closed]) == 0
+
+
+# Ties, zero vectors, large scores
+
+
+@pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_the_first_of_equal_keys_wins(backend: str, score: str, estimator: str) -> None:
+    """Equal keys far enough apart to lie in different blocks, the first ones closed."""
+    keys, first = 2003, 701
+    query, key, value, *parameters = SCORES[score].inputs(keys=keys, size=3, value_size=2)
+    key = torch.zeros_like(key).index_fill(-1, torch.tensor(0), 1)  # no sum of several terms, so no rounding
+    attended = attend(
+        f"{backend}/{score}/hard", [query, key, value, *parameters],
+        normalize=regard.Hard(estimator, sample=False), mask=torch.arange(keys) >= first, weights=regard.top(1),
+    )  # fmt: skip
+    chosen = value[:, :, first].repeat_interleave(HEADS // GROUPS, dim=1).unsqueeze(2)
+    assert (attended.weights.indices == first).all()
+    assert_close(attended.output, chosen.expand_as(attended.output))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("path", paths(scores=["cosine"]))
+def test_cosine_of_a_zero_vector_is_zero(path: str, dtype: torch.dtype) -> None:
+    query, key, value = (tensor.to(dtype) for tensor in SCORES["cosine"].inputs())
+    query[0, :, 1] = key[1, :, 2] = 0
+    learned = learn(path, [query, key, value])
+
+    if path.endswith("softmax"):  # a zero query scores every key 0
+        assert_close(learned.weights[0, :, 1], torch.full((HEADS, KEYS), 1 / KEYS, dtype=dtype))
+    for result in learned.everything:
+        assert result.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("path", paths(scores=["dot", "additive"]))
+def test_scores_of_1e5_stay_finite(path: str, dtype: torch.dtype) -> None:
+    inputs = inputs_of(path, size=16)
+    if "dot" in path:
+        inputs[:2] = [80 * tensor.sign() for tensor in inputs[:2]]
+        inputs[1][:, :, 3] = inputs[0][:, ::2, 2]
+        assert (inputs[0][:, ::2] @ inputs[1].mT).max() > 1e5
+    else:
+        inputs[3] = 7000 * inputs[3].sign()
+    inputs = [tensor.to(dtype) for tensor in inputs]
+    learned = learn(path, inputs)
+    for result in learned.everything:
+        assert result.isfinite().all()
+    if "dot" in path:  # every score is a multiple of 12,800: nothing is lost to rounding
+        path = path.replace(path.split("/")[0], "reference")
+        expected = attend(path, [tensor.double() for tensor in inputs], weights=regard.full())
+        assert_close(learned.output.double(), expected.output, rtol=2e-2, atol=2e-2)
+        assert_close(learned.weights.double(), expected.weights, rtol=2e-2, atol=2e-2)

@@ -1,0 +1,174 @@
+"""What one can ask of the weights, on every backend, against the oracle; and dropout, which they do not show."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import oracles
+import regard
+from cases import FUSED_PATHS, NORMALIZERS, PLACES, QUERIES, SCORES, TYPICAL_PATHS, attend, slopes_like
+
+# A few of each kind of place: nothing, a rule, per batch, per head with an empty row, a bias with −inf.
+SOME_PLACES = ["open", "causal", "padding", "dense", "closed"]
+
+every_path = pytest.mark.parametrize("path", TYPICAL_PATHS)
+every_place = pytest.mark.parametrize("place", SOME_PLACES)
+without_hard = pytest.mark.parametrize("path", [path for path in TYPICAL_PATHS if not path.endswith("hard")])
+
+
+@cache
+def answer(score: str, normalize: str, place: str) -> oracles.Answer:
+    case = SCORES[score]
+    query, key, value, *parameters = (tensor.tolist() for tensor in case.inputs())
+    oracle = oracles.attend(
+        query, key, value, case.oracle(*parameters), NORMALIZERS[normalize].oracle,
+        PLACES[place].allowed, PLACES[place].added,
+    )  # fmt: skip
+    return oracles.Answer(*(torch.tensor(field, dtype=torch.float64) for field in oracle))
+
+
+def expected(path: str, place: str) -> oracles.Answer:
+    return answer(*path.split("/")[1:], place)
+
+
+def ask(path: str, place: str, request: object, **arguments: object) -> regard.Attended:
+    where = PLACES[place]
+    inputs = SCORES[path.split("/")[1]].inputs()
+    return attend(path, inputs, mask=where.mask, bias=where.bias(torch.float64), weights=request, **arguments)
+
+
+@every_path
+def test_nothing_asked_nothing_returned(path: str) -> None:
+    attended = ask(path, "causal", None)
+    assert attended.weights is None
+    assert_close(attended.output, ask(path, "causal", regard.full()).output)
+
+
+@pytest.mark.parametrize(
+    ("index", "rows"),
+    [
+        (3, [3]),
+        (-1, [QUERIES - 1]),
+        ([4, 0, 2], [4, 0, 2]),
+        ([1, 1], [1, 1]),
+        ([], []),
+        (torch.tensor([2, 3]), [2, 3]),
+        (slice(1, 4), [1, 2, 3]),
+        (slice(None, None, 2), [0, 2, 4]),
+    ],
+    ids=["int", "last", "list", "twice", "none", "tensor", "slice", "step"],
+)
+@every_path
+def test_rows(path: str, index: object, rows: list[int]) -> None:
+    weights = ask(path, "dense", regard.rows(index)).weights
+    assert_close(weights, expected(path, "dense").weights[:, :, rows])
+
+
+@every_place
+@every_path
+def test_received(path: str, place: str) -> None:
+    assert_close(ask(path, place, regard.received()).weights, expected(path, place).received)
+
+
+@every_place
+@without_hard  # whose entropy is that of the distribution it draws from: test_hard.py
+def test_entropy(path: str, place: str) -> None:
+    assert_close(ask(path, place, regard.entropy()).weights, expected(path, place).entropy)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 50])
+@every_place
+@every_path
+def test_top(path: str, place: str, count: int) -> None:
+    top = ask(path, place, regard.top(count)).weights
+    weights = expected(path, place).weights
+    wanted = [oracles.top(row, count) for row in weights.flatten(0, 2).tolist()]
+    values, indices = (torch.tensor(list(part)) for part in zip(*wanted, strict=True))
+    kept = min(count, weights.shape[-1])
+
+    assert isinstance(top, regard.Top)
+    assert top.indices.dtype == torch.int64
+    assert_close(top.values, values.double().reshape(*weights.shape[:3], kept), rtol=1e-5, atol=1e-6)
+    assert_close(weights.gather(-1, top.indices), top.values)
+    assert (top.indices.sort(dim=-1).values.diff(dim=-1) > 0).all()  # no key twice
+    positive = values.reshape(top.values.shape) > 0
+    assert torch.equal(top.indices[positive], indices.reshape(top.indices.shape)[positive])
+
+
+@every_path
+def test_requests_leave_the_output_alone(path: str) -> None:
+    plain = ask(path, "closed", None).output
+    for request in (regard.rows(0), regard.top(2), regard.received(), regard.entropy()):
+        assert_close(ask(path, "closed", request).output, plain)
+
+
+@pytest.mark.parametrize("path", FUSED_PATHS)
+def test_requests_over_several_blocks(path: str) -> None:
+    score = path.split("/")[1]
+    inputs = SCORES[score].inputs(batch=1, queries=907, keys=1301, size=3, value_size=2, heads=2, groups=1)
+    mask = regard.window(300, 100, offset=200) & regard.padding(torch.tensor([1250]))
+    reference = path.replace(path.split("/")[0], "reference")
+    full = attend(reference, inputs, mask=mask, weights=regard.full()).weights
+    requests = [regard.full(), regard.rows([900, 5]), regard.received(), regard.top(4)]
+    everything, rows, received, top = (attend(path, inputs, mask=mask, weights=r).weights for r in requests)
+    assert_close(everything, full)
+    assert_close(rows, full[:, :, [900, 5]])
+    assert_close(received, full.sum(dim=-2))
+    assert_close(top.values, full.topk(4).values)
+    assert_close(full.gather(-1, top.indices), top.values)
+    if not path.endswith("hard"):
+        assert_close(
+            attend(path, inputs, mask=mask, weights=regard.entropy()).weights, torch.special.entr(full).sum(-1)
+        )
+
+
+# Dropout
+
+
+def dropped(path: str, probability: float, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The weights that were used (values are one-hot), the gradient of the values, the weights returned."""
+    query, key, _, *parameters = SCORES[path.split("/")[1]].inputs()
+    value = torch.eye(7, dtype=torch.float64).repeat(2, 3, 1, 1).requires_grad_()
+    torch.manual_seed(seed)
+    attended = attend(path, [query, key, value, *parameters], dropout=probability, weights=regard.full())
+    (gradient,) = torch.autograd.grad((attended.output * slopes_like(attended.output)).sum(), value)
+    return attended.output.detach(), gradient, attended.weights
+
+
+@without_hard
+def test_dropout_keeps_or_drops_each_weight(path: str) -> None:
+    used, gradient, weights = dropped(path, 0.25)
+    kept = used != 0
+    assert_close(weights, expected(path, "open").weights)  # before dropout
+    assert_close(used[kept], weights[kept] / 0.75)
+    assert 0.15 < (~kept & (weights > 0)).sum() / (weights > 0).sum() < 0.35
+    assert not torch.equal(kept[0], kept[1])
+
+    # The backward pass drops the same weights as the forward pass did.
+    by_head = used.mT @ slopes_like(used)
+    assert_close(gradient, by_head.unflatten(1, (3, 2)).sum(dim=2))
+
+
+@without_hard
+def test_dropout_follows_the_seed_and_ends_at_nothing(path: str) -> None:
+    assert torch.equal(dropped(path, 0.5)[0], dropped(path, 0.5)[0])
+    assert not torch.equal(dropped(path, 0.5)[0], dropped(path, 0.5, seed=4)[0])
+    assert torch.count_nonzero(dropped(path, 1.0)[0]) == 0
+    assert_close(dropped(path, 0.0)[0], expected(path, "open").weights)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
+def test_dropout_takes_a_generator(backend: str) -> None:
+    def output(seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return ask(f"{backend}/scaled/softmax", "open", None, dropout=0.5, generator=generator).output
+
+    assert torch.equal(output(1), output(1))
+    assert not torch.equal(output(1), output(2))
+
+
+def test_sdpa_cannot_seed_its_dropout() -> None:
+    with pytest.raises(ValueError, match=r"sdpa.*generator"):
+        ask("sdpa/scaled/softmax", "open", None, dropout=0.5, generator=torch.Generator())

@@ -1,0 +1,44 @@
+"""Tom chases Jerry → 汤姆 追逐 杰瑞: the query for 汤姆 against three hidden states, by hand."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import regard
+
+QUERY = torch.tensor([[10.0, 5.0, 10.0]], dtype=torch.float64)
+HIDDEN = torch.tensor([[5.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]], dtype=torch.float64)  # Tom, chase, Jerry
+
+every_backend = pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked", "auto"])
+
+
+def test_scores() -> None:
+    """[50, 0, 10], [0, 5, 10], [10, 5, 0] summed; and over √3."""
+    assert_close(QUERY * HIDDEN, torch.tensor([[50.0, 0, 10], [0, 5, 10], [10, 5, 0]], dtype=torch.float64))
+    assert_close(regard.Dot()(QUERY, HIDDEN), torch.tensor([[60.0, 15.0, 15.0]], dtype=torch.float64))
+    scaled = [60 / math.sqrt(3), 15 / math.sqrt(3), 15 / math.sqrt(3)]
+    assert_close(regard.ScaledDot()(QUERY, HIDDEN), torch.tensor([scaled], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("score", "gap"), [(regard.Dot(), 45), (regard.ScaledDot(), 45 / math.sqrt(3))])
+@every_backend
+def test_weights_and_context(backend: str, score: object, gap: float) -> None:
+    """Two keys lie `gap` below the first: weights 1 / (1 + 2 e^−gap) and e^−gap / (1 + 2 e^−gap)."""
+    far = math.exp(-gap) / (1 + 2 * math.exp(-gap))
+    near = 1 / (1 + 2 * math.exp(-gap))
+    attended = regard.attention(QUERY, HIDDEN, HIDDEN, score=score, weights=regard.full(), backend=backend)
+
+    assert_close(attended.weights, torch.tensor([[near, far, far]], dtype=torch.float64), rtol=1e-9, atol=0)
+    # 5·near + far, far + far, near + far
+    context = torch.tensor([[5 * near + far, 2 * far, near + far]], dtype=torch.float64)
+    assert_close(attended.output, context, rtol=1e-9, atol=0)
+
+
+def test_three_stages_apart() -> None:
+    """score, normalise and sum by hand give what the one call gives."""
+    scores = regard.ScaledDot()(QUERY, HIDDEN)
+    weights = regard.Softmax()(scores)
+    assert_close(weights.sum(), torch.tensor(1.0, dtype=torch.float64))
+    assert_close(weights @ HIDDEN, regard.attention(QUERY, HIDDEN, HIDDEN).output)
