@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ BATCH, HEADS, GROUPS, QUERIES, KEYS, SIZE, VALUE_SIZE = 2, 6, 3, 5, 7, 13, 11
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers in float64 that float32 holds exactly, so both precisions start from the same input."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 class Score(NamedTuple):
@@ -123,7 +124,7 @@ class Place(NamedTuple):
     added: oracles.Bias | None = None
 
 
-def _places() -> dict[str, Place]:
+def places(device: str = "cpu") -> dict[str, Place]:
     lengths = [4, 0]
     query_ids, key_ids = [[0, 0, 1, 2, 2], [5, 5, 3, 5, 5]], [[0, 0, 1, 1, 1, 2, 3], [5, 5, 5, 5, 4, 4, 4]]
     per_head = randn(BATCH, HEADS, QUERIES, KEYS, seed=1) > 0.3
@@ -133,10 +134,12 @@ def _places() -> dict[str, Place]:
     closed = randn(BATCH, 1, QUERIES, KEYS, seed=6)
     closed[closed > 0.5] = -math.inf
     closed[0, 0, 1] = -math.inf
-    heads, pairs, closed_list = per_head.tolist(), shared.tolist(), closed.tolist()
+    heads, pairs, added_list, closed_list = per_head.tolist(), shared.tolist(), added.tolist(), closed.tolist()
+    per_head, shared, added, closed = (tensor.to(device) for tensor in (per_head, shared, added, closed))
+    slopes, table = slopes.to(device), table.to(device)
 
-    padding, padded = regard.padding(torch.tensor(lengths)), oracles.padding(lengths)
-    segments = regard.segments(torch.tensor(query_ids), torch.tensor(key_ids))
+    padding, padded = regard.padding(torch.tensor(lengths, device=device)), oracles.padding(lengths)
+    segments = regard.segments(torch.tensor(query_ids, device=device), torch.tensor(key_ids, device=device))
     same, near = oracles.segments(query_ids, key_ids), oracles.window(2, 1)
     past, dense_heads = oracles.causal(), lambda b, h, i, j: heads[b][h][i][j]
     return {
@@ -155,7 +158,7 @@ def _places() -> dict[str, Place]:
         "dense&~causal": Place(
             regard.dense(per_head) & ~regard.causal(), lambda *at: dense_heads(*at) and not past(*at)
         ),
-        "bias": Place(bias=lambda dtype: added.to(dtype), added=lambda b, h, i, j: added[h, i, j].item()),
+        "bias": Place(bias=lambda dtype: added.to(dtype), added=lambda b, h, i, j: added_list[h][i][j]),
         "alibi": Place(
             regard.causal(), past, lambda dtype: regard.alibi(slopes.to(dtype)), oracles.alibi(slopes.tolist())
         ),
@@ -169,7 +172,18 @@ def _places() -> dict[str, Place]:
     }  # fmt: skip
 
 
-PLACES = _places()
+PLACES = places()
+
+
+@cache
+def answer(score: str, normalize: str, place: str) -> oracles.Answer:
+    """The oracle's answer at the sizes above, as tensors."""
+    case, where = SCORES[score], PLACES[place]
+    query, key, value, *parameters = (tensor.tolist() for tensor in case.inputs())
+    found = oracles.attend(
+        query, key, value, case.oracle(*parameters), NORMALIZERS[normalize].oracle, where.allowed, where.added
+    )
+    return oracles.Answer(*(torch.tensor(field, dtype=torch.float64) for field in found))
 
 
 def serves(backend: str, score: str, normalize: str) -> bool:

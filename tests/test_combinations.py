@@ -1,48 +1,84 @@
 """Every score × normaliser × mask or bias × backend against the oracle, in both precisions."""
 
-from functools import cache
-
 import pytest
 import torch
+from torch.testing import assert_close
 
-import oracles
 import regard
-from cases import NORMALIZERS, PLACES, SCORES, paths
+from cases import PLACES, SCORES, answer, attend, paths, places
+from regard.core.backends import flex
+from regard.core.problem import build
 
 TOLERANCE = {torch.float64: {"rtol": 1e-9, "atol": 1e-11}, torch.float32: {"rtol": 1e-4, "atol": 2e-5}}
-
-
-@cache
-def expected(score: str, normalize: str, place: str) -> tuple[torch.Tensor, torch.Tensor]:
-    case = SCORES[score]
-    query, key, value, *parameters = (tensor.tolist() for tensor in case.inputs())
-    answer = oracles.attend(
-        query, key, value, case.oracle(*parameters), NORMALIZERS[normalize].oracle,
-        PLACES[place].allowed, PLACES[place].added,
-    )  # fmt: skip
-    return torch.tensor(answer.output, dtype=torch.float64), torch.tensor(answer.weights, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("path", paths())
 def test_agrees_with_the_oracle(path: str, place: str, dtype: torch.dtype, record_property) -> None:
-    backend, score, normalize = path.split("/")
-    query, key, value, *parameters = (tensor.to(dtype) for tensor in SCORES[score].inputs())
+    _, score, normalize = path.split("/")
+    inputs, where = [tensor.to(dtype) for tensor in SCORES[score].inputs()], PLACES[place]
+    attended = attend(path, inputs, mask=where.mask, bias=where.bias(dtype), weights=regard.full())
 
-    attended = regard.attention(
-        query, key, value,
-        score=SCORES[score].build(*parameters), normalize=NORMALIZERS[normalize].record,
-        mask=PLACES[place].mask, bias=PLACES[place].bias(dtype), weights=regard.full(), backend=backend,
-    )  # fmt: skip
-
-    output, weights = expected(score, normalize, place)
+    expected = answer(score, normalize, place)
     assert attended.output.dtype == attended.weights.dtype == dtype
-    torch.testing.assert_close(attended.output.double(), output, **TOLERANCE[dtype])
-    torch.testing.assert_close(attended.weights.double(), weights, **TOLERANCE[dtype])
-    error = max((attended.output - output).abs().max().item(), (attended.weights - weights).abs().max().item())
+    assert_close(attended.output.double(), expected.output, **TOLERANCE[dtype])
+    assert_close(attended.weights.double(), expected.weights, **TOLERANCE[dtype])
+    differences = (attended.output - expected.output, attended.weights - expected.weights)
+    error = max(difference.abs().max().item() for difference in differences)
     record_property("combination", (str(dtype).removeprefix("torch."), error))
 
 
 def test_at_least_300_combinations() -> None:
     assert len(paths()) * len(PLACES) >= 300
+
+
+# FlexAttention: `|` and `~` have no cheap list of blocks, everything else it is given as rules for one pair
+
+LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
+
+
+@pytest.mark.usefixtures("as_installed")  # it traces the rules, and cannot trace the checks
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    ("score", "place"),
+    [
+        *(("scaled", place) for place in LOWERED),
+        *(("softcap", place) for place in LOWERED),
+        *((score, "alibi") for score in ("dot", "cosine", "bilinear", "bilinear-heads")),
+    ],
+)
+def test_the_rules_given_to_flex_agree_with_the_oracle(score: str, place: str) -> None:
+    """Uncompiled it runs anywhere: what is tested here is the lowering, on CUDA the kernel."""
+    query, key, value, *parameters = SCORES[score].inputs()
+    where = PLACES[place]
+    problem = build(
+        query, key, value, SCORES[score].build(*parameters), regard.Softmax(), where.mask, where.bias(torch.float64),
+        0.0, None, None,
+    )  # fmt: skip
+    output = flex.attend(problem, compiled=False).output
+    assert_close(output, answer(score, "softmax", place).output, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", [*paths(scores=["scaled", "cosine"]), "flex/scaled/softmax", "flex/softcap/softmax"])
+def test_cuda_agrees_with_the_reference(path: str) -> None:
+    """Sizes are powers of two, as FlexAttention wants them."""
+    backend, score, _ = path.split("/")
+    inputs = [tensor.float() for tensor in SCORES[score].inputs(size=16, value_size=32)]
+    for name, there in places("cuda").items():
+        if backend == "flex" and name not in LOWERED:
+            continue
+        runs = {
+            "cpu": (path.replace(backend, "reference"), PLACES[name], torch.float64),
+            "cuda": (path, there, torch.float32),
+        }
+        cpu, cuda = (
+            attend(
+                chosen, [tensor.to(device, dtype) for tensor in inputs],
+                mask=where.mask, bias=where.bias(dtype), weights=regard.entropy(),
+            )
+            for device, (chosen, where, dtype) in runs.items()
+        )  # fmt: skip
+        assert_close(cuda.output.cpu().double(), cpu.output, rtol=2e-3, atol=2e-3)
+        assert_close(cuda.weights.cpu().double(), cpu.weights, rtol=2e-3, atol=2e-3)

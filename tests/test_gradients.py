@@ -209,7 +209,7 @@ def plain_weights(name: str, scores: Tensor) -> Tensor:
         return (scores - sums.gather(-1, support - 1) / support).clamp(min=0)
     ordered, scores = ordered / 2, scores / 2  # Peters, Niculae and Martins 2019, algorithm 2
     mean, square = ordered.cumsum(dim=-1) / count, ordered.square().cumsum(dim=-1) / count
-    threshold = mean - ((1 - count * (square - mean.square())) / count).clamp(min=0).sqrt()
+    threshold = mean - ((1 - count * (square - mean.square())) / count).clamp(min=torch.finfo(scores.dtype).tiny).sqrt()
     support = (threshold <= ordered).sum(dim=-1, keepdim=True)
     return (scores - threshold.gather(-1, support - 1)).clamp(min=0).square()
 

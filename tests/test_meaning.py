@@ -162,6 +162,34 @@ def test_sdpa_refuses_what_its_kernels_would_let_through(poison: str, where: str
         attend("sdpa/scaled/softmax", inputs, mask=regard.causal())
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("how", ["padding", "causal", "window", "per head", "future"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "reference/scaled/softmax",
+        "sdpa/scaled/softmax",
+        "blocked/scaled/softmax",
+        "flex/scaled/softmax",
+        "auto/scaled/softmax",
+    ],
+)
+def test_what_a_masked_key_holds_has_no_effect_on_cuda(path: str, how: str) -> None:
+    """Keys closed to every query, and a future key that only the last queries see."""
+    future = how == "future"
+    mask, closed = closed_keys("causal" if future else how)
+    query, key, value = (tensor.float() for tensor in inputs_of(path, size=16, value_size=16))
+    clean = attend("reference/scaled/softmax", [query, key, value], mask=mask).output
+    if future:
+        closed[:, :, QUERIES - 1] = True
+    key[closed] = value[closed] = math.nan
+    mask = mask.cuda() if isinstance(mask, torch.Tensor) else mask
+    mask = regard.padding(torch.tensor([4, 6], device="cuda")) if how == "padding" else mask
+    output = attend(path, [tensor.cuda() for tensor in (query, key, value)], mask=mask).output.cpu()
+    rows = slice(0, QUERIES - 1) if future else slice(None)
+    assert_close(output[:, :, rows], clean[:, :, rows], rtol=2e-3, atol=2e-3)
+
+
 # Padded = packed = one by one
 
 LENGTHS = [3, 5, 2]
@@ -226,6 +254,53 @@ def test_masks_intersect(path: str) -> None:
     closed = torch.zeros(BATCH, HEADS, QUERIES, KEYS, dtype=torch.float64).masked_fill(~random, -math.inf)
     most = regard.causal() & regard.window(2, 1) & regard.padding(torch.tensor([4, 6]))
     assert_same(learn(path, inputs, mask=most, bias=closed), expected)
+
+
+FAR = (1031, 1301)  # queries and keys of many blocks, and more pairs than any backend takes as one
+
+
+def far_masks() -> dict[str, object]:
+    packed, shuffled = (
+        torch.arange(FAR[1]) // 150,
+        torch.randperm(FAR[1], generator=torch.Generator().manual_seed(1)) // 150,
+    )
+    sparse = torch.zeros(2, 2, *FAR, dtype=torch.bool)
+    sparse[0, 1, 100:400, 700:900] = sparse[1, :, 900:] = True
+    lengths = regard.padding(torch.tensor([200, 1300]))
+    segments = regard.segments(packed[: FAR[0]].expand(2, -1), packed.expand(2, -1))
+    return {
+        "causal": regard.causal(offset=100),
+        "window": regard.window(30, 60, offset=200),
+        "padding": lengths,
+        "padding by head": regard.padding(torch.tensor([[200, 0], [1301, 900]])),
+        "segments": segments,
+        "shuffled segments": regard.segments(shuffled[: FAR[0]].expand(2, -1), shuffled.expand(2, -1)),
+        "dense": regard.dense(sparse),
+        "one row": torch.arange(FAR[1]) > 500,
+        "outside a window": ~regard.window(400, 300),
+        "not dense": ~regard.dense(sparse),
+        "future": ~regard.causal() & lengths,
+        "either": regard.window(10, 10) | segments,
+        "neither": ~(regard.causal() | lengths),
+        "all": regard.causal() & regard.window(500, 9) & segments & lengths & sparse.any(dim=1, keepdim=True),
+    }
+
+
+@pytest.mark.parametrize("mask", far_masks())
+@pytest.mark.parametrize("path", ["sdpa/scaled/softmax", "blocked/scaled/softmax", "blocked/scaled/sparsemax"])
+def test_masks_over_many_blocks(path: str, mask: str) -> None:
+    """Blocks that a mask closes are skipped, those that it leaves open go without it: neither may show."""
+    inputs = inputs_of(path, heads=2, groups=1, queries=FAR[0], keys=FAR[1], size=2, value_size=2)
+
+    def results(backend: str) -> list[torch.Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+        chosen = path.replace(path.split("/")[0], backend)
+        attended = attend(chosen, leaves, mask=far_masks()[mask], weights=regard.received())
+        loss = (attended.output * slopes_like(attended.output)).sum() + attended.weights.square().sum()
+        return [attended.output, attended.weights, *torch.autograd.grad(loss, leaves)]
+
+    for result, expected in zip(results(path.split("/")[0]), results("reference"), strict=True):
+        assert_close(result, expected)
 
 
 @every_path

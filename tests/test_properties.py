@@ -1,5 +1,6 @@
 """Properties over random shapes, strides, masks and heads."""
 
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
@@ -52,127 +53,146 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 LAYOUTS = ["contiguous", "transposed", "feature first", "every other", "slice"]
 
 
-# Masks: the library's expression beside the oracle's predicate
+# Masks: an expression is drawn, then written in the library's words and in the oracle's
 
 
-def masks(shape: Shape) -> st.SearchStrategy[tuple[Any, oracles.Allowed]]:
+def expressions(shape: Shape) -> st.SearchStrategy[tuple]:
+    """("causal", offset), …, ("and", left, right), ("or", left, right), ("not", inner)"""
+
     def ids(count: int) -> st.SearchStrategy[list[list[int]]]:
         row = st.lists(st.integers(0, 2), min_size=count, max_size=count)
         return st.lists(row, min_size=shape.batch, max_size=shape.batch)
 
-    def segments(of: tuple[list, list]) -> tuple[Any, oracles.Allowed]:
-        return regard.segments(torch.tensor(of[0]), torch.tensor(of[1])), oracles.segments(*of)
-
-    def padding(lengths: list[int]) -> tuple[Any, oracles.Allowed]:
-        return regard.padding(torch.tensor(lengths)), oracles.padding(lengths)
-
-    def dense(of: tuple[int, tuple[bool, bool, bool]]) -> tuple[Any, oracles.Allowed]:
-        seed, shared = of
-        full = (shape.batch, shape.heads, shape.queries, shape.keys)
-        keep = randn(*(1 if one else n for n, one in zip(full, (*shared, False), strict=True)), seed=seed) > 0
-        table = keep.expand(full).tolist()
-        return regard.dense(keep), lambda b, h, i, j: table[b][h][i][j]
-
-    bool3 = st.tuples(st.booleans(), st.booleans(), st.booleans())
     lengths = st.lists(st.integers(0, shape.keys), min_size=shape.batch, max_size=shape.batch)
     single = st.one_of(
-        offsets.map(lambda o: (regard.causal(offset=o), oracles.causal(o))),
-        st.tuples(st.integers(0, 3), st.integers(0, 3), offsets).map(
-            lambda w: (regard.window(*w[:2], offset=w[2]), oracles.window(*w))
-        ),
-        lengths.map(padding),
-        st.tuples(ids(shape.queries), ids(shape.keys)).map(segments),
-        st.tuples(st.integers(0, 99), bool3).map(dense),
+        st.tuples(st.just("causal"), offsets),
+        st.tuples(st.just("window"), st.integers(0, 3), st.integers(0, 3), offsets),
+        st.tuples(st.just("padding"), lengths),
+        st.tuples(st.just("segments"), ids(shape.queries), ids(shape.keys)),
+        st.tuples(st.just("dense"), st.integers(0, 99), st.booleans(), st.booleans(), st.booleans()),
     )
-
-    def both(pair: tuple) -> tuple[Any, oracles.Allowed]:
-        (left, open_left), (right, open_right) = pair
-        return left & right, lambda *at: open_left(*at) and open_right(*at)
-
-    def either(pair: tuple) -> tuple[Any, oracles.Allowed]:
-        (left, open_left), (right, open_right) = pair
-        return left | right, lambda *at: open_left(*at) or open_right(*at)
-
-    def negated(one: tuple) -> tuple[Any, oracles.Allowed]:
-        return ~one[0], lambda *at: not one[1](*at)
-
     return st.recursive(
         single,
         lambda inner: st.one_of(
-            st.tuples(inner, inner).map(both), st.tuples(inner, inner).map(either), inner.map(negated)
+            st.tuples(st.sampled_from(["and", "or"]), inner, inner), st.tuples(st.just("not"), inner)
         ),
         max_leaves=5,
     )
 
 
-class Drawn(NamedTuple):
-    inputs: list[Tensor]
-    mask: Any
-    allowed: oracles.Allowed
+def written(expression: tuple | None, shape: Shape) -> tuple[Any, oracles.Allowed]:
+    """The expression as the library's mask and as the oracle's predicate."""
+    match expression:
+        case None:
+            return None, oracles.everywhere
+        case "causal", offset:
+            return regard.causal(offset=offset), oracles.causal(offset)
+        case "window", before, after, offset:
+            return regard.window(before, after, offset=offset), oracles.window(before, after, offset)
+        case "padding", lengths:
+            return regard.padding(torch.tensor(lengths)), oracles.padding(lengths)
+        case "segments", query_ids, key_ids:
+            return regard.segments(torch.tensor(query_ids), torch.tensor(key_ids)), oracles.segments(query_ids, key_ids)
+        case "dense", seed, *shared:
+            full = (shape.batch, shape.heads, shape.queries, shape.keys)
+            keep = randn(*(1 if one else n for n, one in zip(full, (*shared, False), strict=True)), seed=seed) > 0
+            table = keep.expand(full).tolist()
+            return regard.dense(keep), lambda b, h, i, j: table[b][h][i][j]
+        case "not", inner:
+            mask, allowed = written(inner, shape)
+            return ~mask, lambda *at: not allowed(*at)
+        case combined, *parts:
+            (left, first), (right, second) = (written(part, shape) for part in parts)
+            if combined == "and":
+                return left & right, lambda *at: first(*at) and second(*at)
+            return left | right, lambda *at: first(*at) or second(*at)
+
+
+class Problem(NamedTuple):
     shape: Shape
+    size: int
+    value_size: int
+    seed: int
+    layouts: list[str]
+    expression: tuple | None
+
+    def inputs(self, score: str) -> list[Tensor]:
+        sizes = {"size": self.size, "value_size": self.value_size, "seed": self.seed}
+        query, key, value, *parameters = SCORES[score].inputs(**self.shape._asdict(), **sizes)
+        tensors = zip((query, key, value), self.layouts, strict=True)
+        return [*(laid_out(tensor, layout) for tensor, layout in tensors), *parameters]
+
+    @property
+    def mask(self) -> Any:
+        return written(self.expression, self.shape)[0]
+
+    @property
+    def allowed(self) -> oracles.Allowed:
+        return written(self.expression, self.shape)[1]
 
 
 @st.composite
-def problems(draw: st.DrawFn, score: str) -> Drawn:
+def problems(draw: st.DrawFn) -> Problem:
     shape = draw(shapes())
-    inputs = SCORES[score].inputs(
-        **shape._asdict(), size=draw(sizes), value_size=draw(sizes), seed=draw(st.integers(0, 9))
-    )
-    inputs[:3] = [laid_out(tensor, draw(st.sampled_from(LAYOUTS))) for tensor in inputs[:3]]
-    mask, allowed = draw(st.one_of(st.just((None, oracles.everywhere)), masks(shape)))
-    return Drawn(inputs, mask, allowed, shape)
+    layouts = draw(st.lists(st.sampled_from(LAYOUTS), min_size=3, max_size=3))
+    expression = draw(st.none() | expressions(shape))
+    return Problem(shape, draw(sizes), draw(sizes), draw(st.integers(0, 9)), layouts, expression)
 
 
 @pytest.mark.parametrize("path", FAST_PATHS)
 @settings(max_examples=12)
-@given(data=st.data())
-def test_every_backend_agrees_with_the_reference(path: str, data: st.DataObject) -> None:
-    problem = data.draw(problems(path.split("/")[1]))
-    reference = path.replace(path.split("/")[0], "reference")
-    results, wanted = (learn(chosen, problem.inputs, mask=problem.mask).everything for chosen in (path, reference))
+@given(problem=problems())
+def test_every_backend_agrees_with_the_reference(path: str, problem: Problem) -> None:
+    backend, score, _ = path.split("/")
+    both = (path, path.replace(backend, "reference"))
+    results, wanted = (learn(each, problem.inputs(score), mask=problem.mask).everything for each in both)
     for result, expected in zip(results, wanted, strict=True):
         assert_close(result, expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
-@given(data=st.data())
-def test_masks_mean_what_their_predicate_says(backend: str, data: st.DataObject) -> None:
+@given(problem=problems())
+def test_masks_mean_what_their_predicate_says(backend: str, problem: Problem) -> None:
     """Sigmoid gives every open pair a weight and every closed pair none: the weights show the mask."""
-    problem = data.draw(problems("scaled"))
-    attended = attend(f"{backend}/scaled/sigmoid", problem.inputs, mask=problem.mask, weights=regard.full())
+    inputs, (batch, heads, _, queries, keys) = problem.inputs("scaled"), problem.shape
+    weights = attend(f"{backend}/scaled/sigmoid", inputs, mask=problem.mask, weights=regard.full()).weights
+    allowed = problem.allowed
     expected = [
-        [
-            [[problem.allowed(b, h, i, j) for j in range(problem.shape.keys)] for i in range(problem.shape.queries)]
-            for h in range(problem.shape.heads)
-        ]
-        for b in range(problem.shape.batch)
+        [[[allowed(b, h, i, j) for j in range(keys)] for i in range(queries)] for h in range(heads)]
+        for b in range(batch)
     ]
-    assert (attended.weights > 0).tolist() == expected
+    assert (weights > 0).tolist() == expected
 
 
-@given(data=st.data())
-def test_softmax_weights_are_a_distribution(data: st.DataObject) -> None:
-    path = data.draw(st.sampled_from(paths(normalizers=["softmax"])))
-    problem = data.draw(problems(path.split("/")[1]))
-    weights = attend(path, problem.inputs, mask=problem.mask, weights=regard.full()).weights
+@given(path=st.sampled_from(paths(normalizers=["softmax"])), problem=problems())
+def test_softmax_weights_are_a_distribution(path: str, problem: Problem) -> None:
+    inputs = problem.inputs(path.split("/")[1])
+    weights = attend(path, inputs, mask=problem.mask, weights=regard.full()).weights
     assert (weights >= 0).all()
     assert (weights <= 1 + 1e-12).all()
     sums = weights.sum(dim=-1)
     assert_close(sums, (weights > 0).any(dim=-1).to(sums))
 
 
-@pytest.mark.parametrize("path", paths())
-@settings(max_examples=12)
-@given(data=st.data())
-def test_attention_is_a_bag_of_keys(path: str, data: st.DataObject) -> None:
+@pytest.mark.parametrize("path", [path for path in paths() if not path.endswith("hard")])  # whose ties know an order
+@settings(max_examples=5)
+@given(problem=problems(), random=st.randoms(use_true_random=False))
+def test_attention_is_a_bag_of_keys(path: str, problem: Problem, random: Random) -> None:
     """Shuffling keys and values together changes nothing; without positions there is no order."""
-    problem = data.draw(problems(path.split("/")[1]))
-    query, key, value, *parameters = problem.inputs
-    order = torch.tensor(data.draw(st.permutations(range(problem.shape.keys))))
-    plain = attend(path, problem.inputs, weights=regard.full())
+    query, key, value, *parameters = inputs = problem.inputs(path.split("/")[1])
+    order = torch.tensor(random.sample(range(problem.shape.keys), problem.shape.keys))
+    plain = attend(path, inputs, weights=regard.full())
     shuffled = attend(path, [query, key[:, :, order], value[:, :, order], *parameters], weights=regard.full())
     assert_close(shuffled.output, plain.output)
     assert_close(shuffled.weights, plain.weights[..., order])
+
+
+@given(score=st.sampled_from(sorted(SCORES)), normalize=st.sampled_from(sorted(NORMALIZERS)), problem=problems())
+def test_auto_never_changes_the_meaning(score: str, normalize: str, problem: Problem) -> None:
+    both = [f"{backend}/{score}/{normalize}" for backend in ("auto", "reference")]
+    results, wanted = (learn(path, problem.inputs(score), mask=problem.mask).everything for path in both)
+    for result, expected in zip(results, wanted, strict=True):
+        assert_close(result, expected, rtol=1e-8, atol=1e-10)
 
 
 # Particular layouts
@@ -205,7 +225,8 @@ def test_expanded_keys_have_stride_zero(path: str) -> None:
         memory = [leaf.expand(3, -1, -1, -1) for leaf in leaves]
         memory = [tensor.contiguous() for tensor in memory] if copy else memory
         output = attend(path, [query, *memory, *parameters]).output
-        return [output, *torch.autograd.grad((output * slopes_like(output)).sum(), leaves)]
+        gradients = torch.autograd.grad((output * slopes_like(output)).sum(), leaves, materialize_grads=True)
+        return [output, *gradients]
 
     for result, expected in zip(run(copy=False), run(copy=True), strict=True):
         assert_close(result, expected)
@@ -223,6 +244,13 @@ def test_leading_axes_broadcast(path: str) -> None:
         single = attend(path, [many[number], key, value, *parameters], weights=regard.full())
         assert_close(attended.output[number], single.output)
         assert_close(attended.weights[number], single.weights)
+
+    lengths = torch.tensor([[4, 7], [1, 0], [6, 2]])  # along the first axes of the scores
+    masked = attend(path, [many, key, value, *parameters], mask=regard.padding(lengths) & regard.causal(1)).output
+    for number in range(3):
+        mask = regard.padding(lengths[number]) & regard.causal(1)
+        assert_close(masked[number], attend(path, [many[number], key, value, *parameters], mask=mask).output)
+
     one_memory = attend(path, [query, key[:1], value[:1], *parameters]).output
     assert_close(one_memory, attend(path, [query, *(t[:1].expand_as(t) for t in (key, value)), *parameters]).output)
 
@@ -263,17 +291,6 @@ def test_attention_to_one_key_returns_its_value(backend: str) -> None:
     query, key, value = SCORES["scaled"].inputs(keys=1)
     output = regard.attention(query, key, value, backend=backend).output
     assert_close(output, value.repeat_interleave(2, dim=1).expand_as(output))
-
-
-@given(data=st.data())
-def test_auto_never_changes_the_meaning(data: st.DataObject) -> None:
-    score = data.draw(st.sampled_from(sorted(SCORES)))
-    normalize = data.draw(st.sampled_from(sorted(NORMALIZERS)))
-    problem = data.draw(problems(score))
-    both = [f"{backend}/{score}/{normalize}" for backend in ("auto", "reference")]
-    results, wanted = (learn(path, problem.inputs, mask=problem.mask).everything for path in both)
-    for result, expected in zip(results, wanted, strict=True):
-        assert_close(result, expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])

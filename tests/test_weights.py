@@ -1,14 +1,12 @@
 """What one can ask of the weights, on every backend, against the oracle; and dropout, which they do not show."""
 
-from functools import cache
-
 import pytest
 import torch
 from torch.testing import assert_close
 
 import oracles
 import regard
-from cases import FUSED_PATHS, NORMALIZERS, PLACES, QUERIES, SCORES, TYPICAL_PATHS, attend, slopes_like
+from cases import FUSED_PATHS, PLACES, QUERIES, SCORES, TYPICAL_PATHS, answer, attend, slopes_like
 
 # A few of each kind of place: nothing, a rule, per batch, per head with an empty row, a bias with −inf.
 SOME_PLACES = ["open", "causal", "padding", "dense", "closed"]
@@ -16,17 +14,6 @@ SOME_PLACES = ["open", "causal", "padding", "dense", "closed"]
 every_path = pytest.mark.parametrize("path", TYPICAL_PATHS)
 every_place = pytest.mark.parametrize("place", SOME_PLACES)
 without_hard = pytest.mark.parametrize("path", [path for path in TYPICAL_PATHS if not path.endswith("hard")])
-
-
-@cache
-def answer(score: str, normalize: str, place: str) -> oracles.Answer:
-    case = SCORES[score]
-    query, key, value, *parameters = (tensor.tolist() for tensor in case.inputs())
-    oracle = oracles.attend(
-        query, key, value, case.oracle(*parameters), NORMALIZERS[normalize].oracle,
-        PLACES[place].allowed, PLACES[place].added,
-    )  # fmt: skip
-    return oracles.Answer(*(torch.tensor(field, dtype=torch.float64) for field in oracle))
 
 
 def expected(path: str, place: str) -> oracles.Answer:

@@ -82,8 +82,9 @@ class PerformerFeatures:
             raise ValueError(f"features are drawn for vectors of size {size}, got size {x.shape[-1]}")
         if x.device != self.projection.device:
             raise ValueError(f"features are on {self.projection.device}, the vectors on {x.device}: draw(…, device=)")
-        x = x / size**0.25
-        return (x @ self.projection.to(x.dtype).mT).sub_((x.square().sum(-1, keepdim=True) + math.log(count)) / 2)
+        rows = x.reshape(-1, size) / size**0.25  # one product of matrices, whatever axes lead
+        logs = rows @ self.projection.to(x.dtype).mT
+        return logs.sub_((rows.square().sum(-1, keepdim=True) + math.log(count)) / 2).view(*x.shape[:-1], count)
 
     def __call__(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]:
         return self.log_features(x).exp()

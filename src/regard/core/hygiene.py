@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from regard.core.clauses import clauses
 from regard.core.problem import Problem
 from regard.core.spans import cut
 
@@ -61,3 +62,30 @@ def _attended(problem: Problem) -> tuple[Tensor, Tensor]:
             block = block + torch.where(allowed.to(value.dtype) @ found.to(value.dtype) > 0, mark, 0.0)
         marks.append(block)
     return torch.cat(marks, -2), torch.cat(filled, -2)
+
+
+def without_unseen(problem: Problem) -> Problem:
+    """Zero the keys and values that no query may attend, for fused kernels on data that cannot be looked at.
+
+    On the CPU `tainted` has looked; on a GPU looking would mean waiting for it, so padding is cleaned in any case.
+    """
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or (problem.device.type == "cpu" and not torch.compiler.is_compiling()):
+        return problem
+    seen = None
+    positions = torch.arange(problem.shape[-1], device=problem.device)
+    if found.lengths is not None:
+        seen = positions < found.lengths[..., None]
+    for dense in found.dense:
+        some = dense.any(-2)
+        seen = some if seen is None else seen & some
+    if seen is None:
+        return problem
+    seen = seen.expand(*problem.shape[:-2], problem.shape[-1])
+    if problem.group > 1:
+        seen = seen.unflatten(-2, (-1, problem.group)).any(-2)
+    return replace(
+        problem,
+        key=torch.where(seen.unsqueeze(-1), problem.key, 0),
+        value=torch.where(seen.unsqueeze(-1), problem.value, 0),
+    )

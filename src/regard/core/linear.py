@@ -121,7 +121,9 @@ def _segments(
 ) -> tuple[Float[Tensor, "... q r e"], LinearState]:
     """Segment after segment, each recomputed in the backward pass: the features of one segment are held at a time."""
     queries, keys = query.shape[-3], key.shape[-2]
-    again = torch.is_grad_enabled() and max(queries, keys) > SEGMENT
+    learns = not isinstance(features, PerformerFeatures | EluFeatures)  # a map of the caller's may hold parameters
+    wanted = torch.is_grad_enabled() and (learns or any(x.requires_grad for x in (query, key, value)))
+    again = wanted and max(queries, keys) > SEGMENT
     paired = min(queries, keys) if causal else 0  # queries beyond the last key see all keys
     outputs = []
     for span in cut(paired, SEGMENT):

@@ -161,6 +161,8 @@ class Hard(Normalizer):
 
 def one_hot(index: Tensor, like: Tensor, allowed: Tensor | None) -> Tensor:
     """Weight 1 at the index, 0 elsewhere and in rows where nothing is allowed."""
+    if like.shape[-1] == 0:
+        return torch.zeros_like(like)
     hot = torch.zeros_like(like).scatter(-1, index.unsqueeze(-1), 1.0)
     return hot if allowed is None else torch.where(allowed.any(-1, keepdim=True), hot, 0)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.core.backends.result import Result
 from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.clauses import Clauses, clauses
+from regard.core.hygiene import without_unseen
 from regard.core.masks import Blocks
 from regard.core.normalizers import Entmax, Softmax
 from regard.core.problem import HALF, Problem
@@ -64,6 +65,7 @@ def working_bytes(problem: Problem) -> int:
 
 def attend(problem: Problem, *, compiled: bool = True) -> Result:
     """Attention by FlexAttention; uncompiled it is the same function in plain operations, on any device."""
+    problem = without_unseen(problem)
     query, key, scale = problem.query, problem.key, 1.0
     softcap = _softcap(problem)
     product = problem.score.as_product(query, key)

@@ -1,8 +1,8 @@
 """Dot products through torch's fused kernels, `F.scaled_dot_product_attention`; masks become what it does best.
 
 Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
-`is_causal`; a mask of keys alone one row; any other is made for a block of queries at a time, over the span of keys
-that block can see, so that no n × n tensor is built and a window costs its width.
+`is_causal`, a mask of keys alone one row, a window a band at the cost of its width; any other is made for a block of
+queries at a time, over the span of keys that block can see, so that no n × n tensor is built.
 """
 
 import math
@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.core.backends import banded
 from regard.core.backends.blocks import survey
 from regard.core.backends.result import Result
 from regard.core.clauses import Clauses, clauses
-from regard.core.hygiene import tainted
+from regard.core.hygiene import tainted, without_unseen
 from regard.core.normalizers import Entmax, Softmax
 from regard.core.problem import Problem
 from regard.core.spans import cut, take
@@ -60,7 +61,7 @@ def attend(problem: Problem) -> Result:
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     if product.query is not problem.query or product.key is not problem.key:
         problem = replace(problem, query=product.query, key=product.key)
-    problem = _without_unseen(problem)
+    problem = without_unseen(problem)
     query, key, value = _as_kernels_want(problem)
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
@@ -72,7 +73,7 @@ def attend(problem: Problem) -> Result:
             dropout_p=problem.dropout,
             is_causal=causal,
             scale=product.scale,
-            enable_gqa=problem.group > 1,
+            enable_gqa=query.shape[-3] != key.shape[-3],
         )
 
     found = clauses(problem.mask, *problem.shape[-2:])
@@ -80,6 +81,8 @@ def attend(problem: Problem) -> Result:
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, range(1), range(problem.shape[-1])) if one_row else None
         output = kernel(query, key, value, mask, causal=found.banded)
+    elif problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:]):
+        output = banded.attend(query, key, value, found, lead, kernel)
     else:
         parts = [
             kernel(
@@ -109,33 +112,6 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     )
     query, key, value = (t if t.shape[-1] == size else F.pad(t, (0, size - t.shape[-1])) for t in (query, key, value))
     return query, key, value
-
-
-def _without_unseen(problem: Problem) -> Problem:
-    """Zero the keys and values beyond every length: what is in padding must not reach a product, not even as 0 · NaN.
-
-    On the CPU `refuses` has looked at the data; elsewhere it cannot be looked at without waiting for the device.
-    """
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if found is None or (problem.device.type == "cpu" and not torch.compiler.is_compiling()):
-        return problem
-    seen = None
-    positions = torch.arange(problem.shape[-1], device=problem.device)
-    if found.lengths is not None:
-        seen = positions < found.lengths[..., None]
-    for dense in found.dense:
-        some = dense.any(-2)
-        seen = some if seen is None else seen & some
-    if seen is None:
-        return problem
-    seen = seen.expand(*problem.shape[:-2], problem.shape[-1])
-    if problem.group > 1:
-        seen = seen.unflatten(-2, (-1, problem.group)).any(-2)
-    return replace(
-        problem,
-        key=torch.where(seen.unsqueeze(-1), problem.key, 0),
-        value=torch.where(seen.unsqueeze(-1), problem.value, 0),
-    )
 
 
 def _visible(problem: Problem) -> list[tuple[range, range]]:
