@@ -124,7 +124,7 @@ class Place(NamedTuple):
     added: oracles.Bias | None = None
 
 
-def places(device: str = "cpu") -> dict[str, Place]:
+def _places() -> dict[str, Place]:
     lengths = [4, 0]
     query_ids, key_ids = [[0, 0, 1, 2, 2], [5, 5, 3, 5, 5]], [[0, 0, 1, 1, 1, 2, 3], [5, 5, 5, 5, 4, 4, 4]]
     per_head = randn(BATCH, HEADS, QUERIES, KEYS, seed=1) > 0.3
@@ -135,11 +135,9 @@ def places(device: str = "cpu") -> dict[str, Place]:
     closed[closed > 0.5] = -math.inf
     closed[0, 0, 1] = -math.inf
     heads, pairs, added_list, closed_list = per_head.tolist(), shared.tolist(), added.tolist(), closed.tolist()
-    per_head, shared, added, closed = (tensor.to(device) for tensor in (per_head, shared, added, closed))
-    slopes, table = slopes.to(device), table.to(device)
 
-    padding, padded = regard.padding(torch.tensor(lengths, device=device)), oracles.padding(lengths)
-    segments = regard.segments(torch.tensor(query_ids, device=device), torch.tensor(key_ids, device=device))
+    padding, padded = regard.padding(torch.tensor(lengths)), oracles.padding(lengths)
+    segments = regard.segments(torch.tensor(query_ids), torch.tensor(key_ids))
     same, near = oracles.segments(query_ids, key_ids), oracles.window(2, 1)
     past, dense_heads = oracles.causal(), lambda b, h, i, j: heads[b][h][i][j]
     return {
@@ -172,7 +170,7 @@ def places(device: str = "cpu") -> dict[str, Place]:
     }  # fmt: skip
 
 
-PLACES = places()
+PLACES = _places()
 
 
 @cache

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import regard
-from cases import PLACES, SCORES, answer, attend, paths, places
+from cases import PLACES, SCORES, answer, attend, paths
 from regard.core.backends import flex
 from regard.core.problem import build
 
@@ -49,7 +49,7 @@ LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
     ],
 )
 def test_the_rules_given_to_flex_agree_with_the_oracle(score: str, place: str) -> None:
-    """Uncompiled it runs anywhere: what is tested here is the lowering, on CUDA the kernel."""
+    """Uncompiled it runs anywhere: what is tested here is the lowering, in test_cuda.py the kernel."""
     query, key, value, *parameters = SCORES[score].inputs()
     where = PLACES[place]
     problem = build(
@@ -58,27 +58,3 @@ def test_the_rules_given_to_flex_agree_with_the_oracle(score: str, place: str) -
     )  # fmt: skip
     output = flex.attend(problem, compiled=False).output
     assert_close(output, answer(score, "softmax", place).output, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("path", [*paths(scores=["scaled", "cosine"]), "flex/scaled/softmax", "flex/softcap/softmax"])
-def test_cuda_agrees_with_the_reference(path: str) -> None:
-    """Sizes are powers of two, as FlexAttention wants them."""
-    backend, score, _ = path.split("/")
-    inputs = [tensor.float() for tensor in SCORES[score].inputs(size=16, value_size=32)]
-    for name, there in places("cuda").items():
-        if backend == "flex" and name not in LOWERED:
-            continue
-        runs = {
-            "cpu": (path.replace(backend, "reference"), PLACES[name], torch.float64),
-            "cuda": (path, there, torch.float32),
-        }
-        cpu, cuda = (
-            attend(
-                chosen, [tensor.to(device, dtype) for tensor in inputs],
-                mask=where.mask, bias=where.bias(dtype), weights=regard.entropy(),
-            )
-            for device, (chosen, where, dtype) in runs.items()
-        )  # fmt: skip
-        assert_close(cuda.output.cpu().double(), cpu.output, rtol=2e-3, atol=2e-3)
-        assert_close(cuda.weights.cpu().double(), cpu.weights, rtol=2e-3, atol=2e-3)

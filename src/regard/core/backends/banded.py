@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.core.clauses import Clauses
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Kernel = Callable[..., Tensor]
 
 _ROWS = 128  # of a block: fewer mask less in vain, more keep the kernel busy (docs/experiments.md)
 
@@ -28,6 +28,11 @@ def worth_it(found: Clauses | None, queries: int, keys: int) -> bool:
     return not by_head and queries > _ROWS and 2 * _stretch(found) <= keys
 
 
+def working_bytes(found: Clauses, *, queries: int, keys: int, row_bytes: int) -> int:
+    """The mask of the stretches, as bool and as numbers, and the padded copies of keys and values."""
+    return 5 * queries * _stretch(found) + 2 * keys * row_bytes
+
+
 def attend(
     query: Float[Tensor, "b h q d"],
     key: Float[Tensor, "b g k d"],
@@ -36,7 +41,7 @@ def attend(
     lead: torch.Size,
     kernel: Kernel,
 ) -> Float[Tensor, "b h q d"]:
-    """Attention within the band, by a kernel (query, key, value, mask) -> output over (batch, heads, …).
+    """Attention within the band, by a kernel (query, key, value, mask=) -> output over (batch, heads, …).
 
     `lead` are the axes that were flattened into the batch: the tensors of the clauses still have them.
     """
@@ -52,7 +57,8 @@ def attend(
     parts = []
     for part in each:
         mask = _narrowed(band, found, part, lead, blocks).unsqueeze(1).expand(-1, group, -1, -1).flatten(1, 2)
-        parts.append(kernel(*(t[part].flatten(0, 1) for t in (rows, keys, values)), mask.unsqueeze(0)))
+        taken = (tensor[part].flatten(0, 1) for tensor in (rows, keys, values))
+        parts.append(kernel(*taken, mask=mask.unsqueeze(0)))
     output = torch.cat(parts).unflatten(0, (batch, -1)).unflatten(3, (group, _ROWS))
     return output.transpose(2, 3).flatten(1, 2).flatten(2, 3)[:, :, :queries]
 

@@ -16,7 +16,7 @@ from regard.core.backends.result import Result
 from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import without_unseen
-from regard.core.masks import Blocks
+from regard.core.masks import Band, Blocks, Coarse
 from regard.core.normalizers import Entmax, Softmax
 from regard.core.problem import HALF, Problem
 from regard.core.scores import ScaledDot
@@ -139,20 +139,35 @@ def _block_mask(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
     """The mask as FlexAttention takes it, or None where there is none."""
     if problem.mask is None or found == Clauses():
         return None
+    queries, keys = problem.shape[-2:]
+    if found.lengths is None and not found.segments and not found.dense:
+        return _band_mask(found.low, found.high, queries, keys, problem.device)
+    coarse = problem.mask.coarse(Blocks(_edges(queries, problem.device), _edges(keys, problem.device)))
+    return _listed_mask(coarse, lead, _pair_rule(problem, found, lead), queries, keys)
+
+
+@functools.lru_cache(maxsize=64)
+def _band_mask(low: int | None, high: int | None, queries: int, keys: int, device: torch.device) -> Any:
+    """A causal mask or a window: every layer and step asks for the same one, so it is made once."""
+    coarse = Band(low, high).coarse(Blocks(_edges(queries, device), _edges(keys, device)))
+    first = torch.tensor(-queries if low is None else low, device=device)
+    last = torch.tensor(keys if high is None else high, device=device)
+
+    def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j - i >= first) & (j - i <= last)
+
+    return _listed_mask(coarse, torch.Size([1]), rule, queries, keys)
+
+
+def _listed_mask(coarse: Coarse, lead: torch.Size, rule: Callable[..., Tensor], queries: int, keys: int) -> Any:
+    """Blocks to visit with the rule, and blocks to take whole; one list for all heads where they agree."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    queries, keys = problem.shape[-2:]
-    heads = problem.shape[-3]
-    blocks = Blocks(*(_edges(length, problem.device) for length in (queries, keys)))
-    coarse = problem.mask.coarse(blocks)
-    shape = (heads, len(blocks.rows) - 1, len(blocks.columns) - 1)
-    some, every = (_flat(part, lead, shape) for part in coarse)
+    shape = (-(-queries // _BLOCK), -(-keys // _BLOCK))
+    heads = max(part.shape[-3] if part.ndim > 2 else 1 for part in coarse)
+    some, every = (_flat(part, lead, (heads, *shape)) for part in coarse)
     return BlockMask.from_kv_blocks(
-        *_listed(some & ~every),
-        *_listed(every),
-        BLOCK_SIZE=_BLOCK,
-        mask_mod=_pair_rule(problem, found, lead),
-        seq_lengths=(queries, keys),
+        *_listed(some & ~every), *_listed(every), BLOCK_SIZE=_BLOCK, mask_mod=rule, seq_lengths=(queries, keys)
     )
 
 

@@ -43,8 +43,12 @@ def working_bytes(problem: Problem) -> int:
     """A mask for a block of queries at most, unless torch falls back to its plain path."""
     if plain(problem):
         return 2 * math.prod(problem.shape) * problem.query.element_size()
-    if problem.bias is None and _needs_no_block(clauses(problem.mask, *problem.shape[-2:]), problem):
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if problem.bias is None and _needs_no_block(found):
         return 0
+    if problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:]):
+        key_bytes = math.prod(problem.key.shape) // problem.shape[-1] * problem.key.element_size()
+        return banded.working_bytes(found, queries=problem.shape[-2], keys=problem.shape[-1], row_bytes=key_bytes)
     return min(_MASK_NUMBERS, math.prod(problem.shape)) * 4
 
 
@@ -77,7 +81,7 @@ def attend(problem: Problem) -> Result:
         )
 
     found = clauses(problem.mask, *problem.shape[-2:])
-    if problem.bias is None and found is not None and _needs_no_block(found, problem):
+    if problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, range(1), range(problem.shape[-1])) if one_row else None
         output = kernel(query, key, value, mask, causal=found.banded)
@@ -95,7 +99,7 @@ def attend(problem: Problem) -> Result:
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
 
 
-def _needs_no_block(found: Clauses | None, problem: Problem) -> bool:
+def _needs_no_block(found: Clauses | None) -> bool:
     """Is the mask nothing, `is_causal` alone, or one row for all queries?"""
     if found is None:
         return False

@@ -1,0 +1,49 @@
+"""Windows cost their width: the band is cut out of the score matrix, and means the same as the plain form."""
+
+import pytest
+import torch
+
+import regard
+
+QUERIES, KEYS, SIZE, VALUE = 403, 509, 7, 5
+
+
+def ids(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randint(0, 3, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def masks(lead: tuple[int, ...]) -> dict[str, regard.Mask]:
+    lengths = torch.arange(lead[0] * lead[-1]).reshape(lead) if len(lead) > 1 else torch.tensor([2, 0])
+    packed = regard.segments(ids(*lead, QUERIES, seed=1), ids(*lead, KEYS, seed=2))
+    return {
+        "around": regard.window(20, 3),
+        "ahead": regard.window(3, 9, offset=50),
+        "behind": regard.window(7, 0, offset=-30),
+        "beyond every key": regard.window(5, 5, offset=2000),
+        "causal and window": regard.causal() & regard.window(40, 40),
+        "padded": regard.window(20, 3) & regard.padding(lengths * 200),
+        "packed": regard.window(20, 30) & packed,
+        "padded and packed": regard.window(20, 3) & packed & regard.padding(lengths * 200),
+    }
+
+
+@pytest.mark.parametrize("name", masks((2,)))
+@pytest.mark.parametrize("lead", [(2,), (2, 3)], ids=str)
+def test_a_window_equals_the_plain_form_in_value_and_gradient(lead: tuple[int, ...], name: str) -> None:
+    shapes = ((*lead, 4, QUERIES, SIZE), (*lead, 2, KEYS, SIZE), (*lead, 2, KEYS, VALUE))
+    inputs = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+    mask = masks(lead)[name]
+    slopes = torch.randn(*lead, 4, QUERIES, VALUE, dtype=torch.float64)
+    found, plain = (regard.attention(*inputs, mask=mask, backend=b).output for b in ("sdpa", "reference"))
+    torch.testing.assert_close(found, plain)
+    for a, b in zip(*(torch.autograd.grad(out, inputs, slopes) for out in (found, plain)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_window_takes_work_and_memory_of_its_width() -> None:
+    query = torch.zeros(1, 2, 8192, 16)
+    narrow = regard.explain(query, query, query, mask=regard.window(127, 0))
+    whole = regard.explain(query, query, query)
+    assert narrow.backend == "sdpa"
+    assert narrow.flops < whole.flops / 60
+    assert narrow.bytes < 8192 * 8192 / 4  # a mask of one byte for each pair would take four times as much
