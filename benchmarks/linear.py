@@ -2,6 +2,7 @@
 
 OMP_NUM_THREADS=1 python benchmarks/linear.py cost                # each case in a process of its own
 OMP_NUM_THREADS=1 python benchmarks/linear.py cost --device cuda --lengths 1024 8192 65536
+OMP_NUM_THREADS=1 python benchmarks/linear.py decode --lengths 1024 4096 16384 65536
 OMP_NUM_THREADS=1 python benchmarks/linear.py accuracy
 """
 
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import regard
+from regard.core.linear import linear_step
 
 HEADS, SIZE = 8, 64
 WAYS: dict[str, Callable[[Tensor, bool], Tensor]] = {
@@ -62,12 +65,7 @@ def measure(way: str, length: int, causal: bool, train: bool, device: str, dtype
     before = peak(device)
     once(x)
     extra = peak(device) - before
-    times = []
-    for _ in range(repeats):
-        start = clock(device)
-        once(x)
-        times.append(clock(device) - start)
-    print(f"{min(times) * 1e3:.1f} {extra / 2**20:.0f}")
+    print(f"{fastest(partial(once, x), repeats, device) * 1e3:.1f} {extra / 2**20:.0f}")
 
 
 def cost(arguments: argparse.Namespace) -> None:
@@ -85,6 +83,30 @@ def cost(arguments: argparse.Namespace) -> None:
                     done = subprocess.run(command, capture_output=True, text=True, check=True)
                     cells.append(" / ".join(done.stdout.split()))
                 print(f"| {length:,} | " + " | ".join(cells) + " |", flush=True)
+
+
+def decode(arguments: argparse.Namespace) -> None:
+    """A Markdown table of milliseconds for one more token after a past of each length; softmax has its cache filled."""
+    print("| past | softmax | performer | elu |\n|---:|---:|---:|---:|")
+    for length in arguments.lengths:
+        past = torch.randn(1, HEADS, length, SIZE, device=arguments.device, dtype=getattr(torch, arguments.dtype))
+        token = torch.randn_like(past[:, :, :1])
+        calls = [partial(F.scaled_dot_product_attention, token, past, past)]
+        for features in (None, regard.EluFeatures()):
+            _, state = linear_step(None, past, past, past, features)
+            calls.append(partial(linear_step, state, token, token, token, features))
+        cells = [fastest(call, 20 * arguments.repeats, arguments.device) for call in calls]
+        print(f"| {length:,} | " + " | ".join(f"{cell * 1e3:.2f}" for cell in cells) + " |", flush=True)
+
+
+def fastest(call: Callable[[], object], repeats: int, device: str) -> float:
+    """Seconds of the fastest of some calls."""
+    times = []
+    for _ in range(repeats):
+        start = clock(device)
+        call()
+        times.append(clock(device) - start)
+    return min(times)
 
 
 def accuracy(length: int = 1024, draws: int = 5) -> None:
@@ -107,7 +129,7 @@ def accuracy(length: int = 1024, draws: int = 5) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["cost", "accuracy"])
+    parser.add_argument("what", choices=["cost", "decode", "accuracy"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
@@ -116,6 +138,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.what == "accuracy":
         accuracy()
+    elif arguments.what == "decode":
+        with torch.no_grad():
+            decode(arguments)
     elif arguments.case:
         way, length, causal, train = arguments.case
         dtype = getattr(torch, arguments.dtype)

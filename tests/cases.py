@@ -11,7 +11,7 @@ from torch import Tensor
 import oracles
 import regard
 
-BACKENDS = ("reference", "sdpa", "blocked")
+BACKENDS = ("reference", "sdpa", "additive", "blocked")
 
 # All different, and prime where heads need not divide: a swapped axis fails.
 BATCH, HEADS, GROUPS, QUERIES, KEYS, SIZE, VALUE_SIZE = 2, 6, 3, 5, 7, 13, 11
@@ -185,7 +185,9 @@ def answer(score: str, normalize: str, place: str) -> oracles.Answer:
 
 
 def serves(backend: str, score: str, normalize: str) -> bool:
-    """What the project promises: fused dot products for softmax, everything on the other two."""
+    """What the project promises: fused dot products for softmax, additive scores for all, everything on the plain two."""
+    if backend == "additive":
+        return score.startswith("additive")
     return backend != "sdpa" or (SCORES[score].sdpa and normalize == "softmax")
 
 

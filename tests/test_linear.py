@@ -109,7 +109,7 @@ both_ways = pytest.mark.parametrize("causal", [False, True], ids=["all", "causal
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks and segments so short that a few positions cross their edges."""
     monkeypatch.setattr(linear, "CHUNK", 4)
-    monkeypatch.setattr(linear, "SEGMENT", 8)
+    monkeypatch.setattr(linear, "ROWS", 16)
 
 
 # The formula
@@ -407,8 +407,8 @@ def test_a_learned_feature_map_learns() -> None:
 
 def test_training_keeps_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the forward pass leaves for the backward pass is the inputs and one state for each segment."""
-    monkeypatch.setattr(linear, "SEGMENT", 64)
-    count, length = 32, 8 * linear.SEGMENT
+    monkeypatch.setattr(linear, "ROWS", 64)
+    count, length = 32, 8 * linear.ROWS
     leaves = [x.requires_grad_() for x in inputs(1, 1, 1, length, length, 4, 4, dtype=torch.float32)]
     features = regard.PerformerFeatures.draw(4, count)
     for causal in (False, True):

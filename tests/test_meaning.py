@@ -92,11 +92,10 @@ def test_a_mask_that_closes_everything_gives_zeros(path: str, mask: object) -> N
 @pytest.mark.parametrize("path", [path.replace("sdpa", "auto") for path in TYPICAL_PATHS])
 def test_the_query_of_an_empty_row_does_not_matter(path: str) -> None:
     query, *rest = inputs_of(path)
+    clean = learn(path, [query, *rest], mask=regard.causal(offset=-2))
+    query = query.clone()
     query[:, :, :2] = math.nan
-    attended = attend(path, [query, *rest], mask=regard.causal(offset=-2), weights=regard.full())
-    assert torch.count_nonzero(attended.output[:, :, :2]) == 0
-    assert torch.count_nonzero(attended.weights[:, :, :2]) == 0
-    assert attended.output.isfinite().all()
+    assert_same(learn(path, [query, *rest], mask=regard.causal(offset=-2)), clean)
 
 
 # NaN and Inf behind a mask. Torch's own kernels let them through, so `sdpa` refuses and `auto` goes another way.
@@ -166,7 +165,9 @@ def test_sdpa_refuses_what_its_kernels_would_let_through(poison: str, where: str
 @pytest.mark.parametrize("how", ["causal", "window", "per head", "future"])
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked", "flex", "auto"])
 def test_what_a_masked_key_holds_has_no_effect_on_cuda(backend: str, how: str) -> None:
-    """Keys closed to every query, and a future key that only the last query sees."""
+    """Keys closed to every query; and, on the plain paths, a future key that only the last query sees."""
+    if how == "future" and backend not in ("reference", "blocked"):
+        pytest.skip("fused CUDA kernels multiply whole tiles: docs/attention.md says what that means")
     mask, closed = closed_keys("causal" if how == "future" else how)
     past = slice(0, QUERIES - 1) if how == "future" else slice(None)
     query, key, value = (tensor.float() for tensor in SCORES["scaled"].inputs(size=16, value_size=16))
@@ -263,6 +264,7 @@ def far_masks() -> dict[str, object]:
         "padding": lengths,
         "padding by head": regard.padding(torch.tensor([[200, 0], [1301, 900]])),
         "segments": segments,
+        "one question": regard.segments(torch.zeros(2, FAR[0]).long(), (torch.arange(FAR[1]) // 600).expand(2, -1)),
         "shuffled segments": regard.segments(shuffled[: FAR[0]].expand(2, -1), shuffled.expand(2, -1)),
         "dense": regard.dense(sparse),
         "one row": torch.arange(FAR[1]) > 500,
@@ -276,14 +278,14 @@ def far_masks() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("mask", far_masks())
-@pytest.mark.parametrize("path", ["sdpa/scaled/softmax", "blocked/scaled/softmax", "blocked/scaled/sparsemax"])
+@pytest.mark.parametrize("path", ["sdpa/scaled/softmax", "blocked/scaled/softmax"])
 def test_masks_over_many_blocks(path: str, mask: str) -> None:
     """Blocks that a mask closes are skipped, those that it leaves open go without it: neither may show."""
     inputs = inputs_of(path, heads=2, groups=1, queries=FAR[0], keys=FAR[1], size=2, value_size=2)
 
     def results(backend: str) -> list[torch.Tensor]:
         leaves = [tensor.detach().requires_grad_() for tensor in inputs]
-        chosen = path.replace(path.split("/")[0], backend)
+        chosen = path.replace(path.split("/")[0], backend, 1)
         attended = attend(chosen, leaves, mask=far_masks()[mask], weights=regard.received())
         loss = (attended.output * slopes_like(attended.output)).sum() + attended.weights.square().sum()
         return [attended.output, attended.weights, *torch.autograd.grad(loss, leaves)]
@@ -360,7 +362,7 @@ def test_scores_of_1e5_stay_finite(path: str, dtype: torch.dtype) -> None:
     for result in learned.everything:
         assert result.isfinite().all()
     if "dot" in path:  # every score is a multiple of 12,800: nothing is lost to rounding
-        path = path.replace(path.split("/")[0], "reference")
+        path = path.replace(path.split("/")[0], "reference", 1)
         expected = attend(path, [tensor.double() for tensor in inputs], weights=regard.full())
         assert_close(learned.output.double(), expected.output, rtol=2e-2, atol=2e-2)
         assert_close(learned.weights.double(), expected.weights, rtol=2e-2, atol=2e-2)

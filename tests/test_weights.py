@@ -96,7 +96,7 @@ def test_requests_over_several_blocks(path: str) -> None:
     score = path.split("/")[1]
     inputs = SCORES[score].inputs(batch=1, queries=907, keys=1301, size=3, value_size=2, heads=2, groups=1)
     mask = regard.window(300, 100, offset=200) & regard.padding(torch.tensor([1250]))
-    reference = path.replace(path.split("/")[0], "reference")
+    reference = path.replace(path.split("/")[0], "reference", 1)
     full = attend(reference, inputs, mask=mask, weights=regard.full()).weights
     requests = [regard.full(), regard.rows([900, 5]), regard.received(), regard.top(4)]
     everything, rows, received, top = (attend(path, inputs, mask=mask, weights=r).weights for r in requests)

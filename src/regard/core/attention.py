@@ -1,5 +1,6 @@
 """The one call: score, normalise, weighted sum; and what would happen if it were made."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import recompute
-from regard.core.backends import blocked, flex, reference, sdpa
+from regard.core.backends import blocked, flex, fused_additive, reference, sdpa
 from regard.core.biases import Bias
 from regard.core.masks import Band, Mask
 from regard.core.normalizers import Normalizer, Softmax
@@ -20,7 +21,9 @@ from regard.core.requests import Full, Request, Top
 from regard.core.scores import ScaledDot, Score
 from regard.core.spans import cut
 
-BACKENDS: dict[str, ModuleType] = {backend.NAME: backend for backend in (flex, sdpa, blocked, reference)}
+BACKENDS: dict[str, ModuleType] = {
+    backend.NAME: backend for backend in (flex, sdpa, fused_additive, blocked, reference)
+}
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
 _SCALED_DOT, _SOFTMAX = ScaledDot(), Softmax()
@@ -80,6 +83,7 @@ def attention(
             return Attended(direct)
     if isinstance(query, Tensor) and torch.is_autocast_enabled(query.device.type):
         query, key, value = _autocast(query, key, value)
+        score = score if isinstance(score, Score) else functools.partial(_in_autocast, score, query.dtype)
         with torch.autocast(query.device.type, enabled=False):
             problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
             return _run(problem, _choose(problem, backend)[0])
@@ -146,6 +150,12 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
 
 
+def _in_autocast(score: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, query: Tensor, key: Tensor) -> Tensor:
+    """A score of the caller's own, as the caller meant it to run, in the backward pass too."""
+    with torch.autocast(query.device.type, dtype):
+        return score(query, key)
+
+
 def _choose(problem: Problem, backend: str) -> tuple[str, dict[str, str]]:
     """The backend for a problem and why each other one was not taken."""
     if backend != "auto":
@@ -171,6 +181,8 @@ def _not_worth_it(name: str, problem: Problem) -> str | None:
         return "all weights are asked for: the plain form has them anyway"
     if name == "flex" and problem.device.type == "cuda":
         return flex.not_worth_it(problem)
+    if name == "additive":
+        return fused_additive.not_worth_it(problem)
     if name == "sdpa" and sdpa.plain(problem) and sdpa.working_bytes(problem) > _SMALL:
         return "torch would form the whole matrix for dropout or a learned bias"
     if name == "blocked" and reference.working_bytes(problem) <= _SMALL:

@@ -4,13 +4,14 @@ A matrix product cannot skip a pair, so keys and values are cleaned first and th
 non-finite are marked after. Cleaning happens only where it is needed: with a mask, and non-finite data.
 """
 
+import functools
 import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from regard.core.clauses import clauses
+from regard.core.clauses import Clauses, clauses
 from regard.core.problem import Problem
 from regard.core.spans import cut
 
@@ -67,18 +68,12 @@ def _attended(problem: Problem) -> tuple[Tensor, Tensor]:
 def without_unseen(problem: Problem) -> Problem:
     """Zero the keys and values that no query may attend, for fused kernels on data that cannot be looked at.
 
-    On the CPU `tainted` has looked; on a GPU looking would mean waiting for it, so padding is cleaned in any case.
+    On the CPU `tainted` has looked; on a GPU looking would mean waiting for it, so unseen keys are cleaned in any case.
     """
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None or (problem.device.type == "cpu" and not torch.compiler.is_compiling()):
         return problem
-    seen = None
-    positions = torch.arange(problem.shape[-1], device=problem.device)
-    if found.lengths is not None:
-        seen = positions < found.lengths[..., None]
-    for dense in found.dense:
-        some = dense.any(-2)
-        seen = some if seen is None else seen & some
+    seen = seen_keys(found, *problem.shape[-2:], problem.device)
     if seen is None:
         return problem
     seen = seen.expand(*problem.shape[:-2], problem.shape[-1])
@@ -89,3 +84,23 @@ def without_unseen(problem: Problem) -> Problem:
         key=torch.where(seen.unsqueeze(-1), problem.key, 0),
         value=torch.where(seen.unsqueeze(-1), problem.value, 0),
     )
+
+
+def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> Tensor | None:
+    """Keys (…, k) that some query may attend by each clause for itself; None where that is all of them."""
+    position = torch.arange(keys, device=device)
+    parts: list[Tensor] = []
+    if found.high is not None and queries - 1 + found.high < keys - 1:
+        parts.append(position <= queries - 1 + found.high)
+    if found.low is not None and found.low > 0:
+        parts.append(position >= found.low)
+    if found.lengths is not None:
+        parts.append(position < found.lengths[..., None])
+    for query_ids, key_ids in found.segments:
+        lead = torch.broadcast_shapes(query_ids.shape[:-1], key_ids.shape[:-1])
+        ordered = query_ids.sort(-1).values.expand(*lead, -1).contiguous()
+        wanted = key_ids.expand(*lead, -1).contiguous()
+        place = torch.searchsorted(ordered, wanted).clamp_max(queries - 1)
+        parts.append(ordered.gather(-1, place) == wanted)
+    parts += [dense.any(-2) for dense in found.dense]
+    return functools.reduce(torch.logical_and, parts) if parts else None

@@ -12,8 +12,10 @@ exp(shift), the largest value that feature has had *so far*. Every factor below 
 least 1, whatever the size of the inputs; and no key is ever multiplied into an earlier query's row, not even by zero.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -29,10 +31,11 @@ from regard.core.masks import And, Dense, Mask, Not, Or, Padding
 from regard.core.normalizers import Softmax
 from regard.core.problem import HALF, Problem, build
 from regard.core.scores import Score
-from regard.core.spans import cut
 
 CHUNK = 64  # positions that are compared pair by pair; a power of two
-SEGMENT = 512  # positions that are in memory at a time; recomputed in the backward pass
+# Query rows, over all batches and heads, whose features are in memory at a time: what a CPU's caches hold, and what
+# keeps an accelerator busy between two launches.
+ROWS, ROWS_ON_DEVICE = 4096, 65536
 
 
 class LinearState(NamedTuple):
@@ -121,33 +124,36 @@ def _segments(
 ) -> tuple[Float[Tensor, "... q r e"], LinearState]:
     """Segment after segment, each recomputed in the backward pass: the features of one segment are held at a time."""
     queries, keys = query.shape[-3], key.shape[-2]
+    heads = math.prod(query.shape[:-3]) * query.shape[-2]
+    size = max(1, (ROWS if query.device.type == "cpu" else ROWS_ON_DEVICE) // max(1, heads * CHUNK)) * CHUNK
     learns = not isinstance(features, PerformerFeatures | EluFeatures)  # a map of the caller's may hold parameters
     wanted = torch.is_grad_enabled() and (learns or any(x.requires_grad for x in (query, key, value)))
-    again = wanted and max(queries, keys) > SEGMENT
-    paired = min(queries, keys) if causal else 0  # queries beyond the last key see all keys
+    again = wanted and max(queries, keys) > size
+
     outputs = []
-    for span in cut(paired, SEGMENT):
-        rows = query[..., span.start : span.stop, :, :]
-        output, state = _run(again, _advance, state, rows, *_part(span, key, value, keep), features)
-        outputs.append(output)
-    for span in [] if causal else cut(keys, SEGMENT):
-        state = _run(again, _absorb, state, *_part(span, key, value, keep), features)
-    if state is None:
-        state = _absorb(None, *_part(range(0), key, value, keep), features)
-    if paired < queries or not outputs:
-        for rows in query[..., paired:, :, :].split(SEGMENT, -3):
-            outputs.append(_run(again, _recall, state, rows, features))
+    if causal:
+        keys = min(queries, keys)  # later keys are seen by no query, later queries see all keys
+        key, value, keep = key[..., :keys, :], value[..., :keys, :], None if keep is None else keep[..., :keys]
+    # Split, not sliced: the gradients of all the slices together would be quadratic.
+    keeps: Iterable[Tensor | None] = repeat(None) if keep is None else keep.split(size, -1)
+    parts = zip(key.split(size, -2), value.split(size, -2), keeps, strict=False)
+    if causal and keys > 0:
+        now, query = query.split([keys, queries - keys], -3)
+        for rows, part in zip(now.split(size, -3), parts, strict=True):
+            output, state = _run(again, _advance, state, rows, *part, features)
+            outputs.append(output)
+    else:
+        for part in parts:
+            state = _run(again, _absorb, state, *part, features)
+    assert state is not None  # a split has at least one part
+    if query.shape[-3] > 0 or not outputs:
+        outputs += [_run(again, _recall, state, rows, features) for rows in query.split(size, -3)]
     return torch.cat(outputs, -3), state
 
 
 def _run(again: bool, function: Callable[..., Any], *inputs: Any) -> Any:
     """The function's result; with `again` it keeps nothing for the backward pass but is run again there."""
     return checkpoint(function, *inputs, use_reentrant=False) if again else function(*inputs)
-
-
-def _part(span: range, key: Tensor, value: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    part = slice(span.start, span.stop)
-    return key[..., part, :], value[..., part, :], None if keep is None else keep[..., part]
 
 
 def _absorb(
@@ -224,9 +230,9 @@ def _advance(
     summary, summaries = _joined(state), []
     decay = (before - after).exp().unsqueeze(-1)
     added = _lift(keys, -after.unsqueeze(-2), log).mT @ values
-    for index in range(added.shape[-3]):
+    for kept, new in zip(decay.unbind(-3), added.unbind(-3), strict=True):
         summaries.append(summary)
-        summary = summary * decay[..., index, :, :] + added[..., index, :, :]
+        summary = torch.addcmul(new, summary, kept)
     output = output + _read(_lift(queries, before[..., None, None, :], log), torch.stack(summaries, -3))
     return _quotient(output.flatten(-4, -3)[..., :length, :, :]), _split(summary, shifts[..., -1, :])
 

@@ -129,8 +129,8 @@ class Padding(Mask):
 class Segments(Mask):
     """Query and key carry the same id."""
 
-    query_ids: Int[Tensor, "*lead q"]
-    key_ids: Int[Tensor, "*lead k"]
+    query_ids: Int[Tensor, "... q"]
+    key_ids: Int[Tensor, "... k"]
 
     def aligned(self, shape: tuple[int, ...]) -> "Segments":
         for name, ids, length in (("query_ids", self.query_ids, shape[-2]), ("key_ids", self.key_ids, shape[-1])):

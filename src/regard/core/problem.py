@@ -150,12 +150,11 @@ def _as_score(score: object, query: Tensor, key: Tensor) -> Score:
         raise TypeError(
             f"score must be a regard score or a function (query, key) -> scores, got {type(score).__name__}"
         )
-    custom = Custom(score)
+    custom = Custom(score, query.dtype)
     if torch.compiler.is_compiling() or not query.numel() or not key.numel():
         return custom
-    dtype = torch.float32 if query.dtype in HALF else query.dtype
     group = query.shape[-3] // key.shape[-3]
-    return custom.probe(query[..., :2, :].to(dtype), key[..., :2, :].repeat_interleave(group, -3).to(dtype))
+    return custom.probe(query[..., :2, :], key[..., :2, :].repeat_interleave(group, -3))
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:

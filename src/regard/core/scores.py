@@ -288,19 +288,20 @@ class Custom(Score):
 
     name = "custom"
 
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
         self.function = function
+        self.dtype = dtype  # the caller's own: a module in half precision wants half precision
         self.random = False  # did it draw random numbers?
         self._captured: tuple[Tensor, ...] = ()
         self._floats = 1.0
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        scores = self.function(query, key)
+        scores = self.function(query.to(self.dtype), key.to(self.dtype))
         expected = (query.shape[-2], key.shape[-2])
         if not isinstance(scores, Tensor) or tuple(scores.shape[-2:]) != expected:
             came = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ValueError(f"score must return a tensor ending in (queries, keys) = {expected}, got {came}")
-        return scores
+        return scores.to(query.dtype)
 
     def probe(self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead h k d2"]) -> "Custom":
         """Call the function on at most 2 × 2 pairs and note what it captured and made."""

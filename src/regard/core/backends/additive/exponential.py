@@ -1,0 +1,203 @@
+"""The additive score on the CPU without a tanh for each pair: tanh(a + b) = 1 − 2 / (1 + e^{2a} e^{2b}).
+
+The exponentials are taken once for each row, O((n + m) f); a pair costs a multiply-add and a division. Compiled, the
+hidden layer of the pairs never stands in memory, forward or backward: with r = 1 / (1 + e^{2a} e^{2b}) the derivative
+of tanh is 4 r (1 − r), so nothing but r is needed again.
+"""
+
+import functools
+import logging
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.core.scores import Additive, Score
+
+_log = logging.getLogger("regard")
+
+# e^{2a} and its inverse are normal float32 numbers up to here. The product of two may overflow or vanish: then
+# tanh has long reached ±1, and so has the form.
+_REACH = 43.0
+
+
+@dataclass(frozen=True, eq=False)
+class Exponential(Score):
+    """w · tanh(q + k) by exponentials of rows; the same scores as `Additive`, with gradients of its own."""
+
+    weight: Float[Tensor, "*h f"]
+    compiled: bool
+    name = "additive"
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return _Scores.apply(query, key, self.weight.to(query.dtype), self.compiled)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
+    def flops(self, size: int) -> int:
+        return Additive(self.weight).flops(size)
+
+    def floats(self, size: int) -> float:
+        return 1.0  # the hidden layer is never in memory, only one matrix the size of the scores
+
+
+def compiler() -> bool:
+    """Can torch.compile build C++ here?"""
+    return sys.platform == "linux" and any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++")))
+
+
+class _Scores(torch.autograd.Function):
+    """Scores (…, q, k) from query (…, q, f) and key (…, k, f)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, weight: Tensor, compiled: bool) -> Tensor:
+        ctx.save_for_backward(query, key, weight)
+        ctx.compiled = compiled
+        factors = _factors(query, key)
+        ctx.factored = factors is not None
+        if factors is None:
+            return Additive(weight)(query, key)
+        large_query, large_key = map(_slices, factors)
+        scores = _forms(compiled, *factors).scores(large_query, large_key, _row_weight(weight, query))
+        return scores.reshape(*query.shape[:-1], key.shape[-2])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+        query, key, weight = ctx.saved_tensors
+        (dscores,) = upstream
+        if not ctx.factored:
+            with torch.enable_grad():
+                inputs = [tensor.detach().requires_grad_() for tensor in (query, key, weight)]
+                return *torch.autograd.grad(Additive(inputs[2])(inputs[0], inputs[1]), inputs, dscores), None
+        factors = _factors(query, key)
+        assert factors is not None
+        forms = _forms(ctx.compiled, *factors)
+        large_query, large_key = map(_slices, factors)
+        query_slope, inverse = forms.sums(large_query, large_key, _slices(dscores))
+        key_slope, _ = forms.sums(large_key, large_query, _slices(dscores.mT))
+        vector = 4 * (weight if weight.ndim == 1 else weight.unsqueeze(-2))
+        dweight = _slices(dscores).sum(-1, keepdim=True) - 2 * inverse  # Σ_j ds · (1 − 2r) for each query
+        shape = (math.prod(query.shape[: -1 - weight.ndim]), *weight.shape)
+        return (
+            vector * query_slope.reshape(query.shape),
+            vector * key_slope.reshape(key.shape),
+            dweight.sum(-2).reshape(shape).sum(0),
+            None,
+        )
+
+
+def _slices(tensor: Tensor) -> Tensor:
+    """Leading axes as one, contiguous: the compiled loops meet one layout, whatever the caller's."""
+    return tensor.reshape(math.prod(tensor.shape[:-2]), *tensor.shape[-2:]).contiguous()
+
+
+def _row_weight(weight: Tensor, query: Tensor) -> Tensor:
+    """(1, f), or (slices, f) where each head has its own."""
+    weight = weight.detach()
+    if weight.ndim == 1:
+        return weight.unsqueeze(0)
+    return weight.expand(*query.shape[:-2], -1).reshape(math.prod(query.shape[:-2]), weight.shape[-1]).contiguous()
+
+
+def _forms(compiled: bool, large_query: Tensor, large_key: Tensor) -> "_Forms":
+    """Compiled loops for float32 matrices; single rows and other dtypes would each compile anew and gain little."""
+    if compiled and large_query.dtype == torch.float32 and min(large_query.shape[-2], large_key.shape[-2]) > 1:
+        return _compiled()
+    return _Forms(_eager_scores, _eager_sums)
+
+
+def _factors(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
+    """e^{2(q + c)} and e^{2(k − c)}, or None where no shift c brings both into reach.
+
+    c is 0 unless it must not be: adding it rounds. tanh(q + k) does not see it.
+    """
+    if max(_largest(query), _largest(key)) > _REACH:
+        middles = [(t.amin(-2, keepdim=True) + t.amax(-2, keepdim=True)) / 2 for t in (query, key)]
+        shift = (middles[1] - middles[0]) / 2
+        query, key = query + shift, key - shift
+        if not max(_largest(query), _largest(key)) <= _REACH:
+            return None
+    return torch.exp(2 * query), torch.exp(2 * key)
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+@dataclass(frozen=True)
+class _Forms:
+    """The two loops over all pairs: scores; and Σ_j ds r (1 − r) with Σ_j ds r, both (…, q, f)."""
+
+    scores: Callable[[Tensor, Tensor, Tensor], Tensor]
+    sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _pair_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
+    pairs = weight[:, None, None] / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
+    return weight.sum(-1)[:, None, None] - 2 * pairs.sum(-1)
+
+
+def _pair_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
+    inverse = 1 / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
+    weighted = dscores.unsqueeze(-1) * inverse
+    return (weighted * (1 - inverse)).sum(-2), weighted.sum(-2)
+
+
+@functools.cache
+def _compiled() -> _Forms:
+    """The loops as C++, built when first used and kept by torch on disk."""
+    scores, sums = (_told(torch.compile(form, dynamic=True)) for form in (_pair_scores, _pair_sums))
+    return _Forms(scores, sums)
+
+
+def _told(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a word about the wait when it is first called."""
+    first = True
+
+    def call(*arguments: Tensor) -> Any:
+        nonlocal first
+        if not first:
+            return function(*arguments)
+        first = False
+        _log.warning("compiling additive attention for this CPU, once (backend='blocked' does without) …")
+        start = time.perf_counter()
+        found = function(*arguments)
+        _log.warning("compiled additive attention in %.1f s", time.perf_counter() - start)
+        return found
+
+    return call
+
+
+def _eager_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
+    """Feature by feature: one multiply-add and one division over a matrix that stays in the cache."""
+    queries, keys = large_query.mT.unsqueeze(-1), large_key.mT.contiguous().unsqueeze(-2)  # (z, f, q, 1), (z, f, 1, k)
+    shape = (*large_query.shape[:-1], large_key.shape[-2])
+    total = weight.sum(-1)[:, None, None].expand(shape).clone()
+    one, room = torch.ones((), dtype=total.dtype), torch.empty_like(total)
+    for f, column in enumerate((-2 * weight).unbind(-1)):
+        torch.addcmul(one, queries[:, f], keys[:, f], out=room)
+        total.addcdiv_(column[:, None, None], room)
+    return total
+
+
+def _eager_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
+    queries, keys = large_query.mT.unsqueeze(-1), large_key.mT.contiguous().unsqueeze(-2)
+    slope, plain = torch.empty_like(large_query), torch.empty_like(large_query)
+    one, room = torch.ones((), dtype=dscores.dtype), torch.empty(dscores.shape, dtype=dscores.dtype)
+    for f in range(large_query.shape[-1]):
+        torch.addcmul(one, queries[:, f], keys[:, f], out=room)
+        weighted = dscores / room
+        plain[..., f] = weighted.sum(-1)
+        slope[..., f] = torch.addcdiv(weighted, weighted, room, value=-1).sum(-1)
+    return slope, plain
