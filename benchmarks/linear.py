@@ -91,7 +91,7 @@ def decode(arguments: argparse.Namespace) -> None:
     for length in arguments.lengths:
         past = torch.randn(1, HEADS, length, SIZE, device=arguments.device, dtype=getattr(torch, arguments.dtype))
         token = torch.randn_like(past[:, :, :1])
-        calls = [partial(F.scaled_dot_product_attention, token, past, past)]
+        calls: list[Callable[[], object]] = [partial(F.scaled_dot_product_attention, token, past, past)]
         for features in (None, regard.EluFeatures()):
             _, state = linear_step(None, past, past, past, features)
             calls.append(partial(linear_step, state, token, token, token, features))

@@ -70,7 +70,7 @@ class PerformerFeatures:
         return cls(projection.to(device=device, dtype=dtype or torch.get_default_dtype()), orthogonal)
 
     def redraw(self, generator: torch.Generator | None = None) -> "PerformerFeatures":
-        """New directions of the same kind and number, so that training does not adapt to one draw (§2.4)."""
+        """New directions of the same kind and number, so that training does not adapt to one draw."""
         count, size = self.projection.shape
         dtype, device = self.projection.dtype, self.projection.device
         return self.draw(size, count, orthogonal=self.orthogonal, generator=generator, dtype=dtype, device=device)
