@@ -185,7 +185,7 @@ def answer(score: str, normalize: str, place: str) -> oracles.Answer:
 
 
 def serves(backend: str, score: str, normalize: str) -> bool:
-    """What the project promises: fused dot products for softmax, additive scores for all, everything on the plain two."""
+    """What is promised: fused dot products for softmax, additive scores for all, everything on the plain two."""
     if backend == "additive":
         return score.startswith("additive")
     return backend != "sdpa" or (SCORES[score].sdpa and normalize == "softmax")
