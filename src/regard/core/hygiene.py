@@ -73,7 +73,8 @@ def without_unseen(problem: Problem) -> Problem:
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None or (problem.device.type == "cpu" and not torch.compiler.is_compiling()):
         return problem
-    seen = seen_keys(found, *problem.shape[-2:], problem.device)
+    queries, keys = problem.shape[-2:]
+    seen = seen_keys(found, queries, keys, problem.device)
     if seen is None:
         return problem
     seen = seen.expand(*problem.shape[:-2], problem.shape[-1])

@@ -227,7 +227,8 @@ def _advance(
         output = output + F.pad(reading, (0, 0, 0, 0, half, 0)).flatten(-4, -3)
 
     # From chunk to chunk: the summary.
-    summary, summaries = _joined(state), []
+    summary = _joined(state)
+    summaries: list[Tensor] = []
     decay = (before - after).exp().unsqueeze(-1)
     added = _lift(keys, -after.unsqueeze(-2), log).mT @ values
     for kept, new in zip(decay.unbind(-3), added.unbind(-3), strict=True):
