@@ -315,3 +315,15 @@ def test_mlp_case_is_what_its_oracle_says() -> None:
     lists = [tensor.tolist() for tensor in parameters]
     expected = [[oracles.mlp(q, k, *lists) for k in key[0, 0].tolist()] for q in query[0, 0].tolist()]
     assert_close(scores, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 3.0])
+def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
+    """The threshold is first sought among a row's largest scores; here hundreds of keys share the weight."""
+    scores = torch.zeros(2, 401, dtype=torch.float64)
+    scores[1, :7] = 0.001
+    weights = regard.Entmax(alpha)(scores)
+    assert_close(weights[0], torch.full((401,), 1 / 401, dtype=torch.float64))
+    assert_close(weights.sum(-1), torch.ones(2, dtype=torch.float64))
+    assert weights[1].min() > 0
+    assert weights[1, 0] > weights[1, -1]

@@ -6,11 +6,14 @@ last axis. Keys that are not allowed get weight 0; a row with nothing allowed is
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+_LIKELY = 128  # keys that hold the support of nearly every row of sparsemax and entmax
 
 Estimator = Literal["straight_through", "reinforce", "gumbel"]
 
@@ -209,7 +212,7 @@ def entmax_slope(weights: Tensor, alpha: float) -> Tensor:
 
 
 def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
-    """τ of each row, (…, 1): in closed form over the sorted scores for α 2 and 1.5, else by bisection.
+    """τ of each row, (…, 1): in closed form over the ordered scores for α 2 and 1.5, else by bisection.
 
     Everything is relative to the row's largest score, whose own weight bounds τ to [−1, 0] there.
     """
@@ -219,37 +222,44 @@ def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
     empty = best == -math.inf
     shift = torch.where(empty, 0, (alpha - 1) * best)
     margins = (alpha - 1) * scores - shift
-    solve = {2.0: _sparsemax_threshold, 1.5: _entmax15_threshold}.get(alpha)
-    threshold = solve(margins) if solve else _bisect_threshold(margins, alpha)
-    return torch.where(empty, math.inf, threshold + shift)
+    return torch.where(empty, math.inf, _threshold(margins, alpha) + shift)
 
 
-def _support(margins: Tensor) -> Tensor:
-    """The scores that can be in the support (within 1 of the best), in descending order; the rest are −inf."""
-    return margins.where(margins > -1, -math.inf).sort(-1, descending=True).values
+def _threshold(margins: Tensor, alpha: float) -> Tensor:
+    """τ from the largest scores alone where they hold the whole support, as they nearly always do; else from all."""
+    solve = {2.0: _sparsemax_threshold, 1.5: _entmax15_threshold}.get(alpha) or partial(_bisect_threshold, alpha=alpha)
+    blind = torch.compiler.is_compiling() or (margins.is_cuda and torch.cuda.is_current_stream_capturing())
+    if margins.shape[-1] > 2 * _LIKELY and not blind:
+        largest = margins.topk(_LIKELY, -1).values
+        threshold = solve(largest)
+        if bool((largest[..., -1:] <= threshold).all()):
+            return threshold
+    return solve(margins.sort(-1, descending=True).values)
 
 
-def _sparsemax_threshold(margins: Tensor) -> Tensor:
-    ordered = _support(margins)
-    finite = ordered > -math.inf
-    count = torch.arange(1, margins.shape[-1] + 1, device=margins.device, dtype=margins.dtype)
-    candidates = (torch.where(finite, ordered, 0).cumsum(-1) - 1) / count
-    size = (finite & (ordered > candidates)).sum(-1, keepdim=True).clamp_min(1)
+def _candidates(ordered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which scores can be in the support (within 1 of the best), those with 0 for the others, and their count."""
+    inside = ordered > -1
+    count = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device, dtype=ordered.dtype)
+    return inside, torch.where(inside, ordered, 0), count
+
+
+def _sparsemax_threshold(ordered: Tensor) -> Tensor:
+    inside, values, count = _candidates(ordered)
+    candidates = (values.cumsum(-1) - 1) / count
+    size = (inside & (ordered > candidates)).sum(-1, keepdim=True).clamp_min(1)
     return candidates.gather(-1, size - 1)
 
 
-def _entmax15_threshold(margins: Tensor) -> Tensor:
-    ordered = _support(margins)
-    finite = ordered > -math.inf
-    values = torch.where(finite, ordered, 0)
-    count = torch.arange(1, margins.shape[-1] + 1, device=margins.device, dtype=margins.dtype)
+def _entmax15_threshold(ordered: Tensor) -> Tensor:
+    inside, values, count = _candidates(ordered)
     mean, square = values.cumsum(-1) / count, (values * values).cumsum(-1) / count
     candidates = mean - ((1 - count * (square - mean * mean)) / count).clamp_min(0).sqrt()
-    size = (finite & (ordered >= candidates)).sum(-1, keepdim=True).clamp_min(1)
+    size = (inside & (ordered >= candidates)).sum(-1, keepdim=True).clamp_min(1)
     return candidates.gather(-1, size - 1)
 
 
-def _bisect_threshold(margins: Tensor, alpha: float) -> Tensor:
+def _bisect_threshold(margins: Tensor, *, alpha: float) -> Tensor:
     """Bisection to the last bit: Σ [m − τ]₊^{1/(α−1)} falls from at least 1 at −1 to 0 at 0."""
     low = margins.new_full((*margins.shape[:-1], 1), -1.0)
     width = 1.0

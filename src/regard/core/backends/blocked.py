@@ -50,7 +50,7 @@ def attend(problem: Problem) -> Result:
     learned = tuple(t for t in problem.learned if t is not bias)
     rule = stream(problem.normalize, problem.sample)
     assert rule is not None  # refuses() has said so
-    job = Job(problem, rule, grid(problem, *_sizes(problem)), _seed(problem))
+    job = Job(problem, rule, grid(problem, *_sizes(problem)), seed(problem))
     output, log_prob, chosen = _Blocked.apply(job, problem.query, problem.key, problem.value, bias, *learned)
     if marks is not None:
         output = output + marks
@@ -198,7 +198,7 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     return max(1, min(side, _BUDGET // max(1, row_bytes))), side
 
 
-def _seed(problem: Problem) -> int:
+def seed(problem: Problem) -> int:
     """The seed of the call's random numbers, drawn from the generator given or torch's own."""
     if not problem.sample and problem.dropout == 0.0:
         return 0

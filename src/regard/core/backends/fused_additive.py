@@ -1,19 +1,26 @@
 """Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
 
 On the CPU the blocks of `blocked` with the score in its exponential form, compiled where there is a C++ compiler: any
-normaliser, mask and bias. On CUDA one Triton kernel from rows to output.
+normaliser, mask and bias. On CUDA Triton kernels from rows to output, for softmax: the exponential form in float32, a
+sine series on the tensor cores in half precision.
 """
 
+import functools
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.core import recompute
-from regard.core.backends import blocked
+from regard.core.backends import blocked, steps
 from regard.core.backends.additive import exponential
 from regard.core.backends.result import Result
-from regard.core.problem import Problem
+from regard.core.biases import DenseBias, Relative
+from regard.core.clauses import clauses
+from regard.core.normalizers import Entmax, Softmax
+from regard.core.problem import HALF, Problem
 from regard.core.scores import Additive
 
 NAME = "additive"
@@ -25,6 +32,8 @@ def refuses(problem: Problem) -> str | None:
     score = problem.score
     if not isinstance(score, Additive):
         return f"additive scores only, not {score.name}"
+    if problem.device.type == "cuda":
+        return _kernels_refuse(problem)
     if problem.device.type != "cpu":
         return f"no kernel for {problem.device.type}"
     if score.activation != "tanh":
@@ -32,20 +41,49 @@ def refuses(problem: Problem) -> str | None:
     return blocked.refuses(problem)
 
 
+def _kernels_refuse(problem: Problem) -> str | None:
+    """Why the Triton kernels do not compute this, if they do not."""
+    if not steps.kernels():
+        return "Triton is not installed"
+    if not (isinstance(problem.normalize, Softmax) or problem.normalize == Entmax(1.0)):
+        return f"softmax only on CUDA, not {problem.normalize.name}"
+    if problem.query.dtype not in (*HALF, torch.float32):
+        return f"its kernels do not compute in {problem.query.dtype}"
+    bias = problem.bias
+    if bias is not None and not (isinstance(bias, DenseBias) or (isinstance(bias, Relative) and bias.offset == 0)):
+        return "its kernels take a bias as a tensor or a relative table from position 0"
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None:
+        return "its kernels take masks without | and ~"
+    by_head = found.lengths is not None and found.lengths.shape[-1] > 1
+    by_head = by_head or any(ids.shape[-2] > 1 for pair in found.segments for ids in pair)
+    return (
+        "its kernels take one length and one list of segments for all heads"
+        if by_head or len(found.segments) > 1
+        else None
+    )
+
+
 def not_worth_it(problem: Problem) -> str | None:
     """Where the plain form is as fast."""
-    if isinstance(problem.score, Additive) and math.prod(problem.shape) * problem.query.shape[-1] < _WORTH:
+    small = math.prod(problem.shape) * problem.query.shape[-1] < _WORTH
+    if isinstance(problem.score, Additive) and small and problem.device.type == "cpu":
         return "small: the plain form is the fastest"
     return None
 
 
 def working_bytes(problem: Problem) -> int:
-    """A block of scores, however many features."""
-    return blocked.working_bytes(_exponential(problem))
+    """On the CPU a block of scores, however many features; on CUDA the features of rows."""
+    if problem.device.type == "cpu":
+        return blocked.working_bytes(_exponential(problem))
+    harmonics = 16 if problem.query.dtype in HALF else 2
+    return (problem.query.numel() + problem.key.numel()) * harmonics * problem.query.element_size()
 
 
 def attend(problem: Problem) -> Result:
-    """Attention by the exponential form."""
+    """Attention by the exponential form, or by the kernels."""
+    if problem.device.type == "cuda":
+        return _by_kernels(problem)
     problem = _exponential(problem)
     result = blocked.attend(problem)
     if problem.request is None:
@@ -57,3 +95,54 @@ def _exponential(problem: Problem) -> Problem:
     assert isinstance(problem.score, Additive)
     compiled = exponential.compiler() and not torch.compiler.is_compiling()
     return replace(problem, score=exponential.Exponential(problem.score.weight, compiled))
+
+
+def _by_kernels(problem: Problem) -> Result:
+    from regard.core.backends.additive.operator import additive_attention  # imports Triton: only where it is used
+
+    assert isinstance(problem.score, Additive)
+    if problem.score.activation == "tanh" and steps.serves(problem):
+        return Result(steps.attend(problem, problem.query, problem.key, problem.score.weight, 1.0))
+    lead = problem.query.shape[:-3]
+    query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (problem.query, problem.key, problem.value))
+    output, _ = additive_attention(
+        query,
+        key,
+        value,
+        problem.score.weight,
+        activation=problem.score.activation,
+        dropout=problem.dropout,
+        seed=blocked.seed(problem),
+        **_pairs(problem, lead),
+        **_numbers(problem, lead),
+    )
+    return Result(output.reshape(*lead, *output.shape[-3:]))
+
+
+def _pairs(problem: Problem, lead: torch.Size) -> dict[str, Any]:
+    """The mask as the kernels take it."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    assert found is not None  # refuses() has said so
+    pairs: dict[str, Any] = {"band": (found.low, found.high)}
+    if found.lengths is not None:
+        pairs["lengths"] = found.lengths.expand(*lead, 1).reshape(-1).int()
+    if found.segments:
+        ids = (t.expand(*lead, 1, -1).reshape(-1, t.shape[-1]).int() for t in found.segments[0])
+        pairs["query_ids"], pairs["key_ids"] = ids
+    if found.dense:
+        pairs["mask"] = _four_axes(functools.reduce(torch.logical_and, found.dense), lead)
+    return pairs
+
+
+def _numbers(problem: Problem, lead: torch.Size) -> dict[str, Any]:
+    """The bias as the kernels take it."""
+    if isinstance(problem.bias, Relative):
+        return {"relative": problem.bias.table.expand(problem.shape[-3], -1)}
+    return {"bias": _four_axes(problem.bias.tensor, lead)} if isinstance(problem.bias, DenseBias) else {}
+
+
+def _four_axes(tensor: Tensor, lead: torch.Size) -> Tensor:
+    """(batch, heads, queries, keys), with ones where the tensor broadcasts."""
+    if len(lead) < 2:
+        return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
+    return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])

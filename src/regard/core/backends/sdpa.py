@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core.backends import banded
+from regard.core.backends import banded, steps
 from regard.core.backends.blocks import survey
 from regard.core.backends.result import Result
 from regard.core.clauses import Clauses, clauses
@@ -63,6 +63,10 @@ def attend(problem: Problem) -> Result:
     product = problem.score.as_product(problem.query, problem.key)
     assert product is not None  # refuses() has said so
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is not None and found.lengths is not None and steps.serves(problem):
+        # A padded memory would have to be cleaned at every step; this kernel does not read its padding.
+        return Result(steps.attend(problem, product.query, product.key, None, product.scale))
     if product.query is not problem.query or product.key is not problem.key:
         problem = replace(problem, query=product.query, key=product.key)
     problem = without_unseen(problem)
@@ -80,7 +84,6 @@ def attend(problem: Problem) -> Result:
             enable_gqa=query.shape[-3] != key.shape[-3],
         )
 
-    found = clauses(problem.mask, *problem.shape[-2:])
     if problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, range(1), range(problem.shape[-1])) if one_row else None

@@ -1,0 +1,50 @@
+"""Decoding steps on CUDA: when a call is one, and the kernel that takes it in a launch or two."""
+
+import functools
+import importlib.util
+
+import torch
+from torch import Tensor
+
+from regard.core.clauses import clauses
+from regard.core.problem import HALF, Problem
+
+_QUERIES = 8  # up to so many, cutting the memory beats cutting the queries
+
+
+def serves(problem: Problem) -> bool:
+    """Is this a step: a few queries without gradient, a whole memory or a padded one?"""
+    if problem.device.type != "cuda" or not 0 < problem.shape[-2] <= _QUERIES or problem.shape[-1] == 0:
+        return False
+    if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not kernels():
+        return False
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or found.banded or found.segments or found.dense:
+        return False
+    by_head = found.lengths is not None and found.lengths.shape[-1] > 1
+    return not by_head and problem.query.dtype in (*HALF, torch.float32) and problem.value.shape[-1] <= 1024
+
+
+def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, scale: float) -> Tensor:
+    """The step's output: additive scores with a weight, else scale · ⟨query, key⟩."""
+    from regard.core.backends.triton_decode import decode  # imports Triton: only where it is used
+
+    found = clauses(problem.mask, *problem.shape[-2:])
+    lead = problem.query.shape[:-3]
+    lengths = None
+    if found is not None and found.lengths is not None:
+        lengths = found.lengths.expand(*lead, 1).reshape(-1)
+    query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, problem.value))
+    output = decode(query, key, value, weight, lengths, scale, _workers(problem.device))
+    return output.reshape(*lead, *output.shape[-3:])
+
+
+@functools.cache
+def kernels() -> bool:
+    """Is Triton installed?"""
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _workers(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

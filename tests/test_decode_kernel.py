@@ -1,0 +1,57 @@
+"""The decoding step's kernel under Triton's interpreter, in a process of its own, and on CUDA where there is one."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import regard
+
+INTERPRETED = """
+import sys
+import torch, regard
+from regard.core.backends.triton_decode import decode
+
+torch.manual_seed(5)
+for queries, keys, workers in ((1, 37, 1), (2, 700, 40), (3, 263, 264)):
+    for groups in (2, 4):
+        query, key = torch.randn(3, 4, queries, 19), torch.randn(3, groups, keys, 19)
+        value = torch.randn(3, groups, keys, 11)
+        key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
+        lengths = torch.tensor([keys, 0, 5])
+        for weight in (None, torch.randn(19), torch.randn(4, 19)):
+            score = regard.ScaledDot(0.3) if weight is None else regard.Additive(weight.double())
+            tensors = [tensor.double() for tensor in (query, key, value)]
+            plain = regard.attention(*tensors, score=score, mask=regard.padding(lengths), backend="reference").output
+            found = decode(query, key, value, weight, lengths, 0.3, workers)
+            torch.testing.assert_close(found.double(), plain, atol=2e-6, rtol=2e-6)
+            whole = decode(query[:1], key[:1], value[:1], weight, None, 0.3, workers)
+            torch.testing.assert_close(whole.double(), plain[:1], atol=2e-6, rtol=2e-6)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: kernels go unchecked")
+def test_the_kernel_equals_the_plain_form_under_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("score", ["additive", "scaled_dot"])
+@pytest.mark.parametrize("keys", [64, 4099])
+def test_a_step_equals_the_plain_form_on_cuda(keys: int, score: str, dtype: torch.dtype) -> None:
+    query, key, value = (torch.randn(5, 8, n, 96, device="cuda") for n in (1, keys, keys))
+    key, value = key[:, :2].to(dtype), value[:, :2].to(dtype)
+    lengths = torch.tensor([keys, 1, keys // 2, 0, keys - 1], device="cuda")
+    mechanism = regard.ScaledDot() if score == "scaled_dot" else regard.Additive(torch.randn(96, device="cuda"))
+    mask = regard.padding(lengths)
+    found = regard.attention(query.to(dtype), key, value, score=mechanism, mask=mask).output
+    plain = regard.attention(query.to(dtype), key, value, score=mechanism, mask=mask, backend="reference").output
+    torch.testing.assert_close(found, plain, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-4)
