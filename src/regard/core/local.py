@@ -1,0 +1,77 @@
+"""Local attention (Luong et al. 2015, section 3.2): a position is locked first, then a window around it is weighed.
+
+The position may be learned, and differ for every query: only the keys in the window are gathered and scored, so time
+and memory are O(q · window) whatever the length of the memory.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.core.attention import AnyScore, Attended, attention
+from regard.core.requests import full
+from regard.core.scores import ScaledDot
+
+_SCALED_DOT = ScaledDot()
+
+
+def local_attention(
+    query: Float[Tensor, "*lead h q d"],
+    key: Float[Tensor, "*lead h k d2"],
+    value: Float[Tensor, "*lead h k e"],
+    centre: Float[Tensor, "*#lead #h q"],
+    *,
+    reach: int,
+    score: AnyScore = _SCALED_DOT,
+    lengths: Int[Tensor, "*lead"] | None = None,
+    gaussian: bool = True,
+) -> Attended:
+    """softmax over the keys within `reach` of each query's centre p, times exp(−(s − p)² / 2σ²) with σ = reach / 2.
+
+    As in the paper the product is not renormalised; the Gaussian is what teaches the centre, which gets its gradient
+    through it. `gaussian=False` with centre = position is the monotonic kind (local-m). The weights returned are
+    (…, h, q, 2 · reach + 1), for positions ⌈p − reach⌉ onwards; those outside the window or the memory are 0.
+
+    >>> x = torch.eye(5)[None]
+    >>> near = local_attention(x, x, x, torch.arange(5.0)[None], reach=1, gaussian=False)
+    >>> near.weights.shape, near.output[0, 0, 3:]
+    (torch.Size([1, 5, 3]), tensor([0., 0.]))
+    """
+    if reach < 1:
+        raise ValueError(f"reach must be at least 1, got {reach}")
+    keys = key.shape[-2]
+    if key.shape[:-1] != value.shape[:-1] or query.shape[:-2] != key.shape[:-2]:
+        raise ValueError(
+            "query, key and value must have equal leading axes and heads: "
+            f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
+        )
+    centre = centre.expand(query.shape[:-1])
+    first = torch.ceil(centre.detach() - reach).long()
+    position = first.unsqueeze(-1) + torch.arange(2 * reach + 1, device=query.device)  # (…, h, q, window)
+    end = keys if lengths is None else lengths.reshape(*lengths.shape, *(1,) * (position.ndim - lengths.ndim))
+    allowed = (position >= 0) & (position < end) & (position <= centre.detach().unsqueeze(-1) + reach)
+    inside = position.clamp(0, max(0, keys - 1))
+    near_key, near_value = (_gathered(tensor, inside) for tensor in (key, value))
+    # Each query is a memory of its own now: (…, h, q, 1, d) against (…, h, q, window, d).
+    found = attention(
+        query.unsqueeze(-2), near_key, near_value, score=score, mask=allowed.unsqueeze(-2), weights=full()
+    )
+    weights = found.weights
+    assert isinstance(weights, Tensor)
+    weights = weights.squeeze(-2)
+    if gaussian:
+        weights = weights * torch.exp((position - centre.unsqueeze(-1)).square() * (-2.0 / reach**2)).to(weights.dtype)
+    safe = torch.where(allowed.unsqueeze(-1), near_value, 0)  # not even 0 · NaN of what is outside
+    return Attended((weights.unsqueeze(-2) @ safe).squeeze(-2), weights)
+
+
+def _gathered(tensor: Tensor, position: Tensor) -> Tensor:
+    """(…, k, d) at positions (…, q, window): (…, q, window, d)."""
+    index = (
+        position.flatten(-2)
+        .unsqueeze(-1)
+        .expand(*position.shape[:-2], math.prod(position.shape[-2:]), tensor.shape[-1])
+    )
+    return tensor.gather(-2, index).unflatten(-2, position.shape[-2:])

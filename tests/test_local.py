@@ -1,0 +1,69 @@
+"""Local attention against its definition, pair by pair."""
+
+import math
+
+import pytest
+import torch
+
+from regard.core.local import local_attention
+
+LEAD, HEADS, QUERIES, KEYS, SIZE, VALUE = 2, 3, 5, 11, 7, 4
+
+
+def by_hand(query, key, value, centre, reach, length, gaussian):
+    """One query: the window's softmax by plain numbers, times the Gaussian."""
+    near = [s for s in range(KEYS) if abs(s - centre) <= reach and s < length]
+    if not near:
+        return torch.zeros(VALUE, dtype=torch.float64)
+    scores = [sum(a * b for a, b in zip(query, key[s], strict=True)) / math.sqrt(SIZE) for s in near]
+    total = sum(math.exp(score) for score in scores)
+    out = torch.zeros(VALUE, dtype=torch.float64)
+    for s, score in zip(near, scores, strict=True):
+        bell = math.exp(-((s - centre) ** 2) / (2 * (reach / 2) ** 2)) if gaussian else 1.0
+        out = out + math.exp(score) / total * bell * value[s]
+    return out
+
+
+def inputs():
+    shapes = ((LEAD, HEADS, QUERIES, SIZE), (LEAD, HEADS, KEYS, SIZE), (LEAD, HEADS, KEYS, VALUE))
+    query, key, value = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    return query, key, value, torch.rand(LEAD, HEADS, QUERIES, dtype=torch.float64) * 13 - 1
+
+
+@pytest.mark.parametrize("gaussian", [True, False], ids=["local-p", "local-m"])
+@pytest.mark.parametrize("reach", [1, 3])
+def test_it_is_the_paper_s_window(reach: int, gaussian: bool) -> None:
+    query, key, value, centre = inputs()
+    lengths = torch.tensor([KEYS, 4])
+    found = local_attention(query, key, value, centre, reach=reach, lengths=lengths, gaussian=gaussian).output
+    for b in range(LEAD):
+        for h in range(HEADS):
+            for i in range(QUERIES):
+                at = (query[b, h, i].tolist(), key[b, h].tolist(), value[b, h], float(centre[b, h, i]))
+                torch.testing.assert_close(found[b, h, i], by_hand(*at, reach, int(lengths[b]), gaussian))
+
+
+def test_the_centre_learns() -> None:
+    query, key, value, centre = inputs()
+    leaves = [t.requires_grad_() for t in (query, key, value, centre)]
+    assert torch.autograd.gradcheck(lambda *t: local_attention(*t, reach=2).output, leaves)
+
+
+def test_what_is_outside_the_window_has_no_effect() -> None:
+    query, key, value, centre = inputs()
+    centre = torch.full_like(centre, 2.0).requires_grad_()
+    clean = local_attention(query, key, value, centre, reach=2).output
+    key[..., 5:, :], value[..., 5:, :] = torch.nan, torch.inf
+    found = local_attention(query, key, value, centre, reach=2).output
+    torch.testing.assert_close(found, clean)
+    (grad,) = torch.autograd.grad(found.sum(), centre)
+    assert grad.isfinite().all()
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_bad_arguments_are_named() -> None:
+    query, key, value, centre = inputs()
+    with pytest.raises(ValueError, match="reach must be at least 1, got 0"):
+        local_attention(query, key, value, centre, reach=0)
+    with pytest.raises(ValueError, match="equal leading axes"):
+        local_attention(query, key[:, :2], value[:, :2], centre, reach=1)
