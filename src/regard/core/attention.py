@@ -2,9 +2,11 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +15,13 @@ from torch import Tensor
 
 from regard.core import recompute
 from regard.core.backends import blocked, flex, fused_additive, reference, sdpa
+from regard.core.backends.blocks import grid
 from regard.core.biases import Bias
 from regard.core.masks import Band, Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
 from regard.core.requests import Full, Request, Top
 from regard.core.scores import ScaledDot, Score
-from regard.core.spans import cut
 
 BACKENDS: dict[str, ModuleType] = {
     backend.NAME: backend for backend in (flex, sdpa, fused_additive, blocked, reference)
@@ -27,7 +29,6 @@ BACKENDS: dict[str, ModuleType] = {
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
 _SCALED_DOT, _SOFTMAX = ScaledDot(), Softmax()
-_SMALL = 32 * 2**20  # bytes of working memory up to which the plain form is the fastest
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +82,10 @@ def attention(
         direct = _direct(query, key, value, score, normalize, mask)
         if direct is not None:
             return Attended(direct)
-    if isinstance(query, Tensor) and torch.is_autocast_enabled(query.device.type):
-        query, key, value = _autocast(query, key, value)
-        score = score if isinstance(score, Score) else functools.partial(_in_autocast, score, query.dtype)
-        with torch.autocast(query.device.type, enabled=False):
-            problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
-            return _run(problem, _choose(problem, backend)[0])
-    problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
-    return _run(problem, _choose(problem, backend)[0])
+    with _prepared(query) as cast:
+        query, key, value, score = cast(query, key, value, score)
+        problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
+        return _run(problem, _choose(problem, backend)[0])
 
 
 def explain(
@@ -110,7 +107,9 @@ def explain(
     >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8)).backend
     'sdpa'
     """
-    problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
+    with _prepared(query) as cast:
+        query, key, value, score = cast(query, key, value, score)
+        problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
     name, refused = _choose(problem, backend)
     return Plan(name, refused, _flops(problem), BACKENDS[name].working_bytes(problem))
 
@@ -144,10 +143,29 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
     return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=score.scale)
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors in autocast's dtype, as torch casts for its own attention; float64 stays."""
-    dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+@contextmanager
+def _prepared(query: object) -> Iterator[Callable[..., Any]]:
+    """Under autocast, tensors in its dtype, as torch casts for its own attention; inside, no further casts."""
+    device = query.device.type if isinstance(query, Tensor) else "cpu"
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        yield lambda *arguments: arguments
+        return
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(*arguments: object) -> tuple[object, ...]:
+        *tensors, score = arguments
+        wide = (
+            score if isinstance(score, Score) or not callable(score) else functools.partial(_in_autocast, score, dtype)
+        )
+        return *(_narrowed(tensor, dtype) for tensor in tensors), wide
+
+    with torch.autocast(device, enabled=False):
+        yield cast
+
+
+def _narrowed(thing: object, dtype: torch.dtype) -> object:
+    floats = isinstance(thing, Tensor) and thing.is_floating_point() and thing.dtype != torch.float64
+    return thing.to(dtype) if floats and isinstance(thing, Tensor) else thing
 
 
 def _in_autocast(score: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, query: Tensor, key: Tensor) -> Tensor:
@@ -163,30 +181,27 @@ def _choose(problem: Problem, backend: str) -> tuple[str, dict[str, str]]:
             raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}")
         if reason := BACKENDS[backend].refuses(problem):
             raise ValueError(f"backend {backend!r} cannot serve this call: {reason}")
-        return backend, {name: "another backend was asked for" for name in BACKENDS if name != backend}
+        others = {name: module.refuses(problem) for name, module in BACKENDS.items() if name != backend}
+        return backend, {name: reason or "another backend was asked for" for name, reason in others.items()}
     refused: dict[str, str] = {}
     for name, module in BACKENDS.items():
-        reason = _not_worth_it(name, problem) or module.refuses(problem)
+        reason = module.refuses(problem) or _plain_is_best(name, problem) or module.not_worth_it(problem)
         if reason is None:
             return name, refused
         refused[name] = reason
     raise AssertionError("the reference serves everything")
 
 
-def _not_worth_it(name: str, problem: Problem) -> str | None:
-    """Why `auto` passes over a backend that could serve: it would be slower, or need the whole matrix."""
-    if name == "reference" or math.prod(problem.shape) == 0:
-        return None if name == "reference" else "nothing to compute: the plain form is the fastest"
-    if isinstance(problem.request, Full) and name != "reference":
+def _plain_is_best(name: str, problem: Problem) -> str | None:
+    """Where the reference beats every fused backend."""
+    if name == reference.NAME:
+        return None
+    if math.prod(problem.shape) == 0:
+        return "nothing to compute: the plain form is the fastest"
+    # All weights are a matrix of that size themselves: it is no loss to form them plainly, unless a score makes more.
+    weights = math.prod(problem.shape) * problem.dtype.itemsize
+    if isinstance(problem.request, Full) and reference.working_bytes(problem) <= 5 * weights:
         return "all weights are asked for: the plain form has them anyway"
-    if name == "flex" and problem.device.type == "cuda":
-        return flex.not_worth_it(problem)
-    if name == "additive":
-        return fused_additive.not_worth_it(problem)
-    if name == "sdpa" and sdpa.plain(problem) and sdpa.working_bytes(problem) > _SMALL:
-        return "torch would form the whole matrix for dropout or a learned bias"
-    if name == "blocked" and reference.working_bytes(problem) <= _SMALL:
-        return "small: the plain form is the fastest"
     return None
 
 
@@ -220,12 +235,16 @@ def _flops(problem: Problem) -> int:
 
 
 def _share(problem: Problem) -> float:
-    """The part of all pairs that the mask allows."""
+    """The part of all pairs that the mask allows; only blocks it cuts through are looked at pair by pair."""
     if problem.mask is None or math.prod(problem.shape) == 0:
         return 1.0
-    queries, keys = problem.shape[-2:]
-    counts = [
-        problem.mask.allowed(rows, range(keys), problem.device).double().mean() * len(rows)
-        for rows in cut(queries, 256)
-    ]
-    return float(sum(counts)) / queries
+    found = grid(problem, 256, 256)
+    count = 0.0
+    for rows, some, every in zip(found.rows, found.some, found.every, strict=True):
+        for columns, any_seen, all_seen in zip(found.columns, some, every, strict=True):
+            if all_seen:
+                count += len(rows) * len(columns)
+            elif any_seen:
+                part = problem.mask.allowed(rows, columns, problem.device)
+                count += float(part.double().mean()) * len(rows) * len(columns)
+    return count / (problem.shape[-2] * problem.shape[-1])

@@ -21,6 +21,11 @@ class Bias:
         """The same bias with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
         return self
 
+    @property
+    def may_mask(self) -> bool:
+        """Can it be −inf somewhere?"""
+        return False
+
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors of the bias; those that require grad get it."""
         raise NotImplementedError
@@ -38,6 +43,10 @@ class DenseBias(Bias):
 
     def aligned(self, shape: tuple[int, ...]) -> "DenseBias":
         return DenseBias(broadcastable(self.tensor, shape, "bias"))
+
+    @property
+    def may_mask(self) -> bool:
+        return True
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.tensor,)
@@ -75,6 +84,12 @@ class Relative(Bias):
     def aligned(self, shape: tuple[int, ...]) -> "Relative":
         _one_per_head(self.table.shape[:-1], shape, "table of relative()")
         return self
+
+    @property
+    def may_mask(self) -> bool:
+        # A table is small enough to look at, except on a GPU, where looking means waiting.
+        unseen = self.table.device.type != "cpu" or torch.compiler.is_compiling()
+        return unseen or bool((self.table == -torch.inf).any())
 
     @property
     def reach(self) -> int:

@@ -24,9 +24,15 @@ class Clauses:
         return self.low is not None or self.high is not None
 
     @property
+    def by_head(self) -> bool:
+        """Do lengths or segments differ from head to head? Kernels take one list for all."""
+        padded = self.lengths is not None and self.lengths.shape[-1] > 1
+        return padded or any(ids.shape[-2] > 1 for pair in self.segments for ids in pair)
+
+    @property
     def by_key(self) -> bool:
         """Does every query see the same keys? Then the mask is one row."""
-        return not self.banded and not self.segments and all(t.shape[-2] == 1 for t in self.dense)
+        return not self.banded and len(self.segments) == 0 and all(t.shape[-2] == 1 for t in self.dense)
 
 
 def clauses(mask: Mask | None, queries: int, keys: int) -> Clauses | None:

@@ -24,9 +24,11 @@ def tainted(problem: Problem) -> bool:
         return False
     if torch.compiler.is_compiling() or (problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return True  # the data cannot be looked at: clean in any case
-    # A sum is non-finite if any term is. It may also overflow: then cleaning finds nothing, and costs only time.
+    # A sum is non-finite if any term is, and quick to take; it may also overflow, so then each number is looked at.
     query, key, value = (t.detach().sum(dtype=torch.float32) for t in (problem.query, problem.key, problem.value))
-    return not math.isfinite(query + key + value)
+    if math.isfinite(query + key + value):
+        return False
+    return not all(bool(t.isfinite().all()) for t in (problem.query, problem.key, problem.value))
 
 
 def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:

@@ -302,7 +302,12 @@ def _integer(value: int, name: str) -> int:
 
 
 def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:
-    tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
+    try:
+        tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be integers, got {values!r}") from None
+    if tensor.numel() == 0 and not isinstance(values, Tensor):
+        tensor = tensor.long()
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name} must be integers, got {tensor.dtype}")
     return tensor

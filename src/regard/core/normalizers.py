@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.core.scores import finite
+
 _LIKELY = 128  # keys that hold the support of nearly every row of sparsemax and entmax
 
 Estimator = Literal["straight_through", "reinforce", "gumbel"]
@@ -22,6 +24,11 @@ class Normalizer:
     """Scores to weights over the last axis."""
 
     name = "normalizer"
+
+    @property
+    def is_softmax(self) -> bool:
+        """Is it softmax, by whatever name? Fused kernels know no other."""
+        return False
 
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
@@ -56,6 +63,10 @@ class Softmax(Normalizer):
 
     name = "softmax"
 
+    @property
+    def is_softmax(self) -> bool:
+        return True
+
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "*rows k"]:
@@ -72,8 +83,12 @@ class Entmax(Normalizer):
     alpha: float = 1.5
     name = "entmax"
 
+    @property
+    def is_softmax(self) -> bool:
+        return self.alpha == 1
+
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.alpha) and self.alpha >= 1):
+        if not finite(self.alpha, "alpha of Entmax") >= 1:
             raise ValueError(f"alpha of Entmax must be a finite number of at least 1 (1 is softmax), got {self.alpha}")
 
     def __call__(
@@ -111,8 +126,7 @@ class Sigmoid(Normalizer):
     name = "sigmoid"
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.bias):
-            raise ValueError(f"bias of Sigmoid must be a finite number, got {self.bias}")
+        finite(self.bias, "bias of Sigmoid")
 
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
@@ -141,7 +155,7 @@ class Hard(Normalizer):
     def __post_init__(self) -> None:
         if self.estimator not in ("straight_through", "reinforce", "gumbel"):
             raise ValueError(f"estimator must be straight_through, reinforce or gumbel, got {self.estimator!r}")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
+        if not finite(self.temperature, "temperature of Hard") > 0:
             raise ValueError(f"temperature of Hard must be a finite number above 0, got {self.temperature}")
 
     @property
@@ -197,9 +211,13 @@ class _Entmax(torch.autograd.Function):
 
 
 def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:
-    """[(α−1) s − τ]₊^{1/(α−1)}; `threshold` is (…, 1). An empty row has threshold +inf and weights 0."""
-    margin = torch.where(scores == -math.inf, 0, (alpha - 1) * scores - threshold).clamp_min(0)
-    margin = torch.where(threshold == math.inf, 0, margin)
+    """[(α−1) (s − best) − τ]₊^{1/(α−1)}; `threshold` is (…, 2): best and τ. An empty row has τ = +inf and weights 0.
+
+    The two are kept apart: beside a large best, τ would be rounded away.
+    """
+    best, tau = threshold[..., :1], threshold[..., 1:]
+    margin = torch.where(scores == -math.inf, -math.inf, (alpha - 1) * (scores - best))
+    margin = (margin - tau).clamp_min(0)
     return margin if alpha == 2 else margin.square() if alpha == 1.5 else margin.pow(1 / (alpha - 1))
 
 
@@ -212,17 +230,14 @@ def entmax_slope(weights: Tensor, alpha: float) -> Tensor:
 
 
 def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
-    """τ of each row, (…, 1): in closed form over the ordered scores for α 2 and 1.5, else by bisection.
-
-    Everything is relative to the row's largest score, whose own weight bounds τ to [−1, 0] there.
-    """
+    """The best score of each row and τ below it, (…, 2): in closed form for α 2 and 1.5, else by bisection."""
     if scores.shape[-1] == 0:
-        return scores.new_full((*scores.shape[:-1], 1), math.inf)
+        return scores.new_tensor([0.0, math.inf]).expand(*scores.shape[:-1], 2)
     best = scores.amax(-1, keepdim=True)
     empty = best == -math.inf
-    shift = torch.where(empty, 0, (alpha - 1) * best)
-    margins = (alpha - 1) * scores - shift
-    return torch.where(empty, math.inf, _threshold(margins, alpha) + shift)
+    best = torch.where(empty, 0, best)
+    tau = _threshold((alpha - 1) * (scores - best), alpha)
+    return torch.cat([best, torch.where(empty, math.inf, tau)], -1)
 
 
 def _threshold(margins: Tensor, alpha: float) -> Tensor:
@@ -260,13 +275,16 @@ def _entmax15_threshold(ordered: Tensor) -> Tensor:
 
 
 def _bisect_threshold(margins: Tensor, *, alpha: float) -> Tensor:
-    """Bisection to the last bit: Σ [m − τ]₊^{1/(α−1)} falls from at least 1 at −1 to 0 at 0."""
-    low = margins.new_full((*margins.shape[:-1], 1), -1.0)
-    width = 1.0
+    """Bisection for ln(−τ), to the last bit: Σ [m − τ]₊^{1/(α−1)} is 1 at the least where −τ = n^{1−α}, as all m ≤ 0.
+
+    In the logarithm, because for a large α the threshold of many equal scores is a very small number.
+    """
     power = 1 / (alpha - 1)
-    for _ in range(60 if margins.dtype == torch.float64 else 30):
+    low = margins.new_full((*margins.shape[:-1], 1), -(alpha - 1) * math.log(margins.shape[-1]))
+    width = (alpha - 1) * math.log(margins.shape[-1])
+    for _ in range(60 if margins.dtype == torch.float64 else 32):
         width /= 2
         middle = low + width
-        mass = (margins - middle).clamp_min(0).pow(power).sum(-1, keepdim=True)
-        low = torch.where(mass >= 1, middle, low)
-    return low
+        mass = (margins + middle.exp()).clamp_min(0).pow(power).sum(-1, keepdim=True)
+        low = torch.where(mass <= 1, middle, low)
+    return -low.exp()

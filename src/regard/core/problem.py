@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core.biases import Bias, DenseBias, as_bias
+from regard.core.biases import Bias, as_bias
 from regard.core.masks import Mask, as_mask
 from regard.core.normalizers import Hard, Normalizer
 from regard.core.requests import Request
-from regard.core.scores import Custom, Score
+from regard.core.scores import Custom, Score, finite
 from regard.core.spans import Span
 
 HALF = (torch.float16, torch.bfloat16)
@@ -87,9 +87,9 @@ class Problem:
     def allowed(self, rows: Span, columns: range) -> Bool[Tensor, "..."] | None:
         """What may be attended there, −inf biases taken as masked; None where everything may."""
         allowed = self.mask.allowed(rows, columns, self.device) if self.mask is not None else None
-        if isinstance(self.bias, DenseBias):
-            finite = self.bias.values(rows, columns, self.bias.tensor.dtype) != -math.inf
-            allowed = finite if allowed is None else allowed & finite
+        if self.bias is not None and self.bias.may_mask:
+            open_ = self.bias.values(rows, columns, self.dtype) != -math.inf
+            allowed = open_ if allowed is None else allowed & open_
         return allowed
 
 
@@ -108,11 +108,13 @@ def build(
     """Check the arguments of a call and bring them into one shape."""
     _check_tensors(query, key, value)
     if not isinstance(normalize, Normalizer):
-        raise TypeError(f"normalize must be a regard normaliser such as Softmax(), got {type(normalize).__name__}")
-    if not 0.0 <= dropout <= 1.0:
+        raise TypeError(f"normalize must be a regard normaliser such as Softmax(), got {_said(normalize)}")
+    if not 0.0 <= finite(dropout, "dropout") <= 1.0:
         raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
     if weights is not None and not isinstance(weights, Request):
         raise TypeError(f"weights must be a request such as regard.full(), or None, got {type(weights).__name__}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
     if generator is not None and generator.device.type != query.device.type:
         raise ValueError(f"generator is on {generator.device}, query is on {query.device}: they must be the same")
 
@@ -146,15 +148,21 @@ def _as_score(score: object, query: Tensor, key: Tensor) -> Score:
         score.check(query, key)
         _check_devices("score", score.tensors(), query)
         return score
-    if not callable(score):
-        raise TypeError(
-            f"score must be a regard score or a function (query, key) -> scores, got {type(score).__name__}"
-        )
+    if isinstance(score, type) or not callable(score):
+        raise TypeError(f"score must be a regard score or a function (query, key) -> scores, got {_said(score)}")
     custom = Custom(score, query.dtype)
     if torch.compiler.is_compiling() or not query.numel() or not key.numel():
         return custom
     group = query.shape[-3] // key.shape[-3]
     return custom.probe(query[..., :2, :], key[..., :2, :].repeat_interleave(group, -3))
+
+
+def _said(thing: object) -> str:
+    return (
+        f"the class {thing.__name__}, not a record: write {thing.__name__}(…)"
+        if isinstance(thing, type)
+        else type(thing).__name__
+    )
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:

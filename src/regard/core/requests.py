@@ -48,10 +48,12 @@ class Rows(Request):
         return torch.where(self.index < 0, self.index + queries, self.index)
 
     def check(self, queries: int) -> None:
-        if isinstance(self.index, Tensor) and self.index.numel() and self.index.device.type == "cpu":
+        look = not torch.compiler.is_compiling() and isinstance(self.index, Tensor) and self.index.device.type == "cpu"
+        if look and isinstance(self.index, Tensor) and self.index.numel():
             low, high = int(self.index.min()), int(self.index.max())
             if low < -queries or high >= queries:
-                raise ValueError(f"rows() asks for query {low if low < 0 else high}, but there are {queries} queries")
+                wrong = high if high >= queries else low
+                raise ValueError(f"rows() asks for query {wrong}, but there are {queries} queries")
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
         return weights.index_select(-2, self.positions(weights.shape[-2]).to(weights.device))
@@ -93,12 +95,20 @@ def rows(index: int | Sequence[int] | Tensor | slice) -> Request:
     """The weights of some queries, (…, h, len(index), k): an int, a list, a tensor or a slice."""
     if isinstance(index, slice):
         return Rows(index)
-    tensor = index if isinstance(index, Tensor) else torch.as_tensor(index, dtype=torch.long)
+    tensor = index if isinstance(index, Tensor) else _positions(index)
     if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.ndim > 1:
         raise ValueError(
             f"rows() takes positions of queries, got a {tensor.dtype} tensor of shape {tuple(tensor.shape)}"
         )
     return Rows(tensor.reshape(-1).long())
+
+
+def _positions(index: int | Sequence[int]) -> Tensor:
+    numbers = [index] if isinstance(index, int) else index
+    whole = isinstance(numbers, (list, tuple, range)) and all(type(number) is int for number in numbers)
+    if not whole:
+        raise TypeError(f"rows() takes positions of queries as whole numbers, got {index!r}")
+    return torch.tensor(list(numbers), dtype=torch.long)
 
 
 def top(k: int) -> Request:

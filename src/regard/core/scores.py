@@ -62,6 +62,25 @@ class Score:
         return 1.0
 
 
+def finite(value: object, name: str) -> float:
+    """The number, or an error: a tensor would lose its gradient on some paths, so it is refused on all."""
+    if isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a number, got a tensor: multiply the query by a learned scale instead")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}")
+    return value
+
+
+def float_tensor(value: object, name: str) -> None:
+    """Raise unless it is a tensor of floats."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a float tensor, got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be a float tensor, got {value.dtype}")
+
+
 def _same_size(query: Tensor, key: Tensor, name: str) -> None:
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(
@@ -110,9 +129,9 @@ class ScaledDot(Score):
     name = "scaled_dot"
 
     def __post_init__(self) -> None:
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale must be a finite number, got {self.scale}")
-        if self.softcap is not None and not (math.isfinite(self.softcap) and self.softcap > 0):
+        if self.scale is not None:
+            finite(self.scale, "scale")
+        if self.softcap is not None and not finite(self.softcap, "softcap") > 0:
             raise ValueError(f"softcap must be a finite number above 0, got {self.softcap}")
 
     def __call__(
@@ -156,8 +175,7 @@ class Cosine(Score):
     name = "cosine"
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.scale):
-            raise ValueError(f"scale must be a finite number, got {self.scale}")
+        finite(self.scale, "scale")
 
     def __call__(
         self, query: Float[Tensor, "*#lead q d"], key: Float[Tensor, "*#lead k d"]
@@ -190,6 +208,7 @@ class Bilinear(Score):
     name = "bilinear"
 
     def __post_init__(self) -> None:
+        float_tensor(self.weight, "weight of Bilinear")
         if self.weight.ndim not in (2, 3):
             raise ValueError(
                 "weight must be (query size, key size) or (heads, query size, key size), "
@@ -235,6 +254,7 @@ class Additive(Score):
     name = "additive"
 
     def __post_init__(self) -> None:
+        float_tensor(self.weight, "weight of Additive")
         if self.weight.ndim not in (1, 2):
             raise ValueError(f"weight must be (size,) or (heads, size), got shape {tuple(self.weight.shape)}")
         if self.activation not in ACTIVATIONS:
@@ -291,26 +311,41 @@ class Custom(Score):
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
         self.function = function
         self.dtype = dtype  # the caller's own: a module in half precision wants half precision
-        self.random = False  # did it draw random numbers?
+        self.unfit: str | None = None  # why its blocks cannot be computed again
         self._captured: tuple[Tensor, ...] = ()
         self._floats = 1.0
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         scores = self.function(query.to(self.dtype), key.to(self.dtype))
-        expected = (query.shape[-2], key.shape[-2])
-        if not isinstance(scores, Tensor) or tuple(scores.shape[-2:]) != expected:
-            came = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise ValueError(f"score must return a tensor ending in (queries, keys) = {expected}, got {came}")
-        return scores.to(query.dtype)
+        expected = (*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), query.shape[-2], key.shape[-2])
+        if not isinstance(scores, Tensor):
+            raise TypeError(f"score must return a tensor {expected}, got {type(scores).__name__}")
+        if scores.shape[-2:] != expected[-2:] or len(scores.shape) > len(expected):
+            raise ValueError(f"score must return (…, queries, keys) = {expected}, got {tuple(scores.shape)}")
+        try:
+            return scores.to(query.dtype).expand(expected)
+        except RuntimeError:
+            raise ValueError(f"score must return {expected}, got {tuple(scores.shape)}") from None
 
     def probe(self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead h k d2"]) -> "Custom":
         """Call the function on at most 2 × 2 pairs and note what it captured and made."""
         query, key = query[..., :2, :].detach(), key[..., :2, :].detach()
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), _Listener((query, key)) as listener:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
             before = torch.get_rng_state()
-            scores = self(query, key)
-            self.random = not torch.equal(before, torch.get_rng_state())
-        self._captured = tuple(listener.captured)
+            try:
+                with Listener((query, key)) as listener:
+                    scores = self(query, key)
+            except torch._dynamo.exc.InternalTorchDynamoError:
+                self.unfit = "the score is compiled: nobody can hear which tensors it learns"
+                return self
+            if not torch.equal(before, torch.get_rng_state()):
+                self.unfit = "the score draws random numbers, and would draw others when it is computed again"
+        known: dict[Tensor, None] = dict.fromkeys(listener.captured)  # in the order they were met, each once
+        if leaves(scores, tuple(known)):
+            self.unfit = "the score uses tensors that cannot be heard, as a scripted module does"
+        if isinstance(self.function, torch.nn.Module):
+            known |= {tensor: None for tensor in self.function.parameters() if tensor.requires_grad}
+        self._captured = tuple(known)
         self._floats = max(1.0, listener.numbers / max(1, scores.numel()))
         return self
 
@@ -324,7 +359,7 @@ class Custom(Score):
         return self._floats
 
 
-class _Listener(torch.overrides.TorchFunctionMode):
+class Listener(torch.overrides.TorchFunctionMode):
     """Hears every torch call: which outside tensors that require grad come in, how many numbers go out."""
 
     def __init__(self, inputs: tuple[Tensor, ...]) -> None:
@@ -346,6 +381,43 @@ class _Listener(torch.overrides.TorchFunctionMode):
                 self._inside.append(tensor)
                 self.numbers += tensor.numel()
         return result
+
+
+class Swapped(torch.overrides.TorchFunctionMode):
+    """While it is on, some tensors are others wherever torch meets them.
+
+    Scores computed again get leaves in place of the tensors they learn, so that each gets the gradient of its own
+    part, even where one is made from another.
+    """
+
+    def __init__(self, originals: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self._other = {id(original): other for original, other in zip(originals, others, strict=True)}
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        args, kwargs = torch.utils._pytree.tree_map(self._swap, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def _swap(self, thing: object) -> object:
+        return self._other.get(id(thing), thing)
+
+
+def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:
+    """Leaf tensors whose gradient flows through the scores' graph, not counting what is behind the known ones."""
+    stop = {id(tensor) for tensor in known}
+    closed = {tensor.grad_fn for tensor in known if tensor.grad_fn is not None}
+    found: list[Tensor] = []
+    seen, waiting = set(closed), [scores.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in stop:
+            found.append(variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def _tensors_in(tree: object) -> list[Tensor]:

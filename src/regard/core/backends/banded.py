@@ -21,11 +21,9 @@ _ROWS = 128  # of a block: fewer mask less in vain, more keep the kernel busy (d
 
 def worth_it(found: Clauses | None, queries: int, keys: int) -> bool:
     """Is the mask a band, perhaps with lengths and segments, so narrow that its stretches are far from all keys?"""
-    if found is None or found.low is None or found.high is None or found.dense:
+    if found is None or found.low is None or found.high is None or len(found.dense) > 0:
         return False
-    by_head = [t for t in (found.lengths,) if t is not None and t.shape[-1] > 1]
-    by_head += [ids for pair in found.segments for ids in pair if ids.shape[-2] > 1]
-    return not by_head and queries > _ROWS and 2 * _stretch(found) <= keys
+    return not found.by_head and queries > _ROWS and 2 * _stretch(found) <= keys
 
 
 def working_bytes(found: Clauses, *, queries: int, keys: int, row_bytes: int) -> int:
@@ -53,7 +51,9 @@ def attend(
     rows = rows.unflatten(1, (-1, group)).transpose(2, 3).flatten(3, 4)
     keys, values = (_stretches(tensor, found, blocks) for tensor in (key, value))
     band = _band(found, queries, key.shape[2], blocks, query.device)
-    each = [slice(None)] if found.lengths is None and not found.segments else [slice(b, b + 1) for b in range(batch)]
+    each = (
+        [slice(None)] if found.lengths is None and len(found.segments) == 0 else [slice(b, b + 1) for b in range(batch)]
+    )
     parts = []
     for part in each:
         mask = _narrowed(band, found, part, lead, blocks).unsqueeze(1).expand(-1, group, -1, -1).flatten(1, 2)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from regard.core.backends import reference
 from regard.core.backends.blocks import Grid, grid, square
 from regard.core.backends.result import Result
 from regard.core.backends.streams import Block, EntmaxStream, Finished, Stream, Upstream, stream
@@ -19,7 +19,7 @@ from regard.core.biases import DenseBias
 from regard.core.hygiene import cleaned
 from regard.core.normalizers import gumbel_like
 from regard.core.problem import Problem
-from regard.core.scores import Custom
+from regard.core.scores import Custom, Swapped, leaves
 from regard.core.spans import take
 
 NAME = "blocked"
@@ -30,9 +30,12 @@ def refuses(problem: Problem) -> str | None:
     """A normaliser without a blockwise form; a score that would differ when it is computed again."""
     if stream(problem.normalize, problem.sample) is None:
         return f"no blockwise form of {type(problem.normalize).__name__}"
-    if isinstance(problem.score, Custom) and problem.score.random:
-        return "the score draws random numbers and would differ when a block is computed again: use dropout="
-    return None
+    return problem.score.unfit if isinstance(problem.score, Custom) else None
+
+
+def not_worth_it(problem: Problem) -> str | None:
+    """Where the plain form fits memory easily, loops only cost time."""
+    return "small: the plain form is the fastest" if reference.working_bytes(problem) <= reference.SMALL else None
 
 
 def working_bytes(problem: Problem) -> int:
@@ -43,6 +46,7 @@ def working_bytes(problem: Problem) -> int:
     return int(slices * (rows * columns * floats + whole) * problem.dtype.itemsize)
 
 
+@torch.compiler.disable  # a loop over data-dependent blocks: a compiled caller steps out of its graph here
 def attend(problem: Problem) -> Result:
     """Attention block by block."""
     problem, marks = cleaned(problem)
@@ -50,7 +54,8 @@ def attend(problem: Problem) -> Result:
     learned = tuple(t for t in problem.learned if t is not bias)
     rule = stream(problem.normalize, problem.sample)
     assert rule is not None  # refuses() has said so
-    job = Job(problem, rule, grid(problem, *_sizes(problem)), seed(problem))
+    originals = learned if bias is None else (*learned, bias)
+    job = Job(problem, rule, grid(problem, *_sizes(problem)), seed(problem), originals)
     output, log_prob, chosen = _Blocked.apply(job, problem.query, problem.key, problem.value, bias, *learned)
     if marks is not None:
         output = output + marks
@@ -65,12 +70,13 @@ class Job:
     rule: Stream
     grid: Grid
     seed: int
+    originals: tuple[Tensor, ...]  # what is learned, as the score and the bias hold it; a dense bias last
 
     def scores(self, query: Tensor, key: Tensor, r: int, c: int) -> tuple[Tensor, Tensor | None]:
         """The raw scores of a block and what may be attended in it (None: everything)."""
         rows, columns = self.grid.rows[r], self.grid.columns[c]
         raw = self.problem.scores(query, self.problem.repeat(key), rows, columns)
-        if self.grid.every[r][c] and not isinstance(self.problem.bias, DenseBias):
+        if self.grid.every[r][c] and not (self.problem.bias is not None and self.problem.bias.may_mask):
             return raw, None
         return raw, self.problem.allowed(rows, columns)
 
@@ -112,8 +118,8 @@ class _Blocked(torch.autograd.Function):
         return output, log_prob, chosen
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
+        once_only(NAME)
         doutput, dlog_prob, _ = upstream
         query, key, value, *rest = ctx.saved_tensors
         kept, rest = rest[: ctx.kept_count], rest[ctx.kept_count :]
@@ -139,7 +145,9 @@ class _Sums:
         self, job: Job, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, learned: list[Tensor]
     ) -> None:
         dtype = job.problem.dtype
-        self.job, self.inputs, self.parameters = job, (query, key, value), learned
+        self.job, self.inputs = job, (query, key, value)
+        self.originals = job.originals
+        self.parameters = tuple(tensor.detach().requires_grad_() for tensor in learned)
         self.query, self.key, self.value = (torch.zeros(t.shape, dtype=dtype, device=t.device) for t in self.inputs)
         self.bias = None if bias is None else torch.zeros(bias.shape, dtype=dtype, device=bias.device)
         self.learned = [torch.zeros_like(t) for t in learned]
@@ -150,8 +158,11 @@ class _Sums:
         rows, columns = self.job.grid.rows[r], self.job.grid.columns[c]
         query = take(self.inputs[0], -2, rows).detach().to(problem.dtype).requires_grad_()
         key = take(self.inputs[1], -2, columns).detach().to(problem.dtype).requires_grad_()
-        with torch.enable_grad():
+        # The dense bias is a constant here: its gradient is that of the scores themselves.
+        others = (*self.parameters, *((self.originals[-1].detach(),) if self.bias is not None else ()))
+        with torch.enable_grad(), Swapped(self.originals, others):
             raw, allowed = self.job.scores(query, key, r, c)
+        self._refuse_strangers(raw, query, key)
         block = self.job.block(raw.detach(), allowed, self.inputs[2], r, c)
         dscores, weights = self.job.rule.gradient(block, upstream, kept)
         if allowed is not None:
@@ -167,6 +178,23 @@ class _Sums:
         if self.bias is not None:
             target = take(take(self.bias, -2, rows), -1, columns)
             target += dscores.sum_to_size(target.shape)
+
+    def _refuse_strangers(self, raw: Tensor, query: Tensor, key: Tensor) -> None:
+        """Parameters nobody heard of, in a scripted module or on this block alone, would lose their gradient: say so."""
+        custom = isinstance(self.job.problem.score, Custom) and raw.numel() > 0
+        if custom and leaves(raw, (query, key, *self.parameters)):
+            raise RuntimeError(
+                "the score uses parameters that were not seen when it was tried on the first pairs: their gradient "
+                "would be lost; use backend='reference', or pass the score as a torch.nn.Module that holds them"
+            )
+
+
+def once_only(backend: str) -> None:
+    """Raise if the backward pass is itself being differentiated: its graph would end here without a word."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"backend {backend!r} is differentiable once: use backend='reference' for second derivatives"
+        )
 
 
 def _joined(finished: list[Finished]) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, ...]]:

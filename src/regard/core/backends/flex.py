@@ -17,7 +17,6 @@ from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import without_unseen
 from regard.core.masks import Band, Blocks, Coarse
-from regard.core.normalizers import Entmax, Softmax
 from regard.core.problem import HALF, Problem
 from regard.core.scores import ScaledDot
 
@@ -30,7 +29,7 @@ def refuses(problem: Problem) -> str | None:
     """Why FlexAttention does not serve this, if it does not."""
     if problem.device.type != "cuda":
         return "runs on CUDA only"
-    if not (isinstance(problem.normalize, Softmax) or problem.normalize == Entmax(1.0)):
+    if not problem.normalize.is_softmax:
         return f"softmax only, not {problem.normalize.name}"
     if _softcap(problem) is None and (reason := problem.score.why_no_product()):
         return reason
@@ -140,7 +139,7 @@ def _block_mask(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
     if problem.mask is None or found == Clauses():
         return None
     queries, keys = problem.shape[-2:]
-    if found.lengths is None and not found.segments and not found.dense:
+    if found.lengths is None and len(found.segments) == 0 and len(found.dense) == 0:
         return _band_mask(found.low, found.high, queries, keys, problem.device)
     coarse = problem.mask.coarse(Blocks(_edges(queries, problem.device), _edges(keys, problem.device)))
     return _listed_mask(coarse, lead, _pair_rule(problem, found, lead), queries, keys)

@@ -19,7 +19,6 @@ from regard.core.backends.additive import exponential
 from regard.core.backends.result import Result
 from regard.core.biases import DenseBias, Relative
 from regard.core.clauses import clauses
-from regard.core.normalizers import Entmax, Softmax
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Additive
 
@@ -45,7 +44,7 @@ def _kernels_refuse(problem: Problem) -> str | None:
     """Why the Triton kernels do not compute this, if they do not."""
     if not steps.kernels():
         return "Triton is not installed"
-    if not (isinstance(problem.normalize, Softmax) or problem.normalize == Entmax(1.0)):
+    if not problem.normalize.is_softmax:
         return f"softmax only on CUDA, not {problem.normalize.name}"
     if problem.query.dtype not in (*HALF, torch.float32):
         return f"its kernels do not compute in {problem.query.dtype}"
@@ -55,13 +54,9 @@ def _kernels_refuse(problem: Problem) -> str | None:
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None:
         return "its kernels take masks without | and ~"
-    by_head = found.lengths is not None and found.lengths.shape[-1] > 1
-    by_head = by_head or any(ids.shape[-2] > 1 for pair in found.segments for ids in pair)
-    return (
-        "its kernels take one length and one list of segments for all heads"
-        if by_head or len(found.segments) > 1
-        else None
-    )
+    if found.by_head or len(found.segments) > 1:
+        return "its kernels take one length and one list of segments for all heads"
+    return None
 
 
 def not_worth_it(problem: Problem) -> str | None:

@@ -4,6 +4,8 @@ Any score, normaliser, mask and bias; any float dtype (half precision computes i
 Every other backend is compared with this one.
 """
 
+import math
+
 import torch
 
 from regard.core.backends.result import Result
@@ -12,12 +14,19 @@ from regard.core.hygiene import cleaned
 from regard.core.normalizers import Hard
 from regard.core.problem import Problem
 from regard.core.requests import Entropy
+from regard.core.scores import Custom
 
 NAME = "reference"
+SMALL = 32 * 2**20  # bytes of working memory up to which the plain form is the fastest
 
 
 def refuses(problem: Problem) -> str | None:
     """Nothing: the reference serves every problem."""
+    return None
+
+
+def not_worth_it(problem: Problem) -> str | None:
+    """Never: it is the last resort."""
     return None
 
 
@@ -35,7 +44,7 @@ def attend(problem: Problem) -> Result:
     rows, columns = range(problem.shape[-2]), range(problem.shape[-1])
 
     scores = problem.scores(query, problem.repeat(key), rows, columns)
-    allowed = problem.allowed(rows, columns)
+    allowed = _open(scores, problem.allowed(rows, columns), problem)
     seen, choice = scores, None
     if isinstance(problem.normalize, Hard):
         choice = choose(problem.normalize, scores, allowed, problem.sample, problem.generator)
@@ -54,6 +63,14 @@ def attend(problem: Problem) -> Result:
         choice.log_prob if choice is not None else None,
         choice.index if choice is not None else None,
     )
+
+
+def _open(scores: torch.Tensor, allowed: torch.Tensor | None, problem: Problem) -> torch.Tensor | None:
+    """What may be attended: a score of −inf, from a bias or a score of the caller's, is a mask too."""
+    if problem.bias is None and not isinstance(problem.score, Custom):
+        return allowed
+    finite = scores.detach() != -math.inf
+    return finite if allowed is None else allowed & finite
 
 
 def _drop(weights: torch.Tensor, problem: Problem) -> torch.Tensor:

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core.backends import banded, steps
+from regard.core.backends import banded, reference, steps
 from regard.core.backends.blocks import survey
 from regard.core.backends.result import Result
 from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import tainted, without_unseen
-from regard.core.normalizers import Entmax, Softmax
 from regard.core.problem import Problem
+from regard.core.scores import Bilinear
 from regard.core.spans import cut, take
 
 NAME = "sdpa"
@@ -28,7 +28,7 @@ _COLUMNS = 128  # how finely the span of visible keys is looked for
 
 def refuses(problem: Problem) -> str | None:
     """Why torch's kernels do not compute this, if they do not."""
-    if not (isinstance(problem.normalize, Softmax) or problem.normalize == Entmax(1.0)):
+    if not problem.normalize.is_softmax:
         return f"softmax only, not {problem.normalize.name}"
     if reason := problem.score.why_no_product():
         return reason
@@ -36,6 +36,15 @@ def refuses(problem: Problem) -> str | None:
         return "its dropout takes no generator"
     if problem.device.type == "cpu" and not torch.compiler.is_compiling() and tainted(problem):
         return "NaN or Inf in query, key or value: its kernels would carry them past the mask"
+    return None
+
+
+def not_worth_it(problem: Problem) -> str | None:
+    """Where torch would form the whole matrix itself, or a product would have to fit float16 on the way."""
+    if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
+        return "query times weight can overflow float16"
+    if plain(problem) and working_bytes(problem) > reference.SMALL:
+        return "torch would form the whole matrix for dropout or a learned bias"
     return None
 
 
@@ -106,7 +115,7 @@ def _needs_no_block(found: Clauses | None) -> bool:
     """Is the mask nothing, `is_causal` alone, or one row for all queries?"""
     if found is None:
         return False
-    alone = found.lengths is None and not found.segments and not found.dense
+    alone = found.lengths is None and len(found.segments) == 0 and len(found.dense) == 0
     return found.by_key or (alone and found.low is None and found.high == 0)
 
 

@@ -19,10 +19,9 @@ def serves(problem: Problem) -> bool:
     if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not kernels():
         return False
     found = clauses(problem.mask, *problem.shape[-2:])
-    if found is None or found.banded or found.segments or found.dense:
+    if found is None or found.banded or found.by_head or len(found.segments) + len(found.dense) > 0:
         return False
-    by_head = found.lengths is not None and found.lengths.shape[-1] > 1
-    return not by_head and problem.query.dtype in (*HALF, torch.float32) and problem.value.shape[-1] <= 1024
+    return problem.query.dtype in (*HALF, torch.float32) and problem.value.shape[-1] <= 1024
 
 
 def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, scale: float) -> Tensor:

@@ -166,9 +166,9 @@ class EntmaxStream(Stream):
     def finish(self, state: Collected) -> Finished:
         output = centre = state.output
         if not state.blocks:
-            return Finished(output, (output.new_full((*output.shape[:-1], 1), math.inf), centre))
+            return Finished(output, (output.new_tensor([0.0, math.inf]).expand(*output.shape[:-1], 2), centre))
         threshold = entmax_threshold(torch.cat([block.scores for block in state.blocks], -1), self.alpha)
-        total = torch.zeros_like(threshold)
+        total = torch.zeros_like(threshold[..., :1])
         for block in state.blocks:
             weights = entmax_weights(block.scores, threshold, self.alpha)
             slope = entmax_slope(weights, self.alpha)

@@ -12,15 +12,15 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from regard.core.backends.blocked import once_only
 from regard.core.scores import Additive, Score
 
 _log = logging.getLogger("regard")
@@ -28,6 +28,7 @@ _log = logging.getLogger("regard")
 # e^{2a} and its inverse are normal float32 numbers up to here. The product of two may overflow or vanish: then
 # tanh has long reached ±1, and so has the form.
 _REACH = 43.0
+_SMALL = 0.5  # the largest |q| + |k| up to which tanh itself is taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,31 +64,19 @@ class _Scores(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, weight: Tensor, compiled: bool) -> Tensor:
         ctx.save_for_backward(query, key, weight)
         ctx.compiled = compiled
-        factors = _factors(query, key)
-        ctx.factored = factors is not None
-        if factors is None:
-            return Additive(weight)(query, key)
-        large_query, large_key = map(_slices, factors)
-        scores = _forms(compiled, *factors).scores(large_query, large_key, _row_weight(weight, query))
+        rows, columns, forms = _form(query, key, compiled)
+        scores = forms.scores(rows, columns, _row_weight(weight, query))
         return scores.reshape(*query.shape[:-1], key.shape[-2])
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        once_only("additive")
         query, key, weight = ctx.saved_tensors
-        (dscores,) = upstream
-        if not ctx.factored:
-            with torch.enable_grad():
-                inputs = [tensor.detach().requires_grad_() for tensor in (query, key, weight)]
-                return *torch.autograd.grad(Additive(inputs[2])(inputs[0], inputs[1]), inputs, dscores), None
-        factors = _factors(query, key)
-        assert factors is not None
-        forms = _forms(ctx.compiled, *factors)
-        large_query, large_key = map(_slices, factors)
-        query_slope, inverse = forms.sums(large_query, large_key, _slices(dscores))
-        key_slope, _ = forms.sums(large_key, large_query, _slices(dscores.mT))
-        vector = 4 * (weight if weight.ndim == 1 else weight.unsqueeze(-2))
-        dweight = _slices(dscores).sum(-1, keepdim=True) - 2 * inverse  # Σ_j ds · (1 − 2r) for each query
+        dscores = _slices(upstream[0])
+        rows, columns, forms = _form(query, key, ctx.compiled)
+        query_slope, dweight = forms.sums(rows, columns, dscores)
+        key_slope, _ = forms.sums(columns, rows, dscores.mT.contiguous())
+        vector = weight if weight.ndim == 1 else weight.unsqueeze(-2)
         shape = (math.prod(query.shape[: -1 - weight.ndim]), *weight.shape)
         return (
             vector * query_slope.reshape(query.shape),
@@ -95,6 +84,18 @@ class _Scores(torch.autograd.Function):
             dweight.sum(-2).reshape(shape).sum(0),
             None,
         )
+
+
+def _form(query: Tensor, key: Tensor, compiled: bool) -> tuple[Tensor, Tensor, "_Forms"]:
+    """Rows and columns as the loops want them, and the loops for their range."""
+    factors = _factors(query, key)
+    if factors is None:
+        return _slices(query), _slices(key), _Forms(_tanh_scores, _tanh_sums)
+    rows, columns = map(_slices, factors)
+    # Single rows and other dtypes than float32 would each compile anew, and gain little.
+    if compiled and rows.dtype == torch.float32 and min(rows.shape[-2], columns.shape[-2]) > 1:
+        return rows, columns, _compiled()
+    return rows, columns, _Forms(_eager_scores, _eager_sums)
 
 
 def _slices(tensor: Tensor) -> Tensor:
@@ -110,19 +111,16 @@ def _row_weight(weight: Tensor, query: Tensor) -> Tensor:
     return weight.expand(*query.shape[:-2], -1).reshape(math.prod(query.shape[:-2]), weight.shape[-1]).contiguous()
 
 
-def _forms(compiled: bool, large_query: Tensor, large_key: Tensor) -> "_Forms":
-    """Compiled loops for float32 matrices; single rows and other dtypes would each compile anew and gain little."""
-    if compiled and large_query.dtype == torch.float32 and min(large_query.shape[-2], large_key.shape[-2]) > 1:
-        return _compiled()
-    return _Forms(_eager_scores, _eager_sums)
-
-
 def _factors(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
-    """e^{2(q + c)} and e^{2(k − c)}, or None where no shift c brings both into reach.
+    """e^{2(q + c)} and e^{2(k − c)}, or None where that form would not be as exact as tanh.
 
+    Beyond reach no shift c helps; and among small numbers only, 1 − 2 / (1 + e^{2x}) loses what tanh x ≈ x keeps.
     c is 0 unless it must not be: adding it rounds. tanh(q + k) does not see it.
     """
-    if max(_largest(query), _largest(key)) > _REACH:
+    largest = (_largest(query), _largest(key))
+    if sum(largest) < _SMALL:
+        return None
+    if max(largest) > _REACH:
         middles = [(t.amin(-2, keepdim=True) + t.amax(-2, keepdim=True)) / 2 for t in (query, key)]
         shift = (middles[1] - middles[0]) / 2
         query, key = query + shift, key - shift
@@ -137,7 +135,7 @@ def _largest(tensor: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Forms:
-    """The two loops over all pairs: scores; and Σ_j ds r (1 − r) with Σ_j ds r, both (…, q, f)."""
+    """The two loops over all pairs: scores; and (…, q, f) sums over j of ds · tanh' and of ds · tanh."""
 
     scores: Callable[[Tensor, Tensor, Tensor], Tensor]
     sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -151,7 +149,7 @@ def _pair_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tens
 def _pair_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
     inverse = 1 / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
     weighted = dscores.unsqueeze(-1) * inverse
-    return (weighted * (1 - inverse)).sum(-2), weighted.sum(-2)
+    return 4 * (weighted * (1 - inverse)).sum(-2), (dscores.unsqueeze(-1) - 2 * weighted).sum(-2)
 
 
 @functools.cache
@@ -179,25 +177,50 @@ def _told(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# Without a compiler: feature by feature, over one matrix that stays in the cache.
+
+
+def _by_feature(rows: Tensor, columns: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Each feature's column of the rows, (z, q, 1), and row of the columns, (z, 1, k)."""
+    left, right = rows.mT.unsqueeze(-1), columns.mT.contiguous().unsqueeze(-2)
+    return ((f, left[:, f], right[:, f]) for f in range(rows.shape[-1]))
+
+
 def _eager_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
-    """Feature by feature: one multiply-add and one division over a matrix that stays in the cache."""
-    queries, keys = large_query.mT.unsqueeze(-1), large_key.mT.contiguous().unsqueeze(-2)  # (z, f, q, 1), (z, f, 1, k)
     shape = (*large_query.shape[:-1], large_key.shape[-2])
     total = weight.sum(-1)[:, None, None].expand(shape).clone()
     one, room = torch.ones((), dtype=total.dtype), torch.empty_like(total)
-    for f, column in enumerate((-2 * weight).unbind(-1)):
-        torch.addcmul(one, queries[:, f], keys[:, f], out=room)
-        total.addcdiv_(column[:, None, None], room)
+    for f, left, right in _by_feature(large_query, large_key):
+        torch.addcmul(one, left, right, out=room)
+        total.addcdiv_(-2 * weight[:, f, None, None], room)
     return total
 
 
 def _eager_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
-    queries, keys = large_query.mT.unsqueeze(-1), large_key.mT.contiguous().unsqueeze(-2)
     slope, plain = torch.empty_like(large_query), torch.empty_like(large_query)
-    one, room = torch.ones((), dtype=dscores.dtype), torch.empty(dscores.shape, dtype=dscores.dtype)
-    for f in range(large_query.shape[-1]):
-        torch.addcmul(one, queries[:, f], keys[:, f], out=room)
+    one, room, whole = torch.ones((), dtype=dscores.dtype), torch.empty_like(dscores), dscores.sum(-1)
+    for f, left, right in _by_feature(large_query, large_key):
+        torch.addcmul(one, left, right, out=room)
         weighted = dscores / room
+        plain[..., f] = whole - 2 * weighted.sum(-1)
+        slope[..., f] = 4 * torch.addcdiv(weighted, weighted, room, value=-1).sum(-1)
+    return slope, plain
+
+
+def _tanh_scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+    total = query.new_zeros((*query.shape[:-1], key.shape[-2]))
+    room = torch.empty_like(total)
+    for f, left, right in _by_feature(query, key):
+        total.addcmul_(torch.add(left, right, out=room).tanh_(), weight[:, f, None, None])
+    return total
+
+
+def _tanh_sums(query: Tensor, key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
+    slope, plain = torch.empty_like(query), torch.empty_like(query)
+    room = torch.empty_like(dscores)
+    for f, left, right in _by_feature(query, key):
+        hidden = torch.add(left, right, out=room).tanh_()
+        weighted = dscores * hidden
         plain[..., f] = weighted.sum(-1)
-        slope[..., f] = torch.addcdiv(weighted, weighted, room, value=-1).sum(-1)
+        slope[..., f] = torch.addcmul(dscores, weighted, hidden, value=-1).sum(-1)
     return slope, plain
