@@ -29,8 +29,9 @@ check: $(VENV)/.ready  ## Lint, formatting and types alone
 docs: $(VENV)/.docs  ## Build the documentation into site/
 	@$(BIN)/zensical build --clean --strict
 
-bench: $(VENV)/.ready  ## Time ten typical calls on this machine
+bench: $(VENV)/.ready  ## Time ten typical calls on this machine, then regard beside its peers
 	@$(BIN)/python benchmarks/attention.py
+	@$(BIN)/regard bench attention
 
 clean:  ## Remove everything that was built, the environment too
 	rm -rf $(VENV) build dist site demo .pytest_cache .hypothesis .ruff_cache .cache

@@ -54,7 +54,7 @@ def test_help_imports_nothing_heavy(arguments, tmp_path):
 
 def test_help_names_every_command(tmp_path):
     printed = run("--help", cwd=tmp_path).stdout
-    assert re.findall(r"^  (\w+)  ", printed.partition("Commands:")[2], re.MULTILINE) == ["demo"]
+    assert re.findall(r"^  (\w+)  ", printed.partition("Commands:")[2], re.MULTILINE) == ["demo", "bench"]
 
 
 def test_the_version_is_the_package_s(tmp_path):

@@ -50,3 +50,26 @@ def _demo(
         tell(out)
     except OSError as error:
         raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
+
+
+_bench = typer.Typer(help="Measure regard and its peers on this machine.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(_bench, name="bench")
+
+
+@_bench.command("attention")
+def _bench_attention(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only cases with NAME in their name; may be repeated.", metavar="NAME")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes: does everything run? The times mean nothing.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for benchmarks.md and its chart.", file_okay=False, metavar="DIR")
+    ] = None,
+) -> None:
+    """Time, memory and error of every attention mechanism against its peers."""
+    from regard.cli.bench import attention
+
+    attention(only=only or [], quick=quick, as_json=as_json, out=out)

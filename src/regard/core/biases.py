@@ -3,8 +3,8 @@
 A bias of −inf masks. Learned biases get gradients on every path.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,10 @@ class Bias:
     def may_mask(self) -> bool:
         """Can it be −inf somewhere?"""
         return False
+
+    def holding(self, swap: Callable[[Tensor], Tensor]) -> "Bias":
+        """The same bias with its tensor exchanged."""
+        raise NotImplementedError
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors of the bias; those that require grad get it."""
@@ -48,6 +52,9 @@ class DenseBias(Bias):
     def may_mask(self) -> bool:
         return True
 
+    def holding(self, swap: Callable[[Tensor], Tensor]) -> "DenseBias":
+        return replace(self, tensor=swap(self.tensor))
+
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.tensor,)
 
@@ -65,6 +72,9 @@ class Alibi(Bias):
     def aligned(self, shape: tuple[int, ...]) -> "Alibi":
         _one_per_head(self.slopes.shape[:1], shape, "slopes of alibi()")
         return self
+
+    def holding(self, swap: Callable[[Tensor], Tensor]) -> "Alibi":
+        return replace(self, slopes=swap(self.slopes))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.slopes,)
@@ -95,6 +105,9 @@ class Relative(Bias):
     def reach(self) -> int:
         """R: distances beyond it share the last entry."""
         return self.table.shape[-1] // 2
+
+    def holding(self, swap: Callable[[Tensor], Tensor]) -> "Relative":
+        return replace(self, table=swap(self.table))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.table,)

@@ -6,7 +6,7 @@ scores[i, j] depends on query i and key j alone, so any block of the matrix can 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # the slope of graph attention (Veličković et al. 2018)
 }
+
+
+Swap = Callable[[Tensor], Tensor]
 
 
 class ScaledProduct(NamedTuple):
@@ -44,6 +47,10 @@ class Score:
     def tensors(self) -> tuple[Tensor, ...]:
         """Learned tensors the score holds: they get gradients on every path."""
         return ()
+
+    def holding(self, swap: Swap) -> "Score":
+        """The same score with each of its tensors exchanged."""
+        return self
 
     def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct | None:
         """The same scores as a scaled dot product, or None where there is no such form."""
@@ -229,6 +236,9 @@ class Bilinear(Score):
             )
         _per_head(self.weight, query, 3, "bilinear")
 
+    def holding(self, swap: Swap) -> Score:
+        return replace(self, weight=swap(self.weight))
+
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.weight,)
 
@@ -277,6 +287,9 @@ class Additive(Score):
                 "they must be equal"
             )
         _per_head(self.weight, query, 2, "additive")
+
+    def holding(self, swap: Swap) -> Score:
+        return replace(self, weight=swap(self.weight))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.weight,)
@@ -384,22 +397,15 @@ class Listener(torch.overrides.TorchFunctionMode):
 
 
 class Swapped(torch.overrides.TorchFunctionMode):
-    """While it is on, some tensors are others wherever torch meets them.
+    """While it is on, tensors are exchanged wherever torch meets them: in closures and modules, too."""
 
-    Scores computed again get leaves in place of the tensors they learn, so that each gets the gradient of its own
-    part, even where one is made from another.
-    """
-
-    def __init__(self, originals: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> None:
+    def __init__(self, swap: Swap) -> None:
         super().__init__()
-        self._other = {id(original): other for original, other in zip(originals, others, strict=True)}
+        self._swap = swap
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        args, kwargs = torch.utils._pytree.tree_map(self._swap, (args, kwargs or {}))
-        return function(*args, **kwargs)
-
-    def _swap(self, thing: object) -> object:
-        return self._other.get(id(thing), thing)
+        tree = torch.utils._pytree.tree_map_only(Tensor, self._swap, (args, kwargs or {}))
+        return function(*tree[0], **tree[1])
 
 
 def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:

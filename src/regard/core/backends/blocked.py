@@ -5,7 +5,8 @@ score with a hidden layer for each pair (additive, an MLP) never has more than o
 """
 
 import math
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -145,9 +146,15 @@ class _Sums:
         self, job: Job, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, learned: list[Tensor]
     ) -> None:
         dtype = job.problem.dtype
-        self.job, self.inputs = job, (query, key, value)
-        self.originals = job.originals
+        self.inputs = (query, key, value)
         self.parameters = tuple(tensor.detach().requires_grad_() for tensor in learned)
+        # Leaves in place of what is learned, so that each gets the gradient of its own part, even where one is made
+        # from another. The dense bias is a constant here: its gradient is that of the scores themselves.
+        leaf = (*self.parameters, *((bias.detach(),) if bias is not None else ()))
+        self.leaves = {id(original): other for original, other in zip(job.originals, leaf, strict=True)}
+        swap = self._swapped
+        score, rule = job.problem.score.holding(swap), job.problem.bias
+        self.job = replace(job, problem=replace(job.problem, score=score, bias=rule and rule.holding(swap)))
         self.query, self.key, self.value = (torch.zeros(t.shape, dtype=dtype, device=t.device) for t in self.inputs)
         self.bias = None if bias is None else torch.zeros(bias.shape, dtype=dtype, device=bias.device)
         self.learned = [torch.zeros_like(t) for t in learned]
@@ -158,9 +165,8 @@ class _Sums:
         rows, columns = self.job.grid.rows[r], self.job.grid.columns[c]
         query = take(self.inputs[0], -2, rows).detach().to(problem.dtype).requires_grad_()
         key = take(self.inputs[1], -2, columns).detach().to(problem.dtype).requires_grad_()
-        # The dense bias is a constant here: its gradient is that of the scores themselves.
-        others = (*self.parameters, *((self.originals[-1].detach(),) if self.bias is not None else ()))
-        with torch.enable_grad(), Swapped(self.originals, others):
+        custom = isinstance(problem.score, Custom)  # holds its tensors where only torch itself can exchange them
+        with torch.enable_grad(), Swapped(self._swapped) if custom else nullcontext():
             raw, allowed = self.job.scores(query, key, r, c)
         self._refuse_strangers(raw, query, key)
         block = self.job.block(raw.detach(), allowed, self.inputs[2], r, c)
@@ -179,8 +185,11 @@ class _Sums:
             target = take(take(self.bias, -2, rows), -1, columns)
             target += dscores.sum_to_size(target.shape)
 
+    def _swapped(self, tensor: Tensor) -> Tensor:
+        return self.leaves.get(id(tensor), tensor)
+
     def _refuse_strangers(self, raw: Tensor, query: Tensor, key: Tensor) -> None:
-        """Parameters nobody heard of, in a scripted module or on this block alone, would lose their gradient: say so."""
+        """Parameters nobody heard of (a scripted module, this block alone) would lose their gradient: say so."""
         custom = isinstance(self.job.problem.score, Custom) and raw.numel() > 0
         if custom and leaves(raw, (query, key, *self.parameters)):
             raise RuntimeError(

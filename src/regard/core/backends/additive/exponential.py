@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core.backends.blocked import once_only
-from regard.core.scores import Additive, Score
+from regard.core.scores import Additive, Score, Swap
 
 _log = logging.getLogger("regard")
 
@@ -41,6 +41,9 @@ class Exponential(Score):
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return _Scores.apply(query, key, self.weight.to(query.dtype), self.compiled)
+
+    def holding(self, swap: Swap) -> Score:
+        return replace(self, weight=swap(self.weight))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.weight,)
@@ -149,13 +152,19 @@ def _pair_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tens
 def _pair_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
     inverse = 1 / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
     weighted = dscores.unsqueeze(-1) * inverse
-    return 4 * (weighted * (1 - inverse)).sum(-2), (dscores.unsqueeze(-1) - 2 * weighted).sum(-2)
+    return (weighted * (1 - inverse)).sum(-2), weighted.sum(-2)
 
 
 @functools.cache
 def _compiled() -> _Forms:
     """The loops as C++, built when first used and kept by torch on disk."""
-    scores, sums = (_told(torch.compile(form, dynamic=True)) for form in (_pair_scores, _pair_sums))
+    scores, pair_sums = (_told(torch.compile(form, dynamic=True)) for form in (_pair_scores, _pair_sums))
+
+    def sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
+        # What is left is O(n · f), and inside the loop it would keep the two sums from sharing one pass.
+        slope, inverse = pair_sums(large_query, large_key, dscores)
+        return 4 * slope, dscores.sum(-1, keepdim=True) - 2 * inverse
+
     return _Forms(scores, sums)
 
 

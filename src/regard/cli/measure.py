@@ -1,0 +1,195 @@
+"""Time, peak memory and error of the contenders of one case.
+
+Times of contenders are taken in turns, so that a machine that slows down slows all of them. A contender that cannot
+run keeps its place in the result, with the reason.
+"""
+
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.cli.cases import ROWS, Case, Field, Run, cases
+
+BATCH = 0.02  # seconds that one reading should at least take: shorter calls are repeated
+SLOW = 10.0  # seconds from which one call is enough
+LARGE = 3.0  # seconds from which a call needs so much memory that what it loads first does not count
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured of one contender; None is what was not, and `reason` says why nothing was."""
+
+    name: str
+    seconds: float | None = None
+    ratio: float | None = None  # its time by that of the first contender, regard
+    rate: float | None = None  # work each second, in the case's unit
+    memory: int | None = None  # bytes beyond what was there before the call, at the peak
+    error: float | None = None  # the largest one, relative to the largest output, against float64
+    reason: str | None = None
+
+
+def measure(case: Case, *, quick: bool, say: Callable[[str], None]) -> list[Found]:
+    """Every contender of a case, in its order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(case.threads or threads)
+    try:
+        found = _measure(case, quick, say)
+    finally:
+        torch.set_num_threads(threads)
+        gc.collect()
+        if case.device == "cuda":
+            torch.cuda.empty_cache()
+    if case.memory and case.device == "cpu":
+        say("memory")
+        found = _with_memory(case, found, quick, say)
+    first = found[0].seconds
+    return [
+        one
+        if one.seconds is None
+        else replace(
+            one,
+            ratio=one.seconds / first if first else None,
+            rate=case.work / one.seconds if case.work else None,
+        )
+        for one in found
+    ]
+
+
+def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]:
+    field = case.build()
+    truth = field.truth() if field.truth else None
+    found: dict[str, Found] = {}
+    runs: dict[str, Run] = {}
+    readings: dict[str, list[float]] = {}
+    for name, make in field.contenders.items():
+        say(name)
+        try:
+            run = make()
+            error = _error(run(), truth)  # the first call: libraries load, kernels compile
+            readings[name] = [_seconds(run, 1, case.device)]
+            memory = _cuda_memory(run) if case.memory and case.device == "cuda" else None
+        except Exception as problem:  # whatever stops a peer is a result, not the end of the run
+            found[name] = Found(name, reason=_reason(problem))
+            gc.collect()
+            if case.device == "cuda":
+                torch.cuda.empty_cache()
+        else:
+            found[name], runs[name] = Found(name, memory=memory, error=error), run
+    say("times")
+    _take_turns(runs, readings, case.device, quick)
+    settle = statistics.median if case.device == "cuda" else min
+    return [replace(one, seconds=settle(readings[name]) if name in readings else None) for name, one in found.items()]
+
+
+def _take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: str, quick: bool) -> None:
+    """Adds readings until there are enough or they have taken long enough; slow calls keep the one they have."""
+    rounds, budget = (2, 0.2) if quick else (21, 1.0) if device == "cuda" else (9, 4.0)
+    spent = dict.fromkeys(runs, 0.0)
+    numbers = {name: max(1, round(BATCH / readings[name][0])) for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            if readings[name][0] < SLOW and spent[name] < budget:
+                reading = _seconds(run, numbers[name], device)
+                readings[name].append(reading)
+                spent[name] += reading * numbers[name]
+
+
+def _seconds(run: Run, number: int, device: str) -> float:
+    """Time of one call, the mean of `number` in a row."""
+    if device == "cuda":
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(number):
+            run()
+        stop.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(stop) / 1e3 / number
+    begin = time.perf_counter()
+    for _ in range(number):
+        run()
+    return (time.perf_counter() - begin) / number
+
+
+def _error(output: Tensor, truth: Tensor | None) -> float | None:
+    if truth is None:
+        return None
+    return float((output[..., ROWS, :].double() - truth).abs().max() / truth.abs().max())
+
+
+def _cuda_memory(run: Run) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _reason(problem: Exception) -> str:
+    if isinstance(problem, ModuleNotFoundError):
+        return f"{(problem.name or str(problem)).partition('.')[0]} is not installed"
+    if isinstance(problem, torch.OutOfMemoryError):
+        return "out of memory"
+    said = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {said[0][:160]}" if said else type(problem).__name__
+
+
+def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str], None]) -> list[Found]:
+    """Peaks from a process of their own, in which the allocator gives freed blocks back at once.
+
+    An ordinary one keeps them, so a later peak would hide in what is resident already; it is also the faster one, so
+    times are not taken there.
+    """
+    names = {one.name: (one.seconds or 0.0) < LARGE for one in found if one.seconds is not None}
+    if sys.platform != "linux" or not names:
+        return found
+    done = subprocess.run(
+        [sys.executable, "-m", "regard.cli.measure", case.name, json.dumps(names), json.dumps(quick)],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17), "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        say(f"memory could not be measured: {said[-1][:160]}")
+        return found
+    peaks = json.loads(done.stdout.splitlines()[-1])
+    return [replace(one, memory=peaks.get(one.name)) for one in found]
+
+
+def _resident(what: str) -> int:
+    with open("/proc/self/status") as status:
+        return 1024 * next(int(line.split()[1]) for line in status if line.startswith(what))
+
+
+def _peaks(field: Field, names: dict[str, bool]) -> dict[str, int]:
+    """Bytes beyond what was resident, for each contender named; True first calls it once to load and compile."""
+    found = {}
+    for name, warm in names.items():
+        run = field.contenders[name]()
+        if warm:
+            run()
+        gc.collect()
+        with open("/proc/self/clear_refs", "w") as refs:
+            refs.write("5")  # the peak starts again from what is resident
+        before = _resident("VmRSS")
+        run()
+        found[name] = max(0, _resident("VmHWM") - before)
+    return found
+
+
+if __name__ == "__main__":
+    wanted, warm, small = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    [chosen] = [case for case in cases("cpu", small) if case.name == wanted]
+    print(json.dumps(_peaks(chosen.build(), warm)))

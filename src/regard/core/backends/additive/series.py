@@ -1,0 +1,167 @@
+"""Trigonometric series for activations: additive scores as plain dot products.
+
+On ``|x| <= X`` an activation is nearly ``constant + slope * x + Σ_r sine_r sin(ω_r x) + cosine_r cos(ω_r x)`` with odd
+harmonics ``ω_r = (2r + 1) π / (2P)``; and ``sin ω(a + b) = sin ωa cos ωb + cos ωa sin ωb``, so a score
+``Σ_f w_f act(a_f + b_f)`` is a dot product of 2R features per hidden unit.  Odd harmonics mirror about P: tanh there is
+flat, so P may be smaller than X, which saves terms.  The fit minimises the larger of the value's and a quarter of the
+derivative's worst error, because the backward pass uses the series' derivative.
+
+``python -m regard.core.backends.additive.series`` writes ``series_table.py`` anew.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+GROUP = 2  # harmonics come in pairs: the kernels' feature blocks
+MOST = 16  # most harmonics a row may have
+WIDTH = 8 + 2 * MOST  # numbers in a packed row
+_DERIVATIVE_SHARE = 0.25
+
+# Largest error of value and derivative allowed for each feature type and pass: about the rounding that plain arithmetic
+# of the type makes in one activation. Only the backward pass uses the derivative.
+BUDGETS = {
+    ("bfloat16", "forward"): (2.8e-3, 1.3e-2),
+    ("bfloat16", "backward"): (2.8e-3, 6e-3),
+    ("float16", "forward"): (3.2e-4, 1.3e-3),
+    ("float16", "backward"): (3.2e-4, 1e-3),
+}
+REACHES = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 14.0, 16.0, 18.0, 20.0, 24.0)
+
+
+class Row(NamedTuple):
+    """A fit that holds for ``|x| <= reach``."""
+
+    reach: float
+    period: float  # P: the base frequency is π / (2P)
+    waves: tuple[float, ...]  # sines of an odd function, cosines of an even one
+    constant: float = 0.0  # a softmax does not see it, the log-sum-exp does
+
+    @property
+    def harmonics(self) -> int:
+        return len(self.waves)
+
+
+def _tanh(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.tanh(x), 1.0 / np.cosh(x) ** 2
+
+
+def _gelu_even(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """gelu(x) - x/2 = x erf(x/√2) / 2, even; x/2 itself is separable and needs no series."""
+    erf = np.vectorize(math.erf)(x / math.sqrt(2.0))
+    return x * erf / 2.0, erf / 2.0 + x * np.exp(-x * x / 2.0) / math.sqrt(2.0 * math.pi)
+
+
+TARGETS: dict[str, tuple[Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], bool]] = {
+    "tanh": (_tanh, True),
+    "gelu": (_gelu_even, False),
+}
+
+
+class Fit(NamedTuple):
+    worst: float
+    value_error: float
+    slope_error: float
+    period: float
+    coefficients: np.ndarray
+
+
+def _fit(values: np.ndarray, slopes: np.ndarray, x: np.ndarray, *, odd: bool, harmonics: int, period: float) -> Fit:
+    """Least squares with weights that grow where the error is large: close to the minimax fit after a dozen rounds."""
+    omega = (2 * np.arange(harmonics) + 1) * math.pi / (2 * period)
+    phase = np.outer(x, omega)
+    basis, basis_slope = (np.sin(phase), omega * np.cos(phase)) if odd else (np.cos(phase), -omega * np.sin(phase))
+    if not odd:  # an even function also needs a constant
+        basis = np.hstack([basis, np.ones((len(x), 1))])
+        basis_slope = np.hstack([basis_slope, np.zeros((len(x), 1))])
+    weight = np.ones_like(x)
+    best = None
+    for _ in range(14):
+        root = np.sqrt(weight)[:, None]
+        rows = np.vstack([basis * root, _DERIVATIVE_SHARE * basis_slope * root])
+        goal = np.concatenate([values * root[:, 0], _DERIVATIVE_SHARE * slopes * root[:, 0]])
+        solution = np.linalg.lstsq(rows, goal, rcond=1e-9)[0]
+        error, slope_error = np.abs(basis @ solution - values), np.abs(basis_slope @ solution - slopes)
+        merit = np.maximum(error, _DERIVATIVE_SHARE * slope_error)
+        if best is None or merit.max() < best.worst:
+            best = Fit(merit.max(), error.max(), slope_error.max(), period, solution)
+        weight *= 1e-3 + merit / merit.max()
+        weight /= weight.mean()
+    assert best is not None
+    return best
+
+
+@functools.cache
+def fit_row(target: str, reach: float, harmonics: int) -> Fit:
+    """The best fit over the period."""
+    function, odd = TARGETS[target]
+    x = np.linspace(0.0, reach, 601)
+    values, slopes = function(x)
+    periods = np.linspace(max(1.5, 0.45 * reach), 1.1 * reach + 1.0, 36)
+    fits = (_fit(values, slopes, x, odd=odd, harmonics=harmonics, period=p) for p in periods)
+    return min(fits, key=lambda fit: fit.worst)
+
+
+def fit_table(target: str, budget: tuple[float, float]) -> Iterator[Row]:
+    """For each reach the fewest harmonics inside the budget, until even the most are not enough."""
+    harmonics = GROUP
+    for reach in REACHES:
+        fit = fit_row(target, reach, harmonics)
+        while fit.value_error > budget[0] or fit.slope_error > budget[1]:
+            harmonics += GROUP
+            if harmonics > MOST:
+                return
+            fit = fit_row(target, reach, harmonics)
+        waves = tuple(float(f"{c:.9g}") for c in fit.coefficients[:harmonics])
+        constant = 0.0 if TARGETS[target][1] else float(f"{fit.coefficients[-1]:.9g}")
+        yield Row(reach, float(f"{fit.period:.9g}"), waves, constant)
+
+
+@functools.cache
+def packed(target: str, dtype: str, direction: str) -> tuple[tuple[float, ...], ...]:
+    """Rows as the kernels read them: reach, harmonics, base frequency in turns, slope, constant, 3 spare, then waves.
+
+    These are sines and cosines, each padded to the most harmonics.
+    """
+    from regard.core.backends.additive.series_table import TABLE
+
+    slope = 0.5 if target == "gelu" else 0.0
+    none = (0.0,) * MOST
+    rows = []
+    for row in TABLE[target, dtype, direction]:
+        waves = (*row.waves, *none[row.harmonics :])
+        turns = 1.0 / (4.0 * row.period)  # π / (2P) over 2π
+        head = (row.reach, float(row.harmonics), turns, slope, row.constant, 0.0, 0.0, 0.0)
+        first, second = (waves, none) if TARGETS[target][1] else (none, waves)
+        rows.append((*head, *first, *second))
+    return tuple(rows)
+
+
+def _write() -> None:
+    from pathlib import Path
+
+    lines = [
+        '"""Fitted series, written by `python -m regard.core.backends.additive.series`; not edited by hand."""',
+        "",
+        "from regard.core.backends.additive.series import Row",
+        "",
+        "# fmt: off",
+        "TABLE = {",
+    ]
+    for target in TARGETS:
+        for (dtype, direction), budget in BUDGETS.items():
+            lines.append(f'    ("{target}", "{dtype}", "{direction}"): (')
+            for row in fit_table(target, budget):
+                lines.append(f"        Row({row.reach}, {row.period}, (")
+                for at in range(0, row.harmonics, 6):
+                    lines.append("            " + ", ".join(map(str, row.waves[at : at + 6])) + ",")
+                lines.append(f"        ), {row.constant}),")
+            lines.append("    ),")
+    Path(__file__).with_name("series_table.py").write_text("\n".join([*lines, "}", ""]))
+
+
+if __name__ == "__main__":
+    _write()

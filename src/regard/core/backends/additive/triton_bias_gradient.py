@@ -1,0 +1,26 @@
+"""Gradient of a relative bias: sums of dS along its diagonals."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def diagonal_sums(slab, boost, sums, slab_q, slab_k, rows, columns, ROWS: tl.constexpr, WIDE: tl.constexpr):
+    """sums[z, d] = Σ_i slab[z, i, i + d - (rows - 1)] for one slab, d from 0 to rows + columns - 2."""
+    z = tl.program_id(1)
+    d = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    distance = d - (rows - 1)
+    acc = tl.zeros((WIDE,), tl.float32)
+    first = tl.program_id(0) * WIDE - (rows - 1)
+    # rows whose diagonal entries of this block of distances can lie inside the slab
+    start = tl.maximum(0, -(first + WIDE - 1)) // ROWS * ROWS
+    stop = tl.minimum(rows, columns - first)
+    for i0 in range(start, stop, ROWS):
+        i = i0 + tl.arange(0, ROWS)
+        j = i[:, None] + distance[None, :]
+        inside = (i < rows)[:, None] & (j >= 0) & (j < columns)
+        at = slab + (z * slab_q + i).to(tl.int64)[:, None] * slab_k + j
+        acc += tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float32), 0)
+    if boost is not None:
+        acc /= tl.load(boost)
+    tl.store(sums + z.to(tl.int64) * (rows + columns - 1) + d, acc, mask=d < rows + columns - 1)

@@ -1,0 +1,50 @@
+"""The forward pass: output and log-sum-exp; plain tensors in and out, no gradients recorded."""
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from regard.core.backends.additive import series, triton_exact, triton_series
+from regard.core.backends.additive.triton_buffers import Notes, factors, features, ranges, series_serves, value_steps
+from regard.core.backends.additive.triton_pairs import Pairs
+from regard.core.backends.additive.triton_plan import DEFAULT, Inputs, Tuning, launch
+
+
+def forward(inputs: Inputs, pairs: Pairs, *, form: str = "auto", tuning: Tuning = DEFAULT) -> tuple[Tensor, Tensor]:
+    """Output (b, h, q, e) and log-sum-exp (b, h, q).
+
+    Which rows of the series' table serve, if any, is known to the device alone: where the series may serve, the exact
+    kernels are launched too and return at once where it did.
+    """
+    s, device = inputs.sizes, inputs.query.device
+    output = torch.empty(s.b, s.h, s.q, s.e, device=device, dtype=inputs.value.dtype)
+    lse = torch.empty(s.b, s.h, s.q, device=device, dtype=torch.float32)
+    spans, notes = ranges(inputs), Notes.empty(inputs)
+    plan = None
+    numbers = (s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e)
+    bounded = inputs.activation == "tanh" and pairs.bias is None and pairs.table is None
+    if form != "exact" and series_serves(inputs):
+        made, block = features(inputs, spans, notes, "forward"), tuning.series_forward
+        plan = made.plan
+        launch(
+            triton_series.series_forward, (triton.cdiv(s.q, block.rows), s.b * s.h, 1),
+            TensorDescriptor.from_tensor(made.query, [block.rows, block.depth]),
+            TensorDescriptor.from_tensor(made.key, [block.columns, block.depth]),
+            TensorDescriptor.from_tensor(notes.value, [block.columns, s.e_block]),
+            notes.bad, notes.bad_span, notes.query_bad, inputs.weight, inputs.weight_step,
+            made.table, plan, pairs, output, lse, *numbers, *output.stride(),
+            WIDTH=series.WIDTH, BOUNDED=bounded, FUSED=tuning.fused and pairs.query_ids is None and inputs.native,
+            PRECISION=inputs.precision, BM=block.rows, BN=block.columns, BK=block.depth, FB=s.f_block, EB=s.e_block,
+            block=block,
+        )  # fmt: skip
+    made, block = factors(inputs, spans, notes, plan, by_row=False), tuning.exact_forward
+    launch(
+        triton_exact.exact_forward, (triton.cdiv(s.q, block.rows), s.b * s.h, 1),
+        *made, *value_steps(s, plan), *notes, inputs.weight, inputs.weight_step, plan, pairs, output, lse,
+        *numbers, inputs.low_step, *output.stride(),
+        ACT=inputs.activation, BOUNDED=bounded, FACTORED=inputs.factored, NATIVE=inputs.native,
+        PRECISION=inputs.precision, BM=block.rows, BN=block.columns, DEPTH=block.depth, FB=s.f_block, EB=s.e_block,
+        block=block,
+    )  # fmt: skip
+    return output, lse

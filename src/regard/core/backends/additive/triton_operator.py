@@ -1,0 +1,150 @@
+"""The Triton kernels as differentiable PyTorch operators that torch.compile takes as they are."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.backends.additive.triton_backward import backward
+from regard.core.backends.additive.triton_forward import forward
+from regard.core.backends.additive.triton_pairs import Pairs
+from regard.core.backends.additive.triton_plan import SPAN, Inputs
+
+
+def _spans(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and largest id of every SPAN rows."""
+    short = -ids.shape[1] % SPAN
+    low, high = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
+    least = torch.nn.functional.pad(ids, (0, short), value=high).unflatten(1, (-1, SPAN)).amin(-1)
+    most = torch.nn.functional.pad(ids, (0, short), value=low).unflatten(1, (-1, SPAN)).amax(-1)
+    return least.contiguous(), most.contiguous()
+
+
+def _pairs(
+    shape: tuple[int, int, int, int],
+    low: int | None,
+    high: int | None,
+    lengths: Tensor | None,
+    query_ids: Tensor | None,
+    key_ids: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    dropout: float,
+    seed: int,
+) -> Pairs:
+    fields: dict[str, Any] = {"low": low, "high": high, "lengths": lengths}
+    if query_ids is not None and key_ids is not None:
+        names = ("query_ids", "key_ids", "query_least", "query_most", "key_least", "key_most")
+        fields |= zip(names, (query_ids, key_ids, *_spans(query_ids), *_spans(key_ids)), strict=True)
+    if mask is not None:
+        wide = mask.expand(shape).view(torch.uint8)
+        fields |= zip(("mask", "mask_b", "mask_h", "mask_q", "mask_k"), (wide, *wide.stride()), strict=True)
+    if bias is not None:
+        wide = bias.expand(shape)
+        fields |= zip(("bias", "bias_b", "bias_h", "bias_q", "bias_k"), (wide, *wide.stride()), strict=True)
+    if table is not None:
+        fields |= {"table": table, "radius": table.shape[1] // 2}
+    if dropout > 0.0:
+        fields |= {"keep": 1.0 - dropout, "seed": seed}
+    return Pairs(**fields)
+
+
+def _shape(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
+    return query.shape[0], query.shape[1], query.shape[2], key.shape[2]
+
+
+@torch.library.custom_op("regard::additive_forward", mutates_args=())
+def additive_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    lengths: Tensor | None,
+    query_ids: Tensor | None,
+    key_ids: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    low: int | None,
+    high: int | None,
+    activation: str,
+    dropout: float,
+    seed: int,
+    form: str,
+) -> tuple[Tensor, Tensor]:
+    pairs = _pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
+    return forward(Inputs(query, key, value, weight, lengths, activation), pairs, form=form)
+
+
+@additive_forward.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    b, h, q, _f = query.shape
+    return value.new_empty(b, h, q, value.shape[3]), query.new_empty(b, h, q, dtype=torch.float32)
+
+
+@torch.library.custom_op("regard::additive_backward", mutates_args=())
+def additive_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    lengths: Tensor | None,
+    query_ids: Tensor | None,
+    key_ids: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    output: Tensor,
+    lse: Tensor,
+    grad_output: Tensor,
+    grad_lse: Tensor | None,
+    low: int | None,
+    high: int | None,
+    activation: str,
+    dropout: float,
+    seed: int,
+    form: str,
+    bias_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    pairs = _pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
+    inputs = Inputs(query, key, value, weight, lengths, activation)
+    found = backward(
+        inputs, pairs, output, lse, grad_output, grad_lse,
+        bias=bias if bias_gradients else None, table=table if bias_gradients else None, form=form,
+    )  # fmt: skip
+    grad_bias, grad_table = (query.new_empty(0) if g is None else g for g in (found.bias, found.table))
+    return found.query, found.key, found.value, found.weight, grad_bias, grad_table
+
+
+@additive_backward.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    bias, table, bias_gradients = rest[4], rest[5], rest[-1]
+
+    def like(x: Tensor | None) -> Tensor:
+        return query.new_empty(0) if x is None or not bias_gradients else torch.empty_like(x)
+
+    grads = (torch.empty_like(x) for x in (query, key, value, weight))
+    return (*grads, like(bias), like(table))  # type: ignore[return-value]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:10], *output)
+    ctx.settings = inputs[10:]
+
+
+def _differentiate(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+    *operands, output, lse = ctx.saved_tensors
+    if grad_output is None:
+        grad_output = torch.zeros_like(output)
+    wanted = ctx.needs_input_grad[8] or ctx.needs_input_grad[9]
+    *grads, grad_bias, grad_table = additive_backward(
+        *operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted
+    )
+    biases = [grad if ctx.needs_input_grad[at] else None for at, grad in ((8, grad_bias), (9, grad_table))]
+    return (*grads, None, None, None, None, *biases, *(None for _ in ctx.settings))
+
+
+additive_forward.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,224 @@
+"""Which pairs may attend, and what is added to or dropped from them: device functions shared by every kernel."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+SPAN = tl.constexpr(32)  # rows summed up by one entry of the precomputed block ranges
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class Pairs(NamedTuple):
+    """Conditions on a pair (query i, key j); None switches a condition off at compile time."""
+
+    low: Any = None  # low <= j - i
+    high: Any = None  # j - i <= high
+    lengths: Any = None  # (b,): j < lengths[b]
+    query_ids: Any = None  # (b, q) int32
+    key_ids: Any = None  # (b, k) int32
+    query_least: Any = None  # (b, q / SPAN): least id of each span, and so on
+    query_most: Any = None
+    key_least: Any = None
+    key_most: Any = None
+    mask: Any = None  # (b, h, q, k) through strides, zero where it broadcasts
+    mask_b: Any = None
+    mask_h: Any = None
+    mask_q: Any = None
+    mask_k: Any = None
+    bias: Any = None
+    bias_b: Any = None
+    bias_h: Any = None
+    bias_q: Any = None
+    bias_k: Any = None
+    table: Any = None  # (h, 2 * radius + 1)
+    radius: Any = None
+    keep: Any = None  # chance that a weight survives dropout
+    seed: Any = None
+
+
+@triton.jit
+def key_limit(pairs, b, n_k):
+    """Keys from here on are padding."""
+    limit = n_k
+    if pairs.lengths is not None:
+        limit = tl.minimum(limit, tl.load(pairs.lengths + b))
+    return limit
+
+
+@triton.jit
+def key_range(pairs, b, i0, n_k, ROWS: tl.constexpr, STEP: tl.constexpr):
+    """Keys that queries i0 .. i0 + ROWS can see, from a multiple of STEP."""
+    start = 0
+    stop = key_limit(pairs, b, n_k)
+    if pairs.low is not None:
+        start = tl.maximum(i0 + pairs.low, 0) // STEP * STEP
+    if pairs.high is not None:
+        stop = tl.minimum(stop, i0 + ROWS + pairs.high)
+    return start, stop
+
+
+@triton.jit
+def query_range(pairs, b, j0, n_q, n_k, COLS: tl.constexpr, STEP: tl.constexpr):
+    """Queries that can see keys j0 .. j0 + COLS, from a multiple of STEP."""
+    start = 0
+    stop = n_q
+    if pairs.high is not None:
+        start = tl.maximum(j0 - pairs.high, 0) // STEP * STEP
+    if pairs.low is not None:
+        stop = tl.minimum(stop, j0 + COLS - pairs.low)
+    stop = tl.where(j0 < key_limit(pairs, b, n_k), stop, 0)
+    return start, stop
+
+
+@triton.jit
+def _span_least(ptr, b, at, n, COUNT: tl.constexpr):
+    spans = (n + SPAN - 1) // SPAN
+    index = at // SPAN + tl.arange(0, COUNT)
+    return tl.min(tl.load(ptr + b * spans + index, mask=index < spans, other=2147483647), 0)
+
+
+@triton.jit
+def _span_most(ptr, b, at, n, COUNT: tl.constexpr):
+    spans = (n + SPAN - 1) // SPAN
+    index = at // SPAN + tl.arange(0, COUNT)
+    return tl.max(tl.load(ptr + b * spans + index, mask=index < spans, other=-2147483648), 0)
+
+
+@triton.jit
+def tile_state(pairs, b, i0, j0, n_q, n_k, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Two flags for a whole tile: does any pair attend (may be over-careful), and do all of them for certain."""
+    some = True
+    every = j0 + COLS <= key_limit(pairs, b, n_k)
+    if pairs.low is not None:
+        every = every & (j0 - (i0 + ROWS - 1) >= pairs.low)
+    if pairs.high is not None:
+        every = every & (j0 + COLS - 1 - i0 <= pairs.high)
+    if pairs.query_ids is not None:
+        q_least = _span_least(pairs.query_least, b, i0, n_q, ROWS // SPAN)
+        q_most = _span_most(pairs.query_most, b, i0, n_q, ROWS // SPAN)
+        k_least = _span_least(pairs.key_least, b, j0, n_k, COLS // SPAN)
+        k_most = _span_most(pairs.key_most, b, j0, n_k, COLS // SPAN)
+        some = (q_least <= k_most) & (k_least <= q_most)
+        every = every & (q_least == k_most) & (k_least == q_most) & (q_least == q_most)
+    if pairs.mask is not None:
+        every = False
+    return some, every
+
+
+@triton.jit
+def tile_allowed(pairs, b, h, i, j, n_q, n_k):
+    """Boolean tile: may query i attend key j?  i and j are indices that broadcast to the tile, either way round."""
+    allowed = (i < n_q) & (j < key_limit(pairs, b, n_k))
+    if pairs.low is not None:
+        allowed = allowed & (j - i >= pairs.low)
+    if pairs.high is not None:
+        allowed = allowed & (j - i <= pairs.high)
+    if pairs.query_ids is not None:
+        q_id = tl.load(pairs.query_ids + b * n_q + i, mask=i < n_q, other=0)
+        k_id = tl.load(pairs.key_ids + b * n_k + j, mask=j < n_k, other=0)
+        allowed = allowed & (q_id == k_id)
+    if pairs.mask is not None:
+        at = b.to(tl.int64) * pairs.mask_b + h * pairs.mask_h
+        spot = i.to(tl.int64) * pairs.mask_q + j.to(tl.int64) * pairs.mask_k
+        inside = (i < n_q) & (j < n_k)
+        allowed = allowed & (tl.load(pairs.mask + at + spot, mask=inside, other=0) != 0)
+    return allowed
+
+
+@triton.jit
+def add_bias(scores, pairs, b, h, i, j, n_q, n_k, SCALE: tl.constexpr):
+    """scores + SCALE * bias, dense and relative."""
+    if pairs.bias is not None:
+        at = b.to(tl.int64) * pairs.bias_b + h * pairs.bias_h
+        spot = i.to(tl.int64) * pairs.bias_q + j.to(tl.int64) * pairs.bias_k
+        inside = (i < n_q) & (j < n_k)
+        scores += SCALE * tl.load(pairs.bias + at + spot, mask=inside, other=0.0).to(tl.float32)
+    if pairs.table is not None:
+        distance = tl.minimum(tl.maximum(j - i, -pairs.radius), pairs.radius)
+        row = pairs.table + h * (2 * pairs.radius + 1) + pairs.radius
+        scores += SCALE * tl.load(row + distance).to(tl.float32)
+    return scores
+
+
+@triton.jit
+def dropout_factor(pairs, z, i, j):
+    """1 / keep where the pair survives, 0 where it is dropped; a function of (seed, head, i, j) alone."""
+    zero = (i + j) * 0
+    bits, _, _, _ = tl.philox(pairs.seed, zero + j, zero + i, zero + z, zero)
+    chance = (bits >> 8).to(tl.float32) * (1.0 / 16777216.0)
+    return tl.where(chance < pairs.keep, 1.0 / pairs.keep, 0.0)
+
+
+@triton.jit
+def fenced_exp2(x, one):
+    """2^x, where `one` is a 1 the compiler cannot foresee.
+
+    A matrix product wants its operand spread over threads in its own way, and the compiler would rather compute x again
+    and again in every such layout than exchange the result.  It does not look through a while loop.
+    """
+    while one > 0:
+        x = tl.exp2(x)
+        one -= 1
+    return x
+
+
+@triton.jit
+def next_pivot(scores, most, calm, ceiling, AXIS: tl.constexpr):
+    """What to subtract from base-2 scores, and the factor for sums made with the last one, `most`.
+
+    Calm scores are known to lie less than a hundred powers of two below `ceiling` (tanh is bounded by its weights):
+    the ceiling serves all rows and tiles, and no maximum is taken.
+    """
+    if calm:  # noqa: SIM108 - a kernel has no conditional expression on a run-time value
+        new_most = tl.zeros_like(most) + ceiling
+    else:
+        new_most = tl.maximum(most, tl.max(scores, AXIS))
+    # an empty row so far has most = -inf; 0 keeps the differences away from inf - inf
+    pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
+    return pivot, tl.exp2(most - pivot), new_most
+
+
+@triton.jit
+def coarse(x):
+    """x rounded to the ten mantissa bits that the matrix unit's float32 mode keeps."""
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def product_parts(a, b_high, b_low, acc, PRECISION: tl.constexpr, FLIP: tl.constexpr):
+    """acc + a b, or acc + b a with FLIP; b is split already if PRECISION asks for it."""
+    if PRECISION == "three":
+        a_high = coarse(a)
+        a_low = coarse(a - a_high)
+        # From zero, small terms first: the matrix unit cuts its sums off instead of rounding them, an error that a sum
+        # over all keys would gather up.
+        part = tl.zeros_like(acc)
+        if FLIP:
+            part = tl.dot(b_high, a_low, part, input_precision="tf32")
+            part = tl.dot(b_low, a_high, part, input_precision="tf32")
+            return acc + tl.dot(b_high, a_high, part, input_precision="tf32")
+        else:
+            part = tl.dot(a_low, b_high, part, input_precision="tf32")
+            part = tl.dot(a_high, b_low, part, input_precision="tf32")
+            return acc + tl.dot(a_high, b_high, part, input_precision="tf32")
+    elif FLIP:
+        return product(b_high, a, acc, PRECISION)
+    else:
+        return product(a, b_high, acc, PRECISION)
+
+
+@triton.jit
+def product(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a b; PRECISION is what float32 operands get.
+
+    "three" writes each operand as a sum of two and adds three products of four: the compiler's own version of this
+    computes the parts in a layout that repeats them in many threads.
+    """
+    if PRECISION == "interpreted":  # the interpreter takes bfloat16 for integers here
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    elif PRECISION == "three":
+        b_high = coarse(b)
+        return product_parts(a, b_high, coarse(b - b_high), acc, PRECISION, False)
+    else:
+        return tl.dot(a, b, acc, input_precision=PRECISION)

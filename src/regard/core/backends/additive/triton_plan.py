@@ -1,0 +1,193 @@
+"""Tile sizes, shapes and slabs of the Triton kernels, and how they are launched."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+SPAN = 32
+PAD = 128  # rows of every buffer are padded to this, so that tiles need no test
+
+
+class Block(NamedTuple):
+    """Tile sizes and launch options of one kernel."""
+
+    rows: int
+    columns: int
+    depth: int = 64  # columns, features or rows taken at a time
+    warps: int = 4
+    stages: int = 3
+    registers: int | None = None  # most per thread, to fit more programs on a multiprocessor
+
+    @property
+    def options(self) -> dict[str, int]:
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+
+
+class Tuning(NamedTuple):
+    """One tile choice per kernel; benchmarks try others."""
+
+    exact_forward: Block = Block(128, 32, 8)
+    exact_score: Block = Block(128, 32, 8)
+    exact_feature: Block = Block(32, 32, 4)
+    series_forward: Block = Block(128, 128, 64, warps=8, stages=4)
+    series_score: Block = Block(128, 128, 64, warps=8, stages=4)
+    series_feature: Block = Block(128, 256, 64, warps=8, stages=3)
+    fused: bool = False  # one loop over key tiles and feature columns instead of two
+    slab_bytes: int = 64 << 20  # dS held at once, at least
+    programs: int = 1024  # enough to fill a device; launches with fewer are cut into segments
+
+
+DEFAULT = Tuning()
+
+
+def _trait(x: Any) -> Any:
+    """What of an argument decides which compiled kernel serves: Triton's own rules, on the careful side."""
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() & 15
+    if type(x) is int:
+        return x == 1, x & 15 == 0, -(2**31) <= x < 2**31
+    if isinstance(x, tuple):
+        return tuple(map(_trait, x))
+    if isinstance(x, TensorDescriptor):
+        return x.base.dtype, x.base.data_ptr() & 15, tuple(x.block_shape)
+    return type(x)
+
+
+_compiled: dict[Any, Any] = {}
+
+
+def launch(kernel: Any, grid: tuple[int, int, int], *args: Any, block: Block | None = None, **constants: Any) -> None:
+    """kernel[grid](*args, **constants), without Triton's dispatcher where it has chosen before: it costs 0.1 ms."""
+    options = {} if block is None else block.options
+    if not isinstance(kernel, triton.runtime.JITFunction):  # the interpreter
+        kernel[grid](*args, **constants, **options)
+        return
+    device = torch.cuda.current_device()
+    key = (kernel, device, block, *map(_trait, args), *constants.values())
+    found = _compiled.get(key)
+    if found is None:
+        _compiled[key] = kernel[grid](*args, **constants, **options)
+    else:
+        found[grid](*args, *(constants[name] for name in kernel.arg_names[len(args) :]))
+
+
+class Sizes(NamedTuple):
+    b: int
+    h: int
+    g: int
+    q: int
+    k: int
+    f: int
+    e: int
+
+    @property
+    def q_pad(self) -> int:
+        return triton.cdiv(self.q, PAD) * PAD
+
+    @property
+    def k_pad(self) -> int:
+        return triton.cdiv(self.k, PAD) * PAD
+
+    @property
+    def f_pad(self) -> int:
+        return triton.cdiv(self.f, 16) * 16
+
+    @property
+    def e_block(self) -> int:
+        return max(16, triton.next_power_of_2(self.e))
+
+    @property
+    def f_block(self) -> int:
+        return min(64, max(16, triton.next_power_of_2(self.f)))
+
+
+class Inputs(NamedTuple):
+    """The operands of one call; weight is (f,) or (h, f)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weight: Tensor
+    lengths: Tensor | None
+    activation: str  # tanh, gelu or abs: what triton_exact.even_part knows
+
+    @property
+    def sizes(self) -> Sizes:
+        b, h, q, f = self.query.shape
+        return Sizes(b, h, self.key.shape[1], q, self.key.shape[2], f, self.value.shape[3])
+
+    @property
+    def weight_step(self) -> int:
+        return self.weight.stride(0) if self.weight.dim() == 2 else 0
+
+    @property
+    def native(self) -> bool:
+        """On the device, not under the interpreter: inline instructions, bfloat16 matrix products."""
+        return self.query.is_cuda
+
+    @property
+    def factored(self) -> bool:
+        """The exponential form is for float32 tanh; half precision needs exact kernels only past the series' reach."""
+        return self.activation == "tanh" and self.query.dtype == torch.float32
+
+    @property
+    def split(self) -> bool:
+        """Float32 matrix products are three of the matrix unit's own, on operands written as a sum of two."""
+        return self.native and self.value.dtype == torch.float32
+
+    @property
+    def precision(self) -> str:
+        if not self.native:
+            return "interpreted"
+        return "three" if self.split else "ieee"
+
+    @property
+    def low_step(self) -> int:
+        """Where the low parts of split values lie; 0 without them."""
+        s = self.sizes
+        return s.b * s.g * s.k_pad * s.e_block if self.split else 0
+
+
+class Slab(NamedTuple):
+    """A part of the pairs whose dS is held at once: some key heads, a range of queries, the keys these can see."""
+
+    first_unit: int
+    units: int
+    first_query: int
+    last_query: int
+    first_key: int
+    last_key: int
+
+    @property
+    def rows(self) -> int:
+        return triton.cdiv(self.last_query - self.first_query, PAD) * PAD
+
+    @property
+    def columns(self) -> int:
+        return triton.cdiv(self.last_key - self.first_key, 2 * PAD) * 2 * PAD
+
+
+def slabs(s: Sizes, low: int | None, high: int | None, most_pairs: int) -> Iterator[Slab]:
+    """Cut the pairs so that each slab has at most `most_pairs`, if one block row allows it."""
+    repeat, q_all = s.h // s.g, s.q_pad
+    rows = q_all
+    if low is not None and high is not None:  # a window: tall slabs would be mostly empty
+        rows = min(rows, max(512, triton.cdiv(high - low, PAD) * PAD))
+    rows = min(rows, max(PAD, most_pairs // (repeat * s.k_pad) // PAD * PAD)) if rows == q_all else rows
+    pieces = []
+    for first in range(0, s.q, rows):
+        last = min(first + rows, s.q)
+        start = 0 if low is None else min(max(first + low, 0), s.k) // (2 * PAD) * 2 * PAD
+        stop = s.k if high is None else min(s.k, last + high)
+        if stop > start:
+            pieces.append((first, last, start, stop))
+    widest = max((triton.cdiv(stop - start, 2 * PAD) * 2 * PAD for _, _, start, stop in pieces), default=1)
+    units = max(1, min(s.b * s.g, most_pairs // (repeat * rows * widest)))
+    for unit in range(0, s.b * s.g, units):
+        for piece in pieces:
+            yield Slab(unit, min(units, s.b * s.g - unit), *piece)

@@ -1,0 +1,372 @@
+"""What the main kernels read instead of query, key and value: ranges, trigonometric features, exponentials."""
+
+import triton
+import triton.language as tl
+
+from regard.core.backends.additive.triton_pairs import LOG2E, SPAN, coarse
+
+GROUP = tl.constexpr(2)  # harmonics that lie side by side in the feature columns; series.GROUP
+LIMIT = tl.constexpr(34.0)  # |x| up to which e^{2x} over the least weight is inside float32
+LEAST = tl.constexpr(1e-8)  # weights smaller than this share of the largest are held there
+FAR = tl.constexpr(1e19)  # reciprocal weight of padding features: their terms vanish
+
+
+@triton.jit
+def reciprocal(x, NATIVE: tl.constexpr):
+    if NATIVE:  # the compiler's own division adds range checks that the callers make needless
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return 1.0 / x
+
+
+@triton.jit
+def sine_cosine(turns, NATIVE: tl.constexpr):
+    """sin 2πt and cos 2πt; the special-function unit is exact enough once t is within half a turn."""
+    shift = 12582912.0  # 1.5 * 2^23: adding and taking it away rounds to a whole number
+    t = (turns - ((turns + shift) - shift)) * 6.283185307179586
+    if NATIVE:
+        s = tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [t], dtype=tl.float32, is_pure=True, pack=1)
+        c = tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [t], dtype=tl.float32, is_pure=True, pack=1)
+        return s, c
+    else:
+        return tl.sin(t), tl.cos(t)
+
+
+@triton.jit
+def _span_of(x, x_n, x_f, first, last, f_size, low_at, high_at, ROWS: tl.constexpr, FB: tl.constexpr):
+    for f0 in range(0, f_size, FB):
+        f = f0 + tl.arange(0, FB)
+        low = tl.full((FB,), float("inf"), tl.float32)
+        high = tl.full((FB,), float("-inf"), tl.float32)
+        for r in range(first, last, ROWS):
+            i = r + tl.arange(0, ROWS)
+            inside = (i < last)[:, None] & (f < f_size)[None, :]
+            spot = x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f
+            t = tl.load(spot, mask=inside, other=0.0).to(tl.float32)
+            good = inside & (t == t)
+            low = tl.minimum(low, tl.min(tl.where(good, t, float("inf")), 0))
+            high = tl.maximum(high, tl.max(tl.where(good, t, float("-inf")), 0))
+        tl.store(low_at + f, low, mask=f < f_size)
+        tl.store(high_at + f, high, mask=f < f_size)
+
+
+@triton.jit
+def ranges(
+    query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, lengths, lows, highs,
+    heads, groups, n_q, n_k, f_size, batch_heads,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
+):  # fmt: skip
+    """Least and largest value of every feature over a PARTS-th of the rows; NaN and padded keys are passed over."""
+    part, z = tl.program_id(0), tl.program_id(1)
+    at = (z * PARTS + part) * f_size
+    if z < batch_heads:
+        share = tl.cdiv(n_q, PARTS)
+        x = query + (z // heads).to(tl.int64) * q_b + (z % heads) * q_h
+        first = part * share
+        _span_of(x, q_n, q_f, first, tl.minimum(first + share, n_q), f_size, lows + at, highs + at, ROWS, FB)
+    else:
+        y = z - batch_heads
+        b = y // groups
+        stop = n_k
+        if lengths is not None:
+            stop = tl.minimum(stop, tl.load(lengths + b))
+        share = tl.cdiv(n_k, PARTS)
+        x = key + b.to(tl.int64) * k_b + (y % groups) * k_h
+        first = part * share
+        _span_of(x, k_n, k_f, first, tl.minimum(first + share, stop), f_size, lows + at, highs + at, ROWS, FB)
+
+
+@triton.jit
+def unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr):
+    """Ranges of query and key features f, over all query heads that share the key head `unit`."""
+    parts = tl.arange(0, PARTS)
+    spot = parts[:, None] * f_size + f[None, :]
+    good = (f < f_size)[None, :]
+    at = (batch_heads + unit) * PARTS * f_size
+    k_low = tl.min(tl.load(lows + at + spot, mask=good, other=0.0), 0)
+    k_high = tl.max(tl.load(highs + at + spot, mask=good, other=0.0), 0)
+    q_low = k_low * 0.0 + float("inf")
+    q_high = k_low * 0.0 - float("inf")
+    for r in range(repeat):
+        at = (unit * repeat + r) * PARTS * f_size
+        q_low = tl.minimum(q_low, tl.min(tl.load(lows + at + spot, mask=good, other=0.0), 0))
+        q_high = tl.maximum(q_high, tl.max(tl.load(highs + at + spot, mask=good, other=0.0), 0))
+    return q_low, q_high, k_low, k_high
+
+
+@triton.jit
+def table_row(lows, highs, table, unit, batch_heads, f_size, repeat,
+              TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, FB: tl.constexpr):  # fmt: skip
+    """First row of the table that reaches every sum query + key of the unit; -1 where none does."""
+    reach = 0.0
+    for f0 in range(0, f_size, FB):
+        f = f0 + tl.arange(0, FB)
+        q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS)
+        top = tl.maximum(tl.abs(q_low + k_low), tl.abs(q_high + k_high))
+        reach = tl.maximum(reach, tl.max(tl.where((k_low <= k_high) & (f < f_size), top, 0.0), 0))
+    row = tl.arange(0, TABLE_ROWS)
+    short = tl.sum((tl.load(table + row * WIDTH) < reach).to(tl.int32), 0)
+    return tl.where(short < TABLE_ROWS, short, -1)
+
+
+@triton.jit
+def nan_rows(x, x_n, x_f, stop, i0, f_size, ROWS: tl.constexpr, FB: tl.constexpr):
+    """1 for rows with a NaN: these enter the sums as 0, and the rows that attend to them are made NaN at the end."""
+    i = i0 + tl.arange(0, ROWS)
+    bad = tl.zeros((ROWS,), tl.int32)
+    for f0 in range(0, f_size, FB):
+        f = f0 + tl.arange(0, FB)
+        inside = (i < stop)[:, None] & (f < f_size)[None, :]
+        t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0)
+        bad = tl.maximum(bad, tl.max((t != t).to(tl.int32), 1))
+    return bad
+
+
+@triton.jit
+def copy_values(value, v_n, v_e, stop, i0, e_size, bad, copy_at, c_n, c_e, low_step, bad_at, bad_span_at,
+                SPLIT: tl.constexpr, ROWS: tl.constexpr, EB: tl.constexpr):  # fmt: skip
+    """A padded copy of value rows in which NaN and Inf are 0, and a note of where they were.
+
+    SPLIT writes each number as the sum of two that the matrix unit's float32 mode holds exactly.
+    """
+    i = i0 + tl.arange(0, ROWS)
+    e = tl.arange(0, EB)
+    inside = (i < stop)[:, None] & (e < e_size)[None, :]
+    t = tl.load(value + i.to(tl.int64)[:, None] * v_n + e[None, :] * v_e, mask=inside, other=0.0)
+    finite = tl.abs(t.to(tl.float32)) < float("inf")
+    bad = tl.maximum(bad, tl.max((~finite).to(tl.int32), 1))
+    t = tl.where(finite, t, 0.0)
+    to = copy_at + i[:, None] * c_n + e[None, :] * c_e
+    if SPLIT:
+        high = coarse(t)
+        tl.store(to, high)
+        tl.store(to + low_step, coarse(t - high))
+    else:
+        tl.store(to, t)
+    tl.store(bad_at + i, bad.to(tl.int8))
+    tl.store(bad_span_at + i0 // ROWS, tl.max(bad, 0))
+
+
+@triton.jit
+def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, sines, cosines, base, groups, out_at,
+                    QUERY: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr, NATIVE: tl.constexpr):  # fmt: skip
+    """Feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
+
+    Columns are [group of harmonics][feature / 4][GROUP harmonics][feature % 4][2]: a thread of a matrix product's
+    result then holds all harmonics of its features, which the gradients sum.
+    """
+    i = i0 + tl.arange(0, ROWS)
+    member = tl.arange(0, GROUP)
+    for f0 in range(0, f_pad, FB):
+        f = f0 + tl.arange(0, FB)
+        inside = (i < n)[:, None] & (f < f_size)[None, :]
+        t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
+        turns = tl.reshape(tl.where(t == t, t, 0.0) * base, (ROWS, FB // 4, 1, 4))
+        filled = tl.reshape(inside, (ROWS, FB // 4, 1, 4))
+        for group in range(groups):
+            harmonic = (2 * (member + group * GROUP) + 1).to(tl.float32)
+            s, c = sine_cosine(turns * harmonic[None, None, :, None], NATIVE)
+            if QUERY:
+                w = tl.load(weight + f, mask=f < f_size, other=0.0).to(tl.float32) * LOG2E
+                w = tl.reshape(w, (1, FB // 4, 1, 4))
+                p = tl.load(sines + member + group * GROUP)[None, None, :, None] * w
+                q = tl.load(cosines + member + group * GROUP)[None, None, :, None] * w
+                first, second = p * s + q * c, p * c - q * s
+            else:
+                first, second = c, s
+            both = tl.join(tl.where(filled, first, 0.0), tl.where(filled, second, 0.0))
+            both = tl.reshape(both, (ROWS, FB * 2 * GROUP)).to(out_at.dtype.element_ty)
+            column = (group * f_pad + f0) * (2 * GROUP) + tl.arange(0, FB * 2 * GROUP)
+            room = (f0 * 2 * GROUP + tl.arange(0, FB * 2 * GROUP)) < f_pad * 2 * GROUP
+            tl.store(out_at + i[:, None].to(tl.int64) * (f_pad * 32) + column[None, :], both, mask=room[None, :])
+
+
+@triton.jit
+def features(
+    query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, value, v_b, v_h, v_n, v_e, weight, w_h, lengths,
+    lows, highs, table, plan, query_out, key_out, value_out, query_bad, bad, bad_span,
+    heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, batch_heads,
+    TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, FB: tl.constexpr, RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Sine-series features of query and key, the copy of value, and which table row each key head takes."""
+    i0, z = tl.program_id(0) * ROWS, tl.program_id(1)
+    repeat = heads // groups
+    if z < batch_heads:
+        if i0 < q_pad:
+            x = query + (z // heads).to(tl.int64) * q_b + (z % heads) * q_h
+            nans = nan_rows(x, q_n, q_f, n_q, i0, f_size, ROWS, RB)
+            tl.store(query_bad + z * q_pad + i0 + tl.arange(0, ROWS), nans.to(tl.int8))
+            row = table_row(lows, highs, table, z // repeat, batch_heads, f_size, repeat, TABLE_ROWS, WIDTH, PARTS, RB)
+            if row >= 0:
+                fit = table + row * WIDTH
+                count = tl.load(fit + 1).to(tl.int32) // GROUP
+                out = query_out + z.to(tl.int64) * q_pad * (f_pad * 32)
+                _write_features(x, q_n, q_f, n_q, i0, f_size, f_pad, weight + (z % heads) * w_h, fit + 8, fit + 24,
+                                tl.load(fit + 2), count, out, True, ROWS, FB, NATIVE)  # fmt: skip
+    else:
+        y = z - batch_heads
+        b = y // groups
+        if i0 < k_pad:
+            stop = n_k
+            if lengths is not None:
+                stop = tl.minimum(stop, tl.load(lengths + b))
+            row = table_row(lows, highs, table, y, batch_heads, f_size, repeat, TABLE_ROWS, WIDTH, PARTS, RB)
+            if i0 == 0:
+                tl.store(plan + y, row)
+            x = key + b.to(tl.int64) * k_b + (y % groups) * k_h
+            if row >= 0:
+                fit = table + row * WIDTH
+                count = tl.load(fit + 1).to(tl.int32) // GROUP
+                out = key_out + y.to(tl.int64) * k_pad * (f_pad * 32)
+                _write_features(x, k_n, k_f, stop, i0, f_size, f_pad, weight, fit + 8, fit + 24,
+                                tl.load(fit + 2), count, out, False, ROWS, FB, NATIVE)  # fmt: skip
+            nans = nan_rows(x, k_n, k_f, stop, i0, f_size, ROWS, RB)
+            copy_values(value + b.to(tl.int64) * v_b + (y % groups) * v_h, v_n, v_e, stop, i0, e_size, nans,
+                        value_out + y.to(tl.int64) * k_pad * EB, EB, 1, 0, bad + y * k_pad,
+                        bad_span + y * (k_pad // ROWS), False, ROWS, EB)  # fmt: skip
+
+
+@triton.jit
+def _exp(x):
+    """e^x to float32 rounding: the argument's rounding error is carried separately."""
+    high = x * LOG2E
+    whole = tl.floor(high + 0.5)
+    # x * log2(e) - whole, with log2(e) in two parts
+    part = tl.fma(x, 1.44269502162933349609, -whole) + x * 1.92596299112661746887e-8
+    return tl.exp2(whole) * tl.exp2(part)
+
+
+@triton.jit
+def factors(
+    query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, value, v_b, v_h, v_n, v_e, weight, w_h, lengths,
+    lows, highs, plan, query_raw, key_raw, query_exp, key_exp, inverse, query_top, query_size, key_top, key_size,
+    value_out, query_bad, bad, bad_span,
+    heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, batch_heads, low_step,
+    ROW_MAJOR: tl.constexpr, FACTORED: tl.constexpr, COPY: tl.constexpr, SPLIT: tl.constexpr,
+    PARTS: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
+):  # fmt: skip
+    """Float32 copies of query and key and, for tanh, e^{2(a+c)} / w and e^{2(b-c)}, by feature or by row.
+
+    c centres each feature between the ranges of query and key: tanh(a + b) does not see it, the exponentials do.
+    """
+    span, z = tl.program_id(0), tl.program_id(1)
+    i = span * SPAN + tl.arange(0, SPAN)
+    repeat = heads // groups
+    is_query = z < batch_heads
+    y = z - batch_heads
+    unit = tl.where(is_query, z // repeat, y)
+    b = tl.where(is_query, z // heads, y // groups)
+    turn = True
+    if plan is not None:
+        turn = tl.load(plan + unit) < 0
+    rows = tl.where(is_query, n_q, n_k)
+    pad = tl.where(is_query, q_pad, k_pad)
+    if lengths is not None:
+        rows = tl.where(is_query, rows, tl.minimum(rows, tl.load(lengths + b)))
+    if turn & (span * SPAN < pad):
+        largest = 0.0
+        size = 0.0
+        if FACTORED:
+            w_top = 0.0
+            for f0 in range(0, f_size, FB):
+                f = f0 + tl.arange(0, FB)
+                w = tl.load(weight + (z % heads) * w_h + f, mask=f < f_size, other=0.0)
+                w_top = tl.maximum(w_top, tl.max(tl.abs(w.to(tl.float32)), 0))
+            w_top = tl.where(w_top > 0.0, w_top, 1.0)
+            largest = -float("inf")
+        for f0 in range(0, f_pad, FB):
+            f = f0 + tl.arange(0, FB)
+            inside = (i < rows)[:, None] & (f < f_size)[None, :]
+            if is_query:
+                spot = (z // heads).to(tl.int64) * q_b + (z % heads) * q_h + i.to(tl.int64)[:, None] * q_n
+                t = tl.load(query + spot + f[None, :] * q_f, mask=inside, other=0.0).to(tl.float32)
+            else:
+                spot = b.to(tl.int64) * k_b + (y % groups) * k_h + i.to(tl.int64)[:, None] * k_n
+                t = tl.load(key + spot + f[None, :] * k_f, mask=inside, other=0.0).to(tl.float32)
+            t = tl.where(t == t, t, 0.0)
+            if ROW_MAJOR:
+                out = i[:, None].to(tl.int64) * f_pad + f[None, :]
+            else:
+                out = (span * f_pad + f)[None, :].to(tl.int64) * SPAN + (i % SPAN)[:, None]
+            room = (f < f_pad)[None, :]
+            if is_query:
+                tl.store(query_raw + z.to(tl.int64) * f_pad * pad + out, t, mask=room)
+            else:
+                tl.store(key_raw + y.to(tl.int64) * f_pad * pad + out, t, mask=room)
+            if FACTORED:
+                q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS)
+                centre = ((k_low + k_high) - (q_low + q_high)) * 0.25
+                centre = tl.where(tl.abs(centre) < float("inf"), centre, 0.0)
+                t = tl.where(is_query, t + centre[None, :], t - centre[None, :])
+                t = tl.where(inside, t, 0.0)
+                largest = tl.maximum(largest, tl.max(tl.max(tl.where(inside, t, -float("inf")), 1), 0))
+                size = tl.maximum(size, tl.max(tl.max(tl.abs(t), 1), 0))
+                power = _exp(2.0 * t)
+                if is_query:
+                    w = tl.load(weight + (z % heads) * w_h + f, mask=f < f_size, other=0.0).to(tl.float32) / w_top
+                    w = tl.where(tl.abs(w) < LEAST, tl.where(w < 0, -LEAST, LEAST), w)
+                    u = tl.where(f < f_size, 1.0 / w, FAR)
+                    tl.store(inverse + z.to(tl.int64) * f_pad + f, u, mask=f < f_pad)
+                    power = tl.where((f < f_size)[None, :], power * u[None, :], 0.0)
+                    tl.store(query_exp + z.to(tl.int64) * f_pad * pad + out, power, mask=room)
+                else:
+                    tl.store(key_exp + y.to(tl.int64) * f_pad * pad + out, power, mask=room)
+        if FACTORED:
+            if is_query:
+                tl.store(query_top + z * (q_pad // SPAN) + span, largest)
+                tl.store(query_size + z * (q_pad // SPAN) + span, size)
+            else:
+                tl.store(key_top + y * (k_pad // SPAN) + span, largest)
+                tl.store(key_size + y * (k_pad // SPAN) + span, size)
+    if COPY:
+        if is_query:
+            if span * SPAN < q_pad:
+                x = query + b.to(tl.int64) * q_b + (z % heads) * q_h
+                nans = nan_rows(x, q_n, q_f, n_q, span * SPAN, f_size, SPAN, FB)
+                tl.store(query_bad + z * q_pad + i, nans.to(tl.int8))
+        elif span * SPAN < k_pad:
+            x = key + b.to(tl.int64) * k_b + (y % groups) * k_h
+            nans = nan_rows(x, k_n, k_f, rows, span * SPAN, f_size, SPAN, FB)
+            copy_values(value + b.to(tl.int64) * v_b + (y % groups) * v_h, v_n, v_e, rows, span * SPAN, e_size, nans,
+                        value_out + y.to(tl.int64) * k_pad * EB, 1, k_pad, low_step, bad + y * k_pad,
+                        bad_span + y * (k_pad // SPAN), SPLIT, SPAN, EB)  # fmt: skip
+
+
+@triton.jit
+def output_gradient(
+    output, o_b, o_h, o_n, o_e, grad, g_b, g_h, g_n, g_e, change, delta, plan, by_row, by_column,
+    heads, groups, n_q, q_pad, e_size, low_step, COPY: tl.constexpr, SPLIT: tl.constexpr, EB: tl.constexpr,
+):  # fmt: skip
+    """delta = Σ dO O - dlse for each row and, for the exact kernels, padded copies of dO both ways round."""
+    z = tl.program_id(1)
+    b, h = z // heads, z % heads
+    i = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
+    e = tl.arange(0, EB)
+    inside = (i < n_q)[:, None] & (e < e_size)[None, :]
+    at = b.to(tl.int64) * o_b + h * o_h + i.to(tl.int64)[:, None] * o_n + e[None, :] * o_e
+    o = tl.load(output + at, mask=inside, other=0.0).to(tl.float32)
+    at = b.to(tl.int64) * g_b + h * g_h + i.to(tl.int64)[:, None] * g_n + e[None, :] * g_e
+    g = tl.load(grad + at, mask=inside, other=0.0)
+    row = z.to(tl.int64) * n_q + i
+    total = tl.sum(o * g.to(tl.float32), 1) - tl.load(change + row, mask=i < n_q, other=0.0)
+    tl.store(delta + row, total, mask=i < n_q)
+    turn = True
+    if plan is not None:
+        turn = tl.load(plan + b * groups + h // (heads // groups)) < 0
+    if COPY:  # noqa: SIM102 - known when compiled, unlike the other
+        if turn:
+            row_to = by_row + (z.to(tl.int64) * q_pad + i)[:, None] * EB + e[None, :]
+            column_to = by_column + (z * EB + e).to(tl.int64)[None, :] * q_pad + i[:, None]
+            if SPLIT:
+                high = coarse(g)
+                low = coarse(g - high)
+                tl.store(row_to, high)
+                tl.store(row_to + low_step, low)
+                tl.store(column_to, high)
+                tl.store(column_to + low_step, low)
+            else:
+                tl.store(row_to, g)
+                tl.store(column_to, g)

@@ -1,0 +1,272 @@
+"""The Triton kernels of additive attention against the explicit form in float64: interpreted here, compiled on CUDA."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.core.scores import ACTIVATIONS
+
+# All different and mostly prime; more keys than a span of 32.
+BATCH, HEADS, GROUPS, QUERIES, KEYS, FEATURES, SIZE = 2, 2, 1, 31, 41, 11, 5
+
+
+def explicit(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    activation: str,
+    allowed: Tensor,
+    bias: Tensor | float,
+) -> tuple[Tensor, Tensor]:
+    """Every pair-feature in memory; a row that attends to nothing gives 0 and a log-sum-exp of -inf."""
+    repeat = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+    hidden = ACTIVATIONS[activation](query[:, :, :, None] + key[:, :, None])
+    scores = (hidden * weight[:, None, None, :]).sum(-1) + bias
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    weights = torch.softmax(scores, -1)
+    return torch.where(allowed.any(-1, keepdim=True), weights, 0.0) @ value, scores.logsumexp(-1)
+
+
+def allowed_pairs(settings: dict[str, Any], shape: tuple[int, int, int, int], device: str) -> Tensor:
+    i = torch.arange(shape[2], device=device)[:, None]
+    j = torch.arange(shape[3], device=device)[None, :]
+    allowed = torch.ones(shape, dtype=torch.bool, device=device)
+    low, high = settings.get("band", (None, None))
+    if low is not None:
+        allowed &= j - i >= low
+    if high is not None:
+        allowed &= j - i <= high
+    if "lengths" in settings:
+        allowed &= j < settings["lengths"][:, None, None, None]
+    if "query_ids" in settings:
+        allowed &= settings["query_ids"][:, None, :, None] == settings["key_ids"][:, None, None, :]
+    if "mask" in settings:
+        allowed &= settings["mask"]
+    return allowed
+
+
+def added(extra: dict[str, Tensor], queries: int, keys: int, device: str) -> Tensor | float:
+    total: Tensor | float = extra.get("bias", 0.0)
+    if "relative" in extra:
+        radius = extra["relative"].shape[1] // 2
+        step = torch.arange(keys, device=device)[None] - torch.arange(queries, device=device)[:, None]
+        total = total + extra["relative"][:, step.clamp(-radius, radius) + radius]
+    return total
+
+
+def compare(
+    dtype: torch.dtype,
+    device: str,
+    *,
+    settings: Callable[..., dict[str, Any]] | None = None,
+    scale: float = 1.0,
+    shift: float = 0.0,
+    activation: str = "tanh",
+    groups: int = GROUPS,
+    keys: int = KEYS,
+    form: str = "auto",
+) -> None:
+    """Output, log-sum-exp and every gradient, each within a few times what the type itself rounds off."""
+    from regard.core.backends.additive.operator import additive_attention
+
+    torch.manual_seed(7)
+    shape = (BATCH, HEADS, QUERIES, keys)
+    query = torch.randn(BATCH, HEADS, QUERIES, FEATURES) * scale + shift
+    key = torch.randn(BATCH, groups, keys, FEATURES) * scale - shift
+    value = torch.randn(BATCH, groups, keys, SIZE)
+    weight = torch.randn(HEADS, FEATURES) / FEATURES**0.5
+    out_grad, lse_grad = torch.randn(*shape[:3], SIZE, device=device), torch.randn(shape[:3], device=device)
+    chosen = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in (settings() if settings else {}).items()}
+    leaves = [x.to(device, dtype) for x in (query, key, value, weight)]
+    learned = {name: chosen.pop(name) for name in ("bias", "relative") if name in chosen}
+    allowed = allowed_pairs(chosen, shape, device)
+
+    def run(cast: torch.dtype | None, attend: Callable[..., tuple[Tensor, Tensor]]) -> list[Tensor]:
+        mine = [x.to(cast or x.dtype, copy=True).requires_grad_() for x in (*leaves, *learned.values())]
+        extra = dict(zip(learned, mine[4:], strict=True))
+        out, lse = attend(*mine[:4], extra)
+        real = torch.where(lse == float("-inf"), 0.0, lse)
+        loss = (out.double() * out_grad).sum() + (real.double() * lse_grad).sum()
+        return [out.detach(), real.detach(), *torch.autograd.grad(loss, mine)]
+
+    true = run(torch.float64, lambda *x: explicit(*x[:4], activation, allowed, added(x[4], QUERIES, keys, device)))
+    found = run(None, lambda *x: additive_attention(*x[:4], activation=activation, form=form, **chosen, **x[4]))
+    most = {torch.float32: 3e-6, torch.bfloat16: 4e-2, torch.float16: 5e-3}[dtype]
+    names = ["out", "lse", "query", "key", "value", "weight", *learned]
+    for name, a, t in zip(names, found, true, strict=True):
+        error = ((a.double() - t).norm() / t.norm()).item()
+        assert error < most, f"{name}: relative error {error:.1e}"
+
+
+def _lengths() -> dict[str, Any]:
+    return {"lengths": torch.tensor([0, KEYS - 20])}
+
+
+def _segments() -> dict[str, Any]:
+    ids = {"query_ids": torch.arange(QUERIES) // 17, "key_ids": torch.arange(KEYS) // 13}
+    return {name: t.expand(BATCH, -1) for name, t in ids.items()}
+
+
+def _everything() -> dict[str, Any]:
+    return {
+        **_segments(),
+        "band": (-23, 19),
+        "lengths": torch.tensor([KEYS - 29, KEYS]),
+        "mask": torch.rand(BATCH, 1, QUERIES, KEYS) > 0.2,
+        "bias": torch.randn(1, HEADS, QUERIES, KEYS),
+        "relative": torch.randn(HEADS, 31),
+    }
+
+
+FULL, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
+CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "float32": (FULL, {}),
+    "bfloat16, several tiles": (BRAIN, {"keys": 149}),
+    "float16": (HALF, {}),
+    "every head its keys": (FULL, {"groups": HEADS}),
+    "causal": (FULL, {"settings": lambda: {"band": (None, 0)}}),
+    "window": (BRAIN, {"settings": lambda: {"band": (-11, 7)}}),
+    "lengths": (FULL, {"settings": _lengths}),
+    "segments": (BRAIN, {"settings": _segments}),
+    "everything float32": (FULL, {"settings": _everything}),
+    "everything bfloat16": (BRAIN, {"settings": _everything}),
+    "key bias": (FULL, {"settings": lambda: {"bias": torch.randn(BATCH, 1, 1, KEYS)}}),
+    "sigmoid": (FULL, {"activation": "sigmoid"}),
+    "gelu": (FULL, {"activation": "gelu"}),
+    "leaky_relu": (FULL, {"activation": "leaky_relu"}),
+    "gelu bfloat16": (BRAIN, {"activation": "gelu"}),
+    "times 10": (FULL, {"scale": 10.0}),
+    "times 100": (FULL, {"scale": 100.0}),
+    "times 10 bfloat16": (BRAIN, {"scale": 10.0}),
+    "a 60, b -59": (FULL, {"shift": 59.5}),
+}
+
+# The interpreter is slow: what differs from another case only in the type or the mask's shape waits for a GPU.
+INTERPRETED = [name for name in CASES if name not in ("float16", "every head its keys", "causal", "key bias")]
+
+
+def case(name: str, device: str) -> None:
+    dtype, kwargs = CASES[name]
+    compare(dtype, device, **kwargs)
+
+
+def dropout(device: str) -> None:
+    """The same seed drops the same pairs, forward and backward; what is kept makes up for what is not."""
+    from regard.core.backends.additive.operator import additive_attention
+
+    torch.manual_seed(3)
+    query, key = torch.randn(1, 2, 41, 17, device=device), torch.randn(1, 2, 79, 17, device=device)
+    value, weight = torch.ones(1, 2, 79, 3, device=device), torch.randn(17, device=device) * 0.2
+    value.requires_grad_()
+    runs = [additive_attention(query, key, value, weight, dropout=0.25, seed=seed)[0] for seed in (7, 7, 8)]
+    torch.testing.assert_close(runs[0], runs[1], rtol=0, atol=0)
+    assert not torch.equal(runs[0], runs[2])
+    torch.testing.assert_close(runs[0].mean(), torch.ones((), device=device), rtol=0.03, atol=0)
+    grads = [torch.autograd.grad(run.sum(), value)[0] for run in runs[:2]]
+    torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=0)
+    # Σ over keys and columns of dL/dV · V is the loss, if both passes drop the same pairs
+    torch.testing.assert_close((grads[0] * value).sum(), runs[0].sum(), rtol=1e-5, atol=0)
+
+
+def poison(device: str, dtype: torch.dtype) -> None:
+    """NaN where nobody may look changes nothing; where someone may, it shows."""
+    from regard.core.backends.additive.operator import additive_attention
+
+    torch.manual_seed(3)
+    query, key = torch.randn(1, 2, 41, 17), torch.randn(1, 2, 79, 17)
+    value, weight = torch.randn(1, 2, 79, 3), torch.randn(17)
+    query, key, value, weight = (x.to(device, dtype) for x in (query, key, value, weight))
+    mask = torch.ones(1, 1, 41, 79, dtype=torch.bool, device=device)
+    mask[..., 11] = False
+    settings = {"lengths": torch.tensor([61], device=device), "mask": mask}
+    clean = additive_attention(query, key, value, weight, **settings)[0]
+    bad_key, bad_value = key.clone(), value.clone()
+    bad_key[:, :, 61:] = bad_key[:, :, 11] = bad_value[:, :, 61:] = float("nan")
+    bad_value[:, :, 11] = float("inf")
+    leaves = [x.requires_grad_() for x in (query.clone(), bad_key, bad_value)]
+    out = additive_attention(*leaves, weight, **settings)[0]
+    torch.testing.assert_close(out, clean)
+    for grad in torch.autograd.grad(out.float().square().sum(), leaves):
+        assert grad.isfinite().all()
+    value[:, :, 3] = float("nan")
+    assert additive_attention(query, key, value, weight, **settings)[0].isnan().all()
+
+
+@pytest.mark.slow
+def test_interpreted() -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("TRITON IS NOT INSTALLED: the additive kernels are not tested at all")
+    # the interpreter is chosen when Triton is first imported, so another process has to do it
+    done = subprocess.run(
+        [sys.executable, __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.stdout.count("passed") == len(INTERPRETED) + 3, done.stdout
+
+
+def test_wants_cuda() -> None:
+    from regard.core.backends.additive.operator import additive_attention
+
+    with pytest.raises(ValueError, match="run on CUDA"):
+        additive_attention(torch.ones(1, 1, 2, 3), torch.ones(1, 1, 2, 3), torch.ones(1, 1, 2, 3), torch.ones(3))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", CASES)
+def test_compiled(name: str) -> None:
+    case(name, "cuda")
+
+
+@pytest.mark.cuda
+def test_compiled_dropout() -> None:
+    dropout("cuda")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [FULL, BRAIN])
+def test_compiled_poison(dtype: torch.dtype) -> None:
+    poison("cuda", dtype)
+
+
+@pytest.mark.cuda
+def test_in_a_graph() -> None:
+    """Nothing in a call waits for the device, so a CUDA graph holds it."""
+    from regard.core.backends.additive.operator import additive_attention
+
+    query, key, value = (torch.randn(1, 2, n, 61, device="cuda", dtype=BRAIN) for n in (211, 307, 307))
+    weight = torch.randn(61, device="cuda", dtype=BRAIN)
+    true = additive_attention(query, key, value, weight)[0]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = additive_attention(query, key, value, weight)[0]
+    out.zero_()
+    graph.replay()
+    torch.testing.assert_close(out, true, rtol=0, atol=0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    began = time.time()
+    for each in INTERPRETED:
+        case(each, "cpu")
+        print(each, "passed", round(time.time() - began), flush=True)
+    dropout("cpu")
+    print("dropout passed", flush=True)
+    for kind in (FULL, BRAIN):
+        poison("cpu", kind)
+        print("poison", kind, "passed", flush=True)
