@@ -219,7 +219,7 @@ def _sparse(device: str, length: int, name: str, heads: int = 8, size: int = 64)
         leaves = _three(device, torch.float32, (1, heads, length, size))
 
         def package(k: int | None = None) -> Run:
-            import entmax
+            import entmax  # pyrefly: ignore[missing-import]
 
             weigh = functools.partial(getattr(entmax, name), dim=-1, k=k)
             query, key, value = leaves
