@@ -1,6 +1,7 @@
 """What `regard bench attention` measures: each case is a record, and a new one a few lines."""
 
 import functools
+import importlib
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -219,7 +220,7 @@ def _sparse(device: str, length: int, name: str, heads: int = 8, size: int = 64)
         leaves = _three(device, torch.float32, (1, heads, length, size))
 
         def package(k: int | None = None) -> Run:
-            import entmax  # pyrefly: ignore[missing-import]
+            entmax = importlib.import_module("entmax")
 
             weigh = functools.partial(getattr(entmax, name), dim=-1, k=k)
             query, key, value = leaves

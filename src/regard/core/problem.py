@@ -12,10 +12,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core.biases import Bias, as_bias
+from regard.core.custom import Custom
 from regard.core.masks import Mask, as_mask
 from regard.core.normalizers import Hard, Normalizer
 from regard.core.requests import Request
-from regard.core.scores import Custom, Score, finite
+from regard.core.scores import Score, finite
 from regard.core.spans import Span
 
 HALF = (torch.float16, torch.bfloat16)

@@ -17,10 +17,10 @@ from regard.core.backends.blocks import Grid, grid, square
 from regard.core.backends.result import Result
 from regard.core.backends.streams import Block, EntmaxStream, Finished, Stream, Upstream, stream
 from regard.core.biases import DenseBias
+from regard.core.custom import Custom, Swapped, leaves
 from regard.core.hygiene import cleaned
 from regard.core.normalizers import gumbel_like
 from regard.core.problem import Problem
-from regard.core.scores import Custom, Swapped, leaves
 from regard.core.spans import take
 
 NAME = "blocked"

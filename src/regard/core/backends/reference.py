@@ -9,12 +9,12 @@ import math
 import torch
 
 from regard.core.backends.result import Result
+from regard.core.custom import Custom
 from regard.core.hard import choose
 from regard.core.hygiene import cleaned
 from regard.core.normalizers import Hard
 from regard.core.problem import Problem
 from regard.core.requests import Entropy
-from regard.core.scores import Custom
 
 NAME = "reference"
 SMALL = 32 * 2**20  # bytes of working memory up to which the plain form is the fastest

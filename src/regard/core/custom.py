@@ -1,0 +1,128 @@
+"""Scores of the caller's own: any function of queries and keys, with what it learns found out by listening to it."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.core.scores import Score, Swap
+
+
+class Custom(Score):
+    """Any pairwise function (query, key) -> scores, as a score that can say what it costs and what it learns.
+
+    The function is called once on a few vectors to find out: which tensors it captured (parameters of a
+    module, variables of a closure, leaves or not), so that recomputation in the backward pass can give them
+    gradients; and how many numbers it makes for each pair, so that blocks can be cut to fit memory.
+    """
+
+    name = "custom"
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
+        self.function = function
+        self.dtype = dtype  # the caller's own: a module in half precision wants half precision
+        self.unfit: str | None = None  # why its blocks cannot be computed again
+        self._captured: tuple[Tensor, ...] = ()
+        self._floats = 1.0
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        scores = self.function(query.to(self.dtype), key.to(self.dtype))
+        expected = (*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), query.shape[-2], key.shape[-2])
+        if not isinstance(scores, Tensor):
+            raise TypeError(f"score must return a tensor {expected}, got {type(scores).__name__}")
+        if scores.shape[-2:] != expected[-2:] or len(scores.shape) > len(expected):
+            raise ValueError(f"score must return (…, queries, keys) = {expected}, got {tuple(scores.shape)}")
+        try:
+            return scores.to(query.dtype).expand(expected)
+        except RuntimeError:
+            raise ValueError(f"score must return {expected}, got {tuple(scores.shape)}") from None
+
+    def probe(self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead h k d2"]) -> "Custom":
+        """Call the function on at most 2 × 2 pairs and note what it captured and made."""
+        query, key = query[..., :2, :].detach(), key[..., :2, :].detach()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            before = torch.get_rng_state()
+            try:
+                with Listener((query, key)) as listener:
+                    scores = self(query, key)
+            except torch._dynamo.exc.InternalTorchDynamoError:
+                self.unfit = "the score is compiled: nobody can hear which tensors it learns"
+                return self
+            if not torch.equal(before, torch.get_rng_state()):
+                self.unfit = "the score draws random numbers, and would draw others when it is computed again"
+        known: dict[Tensor, None] = dict.fromkeys(listener.captured)  # in the order they were met, each once
+        if leaves(scores, tuple(known)):
+            self.unfit = "the score uses tensors that cannot be heard, as a scripted module does"
+        if isinstance(self.function, torch.nn.Module):
+            known |= {tensor: None for tensor in self.function.parameters() if tensor.requires_grad}
+        self._captured = tuple(known)
+        self._floats = max(1.0, listener.numbers / max(1, scores.numel()))
+        return self
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._captured
+
+    def flops(self, size: int) -> int:
+        return 2 * int(self._floats)
+
+    def floats(self, size: int) -> float:
+        return self._floats
+
+
+class Listener(torch.overrides.TorchFunctionMode):
+    """Hears every torch call: which outside tensors that require grad come in, how many numbers go out."""
+
+    def __init__(self, inputs: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self.captured: list[Tensor] = []
+        self.numbers = 0
+        self._inside = list(inputs)  # kept alive, so that no id is used twice
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        known = {id(tensor) for tensor in (*self._inside, *self.captured)}
+        for tensor in _tensors_in((args, kwargs)):
+            if tensor.requires_grad and id(tensor) not in known:
+                self.captured.append(tensor)
+                known.add(id(tensor))
+        result = function(*args, **kwargs)
+        for tensor in _tensors_in(result):
+            if id(tensor) not in known:
+                self._inside.append(tensor)
+                self.numbers += tensor.numel()
+        return result
+
+
+class Swapped(torch.overrides.TorchFunctionMode):
+    """While it is on, tensors are exchanged wherever torch meets them: in closures and modules, too."""
+
+    def __init__(self, swap: Swap) -> None:
+        super().__init__()
+        self._swap = swap
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        tree = torch.utils._pytree.tree_map_only(Tensor, self._swap, (args, kwargs or {}))
+        return function(*tree[0], **tree[1])
+
+
+def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:
+    """Leaf tensors whose gradient flows through the scores' graph, not counting what is behind the known ones."""
+    stop = {id(tensor) for tensor in known}
+    closed = {tensor.grad_fn for tensor in known if tensor.grad_fn is not None}
+    found: list[Tensor] = []
+    seen, waiting = set(closed), [scores.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in stop:
+            found.append(variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+def _tensors_in(tree: object) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
