@@ -389,12 +389,12 @@ def items(tune: bool) -> list[tuple[str, str, Callable[[bool], str]]]:
 
 def tiles(add: Callable[..., None]) -> None:
     """Other tile sizes than the default ones."""
-    for fused in (True, False):
-        for block in (Block(128, 256, 64, 8, 4), Block(128, 128, 64, 8, 4)):
-            add("tile", f"{tuple(block)} {fused=}", forward_tile, BF, "series_forward", block, fused=fused)
-    for block in (Block(128, 32, 4), Block(128, 32, 16), Block(64, 64, 8)):
+    for pieces in (1, 2, 4):
+        for block in (Block(128, 256, 64, 8, 4), Block(128, 128, 64, 8, 4), Block(64, 128, 64, 4, 4)):
+            add("tile", f"{tuple(block)} {pieces=}", forward_tile, BF, "series_forward", block, pieces=pieces)
+    for block in (Block(128, 32, 4), Block(128, 32, 16), Block(128, 64, 8)):
         add("tile", f"exact_forward {tuple(block)}", forward_tile, FULL, "exact_forward", block)
-    for block in (Block(64, 32, 8), Block(128, 32, 8)):
+    for block in (Block(128, 32, 4), Block(128, 32, 8)):
         add("tile", f"exact_score {tuple(block)}", backward_tile, FULL, exact_score=block)
     for block in (Block(32, 32, 1), Block(32, 32, 8), Block(64, 16, 4)):
         add("tile", f"exact_feature {tuple(block)}", backward_tile, FULL, exact_feature=block)

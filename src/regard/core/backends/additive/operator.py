@@ -82,14 +82,14 @@ def _fused(
     seed: int,
     form: str,
 ) -> tuple[Tensor, Tensor]:
-    from regard.core.backends.additive.triton_operator import additive_forward
+    from regard.core.backends.additive.triton_operator import additive
 
     ints = [None if x is None else x.to(torch.int32).contiguous() for x in (lengths, query_ids, key_ids)]
     key, value = key.to(query.dtype), value.to(query.dtype)
     weight = weight.to(query.dtype) if weight.dtype == torch.float64 else weight
     weight = weight if weight.stride(-1) == 1 else weight.contiguous()
     table = None if relative is None else relative.contiguous()
-    return additive_forward(query, key, value, weight, *ints, mask, bias, table, *band, kernel, dropout, seed, form)
+    return additive(query, key, value, weight, *ints, mask, bias, table, *band, kernel, dropout, seed, form)
 
 
 def _check(

@@ -22,8 +22,8 @@ from regard.core.backends.additive.triton_buffers import (
     factors,
     features,
     output_gradient,
-    ranges,
     series_serves,
+    survey,
     value_steps,
 )
 from regard.core.backends.additive.triton_pairs import Pairs
@@ -48,6 +48,7 @@ class _Work(NamedTuple):
     pairs: Pairs
     tuning: Tuning
     made: Features | None
+    table: Tensor | None  # the series', not the relative bias's
     plan: Tensor | None
     notes: Notes
     by_feature: Factors
@@ -96,15 +97,16 @@ def backward(
     """Gradients of everything; bias and table are given where theirs are wanted."""
     s, device, repeat = inputs.sizes, inputs.query.device, inputs.sizes.h // inputs.sizes.g
     change = torch.zeros_like(lse) if grad_lse is None else torch.where(lse == float("-inf"), 0.0, grad_lse).float()
-    spans, notes = ranges(inputs), Notes.empty(inputs)
-    made = features(inputs, spans, notes, "backward") if form != "exact" and series_serves(inputs) else None
-    plan = made.plan if made else None
+    serves = form != "exact" and series_serves(inputs)
+    found, notes = survey(inputs, "backward" if serves else None), Notes.empty(inputs)
+    made = features(inputs, found, notes, inputs.query.dtype, series.GROUPS["backward"]) if serves else None
+    plan = found.plan
     dtype = inputs.query.dtype
     parts = list(slabs(s, pairs.low, pairs.high, _slab_pairs(inputs, made, tuning)))
     split = len({p.first_query for p in parts}) > 1
     work = _Work(
-        inputs, pairs, tuning, made, plan, notes,
-        factors(inputs, spans, notes, plan, by_row=False), factors(inputs, spans, notes, plan, by_row=True),
+        inputs, pairs, tuning, made, found.table, plan, notes,
+        factors(inputs, found, notes, by_row=False), factors(inputs, found, notes, by_row=True),
         grad_output, lse, change, *output_gradient(inputs, output, grad_output, change, plan),
         _boost(inputs, grad_output),
         torch.zeros(s.b * s.h, s.q_pad // SPAN * _MOST_SEGMENTS, s.f, device=device, dtype=torch.float32), split,
@@ -171,7 +173,7 @@ def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tenso
             TensorDescriptor.from_tensor(made.query, [block.rows, block.depth]),
             TensorDescriptor.from_tensor(made.key, [block.columns, block.depth]),
             TensorDescriptor.from_tensor(work.notes.value, [block.columns, s.e_block]),
-            *work.weight, made.table, work.plan, pairs, work.grad_output, *work.grad_output.stride(), work.lse,
+            *work.weight, work.table, work.plan, pairs, work.grad_output, *work.grad_output.stride(), work.lse,
             work.delta, work.boost, TensorDescriptor.from_tensor(slab, [block.rows, block.columns]), grad_v,
             *where, part.rows, part.columns, *work.numbers, s.e, segments,
             WIDTH=series.WIDTH, PRECISION=inputs.precision, BM=block.rows, BN=block.columns, BK=block.depth,
@@ -201,13 +203,13 @@ def _feature_gradients(work: _Work, part: Slab, slab: Tensor, grad: Tensor, *, i
     add = work.split and not is_query
     if made is not None:
         block, own = work.tuning.series_feature, inputs.query if is_query else inputs.key
-        units = block.columns // (2 * series.GROUP)
+        units = block.columns // (2 * series.GROUPS["backward"])
         inner = [block.rows, block.depth] if is_query else [block.depth, block.rows]
         grid = (triton.cdiv(s.f, units), triton.cdiv(extent, block.rows), heads)
         launch(
             triton_series_gradient.series_feature, grid, TensorDescriptor.from_tensor(slab, inner),
             TensorDescriptor.from_tensor(made.key if is_query else made.query, [block.depth, block.columns]),
-            own, *own.stride(), *work.weight, made.table, work.plan, work.pairs, work.boost, grad, *grad.stride(),
+            own, *own.stride(), *work.weight, work.table, work.plan, work.pairs, work.boost, grad, *grad.stride(),
             work.weight_part, work.change, *place, *work.numbers, work.weight_part.shape[1],
             QUERY=is_query, ADD=add, ODD=inputs.activation == "tanh", NATIVE=inputs.native,
             PRECISION=inputs.precision, WIDTH=series.WIDTH, BM=block.rows, UNITS=units, BK=block.depth, block=block,

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.core.backends.additive import series, triton_prepare
 from regard.core.backends.additive.triton_plan import SPAN, Inputs, Sizes, launch
 
-PARTS = 16  # of the rows, in the search for ranges
+PARTS = 32  # of the rows, in the search for ranges
 
 
 def series_serves(inputs: Inputs) -> bool:
@@ -33,17 +33,37 @@ def _operands(inputs: Inputs, *, value: bool) -> list[Any]:
     return [*parts, v, *v.stride(), inputs.weight, inputs.weight_step, inputs.lengths] if value else parts
 
 
-def ranges(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    s = inputs.sizes
+class Survey(NamedTuple):
+    """What the inputs' ranges decide, on the device alone."""
+
+    centre: Tensor  # (b * g, f): tanh(a + b) does not see it, the exponentials do
+    table: Tensor | None
+    plan: Tensor | None  # (b * g,): row of the table, or -1 where the exact kernels serve
+
+
+def survey(inputs: Inputs, fit: str | None) -> Survey:
+    """Read query and key once; with a fit, its direction, also choose from the series' table."""
+    s, device = inputs.sizes, inputs.query.device
     heads = s.b * (s.h + s.g)
-    lows = torch.empty(heads, PARTS, s.f, device=inputs.query.device, dtype=torch.float32)
+    lows = torch.empty(heads, PARTS, s.f, device=device, dtype=torch.float32)
     highs = torch.empty_like(lows)
     launch(
         triton_prepare.ranges, (PARTS, heads, 1),
         *_operands(inputs, value=False), inputs.lengths, lows, highs, s.h, s.g, s.q, s.k, s.f, s.b * s.h,
-        PARTS=PARTS, ROWS=32, FB=s.f_block,
+        PARTS=PARTS, ROWS=64, FB=s.f_block,
     )  # fmt: skip
-    return lows, highs
+    found = Survey(
+        torch.empty(s.b * s.g, s.f, device=device, dtype=torch.float32),
+        None if fit is None else _table(inputs.activation, inputs.query.dtype, fit, device),
+        None if fit is None else torch.empty(s.b * s.g, device=device, dtype=torch.int32),
+    )
+    rows = 1 if found.table is None else found.table.shape[0]
+    launch(
+        triton_prepare.survey, (s.b * s.g, 1, 1),
+        lows, highs, inputs.weight, inputs.weight_step, found.table, found.plan, found.centre,
+        s.g, s.f, s.h // s.g, s.b * s.h, TABLE_ROWS=rows, WIDTH=series.WIDTH, PARTS=PARTS, FB=s.f_block,
+    )  # fmt: skip
+    return found
 
 
 class Notes(NamedTuple):
@@ -67,8 +87,6 @@ class Notes(NamedTuple):
 
 
 class Features(NamedTuple):
-    table: Tensor
-    plan: Tensor  # (b * g,): row of the table, or -1 where the exact kernels serve
     query: Tensor  # (b * h * q_pad, 32 * f_pad)
     key: Tensor
 
@@ -80,28 +98,25 @@ class Factors(NamedTuple):
     sizes: tuple[Any, Any]
 
 
-def features(inputs: Inputs, spans: tuple[Tensor, Tensor], notes: Notes, direction: str) -> Features:
+def features(inputs: Inputs, found: Survey, notes: Notes, dtype: torch.dtype, group: int = 1) -> Features:
+    """Features of the series chosen, `group` harmonics of a hidden unit side by side."""
     s, device = inputs.sizes, inputs.query.device
-    table = _table(inputs.activation, inputs.query.dtype, direction, device)
     made = Features(
-        table,
-        torch.empty(s.b * s.g, device=device, dtype=torch.int32),
-        torch.empty(s.b * s.h * s.q_pad, 2 * series.MOST * s.f_pad, device=device, dtype=inputs.query.dtype),
-        torch.empty(s.b * s.g * s.k_pad, 2 * series.MOST * s.f_pad, device=device, dtype=inputs.query.dtype),
+        torch.empty(s.b * s.h * s.q_pad, 2 * series.MOST * s.f_pad, device=device, dtype=dtype),
+        torch.empty(s.b * s.g * s.k_pad, 2 * series.MOST * s.f_pad, device=device, dtype=dtype),
     )
     launch(
         triton_prepare.features, (max(s.q_pad, s.k_pad) // SPAN, s.b * (s.h + s.g), 1),
-        *_operands(inputs, value=True), *spans, table, made.plan, made.query, made.key, *notes,
-        s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, s.b * s.h,
-        TABLE_ROWS=table.shape[0], WIDTH=series.WIDTH, PARTS=PARTS, ROWS=SPAN, FB=min(16, s.f_block), RB=s.f_block,
-        EB=s.e_block, NATIVE=inputs.native,
+        *_operands(inputs, value=True), found.table, found.plan, made.query, made.key, *notes,
+        s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, s.b * s.h, WIDTH=series.WIDTH, GROUP=group, ROWS=SPAN,
+        FB=min(64 if group == 1 else 16, s.f_block), RB=s.f_block, EB=s.e_block, NATIVE=inputs.native,
     )  # fmt: skip
     return made
 
 
-def factors(
-    inputs: Inputs, spans: tuple[Tensor, Tensor], notes: Notes, plan: Tensor | None, *, by_row: bool
-) -> Factors:
+def factors(inputs: Inputs, found: Survey, notes: Notes, *, by_row: bool) -> Factors:
+    """Operands of the exact kernels, feature by feature or row by row."""
+    plan = found.plan
     s, device = inputs.sizes, inputs.query.device
     factored = inputs.factored
 
@@ -119,9 +134,9 @@ def factors(
     tops, sizes = (facts(), facts()) if factored else ((None, None), (None, None))
     launch(
         triton_prepare.factors, (max(s.q_pad, s.k_pad) // SPAN, s.b * (s.h + s.g), 1),
-        *_operands(inputs, value=True), *spans, plan, *raw, *powers, tops[0], sizes[0], tops[1], sizes[1], *notes,
+        *_operands(inputs, value=True), found.centre, plan, *raw, *powers, tops[0], sizes[0], tops[1], sizes[1], *notes,
         s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, s.b * s.h, inputs.low_step,
-        ROW_MAJOR=by_row, FACTORED=factored, COPY=plan is None, SPLIT=inputs.split, PARTS=PARTS, FB=min(16, s.f_block),
+        ROW_MAJOR=by_row, FACTORED=factored, COPY=plan is None, SPLIT=inputs.split, FB=min(16, s.f_block),
         EB=s.e_block,
     )  # fmt: skip
     return Factors(raw, powers, tops, sizes)

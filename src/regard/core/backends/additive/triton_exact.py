@@ -2,10 +2,11 @@
 
 tanh(a+b) = 1 - 2 / (1 + e^{2a} e^{2b}).  With u = 1/w, A' = u e^{2a} and B = e^{2b}, a term w / (1 + AB) is 1 / D' with
 D' = u + A' B, and two terms share one reciprocal, 1/D1' + 1/D2' = (D1' + D2') / (D1' D2'): five multiply-adds and one
-special function for two pair-features.  Weights are divided by the largest one, so |D'| >= 1.
+special function for two pair-features; four terms likewise: twelve and one.  Weights are divided by the largest one,
+so |D'| >= 1.
 
-Each tile takes the cheapest form its range allows: no test (x <= 12 everywhere), D' held below an overflow, or, where
-a factor alone would leave float32, the exponential of the sum.
+Each tile takes the cheapest form its range allows: four terms or two to a reciprocal, D' held below an overflow, or,
+where a factor alone would leave float32, the exponential of the sum.
 """
 
 import triton
@@ -28,7 +29,9 @@ from regard.core.backends.additive.triton_pairs import (
 )
 from regard.core.backends.additive.triton_prepare import LIMIT, reciprocal
 
-CALM = tl.constexpr(12.0)  # sums up to here need no clamp: (1 + e^24) / 1e-8 squared is inside float32
+# With x the largest sum and u its reciprocal weight, |D'| is at most u + u e^{2x}; u itself is at most 1e8.
+QUIET = tl.constexpr(11.0)  # x + ln(u) / 2 up to here: four D' multiply inside float32
+CALM = tl.constexpr(12.0)  # ... and here two; beyond, the gradient needs saturated slopes to be 0, not a rounding error
 CAP = tl.constexpr(1e18)  # |D'| beyond this is as good as infinite, and two of them multiply safely
 TWO_LOG2E = tl.constexpr(2.8853900817779268)
 CALM_REACH = tl.constexpr(34.0)  # scores of weights with Σ|w| below this span less than a hundred powers of two
@@ -37,14 +40,15 @@ SATURATED = tl.constexpr(34.6)  # log2(e^24)
 
 @triton.jit
 def tile_form(tops, sizes, z_q, z_k, i0, j0, q_pad, k_pad, BM: tl.constexpr, BN: tl.constexpr):
-    """0: free, 1: clamp, 2: exponential of the sum."""
+    """-1: four features to a reciprocal, 0: two, 1: two and a clamp, 2: exponential of the sum."""
     query_top, key_top = tops
     query_size, key_size = sizes
     q_at = z_q * (q_pad // SPAN) + i0 // SPAN + tl.arange(0, BM // SPAN)
     k_at = z_k * (k_pad // SPAN) + j0 // SPAN + tl.arange(0, BN // SPAN)
     top = tl.max(tl.load(query_top + q_at), 0) + tl.max(tl.load(key_top + k_at), 0)
     size = tl.maximum(tl.max(tl.load(query_size + q_at), 0), tl.max(tl.load(key_size + k_at), 0))
-    return tl.where(size <= LIMIT, tl.where(top <= CALM, 0, 1), 2)
+    free = tl.where(top <= QUIET, -1, tl.where(top <= CALM, 0, 1))
+    return tl.where(size <= LIMIT, free, 2)
 
 
 @triton.jit
@@ -59,6 +63,28 @@ def clamp(d):
 
 
 @triton.jit
+def _four_terms(a_at, b1, b2, b3, b4, u1, u2, u3, u4, FORM: tl.constexpr, NATIVE: tl.constexpr):
+    """Σ 1 / D' of four features; a_at points at the first of them."""
+    a1, a2 = tl.load(a_at)[None, :], tl.load(a_at + SPAN)[None, :]
+    a3, a4 = tl.load(a_at + 2 * SPAN)[None, :], tl.load(a_at + 3 * SPAN)[None, :]
+    if FORM == 2:
+        d1 = tl.exp2(tl.minimum((a1 + b1) * TWO_LOG2E, SATURATED)) * u1 + u1
+        d2 = tl.exp2(tl.minimum((a2 + b2) * TWO_LOG2E, SATURATED)) * u2 + u2
+        d3 = tl.exp2(tl.minimum((a3 + b3) * TWO_LOG2E, SATURATED)) * u3 + u3
+        d4 = tl.exp2(tl.minimum((a4 + b4) * TWO_LOG2E, SATURATED)) * u4 + u4
+    else:
+        d1, d2 = a1 * b1 + u1, a2 * b2 + u2
+        d3, d4 = a3 * b3 + u3, a4 * b4 + u4
+        if FORM == 1:
+            d1, d2, d3, d4 = clamp(d1), clamp(d2), clamp(d3), clamp(d4)
+    first, second = d1 * d2, d3 * d4
+    if FORM == -1:
+        return ((d1 + d2) * second + (d3 + d4) * first) * reciprocal(first * second, NATIVE)
+    else:
+        return (d1 + d2) * reciprocal(first, NATIVE) + (d3 + d4) * reciprocal(second, NATIVE)
+
+
+@triton.jit
 def _factored_sum(a_at, b_at, u_at, f_pad, FORM: tl.constexpr, NATIVE: tl.constexpr,
                   BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """Σ_f 1 / D'_f over a tile (keys, queries); a_at and b_at point at feature 0 of the tile's queries and keys."""
@@ -67,20 +93,12 @@ def _factored_sum(a_at, b_at, u_at, f_pad, FORM: tl.constexpr, NATIVE: tl.conste
     # every warp computes the whole tile
     f = 0
     while f < f_pad:
-        for _ in tl.static_range(0, DEPTH, 2):
-            a1, a2 = tl.load(a_at + f * SPAN)[None, :], tl.load(a_at + (f + 1) * SPAN)[None, :]
+        for _ in tl.static_range(0, DEPTH, 4):
             b1, b2 = tl.load(b_at + f * SPAN)[:, None], tl.load(b_at + (f + 1) * SPAN)[:, None]
-            u1, u2 = tl.load(u_at + f), tl.load(u_at + f + 1)
-            if FORM == 2:
-                d1 = tl.exp2(tl.minimum((a1 + b1) * TWO_LOG2E, SATURATED)) * u1 + u1
-                d2 = tl.exp2(tl.minimum((a2 + b2) * TWO_LOG2E, SATURATED)) * u2 + u2
-            else:
-                d1 = a1 * b1 + u1
-                d2 = a2 * b2 + u2
-                if FORM == 1:
-                    d1, d2 = clamp(d1), clamp(d2)
-            total += (d1 + d2) * reciprocal(d1 * d2, NATIVE)
-            f += 2
+            b3, b4 = tl.load(b_at + (f + 2) * SPAN)[:, None], tl.load(b_at + (f + 3) * SPAN)[:, None]
+            u1, u2, u3, u4 = tl.load(u_at + f), tl.load(u_at + f + 1), tl.load(u_at + f + 2), tl.load(u_at + f + 3)
+            total += _four_terms(a_at + f * SPAN, b1, b2, b3, b4, u1, u2, u3, u4, FORM, NATIVE)
+            f += 4
     return total
 
 
@@ -125,7 +143,9 @@ def tile_scores(raw, powers, tops, sizes, weight_at, scale, z_q, z_k, i0, j0, q_
         u_at = powers[2] + z_q * f_pad
         if form < 2:
             a_at, b_at = powers[0] + q_at, powers[1] + k_at
-            if form == 0:
+            if form == -1:
+                total = _factored_sum(a_at, b_at, u_at, f_pad, -1, NATIVE, BM, BN, DEPTH)
+            elif form == 0:
                 total = _factored_sum(a_at, b_at, u_at, f_pad, 0, NATIVE, BM, BN, DEPTH)
             else:
                 total = _factored_sum(a_at, b_at, u_at, f_pad, 1, NATIVE, BM, BN, DEPTH)
@@ -149,6 +169,33 @@ def weight_facts(weight_at, f_size, FB: tl.constexpr):
         total += tl.sum(w, 0)
         reach += tl.sum(tl.abs(w), 0)
     return largest, total, reach
+
+
+@triton.jit
+def _attend(state, s, value, v_n, v_e, low_step, calm, ceiling, pairs, bad, bad_span, b, h, z, y, i, j0, n_q, n_k,
+            k_pad, every, PRECISION: tl.constexpr, BN: tl.constexpr, EB: tl.constexpr):  # fmt: skip
+    """A score tile (keys, queries) into the running softmax and the running output."""
+    most, total, poison, acc = state
+    j, e = j0 + tl.arange(0, BN), tl.arange(0, EB)
+    s = add_bias(s, pairs, b, h, i[None, :], j[:, None], n_q, n_k, LOG2E)
+    if not every:
+        s = tl.where(tile_allowed(pairs, b, h, i[None, :], j[:, None], n_q, n_k), s, float("-inf"))
+    pivot, fade, most = next_pivot(s, most, calm, ceiling, 0)
+    p = fenced_exp2(s - pivot[None, :], tl.minimum(n_q, 1))
+    total = total * fade + tl.sum(p, 0)
+    spans = tl.load(bad_span + y * (k_pad // SPAN) + j0 // SPAN + tl.arange(0, BN // SPAN))
+    if tl.max(spans, 0) > 0:
+        here = tl.load(bad + y * k_pad + j).to(tl.int32)
+        poison = tl.maximum(poison, tl.max(tl.where(s > float("-inf"), here[:, None], 0), 0))
+    if pairs.keep is not None:
+        p *= dropout_factor(pairs, z, i[None, :], j[:, None])
+    v_at = value + y.to(tl.int64) * k_pad * EB + e[:, None] * v_e + j[None, :] * v_n
+    v = tl.load(v_at)
+    v_low = v
+    if PRECISION == "three":
+        v_low = tl.load(v_at + low_step)
+    acc = product_parts(p.to(v.dtype), v, v_low, acc * fade[None, :], PRECISION, True)
+    return most, total, poison, acc
 
 
 @triton.jit
@@ -183,27 +230,12 @@ def exact_forward(
         for j0 in range(start, stop, BN):
             some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
             if some:
-                j = j0 + tl.arange(0, BN)
-                s = tile_scores(raw, powers, tops, sizes, weight_at, scale, z, y, i0, j0, q_pad, k_pad, f_size, f_pad,
+                s = tile_scores(raw, powers, tops, sizes, weight_at, scale, z, y, i0, j0, q_pad, k_pad,
+                                f_size, f_pad,
                                 ACT, FACTORED, NATIVE, BM, BN, DEPTH)  # fmt: skip
-                s = add_bias(s, pairs, b, h, i[None, :], j[:, None], n_q, n_k, LOG2E)
-                if not every:
-                    s = tl.where(tile_allowed(pairs, b, h, i[None, :], j[:, None], n_q, n_k), s, float("-inf"))
-                pivot, fade, most = next_pivot(s, most, calm, ceiling, 0)
-                p = fenced_exp2(s - pivot[None, :], tl.minimum(n_q, 1))
-                total = total * fade + tl.sum(p, 0)
-                spans = tl.load(bad_span + y * (k_pad // SPAN) + j0 // SPAN + tl.arange(0, BN // SPAN))
-                if tl.max(spans, 0) > 0:
-                    here = tl.load(bad + y * k_pad + j).to(tl.int32)
-                    poison = tl.maximum(poison, tl.max(tl.where(s > float("-inf"), here[:, None], 0), 0))
-                if pairs.keep is not None:
-                    p *= dropout_factor(pairs, z, i[None, :], j[:, None])
-                v_at = value + y.to(tl.int64) * k_pad * EB + e[:, None] * v_e + j[None, :] * v_n
-                v = tl.load(v_at)
-                v_low = v
-                if PRECISION == "three":
-                    v_low = tl.load(v_at + low_step)
-                acc = product_parts(p.to(v.dtype), v, v_low, acc * fade[None, :], PRECISION, True)
+                most, total, poison, acc = _attend((most, total, poison, acc), s, value, v_n, v_e, low_step, calm,
+                                                   ceiling, pairs, bad, bad_span, b, h, z, y, i, j0, n_q, n_k, k_pad,
+                                                   every, PRECISION, BN, EB)  # fmt: skip
         empty = total == 0.0
         acc = tl.where(empty[None, :], 0.0, acc / tl.where(empty, 1.0, total)[None, :])
         acc = tl.where(((poison > 0) & ~empty)[None, :], float("nan"), acc)

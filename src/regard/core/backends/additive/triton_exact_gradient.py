@@ -190,7 +190,7 @@ def exact_feature(
                     if form < 2:
                         mine = (tl.load(own_power + at, mask=in1, other=0.0),
                                 tl.load(own_power + at + half, mask=in2, other=0.0))  # fmt: skip
-                        if form == 0:
+                        if form <= 0:
                             state = _factored_walk(state, mine, far_power + other_row, u1, u2, slab_at, slab_step,
                                                    o0, last, f_pad, p, half, QUERY, 0, NATIVE, DEPTH)  # fmt: skip
                         else:

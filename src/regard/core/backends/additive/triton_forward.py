@@ -6,13 +6,17 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from regard.core.backends.additive import series, triton_exact, triton_series
-from regard.core.backends.additive.triton_buffers import Notes, factors, features, ranges, series_serves, value_steps
+from regard.core.backends.additive.triton_buffers import Notes, factors, features, series_serves, survey, value_steps
 from regard.core.backends.additive.triton_pairs import Pairs
 from regard.core.backends.additive.triton_plan import DEFAULT, Inputs, Tuning, launch
 
 
-def forward(inputs: Inputs, pairs: Pairs, *, form: str = "auto", tuning: Tuning = DEFAULT) -> tuple[Tensor, Tensor]:
+def forward(
+    inputs: Inputs, pairs: Pairs, *, form: str = "auto", learning: bool = False, tuning: Tuning = DEFAULT
+) -> tuple[Tensor, Tensor]:
     """Output (b, h, q, e) and log-sum-exp (b, h, q).
+
+    `learning` takes the backward pass's very features: its weights must add up to 1 under this pass's log-sum-exp.
 
     Which rows of the series' table serve, if any, is known to the device alone: where the series may serve, the exact
     kernels are launched too and return at once where it did.
@@ -20,25 +24,27 @@ def forward(inputs: Inputs, pairs: Pairs, *, form: str = "auto", tuning: Tuning 
     s, device = inputs.sizes, inputs.query.device
     output = torch.empty(s.b, s.h, s.q, s.e, device=device, dtype=inputs.value.dtype)
     lse = torch.empty(s.b, s.h, s.q, device=device, dtype=torch.float32)
-    spans, notes = ranges(inputs), Notes.empty(inputs)
-    plan = None
+    serves = form != "exact" and series_serves(inputs)
+    found, notes = survey(inputs, ("backward" if learning else "forward") if serves else None), Notes.empty(inputs)
+    plan = found.plan
     numbers = (s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e)
     bounded = inputs.activation == "tanh" and pairs.bias is None and pairs.table is None
-    if form != "exact" and series_serves(inputs):
-        made, block = features(inputs, spans, notes, "forward"), tuning.series_forward
-        plan = made.plan
+    if serves:
+        # float16 rounds features less than bfloat16 does, at the same speed
+        dtype = inputs.query.dtype if learning else torch.float16
+        made, block = features(inputs, found, notes, dtype), tuning.series_forward
         launch(
             triton_series.series_forward, (triton.cdiv(s.q, block.rows), s.b * s.h, 1),
             TensorDescriptor.from_tensor(made.query, [block.rows, block.depth]),
             TensorDescriptor.from_tensor(made.key, [block.columns, block.depth]),
-            TensorDescriptor.from_tensor(notes.value, [block.columns, s.e_block]),
+            TensorDescriptor.from_tensor(notes.value, [block.columns // tuning.pieces, s.e_block]),
             notes.bad, notes.bad_span, notes.query_bad, inputs.weight, inputs.weight_step,
-            made.table, plan, pairs, output, lse, *numbers, *output.stride(),
-            WIDTH=series.WIDTH, BOUNDED=bounded, FUSED=tuning.fused and pairs.query_ids is None and inputs.native,
+            found.table, plan, pairs, output, lse, *numbers, *output.stride(),
+            WIDTH=series.WIDTH, BOUNDED=bounded, PIECES=tuning.pieces,
             PRECISION=inputs.precision, BM=block.rows, BN=block.columns, BK=block.depth, FB=s.f_block, EB=s.e_block,
             block=block,
         )  # fmt: skip
-    made, block = factors(inputs, spans, notes, plan, by_row=False), tuning.exact_forward
+    made, block = factors(inputs, found, notes, by_row=False), tuning.exact_forward
     launch(
         triton_exact.exact_forward, (triton.cdiv(s.q, block.rows), s.b * s.h, 1),
         *made, *value_steps(s, plan), *notes, inputs.weight, inputs.weight_step, plan, pairs, output, lse,

@@ -1,9 +1,11 @@
 """The Triton kernels as differentiable PyTorch operators that torch.compile takes as they are."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from regard.core.backends.additive.triton_backward import backward
 from regard.core.backends.additive.triton_forward import forward
@@ -54,6 +56,15 @@ def _shape(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
     return query.shape[0], query.shape[1], query.shape[2], key.shape[2]
 
 
+def _run_forward(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, lengths: Tensor | None, query_ids: Tensor | None,
+    key_ids: Tensor | None, mask: Tensor | None, bias: Tensor | None, table: Tensor | None, low: int | None,
+    high: int | None, activation: str, dropout: float, seed: int, form: str, learning: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    pairs = _pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
+    return forward(Inputs(query, key, value, weight, lengths, activation), pairs, form=form, learning=learning)
+
+
 @torch.library.custom_op("regard::additive_forward", mutates_args=())
 def additive_forward(
     query: Tensor,
@@ -72,9 +83,12 @@ def additive_forward(
     dropout: float,
     seed: int,
     form: str,
+    learning: bool,
 ) -> tuple[Tensor, Tensor]:
-    pairs = _pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
-    return forward(Inputs(query, key, value, weight, lengths, activation), pairs, form=form)
+    return _run_forward(
+        query, key, value, weight, lengths, query_ids, key_ids, mask, bias, table, low, high, activation, dropout, seed,
+        form, learning,
+    )  # fmt: skip
 
 
 @additive_forward.register_fake
@@ -107,6 +121,18 @@ def additive_backward(
     form: str,
     bias_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _run_backward(
+        query, key, value, weight, lengths, query_ids, key_ids, mask, bias, table, output, lse, grad_output, grad_lse,
+        low, high, activation, dropout, seed, form, bias_gradients,
+    )  # fmt: skip
+
+
+def _run_backward(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, lengths: Tensor | None, query_ids: Tensor | None,
+    key_ids: Tensor | None, mask: Tensor | None, bias: Tensor | None, table: Tensor | None, output: Tensor,
+    lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None, low: int | None, high: int | None, activation: str,
+    dropout: float, seed: int, form: str, bias_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     pairs = _pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
     inputs = Inputs(query, key, value, weight, lengths, activation)
     found = backward(
@@ -132,19 +158,47 @@ def _(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:10], *output)
-    ctx.settings = inputs[10:]
+    ctx.settings = inputs[10:-1]  # all but `learning`
 
 
-def _differentiate(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+def _gradients(
+    ctx: Any, run: Callable[..., tuple[Tensor, ...]], grad_output: Tensor | None, grad_lse: Tensor | None
+) -> tuple[Any, ...]:
     *operands, output, lse = ctx.saved_tensors
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     wanted = ctx.needs_input_grad[8] or ctx.needs_input_grad[9]
-    *grads, grad_bias, grad_table = additive_backward(
-        *operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted
-    )
+    *grads, grad_bias, grad_table = run(*operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted)
     biases = [grad if ctx.needs_input_grad[at] else None for at, grad in ((8, grad_bias), (9, grad_table))]
-    return (*grads, None, None, None, None, *biases, *(None for _ in ctx.settings))
+    return (*grads, None, None, None, None, *biases, *(None for _ in ctx.settings), None)
 
 
-additive_forward.register_autograd(_differentiate, setup_context=_keep)
+additive_forward.register_autograd(
+    lambda ctx, grad_output, grad_lse: _gradients(ctx, additive_backward, grad_output, grad_lse), setup_context=_keep
+)
+
+
+class _Learning(torch.autograd.Function):
+    """The operators without torch's registry between, which costs as much as the kernels of a short call."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        return _run_forward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _keep(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+        return _gradients(ctx, _run_backward, grad_output, grad_lse)
+
+
+def additive(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp; the arguments are those of `additive_forward` but the last."""
+    learning = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
+    if torch.compiler.is_compiling():
+        return additive_forward(*arguments, learning)
+    return _Learning.apply(*arguments, True) if learning else _run_forward(*arguments, False)

@@ -127,6 +127,16 @@ def tile_allowed(pairs, b, h, i, j, n_q, n_k):
 
 
 @triton.jit
+def any_bad(bad_span, k_pad):
+    """Whether any key or value of a head holds a NaN or an Inf: hardly ever, so tiles need not ask again."""
+    found = 0
+    for first in range(0, k_pad // SPAN, 256):
+        span = first + tl.arange(0, 256)
+        found = tl.maximum(found, tl.max(tl.load(bad_span + span, mask=span < k_pad // SPAN, other=0), 0))
+    return found > 0
+
+
+@triton.jit
 def add_bias(scores, pairs, b, h, i, j, n_q, n_k, SCALE: tl.constexpr):
     """scores + SCALE * bias, dense and relative."""
     if pairs.bias is not None:

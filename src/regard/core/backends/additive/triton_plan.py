@@ -34,10 +34,10 @@ class Tuning(NamedTuple):
     exact_forward: Block = Block(128, 32, 8)
     exact_score: Block = Block(128, 32, 8)
     exact_feature: Block = Block(32, 32, 4)
-    series_forward: Block = Block(128, 128, 64, warps=8, stages=4)
+    series_forward: Block = Block(128, 256, 64, warps=8, stages=4)
     series_score: Block = Block(128, 128, 64, warps=8, stages=4)
     series_feature: Block = Block(128, 256, 64, warps=8, stages=3)
-    fused: bool = False  # one loop over key tiles and feature columns instead of two
+    pieces: int = 2  # in which the series' forward softmax takes a tile
     slab_bytes: int = 64 << 20  # dS held at once, at least
     programs: int = 1024  # enough to fill a device; launches with fewer are cut into segments
 
@@ -47,15 +47,16 @@ DEFAULT = Tuning()
 
 def _trait(x: Any) -> Any:
     """What of an argument decides which compiled kernel serves: Triton's own rules, on the careful side."""
-    if isinstance(x, Tensor):
+    kind = type(x)
+    if kind is int:
+        return (x == 1) + 2 * (x & 15 == 0) + 4 * (-(2**31) <= x < 2**31)
+    if kind is Tensor:
         return x.dtype, x.data_ptr() & 15
-    if type(x) is int:
-        return x == 1, x & 15 == 0, -(2**31) <= x < 2**31
     if isinstance(x, tuple):
         return tuple(map(_trait, x))
-    if isinstance(x, TensorDescriptor):
+    if kind is TensorDescriptor:
         return x.base.dtype, x.base.data_ptr() & 15, tuple(x.block_shape)
-    return type(x)
+    return (x.dtype, x.data_ptr() & 15) if isinstance(x, Tensor) else kind
 
 
 _compiled: dict[Any, Any] = {}
@@ -84,6 +85,7 @@ class Sizes(NamedTuple):
     k: int
     f: int
     e: int
+    step: int = 16  # hidden units are padded to a multiple of this
 
     @property
     def q_pad(self) -> int:
@@ -95,7 +97,7 @@ class Sizes(NamedTuple):
 
     @property
     def f_pad(self) -> int:
-        return triton.cdiv(self.f, 16) * 16
+        return triton.cdiv(self.f, self.step) * self.step
 
     @property
     def e_block(self) -> int:
@@ -119,7 +121,9 @@ class Inputs(NamedTuple):
     @property
     def sizes(self) -> Sizes:
         b, h, q, f = self.query.shape
-        return Sizes(b, h, self.key.shape[1], q, self.key.shape[2], f, self.value.shape[3])
+        # the series' columns, 2 harmonics x units, come in blocks of 64 whatever the number of harmonics
+        step = 16 if self.query.dtype == torch.float32 else 32
+        return Sizes(b, h, self.key.shape[1], q, self.key.shape[2], f, self.value.shape[3], step)
 
     @property
     def weight_step(self) -> int:

@@ -5,10 +5,10 @@ import triton.language as tl
 
 from regard.core.backends.additive.triton_pairs import LOG2E, SPAN, coarse
 
-GROUP = tl.constexpr(2)  # harmonics that lie side by side in the feature columns; series.GROUP
+HEAVY = tl.constexpr(4096.0)  # query features of a larger weight would leave float16
 LIMIT = tl.constexpr(34.0)  # |x| up to which e^{2x} over the least weight is inside float32
 LEAST = tl.constexpr(1e-8)  # weights smaller than this share of the largest are held there
-FAR = tl.constexpr(1e19)  # reciprocal weight of padding features: their terms vanish
+FAR = tl.constexpr(1e9)  # reciprocal weight of padding features: their terms vanish in the rounding
 
 
 @triton.jit
@@ -97,18 +97,31 @@ def unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS: tl.cons
 
 
 @triton.jit
-def table_row(lows, highs, table, unit, batch_heads, f_size, repeat,
-              TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, FB: tl.constexpr):  # fmt: skip
-    """First row of the table that reaches every sum query + key of the unit; -1 where none does."""
+def survey(
+    lows, highs, weight, w_h, table, plan, centre, groups, f_size, repeat, batch_heads,
+    TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, FB: tl.constexpr,
+):  # fmt: skip
+    """For each key head the centre of each feature, and the table's first row that reaches every sum query + key.
+
+    The row is -1 where none does, or where a query feature would be too large.
+    """
+    unit = tl.program_id(0)
     reach = 0.0
+    heaviest = 0.0
     for f0 in range(0, f_size, FB):
         f = f0 + tl.arange(0, FB)
         q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS)
         top = tl.maximum(tl.abs(q_low + k_low), tl.abs(q_high + k_high))
         reach = tl.maximum(reach, tl.max(tl.where((k_low <= k_high) & (f < f_size), top, 0.0), 0))
-    row = tl.arange(0, TABLE_ROWS)
-    short = tl.sum((tl.load(table + row * WIDTH) < reach).to(tl.int32), 0)
-    return tl.where(short < TABLE_ROWS, short, -1)
+        middle = ((k_low + k_high) - (q_low + q_high)) * 0.25
+        tl.store(centre + unit * f_size + f, tl.where(tl.abs(middle) < float("inf"), middle, 0.0), mask=f < f_size)
+        for r in range(repeat):
+            w = tl.load(weight + ((unit % groups) * repeat + r) * w_h + f, mask=f < f_size, other=0.0).to(tl.float32)
+            heaviest = tl.maximum(heaviest, tl.max(tl.abs(w), 0))
+    if table is not None:
+        row = tl.arange(0, TABLE_ROWS)
+        short = tl.sum((tl.load(table + row * WIDTH) < reach).to(tl.int32), 0)
+        tl.store(plan + unit, tl.where((short < TABLE_ROWS) & (heaviest <= HEAVY), short, -1))
 
 
 @triton.jit
@@ -151,11 +164,12 @@ def copy_values(value, v_n, v_e, stop, i0, e_size, bad, copy_at, c_n, c_e, low_s
 
 @triton.jit
 def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, sines, cosines, base, groups, out_at,
-                    QUERY: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr, NATIVE: tl.constexpr):  # fmt: skip
+                    GROUP: tl.constexpr, QUERY: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
+                    NATIVE: tl.constexpr):  # fmt: skip
     """Feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
 
-    Columns are [group of harmonics][feature / 4][GROUP harmonics][feature % 4][2]: a thread of a matrix product's
-    result then holds all harmonics of its features, which the gradients sum.
+    Columns are [group of harmonics][feature / 4][GROUP harmonics][feature % 4][2]: with groups of two, a thread of a
+    matrix product's result holds all harmonics of its features, which the gradients sum.
     """
     i = i0 + tl.arange(0, ROWS)
     member = tl.arange(0, GROUP)
@@ -165,9 +179,10 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, sines, cosines, b
         t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
         turns = tl.reshape(tl.where(t == t, t, 0.0) * base, (ROWS, FB // 4, 1, 4))
         filled = tl.reshape(inside, (ROWS, FB // 4, 1, 4))
+        # from one group of harmonics to the next the angle grows by 2 GROUP times the first: a rotation
+        s, c = sine_cosine(turns * (2 * member + 1).to(tl.float32)[None, None, :, None], NATIVE)
+        turn_s, turn_c = sine_cosine(turns * (2.0 * GROUP), NATIVE)
         for group in range(groups):
-            harmonic = (2 * (member + group * GROUP) + 1).to(tl.float32)
-            s, c = sine_cosine(turns * harmonic[None, None, :, None], NATIVE)
             if QUERY:
                 w = tl.load(weight + f, mask=f < f_size, other=0.0).to(tl.float32) * LOG2E
                 w = tl.reshape(w, (1, FB // 4, 1, 4))
@@ -176,22 +191,29 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, sines, cosines, b
                 first, second = p * s + q * c, p * c - q * s
             else:
                 first, second = c, s
-            both = tl.join(tl.where(filled, first, 0.0), tl.where(filled, second, 0.0))
-            both = tl.reshape(both, (ROWS, FB * 2 * GROUP)).to(out_at.dtype.element_ty)
-            column = (group * f_pad + f0) * (2 * GROUP) + tl.arange(0, FB * 2 * GROUP)
-            room = (f0 * 2 * GROUP + tl.arange(0, FB * 2 * GROUP)) < f_pad * 2 * GROUP
-            tl.store(out_at + i[:, None].to(tl.int64) * (f_pad * 32) + column[None, :], both, mask=room[None, :])
+            if GROUP == 1:  # all first ones, then all second ones: no exchange between threads
+                spot = out_at + i[:, None].to(tl.int64) * (f_pad * 32) + (2 * group * f_pad + f)[None, :]
+                first = tl.reshape(tl.where(filled, first, 0.0), (ROWS, FB)).to(out_at.dtype.element_ty)
+                second = tl.reshape(tl.where(filled, second, 0.0), (ROWS, FB)).to(out_at.dtype.element_ty)
+                tl.store(spot, first, mask=(f < f_pad)[None, :])
+                tl.store(spot + f_pad, second, mask=(f < f_pad)[None, :])
+            else:
+                both = tl.join(tl.where(filled, first, 0.0), tl.where(filled, second, 0.0))
+                both = tl.reshape(both, (ROWS, FB * 2 * GROUP)).to(out_at.dtype.element_ty)
+                column = (group * f_pad + f0) * (2 * GROUP) + tl.arange(0, FB * 2 * GROUP)
+                room = (f0 * 2 * GROUP + tl.arange(0, FB * 2 * GROUP)) < f_pad * 2 * GROUP
+                tl.store(out_at + i[:, None].to(tl.int64) * (f_pad * 32) + column[None, :], both, mask=room[None, :])
+            s, c = s * turn_c + c * turn_s, c * turn_c - s * turn_s
 
 
 @triton.jit
 def features(
     query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, value, v_b, v_h, v_n, v_e, weight, w_h, lengths,
-    lows, highs, table, plan, query_out, key_out, value_out, query_bad, bad, bad_span,
-    heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, batch_heads,
-    TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    table, plan, query_out, key_out, value_out, query_bad, bad, bad_span,
+    heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, batch_heads, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, FB: tl.constexpr, RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Sine-series features of query and key, the copy of value, and which table row each key head takes."""
+    """Sine-series features of query and key, and the copy of value."""
     i0, z = tl.program_id(0) * ROWS, tl.program_id(1)
     repeat = heads // groups
     if z < batch_heads:
@@ -199,13 +221,13 @@ def features(
             x = query + (z // heads).to(tl.int64) * q_b + (z % heads) * q_h
             nans = nan_rows(x, q_n, q_f, n_q, i0, f_size, ROWS, RB)
             tl.store(query_bad + z * q_pad + i0 + tl.arange(0, ROWS), nans.to(tl.int8))
-            row = table_row(lows, highs, table, z // repeat, batch_heads, f_size, repeat, TABLE_ROWS, WIDTH, PARTS, RB)
+            row = tl.load(plan + z // repeat)
             if row >= 0:
                 fit = table + row * WIDTH
                 count = tl.load(fit + 1).to(tl.int32) // GROUP
                 out = query_out + z.to(tl.int64) * q_pad * (f_pad * 32)
                 _write_features(x, q_n, q_f, n_q, i0, f_size, f_pad, weight + (z % heads) * w_h, fit + 8, fit + 24,
-                                tl.load(fit + 2), count, out, True, ROWS, FB, NATIVE)  # fmt: skip
+                                tl.load(fit + 2), count, out, GROUP, True, ROWS, FB, NATIVE)  # fmt: skip
     else:
         y = z - batch_heads
         b = y // groups
@@ -213,16 +235,14 @@ def features(
             stop = n_k
             if lengths is not None:
                 stop = tl.minimum(stop, tl.load(lengths + b))
-            row = table_row(lows, highs, table, y, batch_heads, f_size, repeat, TABLE_ROWS, WIDTH, PARTS, RB)
-            if i0 == 0:
-                tl.store(plan + y, row)
+            row = tl.load(plan + y)
             x = key + b.to(tl.int64) * k_b + (y % groups) * k_h
             if row >= 0:
                 fit = table + row * WIDTH
                 count = tl.load(fit + 1).to(tl.int32) // GROUP
                 out = key_out + y.to(tl.int64) * k_pad * (f_pad * 32)
                 _write_features(x, k_n, k_f, stop, i0, f_size, f_pad, weight, fit + 8, fit + 24,
-                                tl.load(fit + 2), count, out, False, ROWS, FB, NATIVE)  # fmt: skip
+                                tl.load(fit + 2), count, out, GROUP, False, ROWS, FB, NATIVE)  # fmt: skip
             nans = nan_rows(x, k_n, k_f, stop, i0, f_size, ROWS, RB)
             copy_values(value + b.to(tl.int64) * v_b + (y % groups) * v_h, v_n, v_e, stop, i0, e_size, nans,
                         value_out + y.to(tl.int64) * k_pad * EB, EB, 1, 0, bad + y * k_pad,
@@ -242,11 +262,11 @@ def _exp(x):
 @triton.jit
 def factors(
     query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, value, v_b, v_h, v_n, v_e, weight, w_h, lengths,
-    lows, highs, plan, query_raw, key_raw, query_exp, key_exp, inverse, query_top, query_size, key_top, key_size,
+    centre, plan, query_raw, key_raw, query_exp, key_exp, inverse, query_top, query_size, key_top, key_size,
     value_out, query_bad, bad, bad_span,
     heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, batch_heads, low_step,
     ROW_MAJOR: tl.constexpr, FACTORED: tl.constexpr, COPY: tl.constexpr, SPLIT: tl.constexpr,
-    PARTS: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
+    FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
     """Float32 copies of query and key and, for tanh, e^{2(a+c)} / w and e^{2(b-c)}, by feature or by row.
 
@@ -297,18 +317,18 @@ def factors(
             else:
                 tl.store(key_raw + y.to(tl.int64) * f_pad * pad + out, t, mask=room)
             if FACTORED:
-                q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS)
-                centre = ((k_low + k_high) - (q_low + q_high)) * 0.25
-                centre = tl.where(tl.abs(centre) < float("inf"), centre, 0.0)
-                t = tl.where(is_query, t + centre[None, :], t - centre[None, :])
+                middle = tl.load(centre + unit * f_size + f, mask=f < f_size, other=0.0)
+                t = tl.where(is_query, t + middle[None, :], t - middle[None, :])
                 t = tl.where(inside, t, 0.0)
-                largest = tl.maximum(largest, tl.max(tl.max(tl.where(inside, t, -float("inf")), 1), 0))
+                w = tl.load(weight + (z % heads) * w_h + f, mask=f < f_size, other=0.0).to(tl.float32) / w_top
+                w = tl.where(tl.abs(w) < LEAST, tl.where(w < 0, -LEAST, LEAST), w)
+                u = tl.where(f < f_size, 1.0 / w, FAR)
+                lift = tl.where(is_query, 0.5 * tl.log(tl.abs(u)), 0.0)
+                high = tl.where(inside, t + lift[None, :], -float("inf"))
+                largest = tl.maximum(largest, tl.max(tl.max(high, 1), 0))
                 size = tl.maximum(size, tl.max(tl.max(tl.abs(t), 1), 0))
                 power = _exp(2.0 * t)
                 if is_query:
-                    w = tl.load(weight + (z % heads) * w_h + f, mask=f < f_size, other=0.0).to(tl.float32) / w_top
-                    w = tl.where(tl.abs(w) < LEAST, tl.where(w < 0, -LEAST, LEAST), w)
-                    u = tl.where(f < f_size, 1.0 / w, FAR)
                     tl.store(inverse + z.to(tl.int64) * f_pad + f, u, mask=f < f_pad)
                     power = tl.where((f < f_size)[None, :], power * u[None, :], 0.0)
                     tl.store(query_exp + z.to(tl.int64) * f_pad * pad + out, power, mask=room)

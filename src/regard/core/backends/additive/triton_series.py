@@ -13,6 +13,7 @@ from regard.core.backends.additive.triton_pairs import (
     LOG2E,
     SPAN,
     add_bias,
+    any_bad,
     dropout_factor,
     key_range,
     next_pivot,
@@ -35,10 +36,11 @@ def _tile_scores(query_at, key_at, q_row, k_row, columns, PRECISION: tl.constexp
 
 
 @triton.jit
-def _attend(state, s, v, calm, ceiling, pairs, bad, bad_span, b, h, z, y, i, j0, n_q, n_k, k_pad, every,
+def _attend(state, s, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0, n_q, n_k, k_pad, every,
             PRECISION: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """A score tile into the running softmax and the running output."""
     most, total, poison, acc = state
+    v = value_at.load([y * k_pad + j0, 0])
     j = j0 + tl.arange(0, BN)
     s = add_bias(s, pairs, b, h, i[:, None], j[None, :], n_q, n_k, LOG2E)
     if not every:
@@ -46,9 +48,7 @@ def _attend(state, s, v, calm, ceiling, pairs, bad, bad_span, b, h, z, y, i, j0,
     pivot, fade, most = next_pivot(s, most, calm, ceiling, 1)
     p = tl.exp2(s - pivot[:, None])
     total = total * fade + tl.sum(p, 1)
-    spans = j0 // SPAN + tl.arange(0, BN // SPAN)
-    marks = tl.load(bad_span + y * (k_pad // SPAN) + spans, mask=spans < k_pad // SPAN, other=0)
-    if tl.max(marks, 0) > 0:
+    if spoilt:
         here = tl.load(bad + y * k_pad + j, mask=j < k_pad, other=0).to(tl.int32)
         poison = tl.maximum(poison, tl.max(tl.where(s > float("-inf"), here[None, :], 0), 1))
     if pairs.keep is not None:
@@ -61,7 +61,7 @@ def _attend(state, s, v, calm, ceiling, pairs, bad, bad_span, b, h, z, y, i, j0,
 def series_forward(
     query_at, key_at, value_at, bad, bad_span, query_bad, weight, w_h, table, plan, pairs, output, lse,
     heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, o_b, o_h, o_n, o_e,
-    WIDTH: tl.constexpr, BOUNDED: tl.constexpr, FUSED: tl.constexpr, PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr, BOUNDED: tl.constexpr, PIECES: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
     # long rows of a causal mask first, so that they do not end the launch alone
@@ -82,32 +82,36 @@ def series_forward(
         poison = tl.load(query_bad + z * q_pad + i, mask=i < n_q, other=0).to(tl.int32)
         acc = tl.zeros((BM, EB), tl.float32)
         start, stop = key_range(pairs, b, i0, n_k, BM, BN)
-        if FUSED:
-            # one loop: the next tile's columns are on their way while this tile's softmax runs
-            steps = columns // BK
-            s = tl.zeros((BM, BN), tl.float32)
-            for turn in tl.range(0, tl.cdiv(tl.maximum(stop - start, 0), BN) * steps):
-                j0 = start + turn // steps * BN
-                c = turn % steps * BK
-                q = query_at.load([z * q_pad + i0, c])
-                k = key_at.load([y * k_pad + j0, c])
-                s = product(q, k.T, s, PRECISION)
-                if turn % steps == steps - 1:
-                    some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
-                    v = value_at.load([y * k_pad + j0, 0])
-                    most, total, poison, acc = _attend((most, total, poison, acc), s, v, calm, ceiling, pairs, bad,
-                                                       bad_span, b, h, z, y, i, j0, n_q, n_k, k_pad, every,
-                                                       PRECISION, BN)  # fmt: skip
-                    s = tl.zeros((BM, BN), tl.float32)
-        else:
-            for j0 in range(start, stop, BN):
-                some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
-                if some:
-                    s = _tile_scores(query_at, key_at, z * q_pad + i0, y * k_pad + j0, columns, PRECISION, BM, BN, BK)
-                    v = value_at.load([y * k_pad + j0, 0])
-                    most, total, poison, acc = _attend((most, total, poison, acc), s, v, calm, ceiling, pairs, bad,
-                                                       bad_span, b, h, z, y, i, j0, n_q, n_k, k_pad, every,
-                                                       PRECISION, BN)  # fmt: skip
+        spoilt = any_bad(bad_span + y * (k_pad // SPAN), k_pad)
+        for j0 in range(start, stop, BN):
+            some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+            if some:
+                s = _tile_scores(query_at, key_at, z * q_pad + i0, y * k_pad + j0, columns, PRECISION, BM, BN, BK)
+                state = (most, total, poison, acc)
+                if PIECES == 1:
+                    state = _attend(state, s, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
+                                    n_q, n_k, k_pad, every, PRECISION, BN)  # fmt: skip
+                else:  # part of the temporary numbers at a time: registers are what a program is short of
+                    half: tl.constexpr = BN // 2
+                    s1, s2 = tl.split(tl.permute(tl.reshape(s, (BM, 2, half)), (0, 2, 1)))
+                    if PIECES == 2:
+                        state = _attend(state, s1, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
+                                        n_q, n_k, k_pad, every, PRECISION, half)  # fmt: skip
+                        state = _attend(state, s2, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
+                                        j0 + half, n_q, n_k, k_pad, every, PRECISION, half)  # fmt: skip
+                    else:
+                        part: tl.constexpr = BN // 4
+                        s3, s4 = tl.split(tl.permute(tl.reshape(s1, (BM, 2, part)), (0, 2, 1)))
+                        state = _attend(state, s3, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
+                                        n_q, n_k, k_pad, every, PRECISION, part)  # fmt: skip
+                        state = _attend(state, s4, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
+                                        j0 + part, n_q, n_k, k_pad, every, PRECISION, part)  # fmt: skip
+                        s3, s4 = tl.split(tl.permute(tl.reshape(s2, (BM, 2, part)), (0, 2, 1)))
+                        state = _attend(state, s3, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
+                                        j0 + half, n_q, n_k, k_pad, every, PRECISION, part)  # fmt: skip
+                        state = _attend(state, s4, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
+                                        j0 + half + part, n_q, n_k, k_pad, every, PRECISION, part)  # fmt: skip
+                most, total, poison, acc = state
         empty = total == 0.0
         acc = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, total)[:, None])
         acc = tl.where(((poison > 0) & ~empty)[:, None], float("nan"), acc)

@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 
 from regard.core.backends.additive.triton_pairs import LOG2E, key_range, product, query_range
-from regard.core.backends.additive.triton_prepare import GROUP, sine_cosine
+from regard.core.backends.additive.triton_prepare import sine_cosine
+
+GROUP = tl.constexpr(2)  # harmonics that lie side by side in the feature columns; series.GROUPS["backward"]
 
 
 @triton.jit
