@@ -55,12 +55,23 @@ def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) 
         raise typer.BadParameter(str(error), param_hint="--only") from error
     except OSError as error:
         raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
+    if not as_json:
+        Console(highlight=False).print(header({"quick": quick, **_machine(device)}), markup=False)
+
+    def done(record: dict[str, Any]) -> None:
+        """After each case: a run that is cut keeps what it has found."""
+        if not as_json:
+            show(record["cases"][-1])
+        if out is not None:
+            write(record, out)
+
     with _quiet():
-        record = run(chosen, device=device, quick=quick, say=_say)
+        record = run(chosen, device=device, quick=quick, say=_say, done=done)
     if as_json:
         print(json.dumps(record, indent=2, ensure_ascii=False))
     else:
-        show(record)
+        for name, reason in _missing(record):
+            print(f"not run: {name}: {reason}")
     if out is not None:
         for path in write(record, out):
             print(f"wrote {path}", file=sys.stderr)
@@ -74,14 +85,24 @@ def select(known: list[Case], only: list[str]) -> list[Case]:
     return [case for case in known if not only or any(word in case.name for word in only)]
 
 
-def run(chosen: list[Case], *, device: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """What `--json` prints: the machine, and for every case what was found of each contender."""
-    found = []
+def run(
+    chosen: list[Case],
+    *,
+    device: str,
+    quick: bool,
+    say: Callable[[str], None],
+    done: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """What `--json` prints: the machine, and for every case what was found of each contender.
+
+    `done` gets the record as it stands after each case.
+    """
+    record: dict[str, Any] = {"bench": "attention", "quick": quick, **_machine(device), "cases": []}
     for number, case in enumerate(chosen, 1):
         measured = measure(
             case, quick=quick, say=lambda what, n=number, c=case: say(f"{n}/{len(chosen)} {c.name}: {what}")
         )
-        found.append(
+        record["cases"].append(
             {
                 "name": case.name,
                 "what": case.what,
@@ -91,25 +112,19 @@ def run(chosen: list[Case], *, device: str, quick: bool, say: Callable[[str], No
                 "contenders": [asdict(one) for one in measured],
             }
         )
-    say("")
-    return {"bench": "attention", "quick": quick, **_machine(device), "cases": found}
+        say("")
+        done(record)
+    return record
 
 
-def show(record: dict[str, Any]) -> None:
-    """The record as tables on standard output."""
-    console = Console(highlight=False)
-    console.print(_header(record), markup=False)
-    for case in record["cases"]:
-        table = Table(
-            box=box.SIMPLE_HEAD, title=f"{case['name']}  {case['what']}", title_justify="left", title_style=""
-        )
-        for column in COLUMNS:
-            table.add_column(column, justify="left" if column == COLUMNS[0] else "right", overflow="fold")
-        for row in rows(case):
-            table.add_row(*row)
-        console.print(table)
-    for name, reason in _missing(record):
-        console.print(f"not run: {name}: {reason}", markup=False)
+def show(case: dict[str, Any]) -> None:
+    """One case of a record as a table on standard output."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"{case['name']}  {case['what']}", title_justify="left", title_style="")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == COLUMNS[0] else "right", overflow="fold")
+    for row in rows(case):
+        table.add_row(*row)
+    Console(highlight=False).print(table)
 
 
 def rows(case: dict[str, Any]) -> list[list[str]]:
@@ -164,7 +179,7 @@ def markdown(record: dict[str, Any]) -> str:
     """The record as a part of a page, with its chart beside it."""
     device = record["device"]
     best = "median" if device == "cuda" else "best"
-    lines = [f"## {'GPU' if device == 'cuda' else 'CPU'}", "", _header(record) + ".", "", NOTE.format(best=best), ""]
+    lines = [f"## {'GPU' if device == 'cuda' else 'CPU'}", "", header(record) + ".", "", NOTE.format(best=best), ""]
     lines += [f"![Times relative to regard's](images/bench-{device}.svg)", ""]
     for case in record["cases"]:
         unit = f"; G/s: 10⁹ {case['unit']} a second" if case["unit"] else ""
@@ -230,7 +245,8 @@ def _absent(one: dict[str, Any]) -> bool:
     return one["reason"] is not None and one["reason"].endswith("is not installed")
 
 
-def _header(record: dict[str, Any]) -> str:
+def header(record: dict[str, Any]) -> str:
+    """When, on what, with which versions."""
     machine, versions = record["machine"], record["versions"]
     gpu = f"{machine['gpu']}; " if machine["gpu"] else ""
     tools = ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -138,6 +138,8 @@ def _additive(device: str, length: int, dtype: torch.dtype, train: bool, heads: 
         }
         if device == "cpu":
             contenders["regard, no compiler"] = lambda: wrap(without_compiler)
+        elif not train:
+            contenders["regard, in a CUDA graph"] = lambda: _graphed(ours)
         return Field(contenders, lambda: _additive_rows(*leaves))
 
     passes = "forward and backward" if train else "forward"
@@ -361,9 +363,7 @@ def _xformers(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Run
 
 
 def _x_transformers(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Run:
-    from x_transformers.attend import Attend  # pyrefly: ignore[missing-import]
-
-    attend = Attend(causal=causal, flash=True)
+    attend = importlib.import_module("x_transformers.attend").Attend(causal=causal, flash=True)
     return lambda: attend(query, key, value)[0]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.core.clauses import Clauses, clauses
 from regard.core.problem import Problem
-from regard.core.spans import cut
+from regard.core.spans import all_of, cut
 
 _ROWS = 512  # rows of the mask evaluated at a time
 
@@ -55,10 +55,10 @@ def _attended(problem: Problem) -> tuple[Tensor, Tensor]:
     marks: list[Tensor] = []
     filled: list[Tensor] = []
     for rows in cut(queries, _ROWS):
-        allowed = problem.allowed(rows, range(keys))
+        allowed = problem.allowed(rows, all_of(keys))
         if allowed is None:  # a bias rule such as ALiBi: everything may be attended
             allowed = torch.ones(1, 1, dtype=torch.bool, device=problem.device)
-        allowed = allowed.expand(*problem.shape[:-2], len(rows), keys)
+        allowed = allowed.expand(*problem.shape[:-2], rows.stop - rows.start, keys)
         filled.append(allowed.any(-1, keepdim=True))
         block = value.new_zeros(())
         for mark, found in ((math.inf, value == math.inf), (-math.inf, value == -math.inf), (math.nan, value.isnan())):

@@ -31,6 +31,7 @@ from regard.core.masks import And, Dense, Mask, Not, Or, Padding
 from regard.core.normalizers import Softmax
 from regard.core.problem import HALF, Problem, build
 from regard.core.scores import Score
+from regard.core.spans import all_of
 
 CHUNK = 64  # positions that are compared pair by pair; a power of two
 # Query rows, over all batches and heads, whose features are in memory at a time: what a CPU's caches hold, and what
@@ -352,7 +353,7 @@ def _kept(problem: Problem) -> Bool[Tensor, "... k"] | None:
             "mask of linear_attention must hide the same keys from every query: expected padding(lengths) or a bool "
             f"tensor (…, 1, {keys}), got {came}; write causal=True for a causal pass"
         )
-    kept = mask.allowed(range(1), range(keys), problem.device)[..., 0, :]
+    kept = mask.allowed(all_of(1), all_of(keys), problem.device)[..., 0, :]
     return kept.expand(*kept.shape[:-1], keys)
 
 

@@ -17,7 +17,7 @@ from regard.core.masks import Mask, as_mask
 from regard.core.normalizers import Hard, Normalizer
 from regard.core.requests import Request
 from regard.core.scores import Score, finite
-from regard.core.spans import Span
+from regard.core.spans import Contiguous, Span
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -75,7 +75,7 @@ class Problem:
         """Keys or values with each head repeated for the query heads that share it (repeated, not tiled)."""
         return tensor if self.group == 1 else tensor.repeat_interleave(self.group, -3)
 
-    def scores(self, query: Tensor, key: Tensor, rows: Span, columns: range) -> Float[Tensor, "..."]:
+    def scores(self, query: Tensor, key: Tensor, rows: Span, columns: Contiguous) -> Float[Tensor, "..."]:
         """Scores with bias, before the mask, of the rows and columns given (key already has h heads)."""
         scores = self.score(query, key)
         if self.bias is not None:
@@ -85,7 +85,7 @@ class Problem:
             scores = torch.where(bad[..., columns.start : columns.stop], math.nan, scores)
         return scores
 
-    def allowed(self, rows: Span, columns: range) -> Bool[Tensor, "..."] | None:
+    def allowed(self, rows: Span, columns: Contiguous) -> Bool[Tensor, "..."] | None:
         """What may be attended there, −inf biases taken as masked; None where everything may."""
         allowed = self.mask.allowed(rows, columns, self.device) if self.mask is not None else None
         if self.bias is not None and self.bias.may_mask:

@@ -16,7 +16,7 @@ from regard.core.hygiene import cleaned
 from regard.core.normalizers import Hard, one_hot
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, Full, Received, Rows, Top, TopWeights
-from regard.core.spans import Span, cut
+from regard.core.spans import Span, Stretch, all_of, cut
 
 Found = TypeVar("Found", Tensor, "Tensor | Top")
 
@@ -31,12 +31,12 @@ def weights(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
     problem, _ = cleaned(problem)
     queries = problem.shape[-2]
     if isinstance(request, Full):
-        return _rows(problem, range(queries), chosen)
+        return _rows(problem, all_of(queries), chosen)
     if isinstance(request, Rows):
         return _rows(problem, request.positions(queries).to(problem.device), chosen)
 
     whole: list[Tensor] = []
-    for rows in cut(queries, _block_rows(problem)) or [range(0)]:
+    for rows in cut(queries, _block_rows(problem)) or [all_of(0)]:
         part = _keep(problem, lambda rows=rows: request.of(_rows(problem, rows, chosen)))
         pieces = list(part) if isinstance(part, Top) else [part]
         if isinstance(request, Received):
@@ -71,11 +71,11 @@ def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
 
 def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
     """The weights of some rows over all keys, in the plain dtype."""
-    columns = range(problem.shape[-1])
+    columns = all_of(problem.shape[-1])
     hard = problem.normalize if isinstance(problem.normalize, Hard) else None
     if hard is not None and not isinstance(problem.request, Entropy):
         assert chosen is not None
-        index = chosen[..., rows.start : rows.stop] if isinstance(rows, range) else chosen.index_select(-1, rows)
+        index = chosen[..., rows.start : rows.stop] if not isinstance(rows, Tensor) else chosen.index_select(-1, rows)
         like = problem.query.new_zeros((*index.shape, len(columns)), dtype=problem.dtype)
         return one_hot(index, like, problem.allowed(rows, columns))
     scores = _row_scores(problem, rows)
@@ -85,16 +85,18 @@ def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
 
 def _row_scores(problem: Problem, rows: Span) -> Tensor:
     """Scores of whole rows; a score that makes many numbers for each pair gets its keys in pieces."""
-    query = problem.query[..., rows.start : rows.stop, :] if isinstance(rows, range) else problem.query[..., rows, :]
+    query = (
+        problem.query[..., rows.start : rows.stop, :] if not isinstance(rows, Tensor) else problem.query[..., rows, :]
+    )
     query = query.to(problem.dtype)
     keys = problem.shape[-1]
 
-    def piece(columns: range) -> Tensor:
+    def piece(columns: Stretch) -> Tensor:
         key = problem.key[..., columns.start : columns.stop, :].to(problem.dtype)
         return problem.scores(query, problem.repeat(key), rows, columns)
 
     numbers = query[..., 0].numel() * problem.score.floats(query.shape[-1]) * problem.dtype.itemsize
     pieces = cut(keys, max(1, int(_FEATURE_BYTES // max(1, numbers))))
     if len(pieces) <= 1:
-        return piece(range(keys))
+        return piece(all_of(keys))
     return torch.cat([_keep(problem, lambda columns=columns: piece(columns)) for columns in pieces], -1)

@@ -1,30 +1,52 @@
 """Which rows or columns of the score matrix are meant: a contiguous range or a tensor of positions."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-Span = range | Tensor
+
+@dataclass(frozen=True)
+class Stretch:
+    """start ≤ i < stop. A `range` says the same, but torch.compile makes a constant of its length: a graph for each."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+Contiguous = range | Stretch
+Span = Contiguous | Tensor
+
+
+def all_of(length: int) -> Stretch:
+    """All of an axis."""
+    return Stretch(0, length)
 
 
 def positions(span: Span, device: torch.device) -> Tensor:
     """The positions of a span as a 1-D integer tensor."""
-    if isinstance(span, range):
-        return torch.arange(span.start, span.stop, device=device)
-    return span.to(device)
+    if isinstance(span, Tensor):
+        return span.to(device)
+    return torch.arange(span.start, span.stop, device=device)
 
 
 def take(tensor: Tensor, axis: int, span: Span) -> Tensor:
     """The part of a broadcastable tensor under a span: a view where the span is a range."""
     if tensor.shape[axis] == 1:
         return tensor
-    if isinstance(span, range):
-        return tensor.narrow(axis, span.start, len(span))
-    return tensor.index_select(axis, span.to(tensor.device))
+    if isinstance(span, Tensor):
+        return tensor.index_select(axis, span.to(tensor.device))
+    return tensor.narrow(axis, span.start, span.stop - span.start)
 
 
-def cut(length: int, size: int) -> list[range]:
-    """0 … length in consecutive ranges of at most `size`."""
-    return [range(start, min(start + size, length)) for start in range(0, length, size)]
+def cut(length: int, size: int) -> list[Stretch]:
+    """0 … length in consecutive stretches of at most `size`."""
+    if 0 < length <= size:  # without a loop, which would make a constant of the length
+        return [all_of(length)]
+    return [Stretch(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def align_first(tensor: Tensor, axes: int, shape: tuple[int, ...], name: str) -> Tensor:

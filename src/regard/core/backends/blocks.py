@@ -7,21 +7,21 @@ import torch
 
 from regard.core.masks import Blocks, Mask
 from regard.core.problem import Problem
-from regard.core.spans import cut
+from regard.core.spans import Stretch, all_of, cut
 
 
 class Grid(NamedTuple):
     """Row and column blocks, and for each pair of them whether anything and whether everything may attend."""
 
-    rows: list[range]
-    columns: list[range]
+    rows: list[Stretch]
+    columns: list[Stretch]
     some: list[list[bool]]
     every: list[list[bool]]
 
 
 def grid(problem: Problem, row_size: int, column_size: int) -> Grid:
     """Cut the scores of a problem into blocks and ask its mask about each."""
-    rows, columns = cut(problem.shape[-2], row_size) or [range(0)], cut(problem.shape[-1], column_size)
+    rows, columns = cut(problem.shape[-2], row_size) or [all_of(0)], cut(problem.shape[-1], column_size)
     if problem.mask is None or not rows[0] or not columns:
         yes = [[True] * len(columns) for _ in rows]
         return Grid(rows, columns, yes, yes)
@@ -29,7 +29,7 @@ def grid(problem: Problem, row_size: int, column_size: int) -> Grid:
 
 
 def survey(
-    mask: Mask, rows: list[range], columns: list[range], device: torch.device
+    mask: Mask, rows: list[Stretch], columns: list[Stretch], device: torch.device
 ) -> tuple[list[list[bool]], list[list[bool]]]:
     """For each pair of blocks, over all leading axes: may anything attend, may everything."""
     blocks = Blocks(_edges(rows, device), _edges(columns, device))
@@ -40,7 +40,7 @@ def survey(
     return some.tolist(), every.tolist()
 
 
-def _edges(blocks: list[range], device: torch.device) -> torch.Tensor:
+def _edges(blocks: list[Stretch], device: torch.device) -> torch.Tensor:
     return torch.tensor([block.start for block in blocks] + [blocks[-1].stop], device=device)
 
 

@@ -4,6 +4,7 @@ The mask is handed over twice: as a rule for single pairs, and as a list of bloc
 the mask's own block-by-block account, so that no n × n tensor is ever made.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -80,16 +81,17 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
     found = clauses(problem.mask, *problem.shape[-2:])
     assert found is not None  # refuses() has said so
     kernel = _compiled() if compiled else flex_attention
-    output = kernel(
-        query,
-        key,
-        value,
-        score_mod=_score_rule(problem, softcap, lead),
-        block_mask=_block_mask(problem, found, lead),
-        scale=scale,
-        enable_gqa=problem.group > 1,
-    )
+    rules = {"score_mod": _score_rule(problem, softcap, lead), "block_mask": _block_mask(problem, found, lead)}
+    with _many_kernels() if compiled else contextlib.nullcontext():
+        output = kernel(query, key, value, **rules, scale=scale, enable_gqa=problem.group > 1)
     return Result(output.reshape(*lead, *output.shape[-3:]))
+
+
+def _many_kernels() -> Any:
+    """Shapes and windows each have a kernel of their own; after a few, torch would go on without compiling at all."""
+    if torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    return torch._dynamo.config.patch(recompile_limit=256)
 
 
 @functools.cache
@@ -149,8 +151,8 @@ def _block_mask(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
 def _band_mask(low: int | None, high: int | None, queries: int, keys: int, device: torch.device) -> Any:
     """A causal mask or a window: every layer and step asks for the same one, so it is made once."""
     coarse = Band(low, high).coarse(Blocks(_edges(queries, device), _edges(keys, device)))
-    first = torch.tensor(-queries if low is None else low, device=device)
-    last = torch.tensor(keys if high is None else high, device=device)
+    # Plain numbers, compiled into the kernel: as tensors they would be loaded for every pair, at twice the time.
+    first, last = -queries if low is None else low, keys if high is None else high
 
     def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j - i >= first) & (j - i <= last)

@@ -15,6 +15,7 @@ from regard.core.hygiene import cleaned
 from regard.core.normalizers import Hard
 from regard.core.problem import Problem
 from regard.core.requests import Entropy
+from regard.core.spans import all_of
 
 NAME = "reference"
 SMALL = 32 * 2**20  # bytes of working memory up to which the plain form is the fastest
@@ -41,7 +42,7 @@ def attend(problem: Problem) -> Result:
     """softmax(score(Q, K) + bias) V, as written."""
     problem, marks = cleaned(problem)
     query, key, value = (t.to(problem.dtype) for t in (problem.query, problem.key, problem.value))
-    rows, columns = range(problem.shape[-2]), range(problem.shape[-1])
+    rows, columns = all_of(problem.shape[-2]), all_of(problem.shape[-1])
 
     scores = problem.scores(query, problem.repeat(key), rows, columns)
     allowed = _open(scores, problem.allowed(rows, columns), problem)

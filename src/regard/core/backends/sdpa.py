@@ -19,7 +19,7 @@ from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import tainted, without_unseen
 from regard.core.problem import Problem
 from regard.core.scores import Bilinear
-from regard.core.spans import cut, take
+from regard.core.spans import Stretch, all_of, cut, take
 
 NAME = "sdpa"
 _MASK_NUMBERS = 2**22  # entries of a mask made at a time
@@ -95,7 +95,7 @@ def attend(problem: Problem) -> Result:
 
     if problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
-        mask = _mask(problem, range(1), range(problem.shape[-1])) if one_row else None
+        mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
         output = kernel(query, key, value, mask, causal=found.banded)
     elif problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:]):
         output = banded.attend(query, key, value, found, lead, kernel)
@@ -130,24 +130,24 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def _visible(problem: Problem) -> list[tuple[range, range]]:
+def _visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
     """Blocks of queries, each with the span of keys it can see."""
     queries, keys = problem.shape[-2:]
     slices = max(1, math.prod(problem.shape[:-2]))
     whole = queries * keys * slices <= _MASK_NUMBERS
     rows = cut(queries, queries if whole else max(64, min(512, _MASK_NUMBERS // (keys * slices))))
     if problem.mask is None or len(rows) < 2:
-        return [(block, range(keys)) for block in rows]
+        return [(block, all_of(keys)) for block in rows]
     columns = cut(keys, _COLUMNS)
     some, _ = survey(problem.mask, rows, columns, problem.device)
     spans = []
     for block, sees in zip(rows, some, strict=True):
         found = [c for c, any_seen in enumerate(sees) if any_seen] or [0]
-        spans.append((block, range(columns[found[0]].start, columns[found[-1]].stop)))
+        spans.append((block, Stretch(columns[found[0]].start, columns[found[-1]].stop)))
     return spans
 
 
-def _mask(problem: Problem, rows: range, columns: range) -> Tensor | None:
+def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     """Mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
     allowed = problem.mask.allowed(rows, columns, problem.device) if problem.mask is not None else None
     if problem.bias is None:

@@ -32,15 +32,17 @@ def forward(
     if serves:
         # float16 rounds features less than bfloat16 does, at the same speed
         dtype = inputs.query.dtype if learning else torch.float16
-        made, block = features(inputs, found, notes, dtype), tuning.series_forward
+        made = features(inputs, found, notes, dtype)
+        # wider values leave less shared memory for the columns on their way
+        block, pieces = (tuning.series_forward, tuning.pieces) if s.e_block <= 64 else (tuning.series_wide, 1)
         launch(
             triton_series.series_forward, (triton.cdiv(s.q, block.rows), s.b * s.h, 1),
             TensorDescriptor.from_tensor(made.query, [block.rows, block.depth]),
             TensorDescriptor.from_tensor(made.key, [block.columns, block.depth]),
-            TensorDescriptor.from_tensor(notes.value, [block.columns // tuning.pieces, s.e_block]),
+            TensorDescriptor.from_tensor(notes.value, [block.columns // pieces, s.e_block]),
             notes.bad, notes.bad_span, notes.query_bad, inputs.weight, inputs.weight_step,
             found.table, plan, pairs, output, lse, *numbers, *output.stride(),
-            WIDTH=series.WIDTH, BOUNDED=bounded, PIECES=tuning.pieces,
+            WIDTH=series.WIDTH, BOUNDED=bounded, PIECES=pieces,
             PRECISION=inputs.precision, BM=block.rows, BN=block.columns, BK=block.depth, FB=s.f_block, EB=s.e_block,
             block=block,
         )  # fmt: skip

@@ -35,6 +35,7 @@ class Tuning(NamedTuple):
     exact_score: Block = Block(128, 32, 8)
     exact_feature: Block = Block(32, 32, 4)
     series_forward: Block = Block(128, 256, 64, warps=8, stages=4)
+    series_wide: Block = Block(128, 128, 64, warps=8, stages=3)  # values of more than 64 columns
     series_score: Block = Block(128, 128, 64, warps=8, stages=4)
     series_feature: Block = Block(128, 256, 64, warps=8, stages=3)
     pieces: int = 2  # in which the series' forward softmax takes a tile

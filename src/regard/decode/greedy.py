@@ -1,0 +1,41 @@
+"""Greedy decoding: the most likely token, each time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.decode.records import Hypothesis, StepFunction, bounds
+from regard.decode.single import follow
+
+
+def greedy(
+    step: StepFunction,
+    state: Any,
+    *,
+    start: Int[Tensor, "b"],
+    stop: int,
+    limit: int | Tensor,
+    minimum: int = 0,
+    never: Sequence[int] = (),
+    shrink: float | None = 0.25,
+) -> list[Hypothesis]:
+    """For each row, y_i = argmax p(y | y_<i); the lowest token on a tie. The same as a beam of width 1.
+
+    A row has at most `limit` tokens (one number, or one for each row); then it must stop. It has at least `minimum`,
+    unless its limit is lower. Tokens in `never` do not come. A state with a capacity needs room for limit + 1 tokens:
+    `start` is read too. When the share `shrink` of the running rows has stopped, they are dropped with
+    `state.reorder`; None keeps every shape as it is, for a step that was captured.
+
+    >>> from types import SimpleNamespace as Step
+    >>> import torch
+    >>> table = torch.eye(4).roll(1, 1)  # after token i comes i + 1
+    >>> def step(state, tokens):
+    ...     return Step(logits=table[tokens], state=state, weights=None)
+    >>> [hypothesis] = greedy(step, None, start=torch.tensor([0]), stop=3, limit=5)
+    >>> hypothesis.tokens
+    (1, 2)
+    """
+    limits = bounds(start, stop, limit, minimum, never)
+    return follow(step, state, lambda log_probs, rows: log_probs.argmax(1), limits, shrink)

@@ -1,0 +1,43 @@
+"""The largest entries of each row, ties to the lowest index on every device."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNK = 64
+
+
+def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"]]:
+    """The `count` largest of each row, largest first and ties to the lowest index, and where they were.
+
+    `torch.topk` leaves it open which of equal entries it takes. So where there may be some, a row is cut into chunks:
+    an entry among the `count` best lies in one of the `count` chunks with the largest maxima (ties to the first),
+    because every better chunk has an entry that beats it. One pass finds the maxima, and only `count` chunks are
+    sorted, stably. Where a row has fewer than `count` entries, −∞ follow.
+
+    >>> best(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 3)
+    (tensor([[3., 3., 2.]]), tensor([[1, 2, 3]]))
+    """
+    rows, size = values.shape
+    if count == 1 and size > 0:
+        return values.amax(1, keepdim=True), values.argmax(1, keepdim=True)
+    if values.device.type == "cpu" and size > count:
+        # Without ties there is one answer. On the CPU it costs no wait to look, and sorting costs more.
+        found, index = values.topk(count + 1, dim=1)
+        if not bool((found[:, 1:] == found[:, :-1]).any()):
+            return found[:, :count], index[:, :count]
+    if size < 2 * CHUNK * count:
+        padded = F.pad(values, (0, max(0, count - size)), value=-torch.inf)
+        found, index = padded.sort(dim=1, descending=True, stable=True)
+        return found[:, :count], index[:, :count].clamp(max=max(0, size - 1))
+    if size % CHUNK:
+        values = F.pad(values, (0, CHUNK - size % CHUNK), value=-torch.inf)
+    chunks = values.view(rows, -1, CHUNK)
+    order = chunks.amax(-1).sort(dim=1, descending=True, stable=True).indices[:, :count]
+    order = order.sort(dim=1).values  # back in their places, so that a stable sort keeps ties in order
+    inside = chunks.gather(1, order[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
+    found, place = inside.sort(dim=1, descending=True, stable=True)
+    place = place[:, :count]
+    index = order.gather(1, place // CHUNK) * CHUNK + place % CHUNK
+    return found[:, :count], index.clamp(max=size - 1)

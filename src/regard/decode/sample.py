@@ -1,0 +1,85 @@
+"""Sampling: tokens drawn from the model's distribution, or from its upper part."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.decode.ranking import best
+from regard.decode.records import Hypothesis, StepFunction, bounds
+from regard.decode.single import follow
+
+
+def sample(
+    step: StepFunction,
+    state: Any,
+    *,
+    start: Int[Tensor, "b"],
+    stop: int,
+    limit: int | Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    minimum: int = 0,
+    never: Sequence[int] = (),
+    shrink: float | None = 0.25,
+    generator: torch.Generator | None = None,
+) -> list[Hypothesis]:
+    """For each row, y_i ~ p(y | y_<i)^(1/temperature), among the `top_k` likeliest or the top `top_p` of the mass.
+
+    `top_p` keeps the smallest set of likeliest tokens whose probability reaches it (Holtzman et al. 2020, section 3.1).
+    The log-probabilities in a hypothesis are the model's own, whatever the temperature. Every row has random numbers
+    of its own, so it draws the same whether others have stopped or not. For several samples of a row, repeat it:
+    `state.reorder(torch.arange(b).repeat_interleave(n))` and `start.repeat_interleave(n)`. The other arguments are
+    those of `greedy`.
+
+    >>> from types import SimpleNamespace as Step
+    >>> def step(state, tokens):
+    ...     return Step(logits=torch.tensor([[0.0, 0.0, -9e9]]), state=state, weights=None)
+    >>> generator = torch.Generator().manual_seed(7)
+    >>> [hypothesis] = sample(step, None, start=torch.tensor([0]), stop=2, limit=8, generator=generator)
+    >>> set(hypothesis.tokens) == {0, 1}
+    True
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be more than 0, got {temperature}: for the likeliest tokens use greedy")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be 1 or more; got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be in (0, 1]; got {top_p}")
+    limits = bounds(start, stop, limit, minimum, never)
+    batch, device = start.shape[0], start.device
+
+    def choose(log_probs: Tensor, rows: Tensor) -> Tensor:
+        points = torch.rand(batch, dtype=torch.float64, device=device, generator=generator)[rows]
+        return draw(log_probs, points, temperature=temperature, top_k=top_k, top_p=top_p)
+
+    return follow(step, state, choose, limits, shrink)
+
+
+def draw(
+    log_probs: Float[Tensor, "r v"],
+    points: Float[Tensor, "r"],
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> Int[Tensor, "r"]:
+    """The token under each point in [0, 1) when the tokens that may come share out that interval."""
+    values: Tensor = log_probs
+    index: Tensor | None = None
+    if top_k is not None and top_k < values.shape[1]:
+        values, index = best(values, top_k)
+    elif top_p is not None:
+        values, index = values.sort(dim=1, descending=True, stable=True)
+    mass = (values.double() / temperature).softmax(1)
+    if top_p is not None:
+        mass = torch.where(mass.cumsum(1) - mass < top_p, mass, 0.0)
+    ends = mass.cumsum(1)
+    # The first end beyond the point: a token without mass ends where the one before it does, and is never first.
+    # The factor keeps the point below the last end when the product is rounded.
+    target = points[:, None] * ends[:, -1:] * (1 - 2.0**-40)
+    place = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)  # NaN is refused elsewhere
+    return (place if index is None else index.gather(1, place))[:, 0]

@@ -1,0 +1,80 @@
+"""One hypothesis for each row, token after token: the loop that greedy decoding and sampling share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.decode.records import Bounds, Hypothesis, StepFunction, check_step, refuse_broken
+
+# choose(log_probs (r, v), rows (r,)): the next token of each of these rows of the batch.
+Choose = Callable[[Tensor, Tensor], Tensor]
+
+
+@torch.no_grad()
+def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrink: float | None) -> list[Hypothesis]:
+    """Asks for a token after another until every row has stopped; rows that have are left out when that pays.
+
+    The bookkeeping keeps all rows from first to last; `rows` says which of them the model still works on.
+    """
+    batch = bounds.start.shape[0]
+    if batch == 0:
+        return []
+    rows = torch.arange(batch, device=bounds.start.device)
+    closed = torch.zeros(batch, dtype=torch.bool, device=rows.device)
+    broken = closed.clone()
+    last = bounds.start
+    trail: list[tuple[Tensor, Tensor]] = []  # tokens and log-probabilities, all rows
+    looked: list[Tensor] = []
+    for time in range(bounds.longest + 1):
+        produced = step(state, last[rows])
+        if time == 0:
+            check_step(produced, batch, bounds.stop)
+        state = produced.state
+        log_probs, at_stop = bounds.distribution(produced.logits, time)
+        forced = time >= bounds.limit[rows]
+        chosen = torch.where(forced, bounds.stop, choose(log_probs, rows))
+        value = torch.where(forced, at_stop, log_probs.gather(1, chosen[:, None])[:, 0])
+        broken[rows] |= at_stop.isnan() & ~closed[rows]
+        last = torch.full_like(last, bounds.stop).index_copy_(0, rows, chosen)
+        values = value.new_zeros(batch).index_copy_(0, rows, value)
+        last, values = torch.where(closed, bounds.stop, last), torch.where(closed, 0.0, values)
+        trail.append((last, values))
+        if produced.weights is not None:
+            looked.append(spread(produced.weights, rows, batch))
+        closed = closed | (last == bounds.stop)
+        if (time + 1) % bounds.patience == 0 and time < bounds.longest:
+            refuse_broken(broken, time)
+            kept = (~closed[rows]).nonzero().flatten()
+            if kept.numel() == 0:
+                break
+            if shrink is not None and kept.numel() <= (1 - shrink) * rows.numel():
+                rows, state = rows[kept], state.reorder(kept)
+    refuse_broken(broken, len(trail))
+    return _hypotheses(trail, looked, bounds.stop)
+
+
+def spread(values: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """The same values in a batch of all rows; the others are zeros."""
+    if rows.numel() == batch:
+        return values
+    return values.new_zeros((batch, *values.shape[1:])).index_copy_(0, rows, values)
+
+
+def _hypotheses(trail: list[tuple[Tensor, Tensor]], looked: list[Tensor], stop: int) -> list[Hypothesis]:
+    tokens = torch.stack([tokens for tokens, _ in trail], 1).cpu()
+    log_probs = torch.stack([values for _, values in trail], 1).cpu()
+    totals = log_probs.double().cumsum(1)[:, -1].tolist()  # in order, as a beam adds them up
+    weights = torch.stack(looked, 1).cpu() if looked else None
+    lengths = (tokens != stop).sum(1).tolist()
+    return [
+        Hypothesis(
+            tokens=tuple(tokens[i, :length].tolist()),
+            score=total,
+            log_probs=log_probs[i, :length].clone(),
+            weights=None if weights is None else weights[i, :length].clone(),
+            log_prob=total,
+        )
+        for i, (length, total) in enumerate(zip(lengths, totals, strict=True))
+    ]

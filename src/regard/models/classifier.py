@@ -1,0 +1,118 @@
+"""A class as a decoder's answer: one look at the memory decides."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core.attention import AnyScore
+from regard.core.normalizers import Normalizer, Softmax
+from regard.core.requests import Request, Top
+from regard.models.memory import Memory
+from regard.nn.attention import Attention
+
+_SOFTMAX = Softmax()
+
+
+@dataclass(frozen=True, eq=False)
+class Classified:
+    """Scores of the classes, and the weights asked for: all of them are (b, looks, k)."""
+
+    logits: Float[Tensor, "b classes"]
+    weights: Tensor | Top | None = None
+    log_prob: Float[Tensor, "b looks"] | None = None  # of hard choices
+
+
+class Classifier(nn.Module):
+    """The classes of a memory, by what a query reads from it.
+
+    c = Σ_j a_j h_j with a = normalize(score(u, h_j)), logits = W [c; u'] + b. The query u is learned: with the additive
+    score, w · tanh(W h_j + W_q u) is the word attention of Yang et al. (2016a, section 2.2), and several `looks` are
+    the hops of Lin et al. (2017), each with a query of its own, side by side. With `query_size` the query comes with
+    the call, as a question about an image does (Yang et al. 2016b, section 3.3), and is u' too. `attention` is the
+    name of a score, a score record or function, or None: then c is the memory's summary, of size `memory_size`.
+
+    >>> classifier = Classifier(3, memory_size=8)
+    >>> memory = Memory(torch.randn(2, 5, 8), torch.randn(2, 5, 8), None, torch.randn(2, 8))
+    >>> classifier(memory).logits.shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        *,
+        memory_size: int,
+        query_size: int | None = None,
+        attention: str | AnyScore | None = "additive",
+        hidden_size: int | None = None,
+        looks: int = 1,
+        normalize: Normalizer = _SOFTMAX,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if looks < 1 or (looks > 1 and (query_size is not None or attention is None)):
+            raise ValueError(f"looks must be 1, or more for learned queries with attention, got {looks}")
+        self.query_size, self.memory_size = query_size, memory_size
+        asked = memory_size if query_size is None else query_size
+        learned = attention is not None and query_size is None
+        self.query = nn.Parameter(torch.empty(looks, asked)) if learned else None
+        self.attention = (
+            None
+            if attention is None
+            else Attention(asked, memory_size, score=attention, hidden_size=hidden_size, normalize=normalize)
+        )
+        self.output = nn.Linear(looks * memory_size + (query_size or 0), classes)
+        self.dropout = dropout
+        if self.query is not None:
+            nn.init.normal_(self.query, std=asked**-0.5)
+
+    def forward(
+        self,
+        memory: Memory,
+        query: Float[Tensor, "b d"] | None = None,
+        *,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Classified:
+        """The classes of each memory; `query` (b, query_size) is what is asked, if the classifier is to be asked."""
+        self._check(memory, query)
+        if self.attention is None:
+            return Classified(self._decide(memory.summary, query))
+        asked = self.query if query is None else query.unsqueeze(1)
+        assert asked is not None, "one of them is there"
+        projected = self.attention.project(memory.keys, mask=memory.mask)
+        if memory.values is not memory.keys:
+            projected = projected._replace(value=memory.values)
+        found, _ = self.attention.attend(
+            asked.expand(len(memory.keys), -1, -1), projected, weights=weights, generator=generator
+        )
+        return Classified(self._decide(found.output.flatten(1), query), found.weights, found.log_prob)
+
+    def _decide(self, read: Tensor, query: Tensor | None) -> Tensor:
+        features = read if query is None else torch.cat([read, query.to(read.dtype)], -1)
+        return self.output(F.dropout(features, self.dropout, self.training))
+
+    def _check(self, memory: Memory, query: Tensor | None) -> None:
+        if self.query_size is None and query is not None:
+            raise ValueError("query must be None: the classifier learns its own; build it with query_size to be asked")
+        if self.query_size is not None and (query is None or query.shape[-1] != self.query_size):
+            came = "None" if query is None else f"shape {tuple(query.shape)}"
+            raise ValueError(f"query must be (b, {self.query_size}), got {came}")
+        if self.attention is None and memory.summary.shape[-1] != self.memory_size:
+            raise ValueError(
+                f"summary of the memory has size {memory.summary.shape[-1]}, the classifier expects {self.memory_size}"
+            )
+
+
+def several_labels(logits: Float[Tensor, "b classes"], labels: Float[Tensor, "b classes"]) -> Float[Tensor, ""]:
+    """The loss where an example may have several classes, or none: −mean[y ln σ(s) + (1 − y) ln(1 − σ(s))].
+
+    Each class is then a question of its own, and `logits.sigmoid()` the answers.
+
+    >>> several_labels(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))
+    tensor(0.6931)
+    """
+    return F.binary_cross_entropy_with_logits(logits.float(), labels.float())

@@ -1,0 +1,177 @@
+"""One head of attention over a memory, with the projections its score needs."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from regard.core.attention import AnyScore, Attended, attention
+from regard.core.masks import Mask
+from regard.core.normalizers import Normalizer, Softmax
+from regard.core.requests import Request, Top
+from regard.nn.projection import SCORES, OwnedScore, settled
+from regard.nn.protocol import Projected
+
+_SOFTMAX = Softmax()
+_EQUAL = ("dot", "scaled_dot", "cosine")  # scores of two vectors of one size
+
+
+class Attention(nn.Module):
+    """C_i = Σ_j a_ij v_j with a_i = normalize(score(q_i, h_j)): what a decoder's state reads from a memory.
+
+    score "additive": w · tanh(W_q q + W_k h) with `hidden_size` features (Bahdanau et al. 2015); "bilinear":
+    z_j = W_z h_j, then ⟨q, z_j⟩ (Luong et al. 2015, "general"); "dot", "scaled_dot", "cosine": of query and memory
+    themselves. With `hidden_size` these project both to it first. Values are the memory itself, or W_v h with
+    `value_size`. Hard attention samples in training, and where a generator is given.
+
+    >>> layer = Attention(6, 10, score="additive", hidden_size=8)
+    >>> out = layer(torch.randn(2, 3, 6), torch.randn(2, 5, 10))
+    >>> out.output.shape
+    torch.Size([2, 3, 10])
+    """
+
+    stateful = False
+
+    def __init__(
+        self,
+        query_size: int,
+        memory_size: int | None = None,
+        *,
+        score: str | AnyScore = "additive",
+        hidden_size: int | None = None,
+        value_size: int | None = None,
+        normalize: Normalizer = _SOFTMAX,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        memory_size = query_size if memory_size is None else memory_size
+        self.query_size, self.memory_size = query_size, memory_size
+        self.output_size = memory_size if value_size is None else value_size
+        self.normalize = normalize
+        self.dropout = dropout
+        query_to, key_to = _projected_sizes(score, query_size, memory_size, hidden_size)
+        self.query = None if query_to is None else nn.Linear(query_size, query_to, bias=False)
+        self.key = None if key_to is None else nn.Linear(memory_size, key_to, bias=False)
+        self.value = None if value_size is None else nn.Linear(memory_size, value_size, bias=False)
+        # The bilinear matrix is the projection of the memory: z_j is computed once, however many queries come.
+        self.score = OwnedScore("dot" if score == "bilinear" else score, query_to or query_size)
+
+    def forward(
+        self,
+        query: Float[Tensor, "b q d"],
+        memory: Float[Tensor, "b k m"],
+        *,
+        mask: Mask | Tensor | None = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Attended:
+        """What each query reads: output (b, q, e), weights as asked, of all of them (b, q, k).
+
+        A bool mask is (b, k), True for real positions, or (b, q, k) for pairs; others are for scores (b, 1, q, k).
+        """
+        projected = self.project(memory)
+        return self._attend(query, projected, pairs(mask), weights, generator)
+
+    def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
+        """Keys and values of a memory, once for all queries."""
+        if memory.shape[-1] != self.memory_size:
+            raise ValueError(f"memory has size {memory.shape[-1]}, the layer expects {self.memory_size}")
+        return Projected(
+            memory if self.key is None else self.key(memory), memory if self.value is None else self.value(memory), mask
+        )
+
+    def attend(
+        self,
+        query: Float[Tensor, "b q d"],
+        projected: Projected,
+        *,
+        state: None = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Attended, None]:
+        """What the queries read from a projected memory; nothing is remembered between calls."""
+        return self._attend(query, projected, pairs(projected.mask), weights, generator), None
+
+    def _attend(
+        self,
+        query: Tensor,
+        projected: Projected,
+        mask: Mask | Tensor | None,
+        weights: Request | None,
+        generator: torch.Generator | None,
+    ) -> Attended:
+        if query.shape[-1] != self.query_size:
+            raise ValueError(f"query has size {query.shape[-1]}, the layer expects {self.query_size}")
+        query = query if self.query is None else self.query(query)
+        found = attention(
+            query.unsqueeze(1),
+            projected.key.unsqueeze(1),
+            projected.value.unsqueeze(1),
+            score=self.score(),
+            normalize=settled(self.normalize, self.training or generator is not None),
+            mask=mask,
+            dropout=self.dropout if self.training else 0.0,
+            weights=weights,
+            generator=generator,
+        )
+        return without_head(found)
+
+
+class SelfAttention(nn.Module):
+    """softmax(Q Kᵀ / √d_k) V with Q = x W_q, K = x W_k, V = x W_v: each position asks all (Vaswani et al. 2017, 3.2.1).
+
+    >>> SelfAttention(6, key_size=4, value_size=3)(torch.randn(2, 5, 6)).output.shape
+    torch.Size([2, 5, 3])
+    """
+
+    def __init__(self, size: int, key_size: int, value_size: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(size, key_size, bias=False)
+        self.key = nn.Linear(size, key_size, bias=False)
+        self.value = nn.Linear(size, value_size, bias=False)
+
+    def forward(
+        self, x: Float[Tensor, "b n d"], *, mask: Mask | Tensor | None = None, weights: Request | None = None
+    ) -> Attended:
+        """What each position reads: output (b, n, value size), weights as asked; masks as for `Attention`."""
+        query, key, value = (map_(x).unsqueeze(1) for map_ in (self.query, self.key, self.value))
+        return without_head(attention(query, key, value, mask=pairs(mask), weights=weights))
+
+
+def pairs(mask: Mask | Tensor | None) -> Mask | Tensor | None:
+    """A bool mask of positions (b, k) or of pairs (b, q, k) as one for scores (b, 1, q, k)."""
+    if not isinstance(mask, Tensor):
+        return mask
+    if mask.ndim not in (2, 3):
+        raise ValueError(f"mask must be (b, k) for positions or (b, q, k) for pairs, got shape {tuple(mask.shape)}")
+    return mask[:, None, None] if mask.ndim == 2 else mask[:, None]
+
+
+def without_head(found: Attended) -> Attended:
+    """The same without the axis of its one head."""
+    weights, log_prob = found.weights, found.log_prob
+    if isinstance(weights, Top):
+        weights = Top(weights.values.squeeze(1), weights.indices.squeeze(1))
+    elif weights is not None:
+        weights = weights.squeeze(1)
+    return Attended(found.output.squeeze(1), weights, None if log_prob is None else log_prob.squeeze(1))
+
+
+def _projected_sizes(
+    score: str | AnyScore, query_size: int, memory_size: int, hidden_size: int | None
+) -> tuple[int | None, int | None]:
+    """To which sizes query and memory are mapped before they are scored; None: not at all."""
+    if score == "additive":
+        hidden_size = query_size if hidden_size is None else hidden_size
+        return hidden_size, hidden_size
+    if score == "bilinear":
+        return hidden_size, query_size if hidden_size is None else hidden_size
+    if hidden_size is not None:
+        return hidden_size, hidden_size
+    if score in _EQUAL and query_size != memory_size:
+        raise ValueError(
+            f"{score} scores compare vectors of one size, query_size is {query_size} and memory_size {memory_size}: "
+            "give hidden_size to project both to it"
+        )
+    if isinstance(score, str) and score not in SCORES:
+        raise ValueError(f"score must be one of {', '.join(SCORES)}, a regard score or a function, got {score!r}")
+    return None, None

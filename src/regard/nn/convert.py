@@ -1,0 +1,77 @@
+"""Between this library's multi-head attention and torch's own: weights, and what masks mean."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.nn.projection import HeadProjection
+
+
+class TorchMasks(NamedTuple):
+    """torch's masks in this library's terms: `mask` True = may attend, `bias` added to the scores."""
+
+    mask: Tensor | None
+    bias: Tensor | None
+
+
+def torch_masks(attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None, *, heads: int) -> TorchMasks:
+    """The masks of a call of `nn.MultiheadAttention` as `mask` and `bias` of a call of `MultiHeadAttention`.
+
+    There True in a bool mask means *drop*, and numbers are added to the scores. `attn_mask` is (q, k) or
+    (b · heads, q, k), `key_padding_mask` is (b, k).
+
+    >>> torch_masks(torch.tensor([[False, True], [False, False]]), heads=2).mask
+    tensor([[ True, False],
+            [ True,  True]])
+    """
+    pairs = attn_mask.unflatten(0, (-1, heads)) if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
+    keys = None if key_padding_mask is None else key_padding_mask[:, None, None]
+    found = [each for each in (pairs, keys) if each is not None]
+    dropped = [each for each in found if each.dtype == torch.bool]
+    added = [each for each in found if each.dtype != torch.bool]
+    mask = None if not dropped else ~dropped[0] if len(dropped) == 1 else ~(dropped[0] | dropped[1])
+    bias = None if not added else added[0] if len(added) == 1 else added[0] + added[1]
+    return TorchMasks(mask, bias)
+
+
+def refuse(source: nn.MultiheadAttention) -> None:
+    """Raise for the options of torch's module that have no counterpart."""
+    if not isinstance(source, nn.MultiheadAttention):
+        raise TypeError(f"from_torch takes a torch.nn.MultiheadAttention, got {type(source).__name__}")
+    if source.bias_k is not None or source.bias_v is not None:
+        raise ValueError("from_torch cannot take add_bias_kv=True: a learned extra key has no place in this layer")
+    if source.add_zero_attn:
+        raise ValueError("from_torch cannot take add_zero_attn=True: an extra key of zeros has no place in this layer")
+
+
+@torch.no_grad()
+def load(source: nn.MultiheadAttention, projection: HeadProjection, output: nn.Linear) -> None:
+    """Copy torch's weights into the layer's own."""
+    if source.in_proj_weight is not None:
+        theirs = source.in_proj_weight.chunk(3)
+    else:
+        theirs = (source.q_proj_weight, source.k_proj_weight, source.v_proj_weight)
+    for own, their in zip(projection.parts(), theirs, strict=True):
+        assert their is not None
+        own.copy_(their)
+    output.weight.copy_(source.out_proj.weight)
+    if projection.bias is not None:
+        projection.bias.copy_(source.in_proj_bias)
+        output.bias.copy_(source.out_proj.bias)
+
+
+@torch.no_grad()
+def store(projection: HeadProjection, output: nn.Linear, target: nn.MultiheadAttention) -> None:
+    """Copy the layer's weights into torch's module."""
+    own = projection.parts()
+    if target.in_proj_weight is not None:
+        target.in_proj_weight.copy_(torch.cat(own))
+    else:
+        for their, part in zip((target.q_proj_weight, target.k_proj_weight, target.v_proj_weight), own, strict=True):
+            assert their is not None
+            their.copy_(part)
+    target.out_proj.weight.copy_(output.weight)
+    if projection.bias is not None:
+        target.in_proj_bias.copy_(projection.bias)
+        target.out_proj.bias.copy_(output.bias)

@@ -1,0 +1,103 @@
+"""Coverage attention, which sees how much of each key has been read already."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from regard.core.attention import Attended
+from regard.core.normalizers import Normalizer, Softmax
+from regard.core.problem import HALF
+from regard.core.requests import Request
+from regard.nn.location import alignment, blank, check_query, clean_memory, gathered, read, sampling, score_vector
+from regard.nn.protocol import Projected
+
+_SOFTMAX = Softmax()
+
+
+class CoverageAttention(nn.Module):
+    """w · tanh(W s_i + V h_j + u c_ij + b) with c_i = Σ_{t<i} α_t, what was read so far (See et al. 2017, eq. 11).
+
+    With a `fertility` N each key is allowed to be read Φ_j = N · σ(v · h_j) times: c_i = Σ_{t<i} α_t / Φ (the
+    linguistic coverage of Tu et al. 2016). The loss that keeps attention from reading twice is
+    `regard.nn.losses.coverage_penalty` of the weights.
+
+    The state is (c after the last query,), (b, k).
+
+    >>> from regard.core.requests import full
+    >>> layer = CoverageAttention(8, 6)
+    >>> out = layer(torch.randn(2, 4, 8), torch.randn(2, 11, 6), weights=full())
+    >>> out.output.shape, out.weights.shape
+    (torch.Size([2, 4, 6]), torch.Size([2, 4, 11]))
+    """
+
+    stateful = True
+
+    def __init__(
+        self,
+        query_size: int,
+        memory_size: int | None = None,
+        *,
+        hidden_size: int | None = None,
+        normalize: Normalizer = _SOFTMAX,
+        fertility: float | None = None,
+    ) -> None:
+        super().__init__()
+        memory_size = query_size if memory_size is None else memory_size
+        hidden_size = query_size if hidden_size is None else hidden_size
+        if fertility is not None and not fertility > 0:
+            raise ValueError(f"fertility must be above 0, or None, got {fertility}")
+        self.query_size, self.memory_size, self.output_size = query_size, memory_size, memory_size
+        self.normalize, self.fertility = normalize, fertility
+        self.query = nn.Linear(query_size, hidden_size, bias=False)
+        self.key = nn.Linear(memory_size, hidden_size)
+        self.coverage = nn.Linear(1, hidden_size, bias=False)
+        self.fertile = None if fertility is None else nn.Linear(memory_size, 1, bias=False)
+        self.weight = score_vector(hidden_size)
+
+    def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
+        """Keys V h_j + b and values h_j."""
+        memory = clean_memory(memory, self.memory_size, mask)
+        return Projected(self.key(memory), memory, mask)
+
+    def attend(
+        self,
+        query: Float[Tensor, "b q d"],
+        projected: Projected,
+        *,
+        state: tuple[Tensor] | None = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Attended, tuple[Tensor]]:
+        """What the queries read one after the other, and the coverage after the last of them."""
+        check_query(query, self.query_size, projected)
+        covered = state[0] if state is not None else blank(projected)
+        covered = covered.float() if covered.dtype in HALF else covered  # a long sum of small numbers
+        times = None
+        if self.fertile is not None and self.fertility is not None:
+            # A key that may never be read would be covered without end: 10⁻⁴ is as good as never.
+            times = self.fertility * torch.sigmoid(self.fertile(projected.value).squeeze(-1)).clamp_min(1e-4)
+        steps = []
+        for one in self.query(query).split(1, 1) if query.shape[1] else ():
+            found = read(
+                one,
+                projected._replace(key=projected.key + self.coverage(covered.unsqueeze(-1).to(projected.key.dtype))),
+                self.weight,
+                sampling(self.normalize, self.training, generator),
+                generator,
+            )
+            steps.append(found)
+            new = alignment(found)
+            covered = covered + (new if times is None else new / times)
+        return gathered(steps, projected, query, weights), (covered,)
+
+    def forward(
+        self,
+        query: Float[Tensor, "b q d"],
+        memory: Float[Tensor, "b k m"],
+        *,
+        mask: Bool[Tensor, "b k"] | None = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Attended:
+        """What each query reads of the memory, knowing what those before it have read: output (b, q, m)."""
+        return self.attend(query, self.project(memory, mask=mask), weights=weights, generator=generator)[0]

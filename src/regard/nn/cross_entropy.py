@@ -1,0 +1,233 @@
+"""Output layer and cross-entropy as one operation, so that the logits of a batch never stand in memory together.
+
+Logits are made for some rows at a time, in the dtype of the states; their log-sum-exp is taken in float32; the
+gradients of that part are formed at once and the logits forgotten. What is kept for the backward pass is a gradient
+for the states and one for the weight, not tokens × vocabulary numbers.
+"""
+
+import functools
+import importlib.util
+import os
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_NUMBERS = {"cuda": 2**27, "cpu": 2**22}  # logits made at a time: enough work for a GPU, little enough for a cache
+_TILE = 128
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Summed(NamedTuple):
+    """A loss summed over tokens, and how many tokens it counts: `loss / count` is the mean."""
+
+    loss: Float[Tensor, ""]
+    count: Int[Tensor, ""]
+
+
+def linear_cross_entropy(
+    states: Float[Tensor, "... d"],
+    weight: Float[Tensor, "v d"],
+    target: Int[Tensor, "..."],
+    *,
+    bias: Float[Tensor, " v"] | None = None,
+    smoothing: float = 0.0,
+    ignore: int = -100,
+    rows: int | None = None,
+) -> Summed:
+    """Cross-entropy of `states @ weight.T + bias` with the target, summed; logits never stand whole in memory.
+
+    loss = Σ_i [ lse(z_i) − (1 − ε) z_i[target_i] − ε/v Σ_j z_ij ],  z_i = W s_i + b, ε = smoothing (Szegedy et al.
+    2016, section 7). Targets equal to `ignore` count for nothing. Under autocast the products are made in its dtype;
+    the loss is float32 at least. `rows` sets how many rows of logits exist at a time. Gradients are made in the
+    forward pass, once; there is no second derivative.
+
+    >>> states, weight = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.eye(2)
+    >>> linear_cross_entropy(states, weight, torch.tensor([0, -100]))
+    Summed(loss=tensor(0.3133), count=tensor(1))
+    """
+    _check(states, weight, target, bias, smoothing, rows)
+    flat, labels = states.reshape(-1, states.shape[-1]), target.reshape(-1)
+    device = states.device.type
+    if torch.is_autocast_enabled(device) and states.dtype != torch.float64:
+        flat = flat.to(torch.get_autocast_dtype(device))
+    real = labels != ignore
+    flat = torch.where(real.unsqueeze(-1), flat, 0)  # whatever an ignored row holds, it reaches no gradient
+    wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (flat, weight, bias)]
+    loss, *_ = _summed(flat, weight, bias, labels, smoothing, ignore, rows, wanted)
+    return Summed(loss, real.sum())
+
+
+def _check(
+    states: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, smoothing: float, rows: int | None
+) -> None:
+    if states.shape[-1] != weight.shape[-1]:
+        raise ValueError(f"states have size {states.shape[-1]}, weight has {weight.shape[-1]}: they must be equal")
+    if states.shape[:-1] != target.shape:
+        raise ValueError(f"target must have shape {tuple(states.shape[:-1])} as the states, got {tuple(target.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must have shape {tuple(weight.shape[:1])}, got {tuple(bias.shape)}")
+    if not 0.0 <= smoothing <= 1.0:
+        raise ValueError(f"smoothing must be between 0 and 1, got {smoothing}")
+    if rows is not None and rows < 1:
+        raise ValueError(f"rows must be 1 or more, got {rows}")
+
+
+@torch.library.custom_op("regard::linear_cross_entropy", mutates_args=())
+def _summed(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    smoothing: float,
+    ignore: int,
+    rows: int | None,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss, and its gradients with respect to states, weight and bias: empty where not wanted."""
+    with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
+        return _by_rows(states, weight, bias, target, smoothing, ignore, rows, wanted)
+
+
+def _by_rows(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    smoothing: float,
+    ignore: int,
+    rows: int | None,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    exact = _wide(states.dtype)
+    overwrite = _kernel(states)
+    narrow = weight.to(states.dtype)
+    added = None if bias is None else bias.to(states.dtype)
+    target = target.contiguous()
+    _check_targets(target, ignore, weight.shape[0])
+    loss = states.new_zeros((), dtype=exact)
+    to_states = torch.empty_like(states) if wanted[0] else states.new_empty(0)
+    to_weight = weight.new_zeros(weight.shape, dtype=exact) if wanted[1] else weight.new_empty(0)
+    to_bias = weight.new_zeros(weight.shape[:1], dtype=exact) if wanted[2] else weight.new_empty(0)
+    for part in _parts(states.shape[0], rows or _rows(states, weight)):
+        some = states[part]
+        logits = some @ narrow.T if added is None else torch.addmm(added, some, narrow.T)
+        loss += overwrite(logits, target[part], smoothing, ignore, any(wanted)).sum(dtype=exact)
+        # From here on `logits` holds the gradients of the loss with respect to them.
+        if wanted[0]:
+            torch.mm(logits, narrow, out=to_states[part])
+        if wanted[1]:
+            _add_product(to_weight, logits.T, some)
+        if wanted[2]:
+            to_bias += logits.sum(0, dtype=exact)
+        del logits
+    return loss, to_states, to_weight.to(weight.dtype), to_bias if bias is None else to_bias.to(bias.dtype)
+
+
+def _parts(length: int, rows: int) -> list[slice]:
+    return [slice(start, min(start + rows, length)) for start in range(0, length, rows)]
+
+
+def _rows(states: Tensor, weight: Tensor) -> int:
+    """Parts of equal size, in rows that fill the tiles of a matrix product."""
+    most = _NUMBERS.get(states.device.type, _NUMBERS["cpu"])
+    parts = -(-states.shape[0] * weight.shape[0] // most)
+    even = -(-states.shape[0] // max(1, parts))
+    return max(1, -(-even // _TILE) * _TILE)
+
+
+def _check_targets(target: Tensor, ignore: int, vocabulary: int) -> None:
+    """On the CPU only: to look at numbers on a GPU is to wait for it. There, a wrong target makes the loss NaN."""
+    if target.device.type != "cpu":
+        return
+    wrong = (target != ignore) & ((target < 0) | (target >= vocabulary))
+    if bool(wrong.any()):
+        found = int(target[wrong][0])
+        raise ValueError(f"target must be from 0 to {vocabulary - 1}, or {ignore} to ignore, got {found}")
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, summed in the dtype of the total."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
+    else:
+        total += left @ right
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _HALF else dtype
+
+
+def _overwrite(logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool) -> Tensor:
+    """The loss of each row; the logits become their gradients where asked."""
+    z = logits.to(_wide(logits.dtype))
+    real = target != ignore
+    vocabulary = z.shape[1]
+    label = torch.where(real, target, 0).clamp(0, vocabulary - 1).unsqueeze(1)
+    lse = z.logsumexp(1, keepdim=True)
+    loss = lse - (1 - smoothing) * z.gather(1, label)
+    if smoothing > 0.0:
+        loss = loss - smoothing / vocabulary * z.sum(1, keepdim=True)
+    if gradient:
+        z.sub_(lse).exp_()
+        if smoothing > 0.0:
+            z.sub_(smoothing / vocabulary)
+        z.scatter_add_(1, label, torch.full_like(lse, smoothing - 1))
+        logits.copy_(z.mul_(real.unsqueeze(1)))
+    return torch.where(real, loss.squeeze(1), 0)
+
+
+@functools.cache
+def _kernels() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _kernel(states: Tensor) -> Any:
+    """The Triton kernel on CUDA (and in Triton's interpreter), the same in plain operations elsewhere."""
+    fast = states.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    if fast and states.dtype != torch.float64 and _kernels():
+        from regard.nn.triton_cross_entropy import overwrite  # imports Triton: only where it is used
+
+        return overwrite
+    return _overwrite
+
+
+@_summed.register_fake
+def _(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    smoothing: float,
+    ignore: int,
+    rows: int | None,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (
+        states.new_empty((), dtype=_wide(states.dtype)),
+        torch.empty_like(states) if wanted[0] else states.new_empty(0),
+        torch.empty_like(weight) if wanted[1] else weight.new_empty(0),
+        torch.empty_like(bias) if wanted[2] and bias is not None else weight.new_empty(0),
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:])
+    ctx.wanted = inputs[-1]
+
+
+def _scale(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if grad is None:
+        return (None,) * 8
+    scaled = [
+        (grad * kept).to(kept.dtype) if wanted else None
+        for kept, wanted in zip(ctx.saved_tensors, ctx.wanted, strict=True)
+    ]
+    return (*scaled, *(None for _ in range(5)))
+
+
+_summed.register_autograd(_scale, setup_context=_keep)

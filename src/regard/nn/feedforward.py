@@ -1,0 +1,106 @@
+"""The part of a Transformer layer that looks at each position by itself."""
+
+import functools
+import importlib.util
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+GATED = "swiglu"
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with an activation between them, the same at every position.
+
+    relu, gelu: W₂ f(W₁ x + b₁) + b₂ (Vaswani et al. 2017, section 3.3; Hendrycks & Gimpel 2016). swiglu:
+    W₂ (silu(W₁ x) ⊙ V x), with W₁ and V in one matrix (Shazeer 2020). `hidden_size` is 4 · size unless given; dropout
+    falls on what enters W₂.
+
+    >>> layer = FeedForward(8, 32, activation="swiglu")
+    >>> layer(torch.zeros(2, 3, 8)).shape
+    torch.Size([2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        size: int,
+        hidden_size: int | None = None,
+        *,
+        activation: str = "relu",
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if activation != GATED and activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join((*ACTIVATIONS, GATED))}, got {activation!r}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
+        self.size = size
+        self.hidden_size = 4 * size if hidden_size is None else hidden_size
+        self.activation = activation
+        self.dropout = dropout
+        self.inner = nn.Linear(size, self.hidden_size * (2 if activation == GATED else 1), bias=bias)
+        self.outer = nn.Linear(self.hidden_size, size, bias=bias)
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Each position (…, d) by itself."""
+        inner = self.inner(x)
+        if self.activation == GATED:
+            gate, linear = inner.chunk(2, -1)
+            hidden = F.dropout(F.silu(gate) * linear, self.dropout, self.training)
+        elif self.activation == "relu" and self.training and self.dropout > 0.0 and inner.is_cuda and _kernels():
+            hidden = _relu_dropout(inner, self.dropout)
+        else:
+            hidden = F.dropout(ACTIVATIONS[self.activation](inner), self.dropout, self.training)
+        return self.outer(hidden)
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}, dropout={self.dropout}"
+
+    @classmethod
+    def from_torch(cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> "FeedForward":
+        """The feed-forward part of one of torch's Transformer layers, with a copy of its weights."""
+        first, second = layer.linear1, layer.linear2
+        made = cls(
+            first.in_features,
+            first.out_features,
+            activation=_named(layer.activation),
+            bias=first.bias is not None,
+            dropout=layer.dropout.p,
+        )
+        made.to(first.weight)
+        made.inner.load_state_dict(first.state_dict())
+        made.outer.load_state_dict(second.state_dict())
+        return made.train(layer.training)
+
+
+@torch.compiler.assume_constant_result
+def _kernels() -> bool:
+    """Is Triton installed?"""
+    return _found()
+
+
+@functools.cache
+def _found() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _relu_dropout(x: Tensor, dropout: float) -> Tensor:
+    """Both at once; what is kept shows in the output, so no mask is kept for the backward pass."""
+    from regard.nn.triton_dropout import relu_dropout  # imports Triton: only where it is used
+
+    return relu_dropout(x, torch.randint(2**31 - 1, (1,), device=x.device), dropout)
+
+
+def _named(activation: object) -> str:
+    """The name of an activation that torch's layers hold as a function or a module."""
+    if activation is F.relu or activation is torch.relu or isinstance(activation, nn.ReLU):
+        return "relu"
+    exact = isinstance(activation, nn.GELU) and activation.approximate == "none"
+    if activation is F.gelu or exact:
+        return "gelu"
+    raise ValueError(f"activation of the layer must be ReLU or exact GELU, got {activation!r}")

@@ -1,0 +1,71 @@
+"""A glimpse: a small part of an image, sharp at its centre and coarse around it, wherever one looks."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core.attention import Attended
+from regard.core.problem import HALF
+from regard.core.requests import Request
+from regard.nn.channel import only_full
+
+
+class Glimpse(nn.Module):
+    """Patches of one place at several scales, all size × size numbers (Mnih et al. 2014, section 3.1, the retina).
+
+    Scale s covers size · factorˢ pixels each way, read between pixels by bilinear interpolation and averaged factorˢ ×
+    factorˢ to one. The location is (x, y) in [−1, 1]²: (0, 0) the middle of the image, (−1, −1) its upper left corner.
+    What lies outside the image is 0. Both steps part into rows and columns, so each patch is A_y image A_xᵀ: two matrix
+    products for the whole batch, with gradients for the image and for the location.
+
+    >>> image = torch.arange(16.0).reshape(1, 1, 4, 4)
+    >>> Glimpse(2)(image, torch.zeros(1, 2)).output
+    tensor([[[[[ 5.,  6.],
+               [ 9., 10.]]]]])
+    """
+
+    def __init__(self, size: int, scales: int = 1, *, factor: int = 2) -> None:
+        super().__init__()
+        for name, number in (("size", size), ("scales", scales), ("factor", factor)):
+            if number < 1:
+                raise ValueError(f"{name} of Glimpse must be 1 or more, got {number}")
+        self.size, self.scales, self.factor = size, scales, factor
+
+    def forward(
+        self,
+        image: Float[Tensor, "b c height width"],
+        location: Float[Tensor, "b 2"],
+        *,
+        weights: Request | None = None,
+    ) -> Attended:
+        """The patches (b, scales, c, size, size). `weights=full()` also gives (b, scales, height, width): the share of
+        each pixel in each patch, 1 in all for a patch inside the image."""
+        if image.ndim != 4:
+            raise ValueError(f"image must be (b, c, height, width), got {tuple(image.shape)}")
+        if location.shape != (image.shape[0], 2):
+            raise ValueError(f"location must be (x, y) for each image, {(len(image), 2)}, got {tuple(location.shape)}")
+        only_full(weights, "Glimpse")
+        across = self._readings(location[:, 0], image.shape[-1])
+        down = self._readings(location[:, 1], image.shape[-2])
+        # In the image's dtype; positions themselves need more digits than half precision has.
+        rows = torch.einsum("bsiy,bcyx->bsicx", down.to(image.dtype), image)
+        patches = torch.einsum("bsicx,bsjx->bscij", rows, across.to(image.dtype))
+        if weights is None:
+            return Attended(patches)
+        share = down.mean(2).unsqueeze(-1) * across.mean(2).unsqueeze(-2)
+        return Attended(patches, share.to(image.dtype))
+
+    def _readings(self, location: Float[Tensor, "b"], length: int) -> Float[Tensor, "b scales size length"]:
+        """How much each pixel along one axis adds to each place of the patch."""
+        location = location.float() if location.dtype in HALF else location
+        centre = ((location + 1) * length - 1) / 2  # of the pixels' own middles, which stand at 0, 1, …
+        pixels = torch.arange(length, device=location.device, dtype=location.dtype)
+        scales = []
+        for scale in range(self.scales):
+            fine = self.factor**scale
+            count = self.size * fine
+            offsets = torch.arange(count, device=location.device, dtype=location.dtype) - (count - 1) / 2
+            places = centre.unsqueeze(-1) + offsets
+            nearness = (1 - (places.unsqueeze(-1) - pixels).abs()).relu()  # (b, size · fine, length)
+            scales.append(nearness.unflatten(1, (self.size, fine)).mean(2))
+        return torch.stack(scales, 1)

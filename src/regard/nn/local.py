@@ -1,0 +1,146 @@
+"""Local attention: each query locks a place of the memory first, then weighs the keys around it."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.core.attention import AnyScore, Attended
+from regard.core.local import local_attention
+from regard.core.requests import Request
+from regard.nn.attention import Attention
+from regard.nn.location import check_query, clean_memory
+from regard.nn.protocol import Projected
+
+
+class LocalAttention(nn.Module):
+    """softmax over the keys within `reach` of a place p_i, times exp(−(j − p_i)² / 2σ²) with σ = reach / 2, or alone.
+
+    kind "predictive" (local-p, Luong et al. 2015, section 3.2): p_i = S · σ(v · tanh(W q_i)), S the length of the
+    memory, with the Gaussian, not renormalised, as in the paper: through it p learns. "monotonic" (local-m): p_i = i,
+    without the Gaussian. Time and memory grow with q · reach, whatever the length of the memory.
+
+    `score` and `hidden_size` are as for `Attention`. Places are counted over real positions alone, so padding may stand
+    anywhere. The state of the monotonic kind is (the place of the next query,), (b,); the other kind has none.
+
+    >>> from regard.core.requests import full
+    >>> layer = LocalAttention(8, reach=2, kind="predictive")
+    >>> out = layer(torch.randn(2, 4, 8), torch.randn(2, 11, 8), weights=full())
+    >>> out.output.shape, out.weights.shape, int((out.weights > 0).sum(-1).max()) <= 5
+    (torch.Size([2, 4, 8]), torch.Size([2, 4, 11]), True)
+    """
+
+    def __init__(
+        self,
+        query_size: int,
+        memory_size: int | None = None,
+        *,
+        reach: int,
+        kind: Literal["monotonic", "predictive"] = "monotonic",
+        score: str | AnyScore = "scaled_dot",
+        hidden_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if reach < 1:
+            raise ValueError(f"reach must be at least 1, got {reach}")
+        if kind not in ("monotonic", "predictive"):
+            raise ValueError(f"kind must be monotonic or predictive, got {kind!r}")
+        self.scoring = Attention(query_size, memory_size, score=score, hidden_size=hidden_size)
+        self.query_size, self.memory_size = query_size, self.scoring.memory_size
+        self.output_size = self.scoring.output_size
+        self.reach, self.kind, self.stateful = reach, kind, kind == "monotonic"
+        self.predict: nn.Sequential | None = None
+        if kind == "predictive":
+            hidden = query_size if hidden_size is None else hidden_size
+            self.predict = nn.Sequential(
+                nn.Linear(query_size, hidden, bias=False), nn.Tanh(), nn.Linear(hidden, 1, bias=False)
+            )
+
+    def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
+        """Keys and values with the real positions first, in their order; the mask is the memory's own."""
+        memory = clean_memory(memory, self.memory_size, mask)
+        if mask is not None:
+            memory = memory.gather(1, _real_first(mask).unsqueeze(-1).expand_as(memory))
+        return self.scoring.project(memory)._replace(mask=mask)
+
+    def attend(
+        self,
+        query: Float[Tensor, "b q d"],
+        projected: Projected,
+        *,
+        state: tuple[Tensor] | None = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Attended, tuple[Tensor] | None]:
+        """What the queries read, each near its own place, and the place of the next query (monotonic alone)."""
+        check_query(query, self.query_size, projected)
+        key, value, mask = projected
+        lengths = None if mask is None else mask.sum(-1)
+        centre, state = self._centre(query, projected, state, lengths)
+        if key.shape[1] == 0:  # no place to lock
+            nothing = value.new_zeros(*query.shape[:2], self.output_size)
+            asked = None if weights is None else weights.of(value.new_zeros(*query.shape[:2], 0))
+            return Attended(nothing, asked), state
+        near = local_attention(
+            (query if self.scoring.query is None else self.scoring.query(query)).unsqueeze(1),
+            key.unsqueeze(1),
+            value.unsqueeze(1),
+            centre.unsqueeze(1),
+            reach=self.reach,
+            score=self.scoring.score(),
+            lengths=lengths,
+            gaussian=self.kind == "predictive",
+        )
+        asked = None
+        if weights is not None:
+            weights.check(query.shape[1])
+            assert isinstance(near.weights, Tensor)
+            asked = weights.of(self._everywhere(near.weights.squeeze(1), centre, key.shape[1], mask))
+        return Attended(near.output.squeeze(1), asked), state
+
+    def forward(
+        self,
+        query: Float[Tensor, "b q d"],
+        memory: Float[Tensor, "b k m"],
+        *,
+        mask: Bool[Tensor, "b k"] | None = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Attended:
+        """What each query reads of the memory: output (b, q, m), weights as asked, of all of them (b, q, k)."""
+        return self.attend(query, self.project(memory, mask=mask), weights=weights, generator=generator)[0]
+
+    def _centre(
+        self, query: Tensor, projected: Projected, state: tuple[Tensor] | None, lengths: Int[Tensor, "b"] | None
+    ) -> tuple[Float[Tensor, "b q"], tuple[Tensor] | None]:
+        """Each query's place, in float32 at least: half precision cannot count to a thousand."""
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        if self.predict is not None:
+            share = torch.sigmoid(self.predict(query).squeeze(-1).to(dtype))
+            return share * (projected.key.shape[1] if lengths is None else lengths.unsqueeze(-1)), None
+        batch, count, _ = query.shape
+        start = state[0] if state is not None else torch.zeros(batch, dtype=torch.long, device=query.device)
+        place = start.unsqueeze(-1) + torch.arange(count, device=query.device)
+        return place.to(dtype), (start + count,)
+
+    def _everywhere(
+        self,
+        near: Float[Tensor, "b q w"],
+        centre: Float[Tensor, "b q"],
+        keys: int,
+        mask: Bool[Tensor, "b k"] | None,
+    ) -> Float[Tensor, "b q k"]:
+        """The weights of the windows at their places in the whole memory."""
+        first = torch.ceil(centre.detach() - self.reach).long()
+        place = first.unsqueeze(-1) + torch.arange(near.shape[-1], device=near.device)
+        whole = near.new_zeros(*near.shape[:-1], keys)
+        whole = whole.scatter_add(-1, place.clamp(0, keys - 1), near)  # outside the memory they are 0
+        if mask is None:
+            return whole
+        return torch.zeros_like(whole).scatter(-1, _real_first(mask).unsqueeze(1).expand_as(whole), whole)
+
+
+def _real_first(mask: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
+    """Positions in the order: the real ones as they come, then the others."""
+    return mask.logical_not().to(torch.uint8).sort(dim=-1, stable=True).indices

@@ -1,0 +1,194 @@
+"""Monotonic attention: a reader that only goes forwards; in expectation in training, by hard stops after it."""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from regard.core.attention import Attended
+from regard.core.problem import HALF
+from regard.core.requests import Request
+from regard.core.scores import unit
+from regard.nn.location import blank, check_query, clean_memory, score_vector
+from regard.nn.protocol import Projected
+
+HIDDEN_NUMBERS = 2**24  # of tanh(W s_i + V h_j) that stand in memory at a time
+
+
+class MonotonicAttention(nn.Module):
+    """From where it last stopped, the reader goes on and stops at key j with probability p_ij (Raffel et al. 2017).
+
+    e_ij = g · (w / |w|) · tanh(W s_i + V h_j + b) + r and p = σ(e) (section 2.4 of the paper). In training the weights
+    are the expected alignment, α_ij = p_ij Σ_{l≤j} α_{i−1,l} Π_{l≤m<j} (1 − p_im), with Gaussian `noise` on the
+    energies so that p learns to be near 0 or 1 (section 2.5). In evaluation the reader stops at the first key with
+    e > 0, and reads nothing (zeros) once it has passed the end. Rows sum to at most 1: the rest went past the end.
+    `offset` is where r begins: below 0, so that a reader at first does not stop at once.
+
+    The state is (α of the last query,), (b, k).
+
+    >>> from regard.core.requests import full
+    >>> layer = MonotonicAttention(8, 6)
+    >>> out = layer(torch.randn(2, 4, 8), torch.randn(2, 11, 6), weights=full())
+    >>> out.output.shape, out.weights.shape
+    (torch.Size([2, 4, 6]), torch.Size([2, 4, 11]))
+    """
+
+    stateful = True
+
+    def __init__(
+        self,
+        query_size: int,
+        memory_size: int | None = None,
+        *,
+        hidden_size: int | None = None,
+        offset: float = -1.0,
+        noise: float = 1.0,
+    ) -> None:
+        super().__init__()
+        memory_size = query_size if memory_size is None else memory_size
+        hidden_size = query_size if hidden_size is None else hidden_size
+        if not 0 <= noise < math.inf:
+            raise ValueError(f"noise must be a finite number of at least 0, got {noise}")
+        self.query_size, self.memory_size, self.output_size = query_size, memory_size, memory_size
+        self.noise = noise
+        self.query = nn.Linear(query_size, hidden_size, bias=False)
+        self.key = nn.Linear(memory_size, hidden_size)
+        self.weight = score_vector(hidden_size)
+        self.gain = nn.Parameter(torch.tensor(1 / math.sqrt(hidden_size)))
+        self.offset = nn.Parameter(torch.tensor(float(offset)))
+
+    def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
+        """Keys V h_j + b and values h_j."""
+        memory = clean_memory(memory, self.memory_size, mask)
+        return Projected(self.key(memory), memory, mask)
+
+    def energies(self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k hidden"]) -> Float[Tensor, "b q k"]:
+        """e_ij before noise, at full precision."""
+        hidden = torch.tanh(self.query(query).unsqueeze(2) + key.unsqueeze(1))
+        scores = hidden @ unit(self.weight).to(hidden.dtype)
+        return self.gain * (scores.float() if scores.dtype in HALF else scores) + self.offset
+
+    def _energies(self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k hidden"]) -> Float[Tensor, "b q k"]:
+        """The same, by parts that are computed again in the backward pass where the hidden layer is large."""
+        rows = max(1, HIDDEN_NUMBERS // max(1, key.numel()))
+        if query.shape[1] <= rows:
+            return self.energies(query, key)
+        return torch.cat(
+            [checkpoint(self.energies, part, key, use_reentrant=False) for part in query.split(rows, 1)], 1
+        )
+
+    def attend(
+        self,
+        query: Float[Tensor, "b q d"],
+        projected: Projected,
+        *,
+        state: tuple[Tensor] | None = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Attended, tuple[Tensor]]:
+        """What the queries read one after the other, and the weights of the last of them."""
+        check_query(query, self.query_size, projected)
+        energies = self._energies(query, projected.key)
+        mask = projected.mask
+        last = state[0] if state is not None else _beginning(projected)
+        last = last.to(energies.dtype)
+        rows = []
+        for energy in energies.unbind(1):
+            last = self._step(energy, last, mask, generator)
+            rows.append(last)
+        alignments = torch.stack(rows, 1) if rows else energies
+        alignments = alignments.to(projected.value.dtype)
+        asked = None
+        if weights is not None:
+            weights.check(len(rows))
+            asked = weights.of(alignments)
+        return Attended(alignments @ projected.value, asked), (last,)
+
+    def _step(
+        self,
+        energy: Float[Tensor, "b k"],
+        last: Float[Tensor, "b k"],
+        mask: Bool[Tensor, "b k"] | None,
+        generator: torch.Generator | None,
+    ) -> Float[Tensor, "b k"]:
+        """The alignment after the next query; padding is passed over."""
+        if self.training:
+            if self.noise > 0:
+                drawn = torch.randn(energy.shape, dtype=energy.dtype, device=energy.device, generator=generator)
+                energy = energy + self.noise * drawn
+            stop, go = torch.sigmoid(energy), torch.sigmoid(-energy)  # 1 − p would lose the small ones
+        else:
+            stop = (energy > 0).to(energy.dtype)
+            go = 1 - stop
+        if mask is not None:
+            stop, go = torch.where(mask, stop, 0), torch.where(mask, go, 1)
+        return expected_alignment(stop, go, last)
+
+    def forward(
+        self,
+        query: Float[Tensor, "b q d"],
+        memory: Float[Tensor, "b k m"],
+        *,
+        mask: Bool[Tensor, "b k"] | None = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Attended:
+        """What each query reads of the memory, each going on where the one before stopped: output (b, q, m)."""
+        return self.attend(query, self.project(memory, mask=mask), weights=weights, generator=generator)[0]
+
+
+def _beginning(projected: Projected) -> Float[Tensor, "b k"]:
+    """A reader that stands at the first key."""
+    start = blank(projected)
+    if start.shape[1]:
+        start[:, 0] = 1
+    return start
+
+
+def expected_alignment(
+    stop: Float[Tensor, "*lead k"], go: Float[Tensor, "*lead k"], last: Float[Tensor, "*lead k"]
+) -> Float[Tensor, "*lead k"]:
+    """α_j = stop_j · r_j, where r_j = go_{j−1} r_{j−1} + last_j is the chance that the reader reaches key j.
+
+    The closed form by cumulative products divides by numbers that vanish; this recurrence only multiplies and adds what
+    lies between 0 and 1, and is a scan in ⌈log₂ k⌉ steps.
+
+    >>> half = torch.full((3,), 0.5)
+    >>> expected_alignment(half, half, torch.tensor([1.0, 0.0, 0.0]))
+    tensor([0.5000, 0.2500, 0.1250])
+    """
+    if stop.shape[-1] == 0:
+        return stop
+    carried = torch.cat([torch.zeros_like(go[..., :1]), go[..., :-1]], -1)
+    return stop * _Recurrence.apply(carried, last)
+
+
+class _Recurrence(torch.autograd.Function):
+    """r_j = carry_j r_{j−1} + add_j. Its gradient is the same recurrence from the other end: nothing else is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, carry: Tensor, add: Tensor) -> Tensor:
+        reached = _scan(carry, add)
+        ctx.save_for_backward(carry, reached)
+        return reached
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        carry, reached = ctx.saved_tensors
+        later = torch.cat([carry[..., 1:], torch.zeros_like(carry[..., :1])], -1)
+        add = _Recurrence.apply(later.flip(-1), grads[0].flip(-1)).flip(-1)
+        before = torch.cat([torch.zeros_like(reached[..., :1]), reached[..., :-1]], -1)
+        return add * before, add
+
+
+def _scan(carry: Tensor, add: Tensor) -> Tensor:
+    """The recurrence by doubling (Hillis & Steele 1986): after each round a place knows twice as much of its past."""
+    length, distance = add.shape[-1], 1
+    while distance < length:
+        add = torch.cat([add[..., :distance], add[..., distance:] + carry[..., distance:] * add[..., :-distance]], -1)
+        carry = torch.cat([carry[..., :distance], carry[..., distance:] * carry[..., :-distance]], -1)
+        distance *= 2
+    return add

@@ -1,0 +1,284 @@
+"""Several attentions side by side, each in a part of the space of its own."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core.attention import AnyScore, Attended, attention
+from regard.core.biases import Bias, as_bias
+from regard.core.masks import Mask
+from regard.core.normalizers import Normalizer, Softmax
+from regard.core.requests import Request
+from regard.core.scores import ScaledDot, Score
+from regard.core.spans import all_of
+from regard.nn import convert
+from regard.nn.cache import KeyValueCache, later_bias, later_mask
+from regard.nn.positions import Alibi, RelativePositions, Rotary
+from regard.nn.projection import HeadProjection, OwnedScore, settled
+
+_SOFTMAX = Softmax()
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1 … head_h) W_o with head_i = attention(Q W_i, K W_i, V W_i) (Vaswani et al. 2017, section 3.2.2).
+
+    Without `key` a sequence attends itself; with it, another. Any score, one weight for each head where it learns one;
+    `kv_heads` fewer than `heads` are shared (Ainslie et al. 2023); `positions` is a Rotary, an Alibi or
+    RelativePositions. `key_size` and `value_size` are those of the sources: `size` and `key_size` unless given.
+    A `KeyValueCache` keeps what a decoder has read: positions, causal masks and windows then count from its length.
+    A cache given with `key` is filled at the first call and only read after. Hard attention samples in training.
+
+    >>> layer = MultiHeadAttention(8, heads=2)
+    >>> out = layer(torch.randn(3, 5, 8))
+    >>> out.output.shape, out.weights
+    (torch.Size([3, 5, 8]), None)
+    """
+
+    def __init__(
+        self,
+        size: int,
+        heads: int,
+        *,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        kv_heads: int | None = None,
+        head_size: int | None = None,
+        score: str | AnyScore = "scaled_dot",
+        normalize: Normalizer = _SOFTMAX,
+        bias: bool = True,
+        dropout: float = 0.0,
+        positions: Rotary | Alibi | RelativePositions | None = None,
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
+        if head_size is None and size % heads:
+            raise ValueError(f"size must be a multiple of heads, got {size} and {heads}: or give head_size")
+        head_size = size // heads if head_size is None else head_size
+        self.size = size
+        self.key_size = size if key_size is None else key_size
+        self.value_size = self.key_size if value_size is None else value_size
+        self.heads, self.kv_heads, self.head_size = heads, kv_heads, head_size
+        self.normalize = normalize
+        self.dropout = dropout
+        self.positions = positions
+        self.projection = HeadProjection(size, self.key_size, self.value_size, heads, kv_heads, head_size, bias)
+        self.score = OwnedScore(score, head_size, heads)
+        self.output = nn.Linear(heads * head_size, size, bias=bias)
+        _check_positions(positions, heads, head_size, self.score())
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for the output, as for the input; biases 0."""
+        nn.init.xavier_uniform_(self.output.weight)
+        if self.output.bias is not None:
+            nn.init.zeros_(self.output.bias)
+
+    @classmethod
+    def from_torch(cls, source: nn.MultiheadAttention) -> "MultiHeadAttention":
+        """The same layer as torch's, its weights copied. Batch comes first; `torch_masks` translates masks."""
+        convert.refuse(source)
+        like = source.out_proj.weight
+        with torch.device(like.device):
+            layer = cls(
+                source.embed_dim,
+                source.num_heads,
+                key_size=source.kdim,
+                value_size=source.vdim,
+                bias=source.in_proj_bias is not None,
+                dropout=source.dropout,
+            )
+        layer = layer.to(like.dtype).train(source.training)
+        convert.load(source, layer.projection, layer.output)
+        return layer
+
+    def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
+        """The same layer as torch's own module, its weights copied; an error where torch has no such layer."""
+        score, usual = self.score(), ScaledDot().factor(self.head_size)
+        if not isinstance(score, ScaledDot):
+            raise ValueError(f"to_torch needs score scaled_dot, got {getattr(score, 'name', type(score).__name__)}")
+        if score.softcap is not None or not math.isclose(score.factor(self.head_size), usual):
+            raise ValueError(f"to_torch needs scaled_dot with scale 1/√{self.head_size} and no softcap, got {score}")
+        if not self.normalize.is_softmax:
+            raise ValueError(f"to_torch needs softmax, got {self.normalize.name}")
+        if self.positions is not None:
+            raise ValueError(f"to_torch needs a layer without positions, got {type(self.positions).__name__}")
+        if self.kv_heads != self.heads or self.heads * self.head_size != self.size:
+            raise ValueError(
+                f"to_torch needs as many kv_heads as heads and size = heads · head_size, got size {self.size}, "
+                f"{self.heads} heads of size {self.head_size}, {self.kv_heads} kv_heads"
+            )
+        target = nn.MultiheadAttention(
+            self.size,
+            self.heads,
+            dropout=self.dropout,
+            bias=self.output.bias is not None,
+            kdim=self.key_size,
+            vdim=self.value_size,
+            batch_first=batch_first,
+            device=self.output.weight.device,
+            dtype=self.output.weight.dtype,
+        ).train(self.training)
+        convert.store(self.projection, self.output, target)
+        return target
+
+    def forward(
+        self,
+        query: Float[Tensor, "b q d"],
+        key: Float[Tensor, "b k dk"] | None = None,
+        value: Float[Tensor, "b k dv"] | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Attended:
+        """What each query reads: output (b, q, size), weights as asked, of all of them (b, h, q, k).
+
+        `mask` and `bias` are descriptions, or tensors that broadcast to the scores (b, h, q, k); True = may attend.
+        """
+        self._check(query, key, value, cache)
+        offset: int | Tensor = 0
+        if cache is not None and cache.is_fixed:
+            queries, (keys, values) = self.projection.queries(query), cache.read()
+        elif key is None or (key is query and (value is None or value is query)):
+            offset = 0 if cache is None else cache.offset
+            queries, keys, values = self._itself(query, offset)
+            if cache is not None:
+                mask, bias = self._later(query, offset, cache, mask, bias)
+                keys, values = cache.update(keys, values)
+        else:
+            queries, keys, values = self.projection.cross(query, key, key if value is None else value)
+            if cache is not None:
+                keys, values = cache.fixed(keys, values)
+            elif isinstance(self.positions, Rotary):
+                queries, keys = self.positions(queries), self.positions(keys)
+        found = self._attend(queries, keys, values, offset, mask, bias, weights, generator)
+        return Attended(self.output(found.output.transpose(1, 2).flatten(-2)), found.weights, found.log_prob)
+
+    def _itself(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of one sequence; queries and keys are turned together, while they are one tensor."""
+        packed = self.projection(x)
+        turning = self.heads + self.kv_heads
+        if isinstance(self.positions, Rotary):
+            turned, value = packed.split([turning, self.kv_heads], 1)
+            query, key = self.positions(turned, offset=offset).split([self.heads, self.kv_heads], 1)
+            return query, key, value
+        query, key, value = packed.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        return query, key, value
+
+    def _later(
+        self,
+        query: Tensor,
+        offset: int | Tensor,
+        cache: KeyValueCache,
+        mask: Mask | Tensor | None,
+        bias: Bias | Tensor | None,
+    ) -> tuple[Mask | None, Bias | None]:
+        """Mask and bias for queries that stand behind a cache; checked before the cache takes anything in."""
+        batch, count, _ = query.shape
+        keys = count + offset if isinstance(offset, int) and cache.room is None else cache.room
+        assert isinstance(keys, int)
+        shape = (batch, self.heads, count, keys)
+        late_mask = later_mask(mask, offset, count, keys, query.device)
+        late_bias = later_bias(bias, offset, query, keys)
+        for each in (late_mask, late_bias):
+            if each is not None:
+                each.aligned(shape)
+        return late_mask, late_bias
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        offset: int | Tensor,
+        mask: Mask | Tensor | None,
+        bias: Bias | Tensor | None,
+        weights: Request | None,
+        generator: torch.Generator | None,
+    ) -> Attended:
+        score = self.score()
+        normalize = settled(self.normalize, self.training or generator is not None)
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(self.positions, RelativePositions) and isinstance(score, Score):
+            return self.positions.attend(
+                query,
+                key,
+                value,
+                score=score,
+                normalize=normalize,
+                mask=mask,
+                bias=bias,
+                dropout=dropout,
+                weights=weights,
+                generator=generator,
+                offset=offset,
+            )
+        if isinstance(self.positions, Alibi):
+            slopes = later_bias(self.positions.bias(), offset, query, key.shape[-2])
+            bias = slopes if bias is None else _sum(slopes, bias, query, key.shape[-2])
+        return attention(
+            query,
+            key,
+            value,
+            score=score,
+            normalize=normalize,
+            mask=mask,
+            bias=bias,
+            dropout=dropout,
+            weights=weights,
+            generator=generator,
+        )
+
+    def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: KeyValueCache | None) -> None:
+        """Raise where an input does not fit the layer, or a filled cache the inputs."""
+        if value is not None and key is None:
+            raise ValueError("value was given without key: self attention takes query alone, any other takes key")
+        sources = {"query": (query, self.size), "key": (key, self.key_size), "value": (value, self.value_size)}
+        if key is None and not (cache is not None and cache.is_fixed):
+            sources |= {"key": (query, self.key_size), "value": (query, self.value_size)}
+        elif value is None:
+            sources["value"] = (key, self.value_size)
+        for name, (source, size) in sources.items():
+            if source is None:
+                continue
+            if source.ndim != 3:
+                raise ValueError(f"{name} must be (batch, length, size), got shape {tuple(source.shape)}")
+            if source.shape[-1] != size:
+                raise ValueError(f"{name} has size {source.shape[-1]}, the layer expects {size}")
+            if source.shape[0] != query.shape[0]:
+                raise ValueError(f"query has a batch of {query.shape[0]}, {name} of {source.shape[0]}")
+        if cache is None or not cache.is_fixed:
+            if key is not None and cache is not None and self.positions is not None and key is not query:
+                raise ValueError("a cached memory has no positions: this layer's positions are for self attention")
+            return
+        batch, _, length, _ = cache.read()[0].shape
+        if batch != query.shape[0]:
+            raise ValueError(f"query has a batch of {query.shape[0]}, the cache holds a batch of {batch}")
+        if key is not None and key.shape[1] != length:
+            raise ValueError(f"the cache was filled with {length} positions, key has {key.shape[1]}: not the same")
+
+
+def _sum(slopes: Bias | None, bias: Bias | Tensor, query: Tensor, keys: int) -> Tensor:
+    """Two biases as one tensor."""
+    assert slopes is not None
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    parts = (slopes, as_bias(bias).aligned((*query.shape[:-1], keys)))
+    one, two = (part.values(all_of(query.shape[-2]), all_of(keys), dtype) for part in parts)
+    return one + two
+
+
+def _check_positions(
+    positions: Rotary | Alibi | RelativePositions | None, heads: int, head_size: int, score: AnyScore
+) -> None:
+    if isinstance(positions, Alibi) and positions.heads != heads:
+        raise ValueError(f"positions are for {positions.heads} heads, the layer has {heads}")
+    if isinstance(positions, (Rotary, RelativePositions)) and positions.head_size != head_size:
+        raise ValueError(f"positions are for heads of size {positions.head_size}, the layer's have {head_size}")
+    if isinstance(positions, RelativePositions):
+        positions.factor(score)

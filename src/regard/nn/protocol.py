@@ -1,0 +1,51 @@
+"""What a decoder asks of an attention layer: project the memory once, then attend it, at once or step by step."""
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.core.attention import Attended
+from regard.core.requests import Request
+
+
+class Projected(NamedTuple):
+    """A memory as one layer reads it: projected once, however many queries come."""
+
+    key: Float[Tensor, "b k d"]
+    value: Float[Tensor, "b k e"]
+    mask: Bool[Tensor, "b k"] | None  # True = a real position
+
+    def reorder(self, index: Tensor) -> "Projected":
+        """The rows of the batch named by `index`, as beam search wants them."""
+        mask = None if self.mask is None else self.mask.index_select(0, index)
+        return Projected(self.key.index_select(0, index), self.value.index_select(0, index), mask)
+
+
+@runtime_checkable
+class Attends(Protocol):
+    """An attention layer a decoder can be built with.
+
+    `state` is whatever the mechanism remembers between steps (the last alignment, a coverage, a position): None at the
+    first step, and None always for a mechanism that remembers nothing. States are tuples of tensors, batch first.
+    """
+
+    output_size: int
+    stateful: bool  # whether a step depends on the step before through `state`
+
+    def project(self, memory: Tensor, *, mask: Tensor | None = None) -> Projected:
+        """Keys and values of a memory (b, k, m), computed once."""
+        ...
+
+    def attend(
+        self,
+        query: Tensor,
+        projected: Projected,
+        *,
+        state: Any = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Attended, Any]:
+        """What the queries (b, q, d) read, and the state after the last of them."""
+        ...

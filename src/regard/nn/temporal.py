@@ -1,0 +1,73 @@
+"""Temporal attention: which frames of a sequence matter."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from regard.core.attention import AnyScore, Attended
+from regard.core.requests import Received, Request, Top, full
+from regard.nn.attention import Attention
+from regard.nn.location import clean_memory
+
+_FULL = full()
+
+
+class TemporalAttention(nn.Module):
+    """Σ_t α_t x_t with α = softmax_t score(q, x_t): one weight for each frame (Yao et al. 2015).
+
+    Frames are vectors (b, t, d), or maps (b, t, d, height, width), which are scored by their mean over the places. What
+    asks is learned (what matters in any sequence), or the `query` given (what matters now). `score` is any that
+    `Attention` takes, with its `hidden_size`.
+
+    >>> layer = TemporalAttention(6, score="cosine")
+    >>> out = layer(torch.randn(2, 5, 6, 4, 3), weights=full())
+    >>> out.output.shape, out.weights.shape
+    (torch.Size([2, 6, 4, 3]), torch.Size([2, 5]))
+    """
+
+    def __init__(self, size: int, *, score: str | AnyScore = "additive", hidden_size: int | None = None) -> None:
+        super().__init__()
+        self.size = size
+        self.attention = Attention(size, size, score=score, hidden_size=hidden_size)
+        self.query = nn.Parameter(torch.randn(size))
+
+    def forward(
+        self,
+        frames: Float[Tensor, "b t d *space"],
+        query: Float[Tensor, "b d"] | None = None,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        weights: Request | None = None,
+    ) -> Attended:
+        """The weighted sum of the real frames, (b, d) or (b, d, height, width); zeros where there are none.
+
+        `weights=full()` gives (b, t); there is one query, so no request has an axis for it.
+        """
+        if frames.ndim not in (3, 5) or frames.shape[2] != self.size:
+            raise ValueError(
+                f"frames must be (b, t, {self.size}) or (b, t, {self.size}, height, width), got {tuple(frames.shape)}"
+            )
+        if query is not None and query.shape != (frames.shape[0], self.size):
+            raise ValueError(f"query must be {(frames.shape[0], self.size)}, got {tuple(query.shape)}")
+        flat = clean_memory(frames.flatten(2), math.prod(frames.shape[2:]), mask)
+        described = flat.unflatten(2, (self.size, -1)).mean(-1) if frames.ndim == 5 else flat
+        asks = self.query.expand(frames.shape[0], -1) if query is None else query
+        projected = self.attention.project(described, mask=mask)
+        found, _ = self.attention.attend(asks.unsqueeze(1), projected, weights=_FULL)
+        assert isinstance(found.weights, Tensor)
+        asked = None if weights is None else _of_one(weights, found.weights)
+        if frames.ndim == 3:
+            return Attended(found.output.squeeze(1), asked)
+        output = (found.weights.to(flat.dtype) @ flat).squeeze(1)
+        return Attended(output.unflatten(1, frames.shape[2:]), asked)
+
+
+def _of_one(request: Request, weights: Float[Tensor, "b 1 t"]) -> Tensor | Top:
+    """What is asked of the weights of one query, without its axis."""
+    request.check(1)
+    found = request.of(weights)
+    if isinstance(found, Top):
+        return Top(found.values.squeeze(1), found.indices.squeeze(1))
+    return found if isinstance(request, Received) else found.squeeze(1)

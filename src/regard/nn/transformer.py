@@ -1,0 +1,226 @@
+"""Transformer layers put together from parts: attention, feed-forward, residual connections, normalisation.
+
+A layer is given its attention, so whatever attends can be inside: `MultiHeadAttention` with any score and positions, or
+`LinearAttention`. It owns the normalisations and the dropout of what each part adds.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core.masks import Mask
+from regard.core.requests import Request
+from regard.nn.cache import KeyValueCache
+from regard.nn.feedforward import FeedForward
+from regard.nn.multihead import MultiHeadAttention
+
+Norm = Literal["pre", "post"]
+Normalization = Callable[[int], nn.Module]  # nn.LayerNorm, nn.RMSNorm, or a partial of one
+
+
+@dataclass(frozen=True, eq=False)
+class Layered:
+    """What a layer gives: its output, and the attention weights asked for."""
+
+    output: Float[Tensor, "b q d"]
+    weights: Any = None
+
+
+class _Residual(nn.Module):
+    """x + part(norm(x)) before, norm(x + part(x)) after; with dropout on what is added."""
+
+    def __init__(self, size: int, norm: Norm, normalization: Normalization, dropout: float) -> None:
+        super().__init__()
+        if norm not in ("pre", "post"):
+            raise ValueError(f"norm must be 'pre' or 'post', got {norm!r}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
+        self.first = norm == "pre"
+        self.norm = normalization(size)
+        self.dropout = dropout
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the part reads."""
+        return self.norm(x) if self.first else x
+
+    def leave(self, x: Tensor, added: Tensor) -> Tensor:
+        """The stream after the part.
+
+        Under autocast a normalisation gives float32. What it normalised came from a part in the narrow dtype and goes
+        to one, so between layers it stays in that dtype: half the memory. A sum that no normalisation bounds is kept
+        as it is.
+        """
+        x = x + F.dropout(added, self.dropout, self.training)
+        return x if self.first else self.norm(x).to(added.dtype)
+
+    def extra_repr(self) -> str:
+        return f"norm={'pre' if self.first else 'post'!r}, dropout={self.dropout}"
+
+
+class TransformerEncoderLayer(nn.Module):
+    """Self-attention, then feed-forward, each with a residual connection (Vaswani et al. 2017, section 3.1).
+
+    post: x ← N(x + A(x)), x ← N(x + F(x)), as in the paper; pre: x ← x + A(N(x)), x ← x + F(N(x)), which trains without
+    warm-up (Xiong et al. 2020). `attention` is a MultiHeadAttention or anything with a `size` and the same forward;
+    `normalization` makes a normalisation of a size (nn.LayerNorm, nn.RMSNorm); `dropout` falls on what each part adds.
+
+    >>> layer = TransformerEncoderLayer(MultiHeadAttention(8, 2), FeedForward(8, 32), norm="pre")
+    >>> layer(torch.zeros(2, 3, 8)).output.shape
+    torch.Size([2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        *,
+        norm: Norm = "pre",
+        normalization: Normalization = nn.LayerNorm,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.size = _size(attention, feed_forward)
+        self.attention = attention
+        self.feed_forward = feed_forward
+        self.around_attention = _Residual(self.size, norm, normalization, dropout)
+        self.around_feed_forward = _Residual(self.size, norm, normalization, dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b q d"],
+        *,
+        mask: Mask | Tensor | None = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Layered:
+        """x (b, q, d) → output (b, q, d); the mask is a Mask, or a bool tensor that broadcasts to (b, h, q, k)."""
+        attended = self.attention(
+            self.around_attention.enter(x), mask=mask, weights=weights, **_given(generator=generator)
+        )
+        x = self.around_attention.leave(x, attended.output)
+        added = self.feed_forward(self.around_feed_forward.enter(x))
+        return Layered(self.around_feed_forward.leave(x, added), attended.weights)
+
+    @classmethod
+    def from_torch(cls, layer: nn.TransformerEncoderLayer) -> "TransformerEncoderLayer":
+        """The same layer with a copy of torch's weights; batches come first here, whatever `batch_first` is there."""
+        made = cls(
+            MultiHeadAttention.from_torch(layer.self_attn),
+            FeedForward.from_torch(layer),
+            norm="pre" if layer.norm_first else "post",
+            normalization=_like(layer.norm1),
+            dropout=layer.dropout1.p,
+        )
+        made.around_attention.norm.load_state_dict(layer.norm1.state_dict())
+        made.around_feed_forward.norm.load_state_dict(layer.norm2.state_dict())
+        return made.train(layer.training)
+
+
+class TransformerDecoderLayer(nn.Module):
+    """Self-attention over what was written, attention to the memory, feed-forward (Vaswani et al. 2017, section 3.1).
+
+    In the first attention query, key and value share a source; in the second key and value are the encoder's. Give
+    `mask=causal()` for a decoder that must not see what is still to come. With a `cache` only new positions are given,
+    and `memory_cache` keeps the memory's keys and values, projected at the first call.
+
+    >>> layer = TransformerDecoderLayer(MultiHeadAttention(8, 2), MultiHeadAttention(8, 2), FeedForward(8, 32))
+    >>> layer(torch.zeros(2, 3, 8), torch.zeros(2, 5, 8)).output.shape
+    torch.Size([2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        self_attention: nn.Module,
+        cross_attention: nn.Module,
+        feed_forward: nn.Module,
+        *,
+        norm: Norm = "pre",
+        normalization: Normalization = nn.LayerNorm,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.size = _size(self_attention, feed_forward, cross_attention)
+        self.self_attention = self_attention
+        self.cross_attention = cross_attention
+        self.feed_forward = feed_forward
+        self.around_self_attention = _Residual(self.size, norm, normalization, dropout)
+        self.around_cross_attention = _Residual(self.size, norm, normalization, dropout)
+        self.around_feed_forward = _Residual(self.size, norm, normalization, dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b q d"],
+        memory: Float[Tensor, "b k m"] | None = None,
+        value: Float[Tensor, "b k e"] | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        memory_mask: Mask | Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        memory_cache: KeyValueCache | None = None,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Layered:
+        """x (b, q, d) asks the memory (b, k, m), or its `value` where keys and values differ; weights (b, h, q, k)."""
+        if memory is None and (memory_cache is None or not memory_cache.is_fixed):
+            raise ValueError("memory must be given, or a memory_cache that holds it already, got neither")
+        given = _given(generator=generator)
+        attended = self.self_attention(self.around_self_attention.enter(x), mask=mask, **_given(cache=cache), **given)
+        x = self.around_self_attention.leave(x, attended.output)
+        looked = self.cross_attention(
+            self.around_cross_attention.enter(x),
+            memory,
+            value,
+            mask=memory_mask,
+            weights=weights,
+            **_given(cache=memory_cache),
+            **given,
+        )
+        x = self.around_cross_attention.leave(x, looked.output)
+        added = self.feed_forward(self.around_feed_forward.enter(x))
+        return Layered(self.around_feed_forward.leave(x, added), looked.weights)
+
+    @classmethod
+    def from_torch(cls, layer: nn.TransformerDecoderLayer) -> "TransformerDecoderLayer":
+        """The same layer with a copy of torch's weights; batches come first here, whatever `batch_first` is there."""
+        made = cls(
+            MultiHeadAttention.from_torch(layer.self_attn),
+            MultiHeadAttention.from_torch(layer.multihead_attn),
+            FeedForward.from_torch(layer),
+            norm="pre" if layer.norm_first else "post",
+            normalization=_like(layer.norm1),
+            dropout=layer.dropout1.p,
+        )
+        made.around_self_attention.norm.load_state_dict(layer.norm1.state_dict())
+        made.around_cross_attention.norm.load_state_dict(layer.norm2.state_dict())
+        made.around_feed_forward.norm.load_state_dict(layer.norm3.state_dict())
+        return made.train(layer.training)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Options that are not None: an attention that has no such thing need not take it."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _size(attention: nn.Module, *others: nn.Module) -> int:
+    """The one size of all parts, or an error that says which differs."""
+    sizes = [getattr(part, "size", None) for part in (attention, *others)]
+    if not isinstance(sizes[0], int):
+        raise TypeError(f"attention must have a size, as MultiHeadAttention does, got {type(attention).__name__}")
+    for part, size in zip(others, sizes[1:], strict=True):
+        if size is not None and size != sizes[0]:
+            raise ValueError(f"attention has size {sizes[0]}, {type(part).__name__} has {size}: they must be equal")
+    return sizes[0]
+
+
+def _like(norm: nn.LayerNorm) -> Normalization:
+    """How to make another normalisation like torch's own."""
+    weight = norm.weight
+    return functools.partial(
+        nn.LayerNorm, eps=norm.eps, bias=norm.bias is not None, device=weight.device, dtype=weight.dtype
+    )

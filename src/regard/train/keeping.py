@@ -1,0 +1,128 @@
+"""What a run keeps on the disk: checkpoints to go on from, and in the end the weights to use."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.train.average import MovingAverage, mean_weights
+from regard.train.batches import Batches
+from regard.train.checkpoint import Checkpoint, CheckpointError
+from regard.train.course import Course
+from regard.train.optimizer import load_optimizer, optimizer_tensors
+from regard.train.random_state import RandomState
+from regard.train.run import Run
+from regard.train.settings import TrainSettings
+from regard.train.weights import model_tensors, put_weights, shared_names
+
+
+@dataclass(frozen=True, eq=False)
+class Keeper:
+    """Saves and brings back everything that training changes."""
+
+    run: Run
+    settings: TrainSettings
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: MovingAverage | None
+    device: torch.device
+    say: Callable[[str], None]
+
+    def save(self, course: Course, position: Any) -> Path:
+        """Writes a checkpoint of the moment, and removes those that are no longer needed."""
+        tensors = _prefixed("optimizer", optimizer_tensors(self.model, self.optimizer))
+        tensors |= _prefixed("average", {} if self.average is None else self.average.tensors())
+        tensors |= _prefixed("random", RandomState.take(self.device).tensors())
+        state = {
+            "course": asdict(course),
+            "batches": position,
+            "settings": self.settings.model_dump(mode="json"),
+            "metrics_bytes": self.run.metrics.force(),
+            "torch": torch.__version__,
+        }
+        weights, aliases = model_tensors(self.model), shared_names(self.model)
+        checkpoints = self.run.checkpoints
+        path = checkpoints.save(course.step, model=weights, aliases=aliases, optimizer=tensors, state=state)
+        checkpoints.prune(self._needed(course))
+        return path
+
+    def _needed(self, course: Course) -> set[int]:
+        """The last ones, the best, and what was the best for each of those, should one have to go back to it."""
+        last = [step for step in self.run.checkpoints.steps() if step <= course.step][-self.settings.kept() :]
+        best = {course.best_step}
+        for step in last:
+            try:
+                best.add(Checkpoint(self.run.checkpoints.path(step), step).state()["course"]["best_step"])
+            except (OSError, ValueError, KeyError):
+                continue  # a damaged one refers to nothing
+        return {*last, *(step for step in best if step is not None)}
+
+    def newest(self) -> Checkpoint | None:
+        """The newest good checkpoint. What killed processes left half done is removed on the way."""
+        checkpoints = self.run.checkpoints
+        checkpoints.sweep()
+        found = checkpoints.newest(self.say)
+        if found is None and checkpoints.steps():
+            self.say("no checkpoint is good: training starts from the beginning")
+        return found
+
+    def take_up(self, found: Checkpoint, batches: Batches) -> Course:
+        """Brings everything back as it was when the checkpoint was written."""
+        state = found.state()
+        now = self.settings.model_dump(mode="json")
+        changed = sorted(name for name, value in now.items() if state["settings"].get(name) != value)
+        if changed:
+            self.say(f"settings changed since the checkpoint: {', '.join(changed)}")
+        parts = _parted(found.optimizer())
+        put_weights(self.model, *found.model())
+        load_optimizer(self.model, self.optimizer, parts.get("optimizer", {}))
+        if self.average is not None:
+            self.average.load(parts.get("average", {}))
+        batches.resume(state["batches"])
+        self.run.metrics.cut(state["metrics_bytes"])
+        RandomState.of(parts["random"]).put(self.device)
+        self.say(f"resumed from step {found.step}")
+        return Course(**state["course"])
+
+    def put_mean(self) -> None:
+        """Gives the model the mean of the last checkpoints."""
+        steps = self.run.checkpoints.steps()[-self.settings.average_last :]
+        states = [found.model() for found in map(self.good, steps) if found is not None]
+        if states:
+            put_weights(self.model, mean_weights([tensors for tensors, _ in states]), states[-1][1])
+
+    def put_best(self, step: int | None) -> bool:
+        """Gives the model the weights of the best step, averaged if they were; False if there are none."""
+        found = None if step is None else self.good(step)
+        if found is None:
+            if self.average is not None:
+                self.average.put(self.model)
+            return False
+        put_weights(self.model, *found.model())
+        if self.average is not None:
+            self.average.load(_parted(found.optimizer()).get("average", {}))
+            self.average.put(self.model)
+        return True
+
+    def good(self, step: int) -> Checkpoint | None:
+        """The checkpoint of a step; None, and a word, if it is not good."""
+        try:
+            return self.run.checkpoints.at(step)
+        except CheckpointError as error:
+            self.say(f"checkpoint of step {step} passed over: {error}")
+            return None
+
+
+def _prefixed(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def _parted(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    parts: dict[str, dict[str, Tensor]] = {}
+    for full, tensor in tensors.items():
+        part, _, name = full.partition("/")
+        parts.setdefault(part, {})[name] = tensor
+    return parts

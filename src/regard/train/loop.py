@@ -1,0 +1,303 @@
+"""One loop for every model: updates, validation, checkpoints, and an end that leaves a good state behind."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.train.average import MovingAverage
+from regard.train.batches import Batches, Passes
+from regard.train.course import Course
+from regard.train.keeping import Keeper
+from regard.train.listeners import Listener
+from regard.train.optimizer import make_optimizer
+from regard.train.progress import Progress, Standing, default_progress
+from regard.train.random_state import RandomState, seed_all
+from regard.train.run import Run
+from regard.train.schedule import learning_rate
+from regard.train.settings import TrainSettings
+from regard.train.stops import Diverged, Interrupted, OutOfMemory, Signals, memory_ran_out
+from regard.train.updates import Gradients, LossFunction, gather, settle
+from regard.train.validation import Validate, Validation, undisturbed
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """How training ended: after how much, why, and with which weights in the model."""
+
+    step: int
+    epochs: int
+    tokens: int
+    seconds: float
+    ended: str  # "steps", "epochs" or "patience"
+    best: float | None
+    best_step: int | None
+    figures: dict[str, float]  # of the weights that were kept, where they were validated
+    weights: str  # "last", "best", "average" or "best average"
+
+
+def fit(
+    model: nn.Module,
+    loss: LossFunction,
+    batches: Batches,
+    *,
+    run: Run,
+    settings: TrainSettings,
+    held_out: Iterable[Any] | None = None,
+    validate: Validate | None = None,
+    progress: Progress | None = None,
+    listeners: Sequence[Listener] = (),
+) -> Fitted:
+    """Trains a model, from where `run` stands, and leaves the weights to use in it and in `run`.
+
+    `loss(model, batch)` gives a `Loss(total, count)`; it moves the batch to the device. `held_out` batches are
+    validated by that loss; `validate(model)` gives further figures by name (the model is in eval mode, without
+    gradients, and with averaged weights if those are asked for). `settings.watch` names the figure that says which
+    weights are best. Every line of metrics also goes to each of the `listeners`.
+
+    A run that was interrupted goes on as if it had not been: on the CPU, to the bit. `Interrupted`, `Diverged` and
+    `OutOfMemory` end training early, each with a good checkpoint.
+
+    >>> import tempfile
+    >>> from regard.train.progress import Silent
+    >>> from regard.train.updates import Loss
+    >>> class Two:
+    ...     place = 0
+    ...     def __iter__(self):
+    ...         while self.place < 2:
+    ...             self.place += 1
+    ...             yield torch.full((5, 1), float(self.place))
+    ...         self.place = 0
+    ...     def state(self):
+    ...         return self.place
+    ...     def resume(self, state):
+    ...         self.place = state
+    >>> def triple(model, batch):
+    ...     return Loss((model(batch) - 3 * batch).square().sum(), len(batch))
+    >>> run = Run.create(Path(tempfile.mkdtemp()) / "triple", {"task": "triple"})
+    >>> settings = TrainSettings(steps=12, warmup=2)
+    >>> fitted = fit(nn.Linear(1, 1), triple, Two(), run=run, settings=settings, progress=Silent())
+    >>> fitted.step, fitted.epochs, fitted.weights
+    (12, 5, 'last')
+    """
+    if not isinstance(batches, Batches):
+        raise TypeError(f"batches must have __iter__, state() and resume(state); got {type(batches).__name__}")
+    show = default_progress() if progress is None else progress
+    loop = _Loop(model, loss, batches, run, settings, held_out, validate, show, listeners)
+    with run.held(), loop.signals.listening():
+        loop.prepare()
+        try:
+            return loop.finish(loop.train())
+        finally:
+            show.end()
+
+
+class _Loop:
+    """What a run consists of while it runs."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        batches: Batches,
+        run: Run,
+        settings: TrainSettings,
+        held_out: Iterable[Any] | None,
+        validate: Validate | None,
+        show: Progress,
+        listeners: Sequence[Listener],
+    ) -> None:
+        self.model, self.loss, self.batches, self.run, self.settings = model, loss, batches, run, settings
+        self.show, self.listeners = show, listeners
+        self.optimizer = make_optimizer(model, settings)
+        self.device = next(model.parameters()).device
+        lower = settings.precision == "bfloat16" or (settings.precision == "auto" and self.device.type == "cuda")
+        self.precision = torch.bfloat16 if lower else torch.float32
+        self.average = MovingAverage(model, decay=settings.ema_decay) if settings.average == "ema" else None
+        self.compiled: Any = torch.compile(model) if settings.compile else model
+        self.validation = Validation(loss, held_out, validate, self.precision)
+        self.keeper = Keeper(run, settings, model, self.optimizer, self.average, self.device, show.say)
+        self.passes = Passes(batches, most=settings.epochs)
+        self.signals = Signals()
+        self.course = Course()
+        self.position: Any = None  # of the data, after the last update
+
+    def prepare(self) -> None:
+        """Goes to the newest good checkpoint, or to the start."""
+        found = self.keeper.newest()
+        if found is None:
+            self.run.metrics.cut(0)
+            seed_all(self.settings.seed)
+        else:
+            self.course = self.keeper.take_up(found, self.batches)
+        self.position = self.batches.state()
+        self.model.train()
+        self.show.begin(self.course.step, self.settings.steps)
+
+    def train(self) -> str:
+        """Updates until something says it is enough, and says what."""
+        self._look_up()  # what an interruption cut short
+        while (ended := self._ended()) is None:
+            if self._update():
+                self._look_up()
+        self._look_up()
+        return ended
+
+    def finish(self, ended: str) -> Fitted:
+        """Puts the weights to keep into the model, and into the run."""
+        weights, figures = self._choose()
+        self.run.save_model(self.model)
+        course = self.course
+        counted = (course.step, course.epoch, course.tokens, round(course.seconds, 3))
+        return Fitted(*counted, ended, course.best, course.best_step, figures, weights)
+
+    def _ended(self) -> str | None:
+        course, settings = self.course, self.settings
+        if course.step >= settings.steps:
+            return "steps"
+        if settings.epochs is not None and course.epoch >= settings.epochs:
+            return "epochs"
+        if settings.patience is not None and course.waited >= settings.patience:
+            return "patience"
+        return None
+
+    def _update(self) -> bool:
+        """One update, or none when the data is at its end. One that fails leaves everything as it was before."""
+        began, before, numbers = time.monotonic(), replace(self.course), RandomState.take(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        shortage = gradients = None
+        try:
+            taken = self.passes.take(self.settings.accumulate, self.course)
+            gradients = gather(self.loss, self.compiled, taken, self.precision, self.device)
+        except Exception as error:
+            if not memory_ran_out(error):
+                raise
+            shortage = str(error).partition("\n")[0]
+        # Outside the handler: inside it, the traceback would still hold every activation of the batch.
+        trouble = shortage or (gradients.trouble() if gradients else None)
+        if trouble:
+            where = f"at step {before.step + 1}, batch {self.course.batch} of pass {self.course.epoch + 1}"
+            self._undo(before, numbers)
+            if shortage:
+                advice = "give a batch fewer tokens, and raise accumulate by as much"
+                raise OutOfMemory(f"out of memory {where} ({shortage}): {advice}", self._save())
+            advice = "lower learning_rate, lengthen warmup, or look at that batch"
+            raise Diverged(f"{trouble} {where}: {advice}", self._save())
+        if gradients is None:
+            return False
+        self._step(gradients, began)
+        return True
+
+    def _undo(self, before: Course, numbers: RandomState) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.course = before
+        numbers.put(self.device)
+
+    def _step(self, gradients: Gradients, began: float) -> None:
+        settle(self.model, gradients, self.settings.clip)
+        rate = learning_rate(self.course.step + 1, self.settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.course.taken(gradients.total, round(gradients.count))
+        if self.average is not None:
+            self.average.update(self.model, self.course.step)
+        self.position = self.batches.state()
+        self.course.lasted(time.monotonic() - began)
+        loss, pace = self.course.window()
+        standing = Standing(self.course.step, self.settings.steps, loss, rate, pace, self._best())
+        self.show.step(standing)
+        if self.course.step % self.settings.log_every == 0:
+            figures = {"loss": loss, "learning_rate": rate, "gradient_norm": gradients.norm}
+            self._record("train", {**figures, "tokens_per_second": round(pace, 1)})
+            self.show.logged(standing)
+            self.course.new_window()
+
+    def _look_up(self) -> None:
+        """What is due after an update: validation, a checkpoint, and an answer to signals."""
+        course, settings = self.course, self.settings
+        ended = self._ended() is not None
+        improved = False
+        due = course.step > 0 and (ended or course.step % settings.validate_every == 0)
+        if due and self.validation.possible and course.validated != course.step:
+            improved = self._validate()
+        every = settings.checkpoint_every or settings.validate_every
+        if course.step and (improved or ended or course.step % every == 0):
+            self._save()
+        self._heed()
+
+    def _heed(self) -> None:
+        if self.signals.received is not None:
+            raise Interrupted(self.signals.received, self.course.step, self._save())
+
+    def _validate(self) -> bool:
+        """Validates the weights, and says whether they are the best so far. A signal breaks it off."""
+        course, settings = self.course, self.settings
+        figures = self._figures()
+        if figures is None:
+            return False
+        if settings.watch not in figures:
+            raise ValueError(f"watch must be one of the figures of validation, {list(figures)}; got {settings.watch!r}")
+        course.validated = course.step
+        improved = settings.better(figures[settings.watch], course.best)
+        if improved:
+            course.best, course.best_step, course.best_figures = figures[settings.watch], course.step, figures
+        course.waited = 0 if improved else course.waited + 1
+        self._record("validation", figures)
+        self.show.validated(course.step, figures, self._best())
+        return improved
+
+    def _figures(self) -> dict[str, float] | None:
+        """The figures of the weights as they would be kept now; None if a signal broke it off."""
+        began, figures, shortage = time.monotonic(), None, None
+        try:
+            with undisturbed(self.model, self.average, self.device):
+                figures = self.signals.breakable(lambda: self.validation.figures(self.model, self.device))
+        except Exception as error:
+            if not memory_ran_out(error):
+                raise
+            shortage = str(error).partition("\n")[0]
+        if shortage:
+            where = f"while validating after step {self.course.step}"
+            raise OutOfMemory(f"out of memory {where} ({shortage}): give validation smaller batches", self._save())
+        self.course.seconds += time.monotonic() - began
+        return figures
+
+    def _choose(self) -> tuple[str, dict[str, float]]:
+        """Which weights are kept, and their figures where they have been validated."""
+        course = self.course
+        if self.settings.average == "checkpoints":
+            self.keeper.put_mean()
+            if course.best is None:
+                return "average", {}
+            figures = self._figures()
+            if figures is None and self.signals.received is not None:
+                # The mean is in the model now; the checkpoint of the last step is on the disk already.
+                raise Interrupted(self.signals.received, course.step, self.run.checkpoints.path(course.step))
+            if figures is not None and not self.settings.better(course.best, figures[self.settings.watch]):
+                return "average", figures
+        name = "last" if self.average is None else "average"
+        if self.keeper.put_best(course.best_step):
+            return "best" if self.average is None else "best average", course.best_figures
+        return name, {}
+
+    def _save(self) -> Path:
+        return self.keeper.save(self.course, self.position)
+
+    def _record(self, kind: str, figures: Mapping[str, float]) -> None:
+        course = self.course
+        counted = {"kind": kind, "step": course.step, "epoch": course.epoch, "tokens": course.tokens}
+        record = {**counted, **figures, "seconds": round(course.seconds, 3)}
+        self.run.metrics.add(record)
+        for listener in self.listeners:
+            listener(record)
+
+    def _best(self) -> str:
+        course = self.course
+        return "" if course.best is None else f"{self.settings.watch} {course.best:.4f} at step {course.best_step}"

@@ -1,0 +1,59 @@
+"""AdamW with weight decay on matrices alone, and its state under the names of the parameters."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from regard.train.settings import TrainSettings
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """What learns, in two groups: matrices, which decay, and the rest, which does not.
+
+    Decay pulls towards zero what the data does not hold. For a matrix that is a preference for simple maps. A gain or
+    a bias has nothing simple about zero, and an embedding has rows that most batches do not touch: rare words would
+    fade between their appearances. An output matrix tied to an embedding is that embedding.
+
+    >>> groups = parameter_groups(nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 2)), 0.1)
+    >>> [(group["weight_decay"], [tuple(p.shape) for p in group["params"]]) for group in groups]
+    [(0.1, [(2, 3)]), (0.0, [(7, 3), (2,)])]
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decays = [parameter.ndim >= 2 and id(parameter) not in embeddings for parameter in learned]
+    return [
+        {"params": [p for p, decay in zip(learned, decays, strict=True) if decay], "weight_decay": weight_decay},
+        {"params": [p for p, decay in zip(learned, decays, strict=True) if not decay], "weight_decay": 0.0},
+    ]
+
+
+def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter 2019), one fused update for all parameters."""
+    groups = [group for group in parameter_groups(model, settings.weight_decay) if group["params"]]
+    if not groups:
+        raise ValueError("model has no parameter that learns: every one has requires_grad=False, or there is none")
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon, fused=True)
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state as named tensors: `exp_avg/encoder.weight` and so on."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"{key}/{names[id(parameter)]}": value
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Puts named tensors back; learning rate and decay stay as the optimiser was made."""
+    places = {id(p): place for place, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    numbers = {name: places[id(p)] for name, p in model.named_parameters() if id(p) in places}
+    state: dict[int, dict[str, Tensor]] = {}
+    for full, tensor in tensors.items():
+        key, _, name = full.partition("/")
+        if name not in numbers:
+            raise ValueError(f"the optimiser's state has {full!r}, but the model learns no parameter {name!r}")
+        state.setdefault(numbers[name], {})[key] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,63 @@
+"""All global random numbers that a step may draw, taken and put back together."""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class RandomState:
+    """Where the generators of Python, NumPy, torch and one CUDA device stand."""
+
+    python: tuple[Any, ...]
+    numpy: tuple[Any, ...]
+    cpu: Tensor
+    cuda: Tensor | None
+
+    @staticmethod
+    def take(device: torch.device) -> "RandomState":
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        numbers = np.random.get_state(legacy=True)
+        return RandomState(random.getstate(), tuple(numbers), torch.get_rng_state(), cuda)
+
+    def put(self, device: torch.device) -> None:
+        """Puts everything back; what was not taken, on another kind of device, stays as it is."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None and device.type == "cuda":
+            torch.cuda.set_rng_state(self.cuda, device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The same as named tensors, for a file."""
+        version, numbers, gauss = self.python
+        _, keys, place, has_gauss, cached = self.numpy
+        named = {
+            "python": torch.tensor([version, *numbers]),
+            "python_gauss": torch.tensor([gauss is not None, gauss or 0.0], dtype=torch.float64),
+            "numpy": torch.tensor([*keys.tolist(), place, has_gauss]),
+            "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
+            "cpu": self.cpu,
+        }
+        return named if self.cuda is None else {**named, "cuda": self.cuda}
+
+    @staticmethod
+    def of(tensors: dict[str, Tensor]) -> "RandomState":
+        """Back from named tensors."""
+        version, *numbers = tensors["python"].tolist()
+        has_python_gauss, gauss = tensors["python_gauss"].tolist()
+        *keys, place, has_gauss = tensors["numpy"].tolist()
+        legacy = ("MT19937", np.array(keys, dtype=np.uint32), place, has_gauss, tensors["numpy_gauss"].item())
+        python = (version, tuple(numbers), gauss if has_python_gauss else None)
+        return RandomState(python, legacy, tensors["cpu"], tensors.get("cuda"))
+
+
+def seed_all(seed: int) -> None:
+    """The same random numbers from here on, for the same seed."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,74 @@
+"""What can be chosen about a training run. Nothing here knows what is trained."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+class TrainSettings(BaseModel):
+    """How long, how fast, how often; frozen, and an unknown name is an error.
+
+    >>> TrainSettings(steps=200, warmup=20).model_dump(include={"steps", "warmup", "schedule"})
+    {'steps': 200, 'schedule': 'inverse_sqrt', 'warmup': 20}
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    steps: PositiveInt = 10_000
+    """Updates of the parameters, at most."""
+    epochs: PositiveInt | None = None
+    """Passes over the data, at most."""
+    accumulate: PositiveInt = 1
+    """Batches to each update; their loss is averaged over all their tokens, as if they were one batch."""
+    learning_rate: PositiveFloat = 1e-3
+    """The largest, reached after the warm-up."""
+    schedule: Literal["inverse_sqrt", "cosine", "constant"] = "inverse_sqrt"
+    """How the learning rate falls after the warm-up."""
+    warmup: NonNegativeInt = 400
+    """Updates over which the learning rate rises from 0."""
+    final_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Where the cosine ends, as a share of the largest learning rate."""
+    weight_decay: NonNegativeFloat = 0.01
+    """On matrices alone: biases, gains of norms and embeddings are left as they are."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Memory of AdamW's first and second moments."""
+    epsilon: PositiveFloat = 1e-9
+    """Of AdamW, beside the root of the second moment."""
+    clip: PositiveFloat | None = 1.0
+    """Largest norm of the gradient; None lets it be."""
+    average: Literal["none", "ema", "checkpoints"] = "none"
+    """Weights to validate and keep: as trained, their moving average, or the mean of the last checkpoints."""
+    ema_decay: float = Field(default=0.999, ge=0.0, lt=1.0)
+    """Of the moving average; it starts lower, so that the first weights are soon forgotten."""
+    average_last: PositiveInt = 5
+    """How many checkpoints are averaged."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the matrix products; auto is bfloat16 on CUDA and float32 elsewhere. Parameters stay float32."""
+    compile: bool = False
+    """Whether the model goes through torch.compile."""
+    log_every: PositiveInt = 50
+    """Updates between two lines of metrics."""
+    validate_every: PositiveInt = 500
+    """Updates between two validations."""
+    checkpoint_every: PositiveInt | None = None
+    """Updates between two checkpoints; None is as often as validation. A new best is always kept."""
+    watch: str = "loss"
+    """The validation figure that says which weights are best."""
+    watch_for: Literal["lowest", "highest"] = "lowest"
+    """Which way is better."""
+    patience: PositiveInt | None = None
+    """Validations without a new best before training ends; None never ends it early."""
+    keep_last: PositiveInt = 2
+    """Checkpoints kept besides the best."""
+    seed: int = 1
+    """Of dropout and whatever else is random in a step."""
+
+    def kept(self) -> int:
+        """How many of the last checkpoints must stay."""
+        return max(self.keep_last, self.average_last if self.average == "checkpoints" else 1)
+
+    def better(self, value: float, best: float | None) -> bool:
+        """Whether a figure is a new best; one that is not a number never is."""
+        if value != value:
+            return False
+        return best is None or (value < best if self.watch_for == "lowest" else value > best)

@@ -1,0 +1,98 @@
+"""The ways a run ends before its time, each with its word, and the signals that ask for it."""
+
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+class Stopped(Exception):  # noqa: N818
+    """Training ended before its time; `checkpoint` is where it can be taken up."""
+
+    def __init__(self, message: str, checkpoint: Path) -> None:
+        super().__init__(f"{message}. The checkpoint is {checkpoint}")
+        self.checkpoint = checkpoint
+
+
+class Interrupted(Stopped):
+    """Ctrl-C or SIGTERM. `code` is the exit status that tells the shell so: 130 or 143."""
+
+    def __init__(self, number: int, step: int, checkpoint: Path) -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"{name} ended training after step {step}; resume to go on", checkpoint)
+        self.signal = number
+        self.code = 128 + number
+
+
+class Diverged(Stopped):
+    """The loss or the gradient was NaN or infinite. The update was not made."""
+
+
+class OutOfMemory(Stopped):
+    """The device, or the machine, has too little memory for a batch."""
+
+
+def memory_ran_out(error: BaseException) -> bool:
+    """Whether this is what torch says when memory runs out, on any device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+
+
+class _Asked(BaseException):
+    """Raised where waiting for the end of a step would take too long."""
+
+
+class Signals:
+    """Listens for Ctrl-C and SIGTERM; the second Ctrl-C ends the process as it always does.
+
+    A step is short and is finished. A validation may be long and changes nothing: a signal breaks out of
+    `breakable` work at once.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._breaks = False
+
+    @contextmanager
+    def listening(self) -> Generator[None, None, None]:
+        """Listens, in the main thread; elsewhere signals do not arrive and nothing is changed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            signal.signal(number, self._hear)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def breakable(self, work: Callable[[], Result]) -> Result | None:
+        """What the work gives, or None if a signal came before or while it ran."""
+        try:
+            self._breaks = True
+            if self.received is not None:
+                return None
+            result = work()
+            self._breaks = False
+            return result
+        except _Asked:
+            return None
+        finally:
+            self._breaks = False
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._breaks:
+            self._breaks = False
+            raise _Asked

@@ -1,0 +1,77 @@
+"""One update of the parameters: gradients of one or several batches, averaged over all their tokens."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """A loss summed over a batch, and how much it was summed over (tokens, sentences …): their ratio is minimised."""
+
+    total: Tensor
+    count: int | Tensor
+
+
+# loss(model, batch): moves the batch where it must be, runs the model, and sums.
+LossFunction = Callable[[nn.Module, Any], Loss]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What the batches of an update came to: the loss and the count summed, and the norm of the mean gradient."""
+
+    total: float
+    count: float
+    norm: float
+
+    def trouble(self) -> str | None:
+        """What is wrong with them, if anything."""
+        if not math.isfinite(self.total):
+            return f"the loss is {self.total}"
+        if not math.isfinite(self.norm):
+            return f"the norm of the gradient is {self.norm}"
+        return None
+
+
+def gather(
+    loss: LossFunction, model: nn.Module, batches: Iterable[Any], precision: torch.dtype, device: torch.device
+) -> Gradients | None:
+    """Leaves in the parameters the gradient of Σ total / Σ count over the batches; None if there were none.
+
+    Sums are differentiated, and divided at the end: how the tokens fall into batches makes no difference. The numbers
+    that the caller needs are fetched from the device together, once.
+    """
+    sums: list[tuple[Tensor, Tensor]] = []
+    for batch in batches:
+        with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+            result = loss(model, batch)
+        if result.total.ndim:
+            raise ValueError(f"loss must give a total of one number; got shape {tuple(result.total.shape)}")
+        result.total.backward()
+        sums.append((result.total.detach(), torch.as_tensor(result.count, device=device)))
+    if not sums:
+        return None
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    if not gradients:
+        raise ValueError("loss gave a total that no parameter of the model has a part in")
+    exact = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    totals, counts = (torch.stack([number.to(exact) for number in column]).sum() for column in zip(*sums, strict=True))
+    norm = torch.nn.utils.get_total_norm(gradients)
+    total, count, length = torch.stack([totals, counts, norm.to(exact)]).tolist()
+    if not count > 0:
+        raise ValueError(f"loss must give a count of more than 0 for the batches of an update; got {count}")
+    return Gradients(total, count, length / count)
+
+
+@torch.no_grad()
+def settle(model: nn.Module, gradients: Gradients, clip: float | None) -> None:
+    """Divides the summed gradients by the count, and clips their norm."""
+    scale = 1.0 / gradients.count
+    if clip is not None and gradients.norm > clip:
+        scale *= clip / gradients.norm
+    torch._foreach_mul_([parameter.grad for parameter in model.parameters() if parameter.grad is not None], scale)

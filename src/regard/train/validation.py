@@ -1,0 +1,60 @@
+"""Validation that leaves no trace: the same training follows, however often one looks."""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.train.average import MovingAverage
+from regard.train.random_state import RandomState
+from regard.train.updates import LossFunction
+
+# validate(model): figures by name, of a model in eval mode.
+Validate = Callable[[nn.Module], Mapping[str, float]]
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """How weights are judged: by the loss on held-out batches, by figures of the caller's, or by both."""
+
+    loss: LossFunction
+    held_out: Iterable[Any] | None
+    validate: Validate | None
+    precision: torch.dtype
+
+    @property
+    def possible(self) -> bool:
+        return self.held_out is not None or self.validate is not None
+
+    def figures(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """All figures by name; `loss` is the one on held-out batches."""
+        found = {} if self.held_out is None else {"loss": self._held_out_loss(model, self.held_out, device)}
+        if self.validate is not None:
+            found |= {name: float(value) for name, value in self.validate(model).items()}
+        return found
+
+    def _held_out_loss(self, model: nn.Module, batches: Iterable[Any], device: torch.device) -> float:
+        total = count = 0.0
+        for batch in batches:
+            with torch.autocast(device.type, self.precision, enabled=self.precision != torch.float32):
+                result = self.loss(model, batch)
+            total, count = total + float(result.total), count + float(result.count)
+        if not count:
+            raise ValueError("held_out gave nothing to validate on: it must be a collection that can be read again")
+        return total / count
+
+
+@contextmanager
+def undisturbed(model: nn.Module, average: MovingAverage | None, device: torch.device) -> Generator[None, None, None]:
+    """The model as it would be used: averaged weights, eval mode, no gradients. Afterwards all is as it was."""
+    numbers, training = RandomState.take(device), model.training
+    with nullcontext() if average is None else average.in_place(model), torch.no_grad():
+        model.eval()
+        try:
+            yield
+        finally:
+            model.train(training)
+            numbers.put(device)

@@ -1,0 +1,70 @@
+"""Models without parameters: the next token's scores are a fixed function of the row and of all tokens before it."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STOP = 2
+CAPACITY = 11
+
+
+@dataclass(frozen=True)
+class History:
+    """All tokens so far, and which source each row is of."""
+
+    source: Tensor
+    tokens: Tensor
+
+    def reorder(self, index: Tensor) -> "History":
+        return History(self.source[index], self.tokens[index])
+
+
+@dataclass(frozen=True)
+class Step:
+    logits: Tensor
+    state: History
+    weights: Tensor | None
+
+
+@dataclass
+class Table:
+    """logits_v = sharpness · sin(hash of source, history and v); weights tell the history that asked."""
+
+    seed: int
+    vocabulary: int = 4
+    sharpness: float = 2.0
+    looks: bool = True
+    calls: int = 0
+    rows: int = 0
+
+    def start(self, sources: list[int]) -> History:
+        return History(torch.tensor(sources), torch.zeros(len(sources), 0, dtype=torch.long))
+
+    def __call__(self, state: History, tokens: Tensor) -> Step:
+        self.calls += 1
+        self.rows += tokens.shape[0]
+        history = torch.cat([state.tokens, tokens[:, None]], 1)
+        code = state.source.double() * 37.719 + self.seed * 3.7
+        for i in range(history.shape[1]):
+            code = (code * 1.7 + history[:, i] * 12.9898 + 4.1) % 1000.0
+        logits = self.sharpness * torch.sin(
+            code[:, None] + torch.arange(self.vocabulary) * 78.233 * (1 + code[:, None])
+        )
+        weights = torch.full((len(tokens), CAPACITY), -1.0, dtype=torch.float64)
+        weights[:, 0] = state.source
+        weights[:, 1 : 1 + history.shape[1]] = history[:, : CAPACITY - 1]
+        return Step(logits, History(state.source, history), weights if self.looks else None)
+
+    def log_probs(self, source: int, history: tuple[int, ...]) -> list[float]:
+        """The same in numbers, one history at a time."""
+        state = History(torch.tensor([source]), torch.tensor([history[:-1]], dtype=torch.long))
+        logits = self(state, torch.tensor([history[-1]])).logits[0].tolist()
+        total = math.log(math.fsum(math.exp(logit) for logit in logits))
+        return [logit - total for logit in logits]
+
+
+def asked_by(source: int, history: tuple[int, ...]) -> list[float]:
+    """The weights of the step that read this history."""
+    return [float(source), *map(float, history), *[-1.0] * (CAPACITY - 1 - len(history))]

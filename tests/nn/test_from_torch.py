@@ -1,0 +1,169 @@
+"""The same weights give the same outputs as torch's own multi-head attention, over its options, there and back."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from regard.core.normalizers import Sparsemax
+from regard.core.requests import full
+from regard.core.scores import ScaledDot
+from regard.nn.convert import torch_masks
+from regard.nn.multihead import MultiHeadAttention
+from regard.nn.positions import Rotary
+
+BATCH, QUERIES, KEYS, SIZE, HEADS = 3, 5, 7, 12, 4
+SIZES = [{}, {"kdim": 10}, {"vdim": 11}, {"kdim": 10, "vdim": 11}, {"kdim": 10, "vdim": 10}]
+OPTIONS = list(itertools.product(SIZES, (True, False), (True, False)))
+LOWER = torch.ones(QUERIES, KEYS).triu(2).bool()  # True = drop; no row loses every key
+LATE = torch.arange(KEYS) >= torch.tensor([[7], [4], [1]])  # True = padding; the first key is always real
+PAIR_MASKS: dict[str, Tensor | None] = {
+    "none": None,
+    "bool": LOWER,
+    "float": torch.randn(QUERIES, KEYS, generator=torch.Generator().manual_seed(5)),
+    "minus infinity": torch.zeros(QUERIES, KEYS).masked_fill(LOWER, -torch.inf),
+    "bool by head": LOWER.expand(BATCH * HEADS, -1, -1) & (torch.arange(BATCH * HEADS) % 3 > 0)[:, None, None],
+    "float by head": torch.randn(BATCH * HEADS, QUERIES, KEYS, generator=torch.Generator().manual_seed(6)),
+}
+KEY_MASKS: dict[str, Tensor | None] = {
+    "none": None,
+    "bool": LATE,
+    "float": torch.zeros(BATCH, KEYS).masked_fill(LATE, -torch.inf),
+}
+# torch itself takes no two kinds at once
+MASKS = [
+    (pair, key)
+    for pair, key in itertools.product(PAIR_MASKS, KEY_MASKS)
+    if "none" in (pair, key) or ("bool" in pair) == ("bool" in key)
+]
+
+
+def theirs_of(sizes: dict[str, int], bias: bool, batch_first: bool, **more: Any) -> nn.MultiheadAttention:
+    layer = nn.MultiheadAttention(SIZE, HEADS, bias=bias, batch_first=batch_first, **sizes, **more)
+    with torch.no_grad():  # biases start at zero: give them something to be wrong about
+        for name, parameter in layer.named_parameters():
+            if "bias" in name:
+                parameter.normal_()
+    return layer
+
+
+def sources(sizes: dict[str, int]) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.randn(BATCH, QUERIES, SIZE),
+        torch.randn(BATCH, KEYS, sizes.get("kdim", SIZE)),
+        torch.randn(BATCH, KEYS, sizes.get("vdim", SIZE)),
+    )
+
+
+def turned(layer: nn.MultiheadAttention, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tensors if layer.batch_first else tuple(t.transpose(0, 1) for t in tensors)
+
+
+@pytest.mark.parametrize(("pair_mask", "key_mask"), MASKS)
+def test_the_same_outputs_and_weights(pair_mask: str, key_mask: str) -> None:
+    """Sizes, biases and layouts, under each kind of mask."""
+    attn_mask, padding = PAIR_MASKS[pair_mask], KEY_MASKS[key_mask]
+    worst = 0.0
+    for sizes, bias, batch_first in OPTIONS:
+        theirs = theirs_of(sizes, bias, batch_first)
+        ours = MultiHeadAttention.from_torch(theirs)
+        inputs = sources(sizes)
+        right, weights = theirs(
+            *turned(theirs, inputs), attn_mask=attn_mask, key_padding_mask=padding, average_attn_weights=False
+        )
+        mask, added = torch_masks(attn_mask, padding, heads=HEADS)
+        found = ours(*inputs, mask=mask, bias=added, weights=full())
+        right = right if batch_first else right.transpose(0, 1)
+        assert_close(found.output, right, rtol=0, atol=2e-6)
+        assert_close(found.weights, weights, rtol=0, atol=1e-6)
+        unasked = ours(*inputs, mask=mask, bias=added).output
+        assert_close(unasked, right, rtol=0, atol=2e-6)
+        worst = max(worst, *(float((each - right).detach().abs().max()) for each in (found.output, unasked)))
+    assert worst < 2e-6
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_self_attention_in_training_and_inference(bias: bool) -> None:
+    """torch's inference takes another path than its training; both are met, and the gradients."""
+    theirs = theirs_of({}, bias, True)
+    ours = MultiHeadAttention.from_torch(theirs)
+    x = torch.randn(BATCH, QUERIES, SIZE, requires_grad=True)
+    upstream = torch.randn(BATCH, QUERIES, SIZE)
+    right, found = theirs(x, x, x, need_weights=False)[0], ours(x).output
+    assert_close(found, right, rtol=0, atol=2e-6)
+    (own,) = torch.autograd.grad(found, x, upstream, retain_graph=True)
+    (expected,) = torch.autograd.grad(right, x, upstream, retain_graph=True)
+    assert_close(own, expected, rtol=0, atol=1e-5)
+    assert ours.projection.weight is not None
+    assert theirs.in_proj_weight is not None
+    (own,) = torch.autograd.grad(found, ours.projection.weight, upstream)
+    (expected,) = torch.autograd.grad(right, theirs.in_proj_weight, upstream)
+    assert_close(own, expected, rtol=0, atol=1e-5)
+    theirs.eval()
+    ours.eval()
+    with torch.no_grad():
+        assert_close(ours(x).output, theirs(x, x, x, need_weights=False)[0], rtol=0, atol=2e-6)
+
+
+def test_in_float64_they_agree_to_the_last_digits() -> None:
+    theirs = theirs_of({"kdim": 10, "vdim": 11}, True, True).double()
+    ours = MultiHeadAttention.from_torch(theirs)
+    inputs = tuple(t.double() for t in sources({"kdim": 10, "vdim": 11}))
+    assert ours.output.weight.dtype == torch.float64
+    assert_close(ours(*inputs).output, theirs(*inputs)[0], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("sizes", "bias", "batch_first"), OPTIONS)
+def test_back_to_torch_every_number_is_the_same(sizes: dict[str, int], bias: bool, batch_first: bool) -> None:
+    theirs = theirs_of(sizes, bias, batch_first, dropout=0.3).eval()
+    back = MultiHeadAttention.from_torch(theirs).to_torch(batch_first=batch_first)
+    assert back.state_dict().keys() == theirs.state_dict().keys()
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor)
+    assert (back.dropout, back.training, back.batch_first) == (0.3, False, batch_first)
+    inputs = turned(theirs, sources(sizes))
+    assert torch.equal(back(*inputs)[0], theirs(*inputs)[0])
+
+
+def test_a_layer_made_here_goes_to_torch() -> None:
+    ours = MultiHeadAttention(SIZE, HEADS, key_size=10, score=ScaledDot(scale=3**-0.5)).eval()
+    query, memory = torch.randn(BATCH, QUERIES, SIZE), torch.randn(BATCH, KEYS, 10)
+    theirs = ours.to_torch()
+    assert_close(theirs(query, memory, memory)[0], ours(query, memory).output, rtol=0, atol=2e-6)
+    with torch.no_grad():
+        theirs.out_proj.weight.zero_()
+    assert ours.output.weight.abs().sum() > 0  # copies, not shared
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("add_bias_kv", "cannot take add_bias_kv=True"), ("add_zero_attn", "cannot take add_zero_attn=True")],
+)
+def test_options_without_a_counterpart_are_refused(option: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention.from_torch(nn.MultiheadAttention(SIZE, HEADS, **{option: True}))
+
+
+def test_only_torchs_own_module_is_taken(as_installed: None) -> None:
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.MultiheadAttention, got Linear"):
+        MultiHeadAttention.from_torch(nn.Linear(3, 3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"score": "additive"}, "needs score scaled_dot, got additive"),
+        ({"score": ScaledDot(scale=1.0)}, "needs scaled_dot with scale 1/√4 and no softcap"),
+        ({"score": ScaledDot(softcap=5.0)}, "needs scaled_dot with scale 1/√4 and no softcap"),
+        ({"normalize": Sparsemax()}, "needs softmax, got sparsemax"),
+        ({"positions": Rotary(4)}, "needs a layer without positions, got Rotary"),
+        ({"kv_heads": 1}, "as many kv_heads as heads .* 1 kv_heads"),
+        ({"head_size": 6}, "size = heads · head_size, got size 12, 3 heads of size 6"),
+    ],
+)
+def test_layers_torch_does_not_have_stay_here(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(SIZE, 3, **arguments).to_torch()

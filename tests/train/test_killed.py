@@ -1,0 +1,127 @@
+"""Processes killed for real: whatever the moment, what is on the disk is whole, and nothing is lost or changed."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+import tiny_training
+from tiny_training import same_weights
+
+from regard.train.run import Run
+from regard.train.weights import read_tensors
+
+STEPS = 120
+
+
+def start(folder: Path, pause: float = 0.02) -> ForkServerProcess:
+    """A process that trains; it comes from one that has imported everything, which saves seconds each time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tiny_training", "torch._dynamo"])
+    process = context.Process(target=tiny_training.main, args=(str(folder), STEPS, pause))
+    process.start()
+    return process
+
+
+def said(folder: Path) -> str:
+    return Path(f"{folder}.log").read_text()
+
+
+def finished(folder: Path) -> None:
+    """Trains to the end, without a pause."""
+    process = start(folder, 0.0)
+    process.join(60)
+    assert process.exitcode == 0, said(folder)
+
+
+def wait_for_step(folder: Path, step: int, process: ForkServerProcess) -> None:
+    """Until a checkpoint of that step, or a later one, is there."""
+    end = time.monotonic() + 60
+    checkpoints = Run(folder).checkpoints
+    while not any(each >= step for each in checkpoints.steps()):
+        assert process.is_alive(), said(folder)
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def kill(process: ForkServerProcess) -> None:
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    finished(folder)
+    return folder
+
+
+def same_run(found: Path, expected: Path) -> None:
+    same_weights(read_tensors(found / "model.safetensors")[0], read_tensors(expected / "model.safetensors")[0])
+    lines = [
+        [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in run.metrics.read()]
+        for run in (Run.open(found), Run.open(expected))
+    ]
+    assert lines[0] == lines[1]
+    assert Run.open(found).result() == Run.open(expected).result()
+
+
+def test_killed_at_random_moments(tmp_path, whole):
+    chance = random.Random(7)
+    folder = tmp_path / "killed"
+    reached = []
+    for _ in range(6):
+        before = max(Run(folder).checkpoints.steps(), default=0)
+        process = start(folder)
+        wait_for_step(folder, before + 4, process)
+        time.sleep(chance.uniform(0, 0.12))  # anywhere in a step, a validation or a checkpoint
+        kill(process)
+        good = Run.open(folder).checkpoints.newest(lambda text: pytest.fail(text))
+        assert good is not None
+        reached.append(good.step)
+    assert reached == sorted(reached)
+    assert 0 < reached[0] < reached[-1] < STEPS
+    finished(folder)
+    assert f"resumed from step {reached[-1]}" in said(folder)
+    same_run(folder, whole)
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_asked_to_end(tmp_path, whole, number, code):
+    folder = tmp_path / "asked"
+    process = start(folder)
+    wait_for_step(folder, 8, process)
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == code, said(folder)
+    assert f"{signal.Signals(number).name} ended training after step" in said(folder)
+    step = Run.open(folder).checkpoints.steps()[-1]
+    assert f"step-{step:06d}" in said(folder)
+    assert Run.open(folder).checkpoints.at(step).state()["course"]["step"] == step
+    finished(folder)
+    same_run(folder, whole)
+
+
+def test_a_flipped_byte_is_noticed_and_the_older_checkpoint_taken(tmp_path, whole):
+    folder = tmp_path / "flipped"
+    process = start(folder)
+    wait_for_step(folder, 12, process)
+    kill(process)
+    older, newest = Run.open(folder).checkpoints.steps()[-2:]
+    path = folder / "checkpoints" / f"step-{newest:06d}" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    finished(folder)
+    assert f"checkpoint of step {newest} passed over" in said(folder)
+    assert f"resumed from step {older}" in said(folder)
+    same_run(folder, whole)
+    assert json.loads((folder / "checkpoints" / f"step-{STEPS:06d}" / "manifest.json").read_text())["step"] == STEPS
