@@ -52,6 +52,63 @@ def _demo(
         raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
 
 
+@app.command("tasks")
+def _tasks() -> None:
+    """What can be trained, on what data, with which presets."""
+    from regard.cli.runs import list_tasks
+
+    list_tasks()
+
+
+@app.command("train")
+def _train(
+    task: Annotated[str, typer.Argument(help="What to train; `regard tasks` lists them.", metavar="TASK")],
+    preset: Annotated[str, typer.Option(help="A named configuration.")] = "small",
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Files or a folder; without any, the built-in world.", metavar="PATH")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one setting; may be repeated.", metavar="KEY=VALUE")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory.", metavar="DIR")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+) -> None:
+    """Train a model for a task; everything goes into a run directory."""
+    from regard.cli.runs import train
+
+    train(task, preset=preset, data=data or [], settings=settings or [], out=out, resume=resume)
+
+
+@app.command("evaluate")
+def _evaluate(
+    run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Other data than the run's own test part.", metavar="PATH")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """How good a run is: its answers, where it looks, and whether that matters."""
+    from regard.cli.runs import evaluate
+
+    evaluate(run, data=data or [], as_json=as_json)
+
+
+@app.command("predict")
+def _predict(
+    run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    inputs: Annotated[
+        list[str] | None, typer.Argument(help="Texts; without any, lines of standard input.", metavar="INPUT…")
+    ] = None,
+    beam: Annotated[int | None, typer.Option(help="Hypotheses kept; the run's own number unless given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with the alignment.")] = False,
+    look: Annotated[Path | None, typer.Option(help="Write a page that shows the attention.", metavar="PAGE")] = None,
+) -> None:
+    """Answers of a trained model."""
+    from regard.cli.runs import predict
+
+    predict(run, inputs=inputs or [], beam=beam, as_json=as_json, look=look)
+
+
 _bench = typer.Typer(help="Measure regard and its peers on this machine.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(_bench, name="bench")
 

@@ -30,6 +30,11 @@ AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
 _SCALED_DOT, _SOFTMAX = ScaledDot(), Softmax()
 
+Listener = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
+# Who hears of every call: each gets the problem and what computes its result, and gives that result. Nearly always
+# nobody, so that a call pays no more than a look at an empty tuple.
+listeners: tuple[Listener, ...] = ()
+
 
 @dataclass(frozen=True, eq=False)
 class Attended:
@@ -78,14 +83,16 @@ def attention(
     >>> out.output
     tensor([[0.7311, 0.2689]])
     """
-    if backend == "auto" and bias is None and weights is None and dropout == 0.0 and generator is None:
+    plain = backend == "auto" and bias is None and weights is None and dropout == 0.0 and generator is None
+    if plain and not listeners:
         direct = _direct(query, key, value, score, normalize, mask)
         if direct is not None:
             return Attended(direct)
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
         problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
-        return _run(problem, _choose(problem, backend)[0])
+        name = _choose(problem, backend)[0]
+        return _heard(problem, name) if listeners else _run(problem, name)
 
 
 def explain(
@@ -203,6 +210,14 @@ def _plain_is_best(name: str, problem: Problem) -> str | None:
     if isinstance(problem.request, Full) and reference.working_bytes(problem) <= 5 * weights:
         return "all weights are asked for: the plain form has them anyway"
     return None
+
+
+def _heard(problem: Problem, name: str) -> Attended:
+    """The call, told to whoever listens."""
+    run = functools.partial(_run, problem, name)
+    for listener in listeners:
+        run = functools.partial(listener, problem, run)
+    return run()
 
 
 def _run(problem: Problem, name: str) -> Attended:

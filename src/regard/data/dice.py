@@ -1,0 +1,69 @@
+"""What a seeded grammar is made with: choices, and words that remember which word they translate."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import NamedTuple, TypeVar
+
+Thing = TypeVar("Thing")
+
+
+class Token:
+    """One English word of one sentence. It is itself and no other: two "the" are two tokens."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class Made(NamedTuple):
+    """One Chinese word and the English tokens it comes from: surely, or possibly (grammar without its own word)."""
+
+    text: str
+    sure: tuple[Token, ...] = ()
+    possible: tuple[Token, ...] = ()
+
+
+class Dice:
+    """The choices of one sentence: a random stream, and how richly to decorate (`rich`, 0 to 1)."""
+
+    def __init__(self, random: Random, rich: float) -> None:
+        self.random = random
+        self.rich = rich
+        self.used: set[object] = set()
+
+    def chance(self, probability: float) -> bool:
+        """True with this probability."""
+        return self.random.random() < probability
+
+    def maybe(self, probability: float) -> bool:
+        """True with this probability in the richest sentence, and never in the plainest."""
+        return self.random.random() < probability * self.rich
+
+    def pick(self, things: Sequence[Thing]) -> Thing:
+        """One of them, all equally likely."""
+        return things[int(self.random.random() * len(things))]
+
+    def fresh(self, things: Sequence[Thing]) -> Thing:
+        """One of them that this sentence has not used yet, where there is one."""
+        choice = self.pick(things)
+        for _ in range(4):
+            if choice not in self.used:
+                break
+            choice = self.pick(things)
+        self.used.add(choice)
+        return choice
+
+    def weigh(self, weights: Mapping[Thing, float]) -> Thing:
+        """One key of the mapping, as likely as its weight."""
+        left = self.random.random() * sum(weights.values())
+        for thing, weight in weights.items():
+            left -= weight
+            if left < 0:
+                return thing
+        return next(reversed(list(weights)))
+
+
+def tokens(text: str) -> list[Token]:
+    """English words apart, each a token."""
+    return [Token(word) for word in text.split()]

@@ -1,0 +1,83 @@
+"""Words as numbers: the vocabulary of the built-in world, where every word is known."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
+SPECIALS = (PAD, BOS, EOS, UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Numbers of words, after those of padding (0), begin (1), end (2) and an unknown word (3).
+
+    >>> vocabulary = Vocabulary(("Tom", "chases", "Jerry"))
+    >>> vocabulary.encode(("Jerry", "chases", "Spike")), vocabulary.decode((1, 6, 5, 4, 2, 0))
+    ([6, 5, 3], ('Jerry', 'chases', 'Tom'))
+    """
+
+    words: tuple[str, ...]
+    numbers: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    pad = 0
+    bos = 1
+    eos = 2
+    unknown = 3
+
+    def __post_init__(self) -> None:
+        numbers = {word: number for number, word in enumerate((*SPECIALS, *self.words))}
+        if len(numbers) != len(SPECIALS) + len(self.words):
+            raise ValueError("a word stands twice in the vocabulary, or is one of " + " ".join(SPECIALS))
+        object.__setattr__(self, "numbers", numbers)
+
+    @classmethod
+    def build(cls, sentences: Iterable[Sequence[str]], *, size: int | None = None) -> "Vocabulary":
+        """The words of these sentences, the most frequent first (the alphabet breaks ties), at most `size`."""
+        counts = Counter(word for sentence in sentences for word in sentence)
+        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(tuple(ordered[:size]))
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return len(self.numbers)
+
+    def encode(self, words: Sequence[str]) -> list[int]:
+        """The numbers of these words."""
+        return [self.numbers.get(word, self.unknown) for word in words]
+
+    def decode(self, numbers: Iterable[int]) -> tuple[str, ...]:
+        """The words of these numbers, up to the end mark, without padding and begin."""
+        found = []
+        for number in numbers:
+            if number == self.eos:
+                break
+            if number not in (self.pad, self.bos):
+                found.append(UNKNOWN if number == self.unknown else self.words[number - len(SPECIALS)])
+        return tuple(found)
+
+    def pieces(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
+        """The numbers of these words, and which word each belongs to: here, one each."""
+        return self.encode(words), list(range(len(words)))
+
+    def save(self, path: Path) -> None:
+        """Writes a tokenizer.json that other tools can read."""
+        model = Tokenizer(WordLevel(vocab=self.numbers, unk_token=UNKNOWN))
+        model.pre_tokenizer = WhitespaceSplit()
+        model.add_special_tokens(list(SPECIALS))
+        model.save(str(path))
+
+    @classmethod
+    def load(cls, path: Path) -> "Vocabulary":
+        """The vocabulary of a tokenizer.json that `save` wrote."""
+        numbers = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+        ordered = sorted(numbers, key=lambda word: numbers[word])
+        if tuple(ordered[: len(SPECIALS)]) != SPECIALS:
+            raise ValueError(f"{path}: not a vocabulary: its first words must be {' '.join(SPECIALS)}")
+        return cls(tuple(ordered[len(SPECIALS) :]))

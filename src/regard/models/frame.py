@@ -1,0 +1,69 @@
+"""The frame of every model that reads one thing and writes another: an encoder makes a memory, a decoder asks it."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core.requests import Request
+from regard.models.memory import Decoded, DecoderState, Memory, Step
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder and a decoder that meet in a `Memory` (Cho et al. 2014; Sutskever et al. 2014).
+
+    C = F(x_1..x_m), y_i = G(C, y_1..y_{i-1}); with attention each step has its own C_i (Bahdanau et al. 2015).
+    Any encoder `encoder(source, lengths) -> Memory` goes with any decoder that takes a `Memory`.
+
+    >>> from regard.models.recurrent_decoder import RecurrentDecoder
+    >>> from regard.models.recurrent_encoder import RecurrentEncoder
+    >>> model = EncoderDecoder(RecurrentEncoder(11, 4), RecurrentDecoder(7, 4, memory_size=8))
+    >>> decoded = model(torch.tensor([[3, 4, 5]]), torch.tensor([[1, 2]]))
+    >>> model.logits(decoded.states).shape
+    torch.Size([1, 2, 7])
+    """
+
+    encoder: Any  # what it must have is in the lines above; its own class says the rest
+    decoder: Any
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+
+    def forward(
+        self,
+        source: Tensor,
+        prefix: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        weights: Request | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Decoded:
+        """States for every token of the prefix (b, t), each of which may see the source and the tokens up to it."""
+        memory: Memory = self.encoder(source, lengths)
+        return self.decoder(memory, prefix, weights=weights, generator=generator)
+
+    def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
+        """Scores of the next token from the states of `forward`."""
+        return self.decoder.logits(states)
+
+    def start(self, source: Tensor, lengths: Tensor | None = None, *, limit: int | None = None) -> DecoderState:
+        """Read the source once; the state before the first token. `limit` is the most tokens that will be asked."""
+        memory: Memory = self.encoder(source, lengths)
+        return self.decoder.start(memory, limit=limit)
+
+    def step(self, state: DecoderState, tokens: Tensor) -> Step:
+        """Give one token for each row (b,) and get the scores of the next."""
+        return self.decoder.step(state, tokens)
+
+    @property
+    def output_weight(self) -> Float[Tensor, "v d"]:
+        """The matrix that turns states into logits, for a loss that never holds the logits whole."""
+        return self.decoder.output_weight
+
+    @property
+    def output_bias(self) -> Float[Tensor, "v"] | None:
+        """What is added to the logits."""
+        return self.decoder.output_bias

@@ -1,0 +1,80 @@
+"""Which decoders the loops written by hand serve, and how they are given what the decoders own."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core.normalizers import Softmax
+from regard.core.scores import Additive
+from regard.models import recurrent_feeding, recurrent_loop
+from regard.nn.attention import Attention
+from regard.nn.protocol import Projected
+
+
+class Found(NamedTuple):
+    """States, or with feeding what the output layer sees, (b, t, d), and weights (b, t, k)."""
+
+    states: Tensor
+    weights: Tensor
+
+
+def serves(network: nn.GRU | nn.LSTM, attention: object) -> bool:
+    """A GRU of one layer with additive attention and softmax; compilers see the plain loop instead."""
+    if not isinstance(network, nn.GRU) or network.num_layers > 1:
+        return False
+    if not isinstance(attention, Attention) or not isinstance(attention.normalize, Softmax):
+        return False
+    score: Any = attention.score()
+    additive = isinstance(score, Additive) and score.activation == "tanh" and score.weight.ndim == 1
+    device = network.get_parameter("weight_hh_l0").device.type
+    plain = attention.dropout == 0.0 or not attention.training
+    cast = torch.is_autocast_enabled(device) and device != "cuda"
+    return additive and plain and attention.query is not None and not cast and not torch.compiler.is_compiling()
+
+
+def bahdanau(
+    network: nn.GRU | nn.LSTM, attention: Any, gates: Tensor, mapping: Tensor, state: Tensor, projected: Projected
+) -> Found:
+    """All steps from the tokens' input gates (b, t, 3d) and the first state (b, d); `mapping` is the context's."""
+    query = attention.query.weight
+    recurrent = torch.cat((network.get_parameter("weight_hh_l0"), query))
+    hidden = network.get_parameter("bias_hh_l0")
+    bias = torch.cat((hidden, hidden.new_zeros(len(query))))
+    values, left = projected.value, mapping
+    if state.is_cuda:  # the values are mapped to the gates once, so that a step has one matrix product fewer
+        values, left = F.linear(values, mapping), None
+    score = attention.score().weight
+    narrow = _narrow(gates, projected.key, score, values, left, state, recurrent, bias)
+    return _batch_first(recurrent_loop.unrolled(recurrent_loop.Given._make([*narrow, projected.mask])))
+
+
+def feeding(
+    network: nn.GRU | nn.LSTM,
+    attention: Any,
+    readout: nn.Linear,
+    gates: Tensor,
+    mapping: Tensor,
+    state: Tensor,
+    projected: Projected,
+) -> Found:
+    """The same in Luong's order with input feeding; `mapping` is that of the last output."""
+    values, query = projected.value, attention.query.weight
+    context, hidden = readout.weight.split([values.shape[-1], readout.in_features - values.shape[-1]], 1)
+    recurrent = torch.cat((network.get_parameter("weight_hh_l0"), query, hidden))
+    hidden_bias = network.get_parameter("bias_hh_l0")
+    bias = torch.cat((hidden_bias, hidden_bias.new_zeros(len(query)), readout.bias))
+    values, score = F.linear(values, context), attention.score().weight
+    narrow = _narrow(gates, projected.key, score, values, mapping, state, recurrent, bias)
+    return _batch_first(recurrent_feeding.unrolled(recurrent_feeding.Given._make([*narrow, projected.mask])))
+
+
+def _narrow(gates: Tensor, *others: Tensor | None) -> list[Any]:
+    """All in the dtype of the gates, which under autocast is its own; the gates with time first."""
+    return [gates.transpose(0, 1), *(None if other is None else other.to(gates.dtype) for other in others)]
+
+
+def _batch_first(found: tuple[Tensor, Tensor]) -> Found:
+    states, weights = found
+    return Found(states.transpose(0, 1), weights.transpose(0, 1))

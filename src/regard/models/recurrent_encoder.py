@@ -1,0 +1,80 @@
+"""A recurrent reader of token sequences."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from regard.models.memory import Memory
+from regard.models.recurrent_cells import Recurrence
+
+
+class RecurrentEncoder(nn.Module):
+    """h_j = f(x_j, h_{j-1}), from both ends: word j is kept as [→h_j; ←h_j] (Bahdanau et al. 2015, section 3.2).
+
+    source (b, k) → `Memory` with keys = values (b, k, m), m = size for one direction and 2 · size for two; `summary`
+    is the last state of the top layer, of both directions: what the reader knows at the end. Padding changes nothing:
+    the states of a sequence are those it has alone, and padded positions are zeros.
+
+    >>> encoder = RecurrentEncoder(11, 4)
+    >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
+    >>> memory.values.shape, memory.summary.shape, memory.mask[1]
+    (torch.Size([2, 3, 8]), torch.Size([2, 8]), tensor([ True,  True, False]))
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        size: int,
+        *,
+        cell: Literal["gru", "lstm"] = "gru",
+        layers: int = 1,
+        bidirectional: bool = True,
+        embedding_size: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        recurrence = Recurrence(cell=cell, layers=layers, embedding_size=embedding_size, dropout=dropout)
+        self.size = size
+        self.memory_size = size * (2 if bidirectional else 1)
+        self.embedding = nn.Embedding(vocabulary, embedding_size or size)
+        self.network = recurrence.network(embedding_size or size, size, bidirectional=bidirectional)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
+        """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
+        embedded = self.dropout(self.embedding(source))
+        mask = None
+        if lengths is not None:
+            lengths = lengths.cpu()  # the packer wants them there
+            _check(source, lengths)
+            mask = torch.arange(source.shape[1], device=source.device) < lengths.to(source.device).unsqueeze(-1)
+        if lengths is None or mask is None:
+            states, last = self.network(embedded)
+            return Memory(states, states, None, self._summary(last))
+        # A row of nothing is read as one token and then erased: the packer wants at least one.
+        packed = pack_padded_sequence(embedded, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
+        outputs, last = self.network(packed)
+        states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])
+        summary = self._summary(last).masked_fill(~mask.any(-1, keepdim=True), 0.0)
+        states = states.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return Memory(states, states, mask, summary)
+
+    def _summary(self, last: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        """The top layer's last state, both directions side by side."""
+        hidden = last if isinstance(last, Tensor) else last[0]
+        directions = 2 if self.network.bidirectional else 1
+        return torch.cat(tuple(hidden[-directions:]), -1)
+
+
+def _check(source: Tensor, lengths: Tensor) -> None:
+    if lengths.shape != source.shape[:1]:
+        raise ValueError(
+            f"lengths must have one number for each of the {len(source)} sources, got {tuple(lengths.shape)}"
+        )
+    if lengths.numel():
+        low, high = int(lengths.min()), int(lengths.max())
+        if low < 0 or high > source.shape[1]:
+            raise ValueError(f"lengths must be between 0 and {source.shape[1]}, got {low} to {high}")

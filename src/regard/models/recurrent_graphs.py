@@ -1,0 +1,76 @@
+"""Loops of many small CUDA kernels, recorded once for each shape and replayed as one graph."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Loop = Callable[..., tuple[Tensor | None, ...]]
+
+_MOST = 16  # graphs kept
+_AGAIN = 2  # a graph is recorded when a shape comes so often; recording costs as much as some ten runs
+_OFTEN = 32  # ... and when all places are taken so often, in place of the one used longest ago
+_SHAPES = 1024  # shapes counted
+
+
+def run(loop: Loop, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """loop(*tensors), on CUDA as one graph once the same shapes have come again.
+
+    The loop must launch the same kernels for the same shapes and never wait for the device. Results are copies: later
+    replays do not touch them.
+    """
+    first = next(tensor for tensor in tensors if tensor is not None)
+    if first.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return loop(*tensors)
+    key = _key(loop, tensors, first)
+    found = _graphs.get(key)
+    if found is not None:
+        _graphs.move_to_end(key)
+        return found.replay(tensors)
+    _seen[key] = count = _seen.pop(key, 0) + 1
+    if len(_seen) > _SHAPES:
+        _seen.popitem(last=False)
+    if count < (_AGAIN if len(_graphs) < _MOST else _OFTEN):
+        return loop(*tensors)
+    if len(_graphs) >= _MOST:
+        _graphs.popitem(last=False)
+    del _seen[key]
+    found = _graphs[key] = _Graph(loop, tensors)
+    return found.replay(tensors)
+
+
+def clear() -> None:
+    """Forget every graph and give their memory back."""
+    _graphs.clear()
+    _seen.clear()
+
+
+def _key(loop: Loop, tensors: Sequence[Tensor | None], first: Tensor) -> tuple[Any, ...]:
+    """What decides which kernels are launched."""
+    shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors)
+    precision = torch.backends.cuda.matmul.fp32_precision
+    stream = torch.cuda.current_stream(first.device).cuda_stream
+    return loop, first.device, stream, precision, shapes
+
+
+class _Graph:
+    """One loop over tensors of fixed places."""
+
+    def __init__(self, loop: Loop, tensors: Sequence[Tensor | None]) -> None:
+        self.inputs = [None if tensor is None else tensor.detach().clone() for tensor in tensors]
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.outputs = loop(*self.inputs)
+
+    def replay(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        for place, tensor in zip(self.inputs, tensors, strict=True):
+            if place is not None and tensor is not None:
+                place.copy_(tensor)
+        self.graph.replay()
+        return tuple(None if output is None else output.clone() for output in self.outputs)
+
+
+_graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()
+_seen: OrderedDict[tuple[Any, ...], int] = OrderedDict()

@@ -1,0 +1,218 @@
+"""The loop of a GRU decoder with additive attention in Bahdanau's order, forward and backward by hand.
+
+For each step i, with everything that does not depend on the state before already done for all steps:
+
+    [h; q] = [W_hh; W_q] s_{i-1} + b        one matrix product
+    a = softmax(v · tanh(q + k_j))
+    s_i = gru(x_i + W_c Σ_j a_j h_j, h, s_{i-1})
+
+Autograd would keep the hidden layer of every step and add to every matrix's gradient at every step. Here only states,
+gates and weights are kept; the way back makes one matrix product a step over the state, and the gradients of matrices,
+keys and values come from all steps at once, after the loop.
+"""
+
+import os
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from regard.core.backends.steps import kernels as triton
+from regard.core.problem import HALF
+from regard.models import recurrent_graphs
+from regard.models.recurrent_scores import prepare, scores, slope, sums
+
+_MOST_KEYS = 128  # as many as a program of the kernels holds
+
+
+class Unrolled(NamedTuple):
+    """States after each step (t, b, d) and the weights of each (t, b, k)."""
+
+    states: Tensor
+    weights: Tensor
+
+
+class Given(NamedTuple):
+    """What the loop starts from. `mapping` is None where the values are already mapped to the gates."""
+
+    inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
+    keys: Tensor  # (b, k, f)
+    score: Tensor  # (f,)
+    values: Tensor  # (b, k, e)
+    mapping: Tensor | None  # (3d, e)
+    state: Tensor  # (b, d)
+    recurrent: Tensor  # (3d + f, d): hidden-to-hidden above query
+    bias: Tensor  # (3d + f,)
+    mask: Tensor | None  # (b, k)
+
+
+class Kept(NamedTuple):
+    """What the way back needs of the way there."""
+
+    states: Tensor  # (t + 1, b, d)
+    gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
+    products: Tensor  # (t, b, 3d + f): h and q
+    weights: Tensor  # (t, b, k)
+    contexts: Tensor  # (t, b, e); empty where the values are already mapped
+
+
+def unrolled(given: Given) -> Unrolled:
+    """Run all steps; differentiable once."""
+    return Unrolled(*_Loop.apply(*(None if tensor is None else tensor.contiguous() for tensor in given)))
+
+
+class _Loop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor | None) -> tuple[Tensor, Tensor]:
+        kept: Any = Kept(*cast(Any, recurrent_graphs.run(_forward, given)))
+        ctx.save_for_backward(*given, *kept)
+        return kept.states[1:], kept.weights
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # the graph of a second derivative would end here without a word
+            raise RuntimeError("a recurrent decoder with additive attention is differentiable once")
+        return (*recurrent_graphs.run(_backward, (*ctx.saved_tensors, *upstream)), None)
+
+
+def _kernels(given: Given) -> bool:
+    """Do the Triton kernels serve? They take values mapped to the gates, and no more keys than a program can hold."""
+    device = given.inputs.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    known = given.inputs.dtype in (*HALF, torch.float32) and 0 < given.keys.shape[1] <= _MOST_KEYS
+    return device and known and given.mapping is None and given.inputs.numel() > 0 and triton()
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    given = Given(*arguments)
+    if _kernels(given):
+        return _forward_by_kernels(given)
+    steps, batch, gate_size = given.inputs.shape
+    size = given.state.shape[-1]
+    keys = prepare(given.keys, given.score, steps)
+    states = given.inputs.new_empty(steps + 1, batch, size)
+    states[0] = given.state
+    gates = torch.empty_like(given.inputs)
+    products = given.inputs.new_empty(steps, batch, len(given.recurrent))
+    weights = given.inputs.new_empty(steps, batch, given.keys.shape[1])
+    contexts = given.inputs.new_empty(0 if given.mapping is None else steps, batch, given.values.shape[-1])
+    recurrent = given.recurrent.t()
+    closed = None if given.mask is None else ~given.mask
+    for i in range(steps):
+        torch.addmm(given.bias, states[i], recurrent, out=products[i])
+        weighed(scores(products[i, :, gate_size:], keys), closed, weights[i])
+        read = weights[i].unsqueeze(1)
+        if given.mapping is None:
+            torch.baddbmm(given.inputs[i].unsqueeze(1), read, given.values, out=gates[i].unsqueeze(1))
+        else:
+            torch.bmm(read, given.values, out=contexts[i].unsqueeze(1))
+            torch.addmm(given.inputs[i], contexts[i], given.mapping.t(), out=gates[i])
+        gru(gates[i], products[i, :, :gate_size], states[i], states[i + 1])
+    return Kept(states, gates, products, weights, contexts)
+
+
+def weighed(energy: Tensor, closed: Tensor | None, out: Tensor) -> None:
+    """Softmax over what is not closed; a row with nothing to attend is zeros."""
+    if closed is None:
+        torch.softmax(energy, -1, out=out)
+        return
+    # The lowest number in place of −inf: a row of nothing else then has no NaN in it before it is erased.
+    torch.softmax(energy.masked_fill(closed, torch.finfo(energy.dtype).min), -1, out=out)
+    out.masked_fill_(closed, 0.0)
+
+
+def gru(gates: Tensor, hidden: Tensor, before: Tensor, after: Tensor) -> None:
+    """Turn input gates into r, z, n in place, and write the next state."""
+    size = before.shape[-1]
+    gates[:, : 2 * size].add_(hidden[:, : 2 * size]).sigmoid_()
+    gates[:, 2 * size :].addcmul_(gates[:, :size], hidden[:, 2 * size :]).tanh_()
+    torch.lerp(gates[:, 2 * size :], before, gates[:, size : 2 * size], out=after)
+
+
+def gru_back(gates: Tensor, hidden: Tensor, before: Tensor, dstate: Tensor, dgates: Tensor, dhidden: Tensor) -> Tensor:
+    """Write the gradients of input gates and hidden gates; return that of the state before, by its direct way."""
+    size = before.shape[-1]
+    reset, update, new = gates.split(size, -1)
+    share = dstate * update
+    dnew = (dstate - share) * (1 - new * new)
+    dgates[:, 2 * size :] = dnew
+    torch.mul(dnew, reset, out=dhidden[:, 2 * size :])
+    dreset = dnew * hidden[:, 2 * size :]
+    slopes = gates[:, : 2 * size] * (1 - gates[:, : 2 * size])
+    torch.mul(dreset, slopes[:, :size], out=dgates[:, :size])
+    torch.mul(dstate * (before - new), slopes[:, size:], out=dgates[:, size : 2 * size])
+    dhidden[:, : 2 * size] = dgates[:, : 2 * size]
+    return share
+
+
+def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    given, kept = Given(*arguments[: len(Given._fields)]), Kept(*arguments[len(Given._fields) : -2])
+    upstream, upweights = arguments[-2:]
+    if _kernels(given):
+        return _backward_by_kernels(given, kept, upstream, upweights)
+    steps, _, gate_size = given.inputs.shape
+    keys = prepare(given.keys, given.score, steps)
+    dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
+    dscores, dcontexts = torch.empty_like(kept.weights), torch.empty_like(kept.contexts)
+    dstate = torch.zeros_like(given.state)
+    for i in reversed(range(steps)):
+        dstate = dstate + upstream[i]
+        hidden, query = kept.products[i, :, :gate_size], kept.products[i, :, gate_size:]
+        dstate = gru_back(kept.gates[i], hidden, kept.states[i], dstate, dgates[i], dproducts[i, :, :gate_size])
+        dread = dgates[i]
+        if given.mapping is not None:
+            dread = torch.mm(dgates[i], given.mapping, out=dcontexts[i])
+        # A row times a matrix: as a matrix times a column it would be four times slower on the CPU.
+        dweights = torch.baddbmm(upweights[i].unsqueeze(1), dread.unsqueeze(1), given.values.mT).squeeze(1)
+        share = kept.weights[i] * dweights
+        torch.addcmul(share, kept.weights[i], share.sum(-1, keepdim=True), value=-1, out=dscores[i])
+        dproducts[i, :, gate_size:] = slope(query, keys, dscores[i])
+        dstate = torch.addmm(dstate, dproducts[i], given.recurrent)
+    queries = kept.products[:, :, gate_size:]
+    dkeys, dscore = sums(queries, keys, dscores)
+    dread = dgates if given.mapping is None else dcontexts
+    dvalues = torch.bmm(kept.weights.permute(1, 2, 0), dread.transpose(0, 1))
+    dmapping = None if given.mapping is None else dgates.flatten(0, 1).t() @ kept.contexts.flatten(0, 1)
+    drecurrent = dproducts.flatten(0, 1).t() @ kept.states[:-1].flatten(0, 1)
+    return dgates, dkeys, dscore, dvalues, dmapping, dstate, drecurrent, dproducts.sum((0, 1))
+
+
+def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
+    """The same with two launches a step: a matrix product, and all the rest."""
+    from regard.models.triton_recurrent import forward_step  # imports Triton: only where it is used
+
+    steps, batch, _ = given.inputs.shape
+    states = given.inputs.new_empty(steps + 1, batch, given.state.shape[-1])
+    states[0] = given.state
+    gates = torch.empty_like(given.inputs)
+    products = given.inputs.new_empty(steps, batch, len(given.recurrent))
+    weights = given.inputs.new_empty(steps, batch, given.keys.shape[1], dtype=torch.float32)
+    recurrent = given.recurrent.t()
+    for i in range(steps):
+        torch.addmm(given.bias, states[i], recurrent, out=products[i])
+        forward_step(
+            products[i], given.keys, given.score, given.values, given.inputs[i], states[i], given.mask,
+            weights[i], gates[i], states[i + 1],
+        )  # fmt: skip
+    return Kept(states, gates, products, weights, given.inputs.new_empty(0))
+
+
+def _backward_by_kernels(given: Given, kept: Kept, upstream: Tensor, upweights: Tensor) -> tuple[Tensor | None, ...]:
+    from regard.models import triton_recurrent  # imports Triton: only where it is used
+
+    dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
+    dscores = torch.empty_like(kept.weights)
+    upstream, upweights = upstream.contiguous(), upweights.contiguous()
+    # The state's gradient travels as two sums, float32 by the direct way and the product's own dtype by the other.
+    shares = given.state.new_zeros(2, *given.state.shape, dtype=torch.float32)
+    through = torch.zeros_like(given.state)
+    for i in reversed(range(len(dgates))):
+        triton_recurrent.backward_step(
+            kept.products[i], given.keys, given.score, given.values, kept.states[i], kept.weights[i], kept.gates[i],
+            upstream[i], upweights[i], shares[(i + 1) % 2], through, dgates[i], dproducts[i], dscores[i], shares[i % 2],
+        )  # fmt: skip
+        through = torch.mm(dproducts[i], given.recurrent)
+    dstate = shares[0] + through
+    dkeys, dscore = triton_recurrent.sums(kept.products, given.keys, given.score, dscores, given.state.shape[-1])
+    dvalues = torch.bmm(kept.weights.permute(1, 2, 0).to(dgates.dtype), dgates.transpose(0, 1))
+    drecurrent = dproducts.flatten(0, 1).t() @ kept.states[:-1].flatten(0, 1)
+    return dgates, dkeys, dscore, dvalues, None, dstate, drecurrent, dproducts.sum((0, 1))

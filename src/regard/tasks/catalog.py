@@ -1,0 +1,6 @@
+"""Every task there is."""
+
+from regard.tasks.task import Task
+from regard.tasks.translation.task import TRANSLATION
+
+TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION,)}

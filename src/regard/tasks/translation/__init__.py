@@ -1,0 +1,1 @@
+"""Machine translation: text in, text out, and where each word came from."""

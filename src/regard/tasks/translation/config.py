@@ -1,0 +1,119 @@
+"""What can be chosen about a translator: its data, its model, its training and its decoding."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+
+from regard.train.settings import TrainSettings
+
+ATTENTIONS = (
+    *("none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "local-m", "local-p", "hard"),
+    *("monotonic", "location", "coverage"),
+)
+AttentionName = Literal[
+    "none",
+    "dot",
+    "scaled_dot",
+    "cosine",
+    "bilinear",
+    "additive",
+    "local-m",
+    "local-p",
+    "hard",
+    "monotonic",
+    "location",
+    "coverage",
+]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class DataSettings(_Settings):
+    """The built-in world, or files."""
+
+    files: tuple[Path, ...] = ()
+    """Two line-aligned files, one TSV or JSONL, or a folder with train, val and test files; none: the world."""
+    source: str = "en"
+    """Suffix of the source files in a folder."""
+    target: str = "de"
+    """Suffix of the target files in a folder."""
+    train: PositiveInt = 20_000
+    """Pairs of the world to train on."""
+    valid: PositiveInt = 500
+    """Pairs held out for validation, of the world or of files that bring none."""
+    test: PositiveInt = 500
+    """Pairs held out for the test, likewise."""
+    longer: NonNegativeInt = 200
+    """Pairs of the world that are longer than any trained on."""
+    longest: PositiveInt = 100
+    """Pairs of files with more words on either side are left out."""
+    ratio: float = Field(default=4.0, gt=1.0)
+    """... and pairs of which one side has so many times the words of the other."""
+    vocabulary: PositiveInt = 8000
+    """Sub-words of files."""
+    shared: bool = True
+    """One set of sub-words for both languages."""
+    batch_tokens: PositiveInt = 2048
+    """Tokens of a batch on either side, padding counted."""
+    seed: int = 1
+    """Of the world and of the order."""
+    tokenize: Literal["auto", "13a", "zh", "none", "char"] = "auto"
+    """How BLEU cuts the text: auto is zh for Chinese, none for text that is tokenised already, else 13a."""
+
+
+class ModelSettings(_Settings):
+    """A recurrent model with any attention, or a Transformer."""
+
+    kind: Literal["recurrent", "transformer"] = "recurrent"
+    """recurrent or transformer."""
+    attention: AttentionName = "additive"
+    """Of the recurrent model."""
+    order: Literal["bahdanau", "luong"] = "bahdanau"
+    """When the recurrent decoder asks: before its step or after it."""
+    input_feeding: bool = False
+    """Luong's order: the last output joins the next input."""
+    cell: Literal["gru", "lstm"] = "gru"
+    """Of the recurrent model."""
+    reach: PositiveInt = 5
+    """Of local attention, to either side."""
+    positions: Literal["sinusoidal", "learned", "relative", "rotary", "alibi", "none"] = "sinusoidal"
+    """Of the Transformer."""
+    norm: Literal["pre", "post"] = "pre"
+    """Of the Transformer."""
+    heads: PositiveInt = 4
+    """Of the Transformer."""
+    feed_forward: PositiveInt | None = None
+    """Hidden size of the Transformer's layers; none: four times the size."""
+    size: PositiveInt = 256
+    """Of the states."""
+    embedding: PositiveInt | None = None
+    """Of the recurrent model's word vectors; none: the size."""
+    layers: PositiveInt = 1
+    """Of encoder and decoder each."""
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """In training."""
+
+
+class DecodeSettings(_Settings):
+    """How translations are searched."""
+
+    beam: PositiveInt = 1
+    """Hypotheses kept; 1 is greedy."""
+    length_penalty: float = Field(default=0.6, ge=0.0)
+    """Exponent of the penalty that makes longer hypotheses comparable."""
+
+
+class TranslationConfig(_Settings):
+    """A whole run."""
+
+    task: Literal["translation"] = "translation"
+    preset: str = "small"
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    decode: DecodeSettings = DecodeSettings()
+    smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Share of the target's probability that goes to all words alike."""

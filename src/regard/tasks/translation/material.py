@@ -1,0 +1,197 @@
+"""What a translator learns from and is judged by: the built-in world, or the user's files."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data import world
+from regard.data.alignment import Links
+from regard.data.batches import Ids
+from regard.data.bpe import Codes, train_bpe
+from regard.data.corpus import TextCorpus, TokenCorpus, encode, index
+from regard.data.parallel import DataError, Limits, find_rows, load_pairs
+from regard.data.sentences import Pair
+from regard.data.vocabulary import Vocabulary
+from regard.tasks.translation.coding import Coder, PieceCoder, WordCoder
+from regard.tasks.translation.config import DataSettings
+
+
+@dataclass(frozen=True)
+class Example:
+    """A pair to judge by: words of the source, the reference, and gold links where they are known."""
+
+    source: tuple[str, ...]
+    reference: str
+    target: tuple[str, ...] = ()
+    links: Links = frozenset()
+    possible: Links = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Pairs of token numbers to train on, and examples."""
+
+    coder: Coder
+    train: Sequence[tuple[Ids, Ids]]
+    lengths: tuple[NDArray[np.int32], NDArray[np.int32]]  # end marks counted
+    valid: list[Example]
+    test: list[Example]
+    longer: list[Example]
+    about: str
+
+
+class _Chosen(Sequence[Any]):
+    """Some rows of a corpus."""
+
+    def __init__(self, corpus: TokenCorpus, rows: NDArray[np.int64]) -> None:
+        self.corpus, self.rows = corpus, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.corpus[int(self.rows[place])]
+
+
+def world_material(settings: DataSettings) -> Material:
+    """Sentences of the built-in grammar, with their gold links."""
+    made = world.splits(
+        settings.seed, train=settings.train, valid=settings.valid, test=settings.test, longer=settings.longer
+    )
+    coder = WordCoder(
+        Vocabulary.build(pair.source for pair in made.train), Vocabulary.build(pair.target for pair in made.train)
+    )
+    train = [(coder.source.encode(pair.source), coder.goal.encode(pair.target)) for pair in made.train]
+    return Material(
+        coder,
+        train,
+        _lengths(train),
+        *([_example(pair) for pair in part] for part in (made.valid, made.test, made.longer)),
+        about=f"{len(made.train):,} sentences of the built-in world, English to Chinese",
+    )
+
+
+def _example(pair: Pair) -> Example:
+    return Example(pair.source, world.chinese_text(pair.target), pair.target, pair.links, pair.possible)
+
+
+def _lengths(pairs: Sequence[tuple[Ids, Ids]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    source, target = ([len(pair[side]) + 1 for pair in pairs] for side in (0, 1))
+    return np.array(source, np.int32), np.array(target, np.int32)
+
+
+def file_material(settings: DataSettings, cache: Path, known: Codes | None = None) -> Material:
+    """The user's files, indexed once in `cache` and read from there; `known` sub-words instead of new ones."""
+    train, valid, test = _parts(settings)
+    limits = Limits(longest=settings.longest, ratio=settings.ratio)
+    corpus = index(find_rows(train), cache, limits=limits)
+    rows, held = _split(
+        corpus,
+        settings.valid if not valid else 0,
+        settings.test if not test else 0,
+    )
+    codes = known or _trained(corpus, rows, settings)
+    size = max(codes.source.size, codes.target.size)
+    key = codes.source.key + codes.target.key
+    tokens = encode(corpus, codes.source.encode_all, codes.target.encode_all, size=size, key=key, cache=cache)
+    lengths = tokens.lengths_source[rows] + 1, tokens.lengths_target[rows] + 1
+    return Material(
+        PieceCoder(codes),
+        _Chosen(tokens, rows),
+        lengths,
+        _examples(valid) if valid else held[0],
+        _examples(test) if test else held[1],
+        [],
+        about=f"{len(rows):,} pairs ({corpus.report})",
+    )
+
+
+def examples_of(paths: Sequence[Path], settings: DataSettings) -> list[Example]:
+    """Pairs of other files to judge by; of a folder, its test files."""
+    if len(paths) == 1 and Path(paths[0]).is_dir():
+        _, _, test = _parts(settings.model_copy(update={"files": tuple(paths)}))
+        if not test:
+            raise DataError(f"{paths[0]}: no test files in it")
+        return _examples(test)
+    return _examples([Path(path) for path in paths])
+
+
+def _examples(paths: Sequence[Path]) -> list[Example]:
+    pairs, _ = load_pairs(find_rows(list(paths)))
+    return [Example(tuple(source.split()), target) for source, target in pairs]
+
+
+def _parts(settings: DataSettings) -> tuple[list[Path], list[Path], list[Path]]:
+    """Training, validation and test files: as given, or found in a folder by name."""
+    files = [Path(path) for path in settings.files]
+    if not (len(files) == 1 and files[0].is_dir()):
+        return files, [], []
+    folder = files[0]
+    found = [_named(folder, names, settings) for names in (("train",), ("val", "dev"), ("test",))]
+    if not found[0]:
+        wanted = f"train*.{settings.source} beside a train*.{settings.target}"
+        raise DataError(f"{folder}: no {wanted} in it, and no train*.tsv or train*.jsonl")
+    return found[0], found[1], found[2]
+
+
+def _named(folder: Path, names: tuple[str, ...], settings: DataSettings) -> list[Path]:
+    def these(suffix: str) -> list[Path]:
+        return sorted(
+            path
+            for path in folder.iterdir()
+            if path.name.startswith(names) and path.name.removesuffix(".gz").endswith(f".{suffix}")
+        )
+
+    sides = [these(settings.source), these(settings.target)]
+    if all(sides):
+        return [sides[0][0], sides[1][0]]
+    single = [*these("tsv"), *these("jsonl")]
+    return single[:1]
+
+
+def _split(corpus: TextCorpus, valid: int, test: int) -> tuple[NDArray[np.int64], tuple[list[Example], list[Example]]]:
+    """Rows to train on, and examples held out by source sentence: no source stands in two parts."""
+    if not valid and not test:
+        return np.arange(len(corpus)), ([], [])
+    if len(corpus) < 2 * (valid + test):
+        raise DataError(f"{len(corpus)} pairs are too few to hold out {valid} and {test}: set data.valid and data.test")
+    share = (valid + test) / len(corpus)
+    order = [(_place(source), row, source, target) for row, (source, target) in enumerate(corpus)]
+    held = sorted(item for item in order if item[0] < 2 * share)
+    parts: tuple[list[Example], list[Example]] = ([], [])
+    taken: dict[str, int] = {}
+    out: set[int] = set()
+    for _, row, source, target in held:
+        if source in taken:
+            out.add(row)  # the same source again: held out with the first
+            continue
+        side = 0 if len(parts[0]) < valid else 1
+        if side == 1 and len(parts[1]) >= test:
+            break
+        taken[source] = side
+        out.add(row)
+        parts[side].append(Example(tuple(source.split()), target))
+    rows = np.array([row for _, row, source, _ in order if row not in out and source not in taken], np.int64)
+    return rows, parts
+
+
+def _place(text: str) -> float:
+    """Where a text falls between 0 and 1, the same in every process."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 2**56
+
+
+def _trained(corpus: TextCorpus, rows: NDArray[np.int64], settings: DataSettings) -> Codes:
+    def texts(sides: tuple[int, ...]) -> Iterator[str]:
+        for row in rows:
+            pair = corpus[int(row)]
+            yield from (pair[side] for side in sides)
+
+    if settings.shared:
+        both = train_bpe(texts((0, 1)), size=settings.vocabulary)
+        return Codes(both, both)
+    return Codes(train_bpe(texts((0,)), size=settings.vocabulary), train_bpe(texts((1,)), size=settings.vocabulary))

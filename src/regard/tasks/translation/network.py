@@ -1,0 +1,96 @@
+"""The translator's model from its settings."""
+
+from torch import nn
+
+from regard.core.normalizers import Hard
+from regard.models.frame import EncoderDecoder
+from regard.models.recurrent_cells import Recurrence
+from regard.models.recurrent_decoder import RecurrentDecoder
+from regard.models.recurrent_encoder import RecurrentEncoder
+from regard.models.transformer import TransformerDecoder, TransformerEncoder
+from regard.nn.attention import Attention
+from regard.nn.coverage import CoverageAttention
+from regard.nn.local import LocalAttention
+from regard.nn.location import LocationAttention
+from regard.nn.monotonic import MonotonicAttention
+from regard.nn.protocol import Attends
+from regard.tasks.translation.config import ModelSettings
+
+
+def build(settings: ModelSettings, sizes: tuple[int, int], *, shared: bool) -> EncoderDecoder:
+    """An encoder for so many source tokens and a decoder for so many target tokens."""
+    if settings.kind == "transformer":
+        return _transformer(settings, sizes, shared)
+    source, target = sizes
+    embedding = settings.embedding or settings.size
+    encoder = RecurrentEncoder(
+        source,
+        settings.size,
+        cell=settings.cell,
+        layers=settings.layers,
+        embedding_size=embedding,
+        dropout=settings.dropout,
+    )
+    decoder = RecurrentDecoder(
+        target,
+        settings.size,
+        memory_size=encoder.memory_size,
+        attention=attention(settings, encoder.memory_size),
+        order=settings.order,
+        input_feeding=settings.input_feeding,
+        recurrence=Recurrence(settings.cell, settings.layers, embedding, settings.dropout),
+    )
+    return EncoderDecoder(encoder, decoder)
+
+
+def attention(settings: ModelSettings, memory_size: int) -> Attends | None:
+    """The mechanism by its name."""
+    name, size, reach = settings.attention, settings.size, settings.reach
+    match name:
+        case "none":
+            return None
+        case "local-m" | "local-p":
+            kind = "monotonic" if name == "local-m" else "predictive"
+            return LocalAttention(size, memory_size, reach=reach, kind=kind, hidden_size=size)
+        case "hard":
+            return Attention(size, memory_size, hidden_size=size, normalize=Hard("straight_through"))
+        case "monotonic":
+            return MonotonicAttention(size, memory_size, hidden_size=size)
+        case "location":
+            return LocationAttention(size, memory_size, hidden_size=size)
+        case "coverage":
+            return CoverageAttention(size, memory_size, hidden_size=size)
+    return Attention(size, memory_size, score=name, hidden_size=None if name == "bilinear" else size)
+
+
+def _transformer(settings: ModelSettings, sizes: tuple[int, int], shared: bool) -> EncoderDecoder:
+    if settings.size % settings.heads:
+        raise ValueError(f"model.size must be a multiple of model.heads: got {settings.size} and {settings.heads}")
+    embedding = None
+    if shared:
+        embedding = nn.Embedding(sizes[0], settings.size)
+        nn.init.normal_(embedding.weight, std=settings.size**-0.5)
+    positions = None if settings.positions == "none" else settings.positions
+    encoder = TransformerEncoder(
+        sizes[0],
+        settings.size,
+        layers=settings.layers,
+        heads=settings.heads,
+        feed_forward=settings.feed_forward,
+        positions=positions,
+        norm=settings.norm,
+        dropout=settings.dropout,
+        embedding=embedding,
+    )
+    decoder = TransformerDecoder(
+        sizes[1],
+        settings.size,
+        layers=settings.layers,
+        heads=settings.heads,
+        feed_forward=settings.feed_forward,
+        positions=positions,
+        norm=settings.norm,
+        dropout=settings.dropout,
+        embedding=embedding,
+    )
+    return EncoderDecoder(encoder, decoder)

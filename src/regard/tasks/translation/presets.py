@@ -1,0 +1,126 @@
+"""Configurations by name: functions that return them."""
+
+from regard.tasks.task import Preset
+from regard.tasks.translation.config import DataSettings, DecodeSettings, ModelSettings, TranslationConfig
+from regard.train.settings import TrainSettings
+
+
+def tiny() -> TranslationConfig:
+    """The demo: the built-in world in about two minutes on two cores."""
+    return TranslationConfig(
+        preset="tiny",
+        data=DataSettings(train=16_000, valid=200, test=500, batch_tokens=1200),
+        model=ModelSettings(size=128, embedding=96, dropout=0.0),
+        train=TrainSettings(
+            steps=900,
+            learning_rate=5e-3,
+            schedule="cosine",
+            warmup=60,
+            weight_decay=0.0,
+            log_every=25,
+            validate_every=300,
+            watch="bleu",
+            watch_for="highest",
+        ),
+        smoothing=0.0,
+    )
+
+
+def small() -> TranslationConfig:
+    """A recurrent model for tens of thousands of pairs."""
+    return TranslationConfig(
+        preset="small",
+        data=DataSettings(batch_tokens=4096),
+        model=ModelSettings(size=256, dropout=0.3),
+        train=TrainSettings(
+            steps=6000,
+            learning_rate=1e-3,
+            warmup=500,
+            validate_every=500,
+            watch="bleu",
+            watch_for="highest",
+            patience=6,
+            average="ema",
+        ),
+        decode=DecodeSettings(beam=5),
+    )
+
+
+def base() -> TranslationConfig:
+    """The Transformer of Vaswani et al. 2017, table 3."""
+    return TranslationConfig(
+        preset="base",
+        data=DataSettings(batch_tokens=8192, vocabulary=32_000),
+        model=ModelSettings(kind="transformer", size=512, layers=6, heads=8, dropout=0.1),
+        train=TrainSettings(
+            steps=100_000,
+            learning_rate=7e-4,
+            warmup=4000,
+            validate_every=2000,
+            watch="bleu",
+            watch_for="highest",
+            patience=10,
+            average="checkpoints",
+        ),
+        decode=DecodeSettings(beam=4),
+    )
+
+
+def paper_bahdanau() -> TranslationConfig:
+    """Bahdanau et al. 2015: bidirectional GRU of 1,000, additive attention, beam 12."""
+    return TranslationConfig(
+        preset="paper-bahdanau",
+        data=DataSettings(batch_tokens=4096, vocabulary=30_000, shared=False, longest=50),
+        model=ModelSettings(size=1000, embedding=620, dropout=0.0),
+        train=TrainSettings(steps=300_000, learning_rate=5e-4, warmup=2000, watch="bleu", watch_for="highest"),
+        decode=DecodeSettings(beam=12),
+        smoothing=0.0,
+    )
+
+
+def paper_luong() -> TranslationConfig:
+    """Luong et al. 2015: LSTM of 1,000 in four layers, bilinear scores, input feeding."""
+    return TranslationConfig(
+        preset="paper-luong",
+        data=DataSettings(batch_tokens=4096, vocabulary=32_000, shared=False, longest=50),
+        model=ModelSettings(
+            attention="bilinear", order="luong", input_feeding=True, cell="lstm", size=1000, layers=4, dropout=0.2
+        ),
+        train=TrainSettings(steps=100_000, learning_rate=5e-4, warmup=1000, watch="bleu", watch_for="highest"),
+        decode=DecodeSettings(beam=10),
+        smoothing=0.0,
+    )
+
+
+def paper_multi30k() -> TranslationConfig:
+    """The small Transformer of Wu et al. 2021 for Multi30k: four layers of 128."""
+    return TranslationConfig(
+        preset="paper-multi30k",
+        data=DataSettings(batch_tokens=4096, vocabulary=10_000, shared=True, tokenize="none"),
+        model=ModelSettings(kind="transformer", size=128, layers=4, heads=4, feed_forward=256, dropout=0.3),
+        train=TrainSettings(
+            steps=16_000,
+            learning_rate=5e-3,
+            warmup=2000,
+            validate_every=1000,
+            watch="bleu",
+            watch_for="highest",
+            patience=10,
+            average="checkpoints",
+            average_last=10,
+        ),
+        decode=DecodeSettings(beam=5),
+    )
+
+
+PRESETS = {
+    name: Preset(make.__doc__ or "", make)
+    for name, make in {
+        "tiny": tiny,
+        "small": small,
+        "base": base,
+        "paper-bahdanau": paper_bahdanau,
+        "paper-luong": paper_luong,
+        "paper-multi30k": paper_multi30k,
+    }.items()
+}

@@ -1,0 +1,148 @@
+"""How good translations are, how well attention points, and whether what it points at matters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.requests import full
+from regard.data.alignment import alignment_error_rate, links_from_weights
+from regard.data.batches import collate
+from regard.tasks.translation.coding import Reading
+from regard.tasks.translation.material import Example
+from regard.tasks.translation.translator import BOS, EOS, PAD, Translation, Translator
+
+_BUCKETS = (5, 10, 15, 20, 25, 30, 40, 60)  # words of the source
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Figures of some examples, and the translations they are of."""
+
+    metrics: dict[str, Any]
+    attention: dict[str, Any]
+    translations: list[Translation]
+
+
+def judge(
+    translator: Translator, examples: Sequence[Example], *, tokenize: str = "auto", width: int | None = None
+) -> Judged:
+    """BLEU, chrF and, where gold links are known, the alignment error rate."""
+    sources = [translator.coder.read_words(example.source) for example in examples]
+    translations = translator.search(sources, width=width, weights=False)
+    texts, references = [one.text for one in translations], [example.reference for example in examples]
+    metrics = text_figures(texts, references, tokenize)
+    metrics["by_length"] = _by_length(examples, texts, metrics["tokenize"])
+    gold = [place for place, example in enumerate(examples) if example.links]
+    attention: dict[str, Any] = {}
+    if gold:
+        attention = alignment(translator, [examples[place] for place in gold], [sources[place] for place in gold])
+    return Judged(metrics, attention, translations)
+
+
+def text_figures(texts: Sequence[str], references: Sequence[str], tokenize: str = "auto") -> dict[str, Any]:
+    """BLEU and chrF, with the signature that makes them comparable."""
+    import sacrebleu
+
+    chosen = _tokenizer(references) if tokenize == "auto" else tokenize
+    metric = sacrebleu.BLEU(tokenize=chosen, force=True)
+    bleu = metric.corpus_score(list(texts), [list(references)])
+    chrf = sacrebleu.CHRF().corpus_score(list(texts), [list(references)])
+    exact = sum(text == reference for text, reference in zip(texts, references, strict=True)) / max(1, len(texts))
+    return {
+        "bleu": round(bleu.score, 3),
+        "chrf": round(chrf.score, 3),
+        "exact": round(exact, 4),
+        "tokenize": chosen,
+        "signature": str(metric.get_signature()),
+    }
+
+
+def _tokenizer(references: Sequence[str]) -> str:
+    """zh for Chinese; 13a, sacrebleu's own, for anything else."""
+    letters = "".join(references[:100])
+    chinese = sum("一" <= letter <= "鿿" for letter in letters)
+    return "zh" if chinese > len(letters) / 4 else "13a"
+
+
+def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str) -> list[dict[str, Any]]:
+    """BLEU of sources of like length."""
+    found = []
+    for low, high in zip((0, *_BUCKETS), (*_BUCKETS, 10**9), strict=False):
+        part = [place for place, example in enumerate(examples) if low < len(example.source) <= high]
+        if part:
+            figures = text_figures([texts[p] for p in part], [examples[p].reference for p in part], tokenize)
+            upto = high if high < 10**9 else max(len(examples[p].source) for p in part)
+            found.append({"words": [low + 1, upto], "sentences": len(part), "bleu": figures["bleu"]})
+    return found
+
+
+@torch.no_grad()
+def alignment(translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]) -> dict[str, Any]:
+    """Alignment error rate of the weights while the gold target is read; of several layers, the best and which."""
+    found: list[list[set[tuple[int, int]]]] = []
+    model, coder = translator.model, translator.coder
+    training = model.training
+    model.eval()
+    for first in range(0, len(examples), 64):
+        part, read = examples[first : first + 64], sources[first : first + 64]
+        targets = [coder.target_words(example.target) for example in part]
+        batch = collate(
+            [(source.numbers, numbers) for source, (numbers, _) in zip(read, targets, strict=True)],
+            pad=PAD,
+            bos=BOS,
+            eos=EOS,
+        ).to(translator.device)
+        decoded = model(batch.source, batch.prefix, batch.source_lengths, weights=full())
+        if decoded.weights is None:
+            model.train(training)
+            return {}  # without attention there is nothing to align by
+        layers = decoded.weights if isinstance(decoded.weights, list) else [decoded.weights]
+        found += [[] for _ in range(len(layers) - len(found))]
+        for links, weights in zip(found, layers, strict=True):
+            flat = weights.mean(1) if weights.ndim == 4 else weights
+            links += [
+                links_from_weights(one.float().cpu(), source=source.owners, target=owners)
+                for one, source, (_, owners) in zip(flat, read, targets, strict=True)
+            ]
+    model.train(training)
+    sure, possible = [example.links for example in examples], [example.possible for example in examples]
+    rates = [round(alignment_error_rate(links, sure, possible), 4) for links in found]
+    best = min(range(len(rates)), key=lambda layer: rates[layer])
+    return {"aer": rates[best]} if len(rates) == 1 else {"aer": rates[best], "layer": best, "by_layer": rates}
+
+
+@torch.no_grad()
+def faithfulness(translator: Translator, translations: Sequence[Translation], *, seed: int = 1) -> dict[str, float]:
+    """How much the log-probability of a word falls when the source word it attends most is deleted.
+
+    Beside it, when another one, drawn at random, is: weights that point at what matters make the first much larger.
+    """
+    drops: dict[str, list[float]] = {"attended": [], "random": []}
+    source_of_chance = torch.Generator().manual_seed(seed)
+    for one in translations:
+        if one.weights is None or len(one.source.numbers) < 2 or not one.numbers:
+            continue
+        length = len(one.source.numbers)
+        attended = one.weights[:, :length].argmax(-1)
+        chance = torch.randint(length - 1, attended.shape, generator=source_of_chance)
+        chance = chance + (chance >= attended)
+        before = _log_probs(translator, [list(one.source.numbers)], one.numbers)[0]
+        for name, deleted in (("attended", attended), ("random", chance)):
+            changed = [[number for p, number in enumerate(one.source.numbers) if p != out] for out in deleted.tolist()]
+            after = _log_probs(translator, changed, one.numbers)
+            drops[name] += (before - after.diagonal()).tolist()
+    if not drops["attended"]:
+        return {}
+    means = {name: sum(found) / len(found) for name, found in drops.items()}
+    return {name: round(value, 4) for name, value in means.items()}
+
+
+def _log_probs(translator: Translator, sources: Sequence[list[int]], numbers: Sequence[int]) -> Tensor:
+    """Log-probabilities (n, t) of the same target given each source."""
+    batch = collate([(source, numbers) for source in sources], pad=PAD, bos=BOS, eos=EOS).to(translator.device)
+    decoded = translator.model(batch.source, batch.prefix, batch.source_lengths)
+    scores = translator.model.logits(decoded.states[:, : len(numbers)]).float().log_softmax(-1)
+    return scores.gather(-1, batch.target[:, : len(numbers)].unsqueeze(-1)).squeeze(-1).cpu()

@@ -1,0 +1,152 @@
+"""Training a translator, from its configuration to a run directory that holds everything."""
+
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard import __version__
+from regard.data.batches import Batch, TokenBatches, collate
+from regard.models.frame import EncoderDecoder
+from regard.nn.cross_entropy import linear_cross_entropy
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.material import Example, Material, file_material, world_material
+from regard.tasks.translation.network import build
+from regard.tasks.translation.scoring import faithfulness, judge, text_figures
+from regard.tasks.translation.translator import BOS, EOS, PAD, Translator
+from regard.train.loop import Fitted, fit
+from regard.train.progress import Progress
+from regard.train.run import Run
+from regard.train.updates import Loss
+
+_VALIDATED = 200  # sentences translated at each validation
+_EXPLAINED = 40  # translations whose faithfulness is measured
+CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "decode.beam", "decode.length_penalty")
+
+
+class Batches:
+    """Padded batches of a corpus, in the order of its `TokenBatches`, whose place is theirs."""
+
+    def __init__(self, material: Material, *, tokens: int, seed: int) -> None:
+        self._pairs = material.train
+        self._order = TokenBatches(*material.lengths, tokens=tokens, seed=seed)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for rows in self._order:
+            yield collate([self._pairs[row] for row in rows], pad=PAD, bos=BOS, eos=EOS)
+
+    def state(self) -> dict[str, Any]:
+        return self._order.state()
+
+    def resume(self, state: dict[str, Any]) -> None:
+        self._order.resume(state)
+
+
+def train(
+    config: TranslationConfig, out: Path, *, resume: bool = False, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Train into the run directory `out`, judge on the test part, and give the result that is written there."""
+    run = Run.create(out, config.model_dump(mode="json"), resume=resume, changeable=CHANGEABLE)
+    began = time.monotonic()
+    material = make_material(config, run)
+    material.coder.save(run.path)
+    torch.manual_seed(config.train.seed)
+    model = build(config.model, material.coder.sizes, shared=material.coder.shared)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device)
+    translator = Translator(model, material.coder, config.decode)
+
+    def loss(network: nn.Module, batch: Batch) -> Loss:
+        return _loss(network, batch.to(device), config.smoothing)
+
+    def validate(_: nn.Module) -> dict[str, float]:
+        return _bleu(translator, material.valid[:_VALIDATED], config.data.tokenize)
+
+    fitted = fit(
+        model,
+        loss,
+        Batches(material, tokens=config.data.batch_tokens, seed=config.data.seed),
+        run=run,
+        settings=config.train,
+        held_out=_held_out(material),
+        validate=validate,
+        progress=progress,
+    )
+    result = evaluated(translator, config, material.test, material.longer)
+    result |= _facts(config, material, model, fitted, time.monotonic() - began)
+    run.save_result(result)
+    run.save_card(_card(result, material))
+    return result
+
+
+def make_material(config: TranslationConfig, run: Run) -> Material:
+    """What the run learns from; files are indexed inside the run directory."""
+    if config.data.files:
+        return file_material(config.data, run.path / "data")
+    return world_material(config.data)
+
+
+def evaluated(
+    translator: Translator, config: TranslationConfig, examples: Sequence[Example], longer: Sequence[Example] = ()
+) -> dict[str, Any]:
+    """The part of a result that judges: figures, attention, faithfulness."""
+    judged = judge(translator, examples, tokenize=config.data.tokenize)
+    some = translator.search([one.source for one in judged.translations[:_EXPLAINED]])
+    found = {"metrics": judged.metrics, "attention": judged.attention, "faithfulness": faithfulness(translator, some)}
+    if longer:
+        beyond = judge(translator, longer, tokenize=config.data.tokenize)
+        found["longer"] = {"metrics": beyond.metrics, "attention": beyond.attention}
+    return found
+
+
+def _loss(network: Any, batch: Batch, smoothing: float) -> Loss:
+    decoded = network(batch.source, batch.prefix, batch.source_lengths)
+    model: EncoderDecoder = getattr(network, "_orig_mod", network)
+    summed = linear_cross_entropy(
+        decoded.states, model.output_weight, batch.target, bias=model.output_bias, smoothing=smoothing
+    )
+    return Loss(summed.loss, summed.count)
+
+
+def _bleu(translator: Translator, examples: Sequence[Example], tokenize: str) -> dict[str, float]:
+    """BLEU of greedy translations: enough to tell which weights are better."""
+    sources = [translator.coder.read_words(example.source) for example in examples]
+    texts = [one.text for one in translator.search(sources, width=1, weights=False)]
+    return {"bleu": text_figures(texts, [example.reference for example in examples], tokenize)["bleu"]}
+
+
+def _held_out(material: Material) -> list[Batch]:
+    pairs = []
+    for example in material.valid:
+        words = example.target
+        target = material.coder.target_words(words)[0] if words else material.coder.target(example.reference)
+        pairs.append((material.coder.read_words(example.source).numbers, target))
+    pairs.sort(key=lambda pair: len(pair[1]))
+    return [collate(pairs[first : first + 64], pad=PAD, bos=BOS, eos=EOS) for first in range(0, len(pairs), 64)]
+
+
+def _facts(
+    config: TranslationConfig, material: Material, model: nn.Module, fitted: Fitted, seconds: float
+) -> dict[str, Any]:
+    return {
+        "task": config.task,
+        "data": material.about,
+        "seconds": round(seconds, 1),
+        "training_seconds": round(fitted.seconds, 1),
+        "steps": fitted.step,
+        "ended": fitted.ended,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "command": " ".join(sys.argv),
+        "versions": {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+        "seed": config.train.seed,
+    }
+
+
+def _card(result: dict[str, Any], material: Material) -> dict[str, Any]:
+    return {"title": "A translator", "about": material.about, **result}

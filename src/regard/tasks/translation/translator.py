@@ -1,0 +1,131 @@
+"""A trained translator: text in, text out, with the weights that tell where each piece came from."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.data.batches import collate
+from regard.decode.beam import beam
+from regard.decode.greedy import greedy
+from regard.decode.penalties import Gnmt
+from regard.decode.records import Hypothesis
+from regard.models.frame import EncoderDecoder
+from regard.models.transformer import TransformerDecoder
+from regard.tasks.translation.coding import Coder, Reading, load_coder
+from regard.tasks.translation.config import DecodeSettings, TranslationConfig
+from regard.tasks.translation.network import build
+from regard.train.run import Run
+
+END = "∎"  # how the end mark of a source is shown
+_BATCH = 4096  # source tokens searched at once, hypotheses counted
+PAD, BOS, EOS = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """One translation. `weights` (t, s) are those of its pieces over the source's, whose end mark comes last."""
+
+    source: Reading
+    text: str
+    numbers: tuple[int, ...]
+    labels: tuple[str, ...]
+    weights: Tensor | None
+    score: float
+    others: tuple[tuple[str, float], ...] = ()  # further texts, best first, with their scores
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Labels of the weights' columns."""
+        return (*self.source.labels, END)
+
+
+@dataclass(frozen=True, eq=False)
+class Translator:
+    """A model with its two languages."""
+
+    model: EncoderDecoder
+    coder: Coder
+    settings: DecodeSettings
+
+    @classmethod
+    def load(cls, run: Run, device: torch.device | str | None = None) -> "Translator":
+        """The translator of a run, on the GPU where there is one."""
+        config = TranslationConfig.model_validate(run.config())
+        coder = load_coder(run.path, words=not config.data.files)
+        model = build(config.model, coder.sizes, shared=coder.shared)
+        run.load_model(model)
+        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(model.to(place).eval(), coder, config.decode)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def translate(
+        self, texts: Sequence[str], *, width: int | None = None, n_best: int = 1, weights: bool = True
+    ) -> list[Translation]:
+        """Translations of texts, in their order."""
+        return self.search([self.coder.read(text) for text in texts], width=width, n_best=n_best, weights=weights)
+
+    @torch.no_grad()
+    def search(
+        self, sources: Sequence[Reading], *, width: int | None = None, n_best: int = 1, weights: bool = True
+    ) -> list[Translation]:
+        """Translations of sources, in their order: those of like length are searched together."""
+        width = max(width or self.settings.beam, n_best)
+        found: dict[int, Translation] = {}
+        training = self.model.training
+        self.model.eval()
+        for part in _by_length(sources, _BATCH // width):
+            every = self._hypotheses([sources[place] for place in part], width, n_best, weights)
+            for place, hypotheses in zip(part, every, strict=True):
+                found[place] = self._translation(sources[place], hypotheses)
+        self.model.train(training)
+        return [found[place] for place in range(len(sources))]
+
+    def _hypotheses(self, sources: Sequence[Reading], width: int, n_best: int, weights: bool) -> list[list[Hypothesis]]:
+        batch = collate([(source.numbers, ()) for source in sources], pad=PAD, bos=BOS, eos=EOS).to(self.device)
+        limit = 2 * batch.source_lengths + 10
+        decoder: Any = self.model.decoder
+        memory = self.model.encoder(batch.source, batch.source_lengths)
+        wanted = {"weights": True} if weights and isinstance(decoder, TransformerDecoder) else {}
+        state = decoder.start(memory, limit=int(limit.max()) + 1, **wanted)
+        start = torch.full((len(sources),), BOS, device=self.device)
+        if width == 1:
+            return [[one] for one in greedy(decoder.step, state, start=start, stop=EOS, limit=limit, never=(PAD, BOS))]
+        penalty = Gnmt(self.settings.length_penalty)
+        return beam(
+            decoder.step,
+            state,
+            start=start,
+            stop=EOS,
+            limit=limit,
+            width=width,
+            n_best=n_best,
+            length_penalty=penalty,
+            never=(PAD, BOS),
+        )
+
+    def _translation(self, source: Reading, hypotheses: Sequence[Hypothesis]) -> Translation:
+        best = hypotheses[0]
+        weights = None if best.weights is None else best.weights[:, : len(source.numbers) + 1]
+        labels = self.coder.labels(best.tokens, source, weights)
+        text = self.coder.write(best.tokens, source, weights)
+        others = tuple((self.coder.write(one.tokens, source, one.weights), one.score) for one in hypotheses[1:])
+        return Translation(source, text, best.tokens, labels, weights, best.score, others)
+
+
+def _by_length(sources: Sequence[Reading], tokens: int) -> Iterator[list[int]]:
+    """Numbers of sources in groups of like length, each of at most so many tokens with its padding."""
+    order = sorted(range(len(sources)), key=lambda place: len(sources[place].numbers))
+    group: list[int] = []
+    for place in order:
+        if group and (len(group) + 1) * (len(sources[place].numbers) + 1) > tokens:
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group

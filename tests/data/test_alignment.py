@@ -1,0 +1,74 @@
+"""Word alignments: gold as the shared tasks write it, links from weights, and the error rate by hand."""
+
+import pytest
+import torch
+
+from regard.data.alignment import alignment_error_rate, links_from_weights, parse_links, read_links, words_of_weights
+from regard.data.parallel import DataError
+
+
+def test_hansards_gold(tmp_path):
+    path = tmp_path / "gold"
+    path.write_text("2-2 1-1\n3p1 2p1 4-2 1p1\n\n")
+    first, second, third = read_links(path)
+    assert first.sure == first.possible == {(0, 0), (1, 1)}
+    assert second.sure == {(3, 1)}
+    assert second.possible == {(3, 1), (2, 0), (1, 0), (0, 0)}
+    assert third.sure == third.possible == frozenset()
+
+
+def test_pharaoh_gold_counts_from_zero():
+    gold = parse_links("0-0 1-2-P 3-1-S", first=0)
+    assert gold.sure == {(0, 0), (3, 1)}
+    assert gold.possible == {(0, 0), (1, 2), (3, 1)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("1-1 2_2", "found '2_2'"), ("0-1", "counted from 1, found '0-1'"), ("1-", "'1-'")]
+)
+def test_bad_gold_names_file_and_line(tmp_path, text, message):
+    path = tmp_path / "gold"
+    path.write_text(f"1-1\n{text}\n")
+    with pytest.raises(DataError, match=rf"gold:2: .*{message}"):
+        read_links(path)
+
+
+def test_error_rate_by_hand():
+    sure = [{(0, 0), (1, 1), (2, 2)}, {(0, 0)}]
+    possible = [{(0, 0), (1, 1), (2, 2), (3, 2)}, {(0, 0), (1, 0)}]
+    found = [{(0, 0), (1, 1), (3, 2), (3, 3)}, {(1, 0)}]
+    # A∩S = 2 + 0, A∩P = 3 + 1, |A| = 4 + 1, |S| = 3 + 1: 1 − 6/9.
+    assert alignment_error_rate(found, sure, possible) == pytest.approx(1 / 3)
+    assert alignment_error_rate(sure, sure, possible) == 0.0
+    assert alignment_error_rate([set()], [{(0, 0)}], [set()]) == 1.0
+    assert alignment_error_rate([set()], [set()], [set()]) == 0.0
+    assert alignment_error_rate([{(0, 0)}], [{(0, 0)}], [set()]) == 0.0  # the sure are possible too
+    with pytest.raises(ValueError, match="argument 2"):
+        alignment_error_rate([set()], [], [])
+
+
+def test_links_are_the_best_source_word_of_each_target_word():
+    weights = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.4, 0.1], [0.2, 0.2, 0.6], [0.6, 0.3, 0.1], [0.0, 0.0, 0.0]])
+    assert links_from_weights(weights) == {(1, 0), (0, 1), (2, 2), (0, 3)}
+    assert links_from_weights(weights, least=0.55) == {(1, 0), (2, 2), (0, 3)}
+    assert links_from_weights(torch.zeros(0, 3)) == set()
+
+
+def test_pieces_are_summed_over_the_source_and_averaged_over_the_target():
+    # Source words: pieces 0 | 1 2 | 3, then an end mark; target words: pieces 0 1 | 2, then an end mark.
+    weights = torch.tensor(
+        [
+            [0.40, 0.25, 0.25, 0.05, 0.05],
+            [0.10, 0.10, 0.30, 0.20, 0.30],
+            [0.30, 0.00, 0.10, 0.20, 0.40],
+            [0.00, 0.00, 0.00, 0.00, 1.00],
+        ],
+        dtype=torch.float64,
+    )
+    merged = words_of_weights(weights, source=[0, 1, 1, 2], target=[0, 0, 1])
+    expected = torch.tensor([[0.25, 0.45, 0.125], [0.30, 0.10, 0.20]], dtype=torch.float64)
+    torch.testing.assert_close(merged, expected)
+    # Alone, the first piece looks most at source piece 0; as words, the two pieces of word 1 win.
+    assert links_from_weights(weights, source=[0, 1, 1, 2], target=[0, 0, 1]) == {(1, 0), (0, 1)}
+    with pytest.raises(ValueError, match=r"weights are \(4, 5\), but 4 × 6 pieces are told"):
+        words_of_weights(weights, source=[0, 1, 2, 3, 4, 5])

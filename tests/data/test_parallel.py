@@ -1,0 +1,168 @@
+"""Reading people's files: what is wrong is named with file and line, what is expected is skipped and counted."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from regard.data.parallel import DataError, Jsonl, Limits, Tsv, TwoFiles, find_rows, load_pairs, read_pairs
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def two(folder: Path, source: str | bytes, target: str | bytes) -> TwoFiles:
+    return TwoFiles(write(folder / "a.en", source), write(folder / "a.zh", target))
+
+
+def test_two_files_line_by_line(tmp_path):
+    pairs, report = load_pairs(two(tmp_path, "one\ntwo words\n", "一\n两 个 词"))
+    assert pairs == [("one", "一"), ("two words", "两 个 词")]
+    assert (report.read, report.kept, dict(report.skipped)) == (2, 2, {})
+
+
+def test_gzip_is_known_by_its_bytes(tmp_path):
+    rows = two(tmp_path, gzip.compress(b"a\nb\n"), "甲\n乙\n")
+    assert load_pairs(rows)[0] == [("a", "甲"), ("b", "乙")]
+
+
+def test_bom_crlf_and_odd_line_breaks(tmp_path):
+    rows = two(tmp_path, b"\xef\xbb\xbfone\r\ntwo\xe2\x80\xa8half\x0bway\r\n", b"\xef\xbb\xbf\xe4\xb8\x80\r\nzwei \r\n")
+    assert load_pairs(rows)[0] == [("one", "一"), ("two\u2028half\x0bway", "zwei")]
+
+
+def test_empty_lines_are_skipped_and_counted(tmp_path):
+    pairs, report = load_pairs(two(tmp_path, "a\n\n  \nd\n", "1\n2\n\n4\n"))
+    assert pairs == [("a", "1"), ("d", "4")]
+    assert (report.read, report.kept, dict(report.skipped)) == (4, 2, {"empty": 2})
+    assert str(report) == "4 lines read, 2 pairs kept; skipped: 2 empty"
+
+
+def test_blank_lines_at_the_end_of_one_file_are_no_disagreement(tmp_path):
+    assert len(load_pairs(two(tmp_path, "a\nb\n\n\n", "1\n2\n"))[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "shorter", "longer"),
+    [
+        ("a\nb\nc\nd\n", "1\n2\n", "a.zh:2", "a.en goes on to line 4"),
+        ("a\n", "1\n\n3\n", "a.en:1", "a.zh goes on to line 3"),
+    ],
+)
+def test_misaligned_files_are_an_error_with_both_places(tmp_path, source, target, shorter, longer):
+    with pytest.raises(DataError) as caught:
+        load_pairs(two(tmp_path, source, target))
+    assert f"{tmp_path}/{shorter}: the file ends here" in str(caught.value)
+    assert longer in str(caught.value)
+
+
+def test_bad_utf8_names_file_line_and_byte(tmp_path):
+    rows = two(tmp_path, "fine\nfine\n", b"gut\nschlecht \xff\n")
+    with pytest.raises(DataError, match=r"a\.zh:2: not UTF-8: byte 0xff at byte 10"):
+        load_pairs(rows)
+    pairs, report = load_pairs(rows, skip_faults=True)
+    assert pairs == [("fine", "gut")]
+    assert dict(report.skipped) == {"faulty": 1}
+
+
+def test_utf16_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"a\.en:1: the file is UTF-16"):
+        load_pairs(two(tmp_path, "text\n".encode("utf-16"), "text\n"))
+
+
+def test_a_damaged_gzip_names_the_line(tmp_path):
+    # Random text does not shrink, so the cut falls in the middle of the lines.
+    text = "".join(f"{number * 7919 % 104729}\n" for number in range(20000)).encode()
+    rows = two(tmp_path, gzip.compress(text)[:-3000], text)
+    with pytest.raises(DataError, match=r"a\.en:\d\d+: the gzip file is damaged"):
+        load_pairs(rows)
+
+
+def test_empty_and_missing_files_are_errors(tmp_path):
+    with pytest.raises(DataError, match=r"a\.en and .*a\.zh: the files are empty"):
+        load_pairs(two(tmp_path, "", ""))
+    with pytest.raises(DataError, match=r"t\.tsv: the file is empty"):
+        load_pairs(Tsv(write(tmp_path / "t.tsv", "")))
+    with pytest.raises(DataError, match=r"none\.tsv: cannot be read: No such file"):
+        load_pairs(Tsv(tmp_path / "none.tsv"))
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        load_pairs(Tsv(tmp_path))
+    with pytest.raises(DataError, match=r"no pair is left \(2 lines read, 0 pairs kept; skipped: 2 empty\)"):
+        load_pairs(two(tmp_path, "\n\n", "a\nb\n"))
+
+
+def test_limits_by_length_and_ratio(tmp_path):
+    rows = two(tmp_path, "a b c\na\na b c d e f\nb c\n", "一二三\na b c d\na b c d e f\nb\n")
+    pairs, report = load_pairs(rows, limits=Limits(shortest=2, longest=5, ratio=2.0))
+    assert pairs == [("a b c", "一二三")]
+    assert dict(report.skipped) == {"too long": 1, "too short": 2}
+    _, report = load_pairs(rows, limits=Limits(ratio=2.0))
+    assert dict(report.skipped) == {"ratio": 1}
+    with pytest.raises(ValueError, match="1 ≤ shortest ≤ longest"):
+        Limits(shortest=5, longest=4)
+    with pytest.raises(ValueError, match="ratio is of the longer to the shorter"):
+        Limits(ratio=0.5)
+
+
+def test_tsv_columns_header_and_short_rows(tmp_path):
+    path = write(tmp_path / "t.tsv", "en\tzh\tby\na\t甲\tx\n\nb\t乙\n")
+    pairs, report = load_pairs(Tsv(path, header=True))
+    assert pairs == [("a", "甲"), ("b", "乙")]
+    assert dict(report.skipped) == {"empty": 1}
+    assert load_pairs(Tsv(write(tmp_path / "u.tsv", "x\ty\tz\n"), columns=(2, 0)))[0] == [("z", "x")]
+    with pytest.raises(DataError, match=r"t\.tsv:4: expected at least 3 columns parted by tabs, found 2"):
+        load_pairs(Tsv(path, columns=(0, 2), header=True))
+
+
+def test_an_empty_cell_is_an_empty_side(tmp_path):
+    path = write(tmp_path / "t.tsv", "\tz\na\tb\n")
+    pairs, report = load_pairs(Tsv(path))
+    assert pairs == [("a", "b")]
+    assert dict(report.skipped) == {"empty": 1}
+
+
+def test_jsonl_fields_and_faults(tmp_path):
+    lines = [{"source": "a", "target": "甲", "id": 1}, {"source": "b\nc", "target": "乙"}]
+    path = write(tmp_path / "d.jsonl", "\n".join(json.dumps(line) for line in lines))
+    assert load_pairs(Jsonl(path))[0] == [("a", "甲"), ("b\nc", "乙")]
+    path = write(tmp_path / "e.jsonl", '{"en": "a", "de": "b"}\n')
+    assert load_pairs(Jsonl(path, fields=("de", "en")))[0] == [("b", "a")]
+    with pytest.raises(DataError, match=r"e\.jsonl:1: expected a text in the field 'source'; the object has de, en"):
+        load_pairs(Jsonl(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"source": "a", ', "not JSON: .* at character 1[67]"),
+        ('["a", "b"]', "expected a JSON object, found list"),
+        ('{"source": 3, "target": "b"}', "expected a text in the field 'source'"),
+        ('{"source": "a", "target": "\\ud800"}', "half of a surrogate pair"),
+    ],
+)
+def test_jsonl_names_the_line_of_a_fault(tmp_path, line, message):
+    path = write(tmp_path / "d.jsonl", '{"source": "a", "target": "b"}\n' + line + "\n")
+    with pytest.raises(DataError, match=r"d\.jsonl:2: " + message):
+        load_pairs(Jsonl(path))
+    assert load_pairs(Jsonl(path), skip_faults=True)[0] == [("a", "b")]
+
+
+def test_formats_are_found_by_number_and_suffix():
+    assert find_rows([Path("a.tsv.gz")]) == Tsv(Path("a.tsv.gz"))
+    assert find_rows([Path("a.jsonl")]) == Jsonl(Path("a.jsonl"))
+    assert find_rows([Path("a.en"), Path("a.de")]) == TwoFiles(Path("a.en"), Path("a.de"))
+    with pytest.raises(DataError, match=r"a\.parquet: one file must be \.tsv or \.jsonl"):
+        find_rows([Path("a.parquet")])
+    with pytest.raises(DataError, match="expected two files or one, found 3"):
+        find_rows([Path("a"), Path("b"), Path("c")])
+
+
+def test_reading_is_lazy(tmp_path):
+    rows = two(tmp_path, b"a\n\xff\n", "1\n2\n")
+    found = read_pairs(rows)
+    assert next(found) == ("a", "1")
+    with pytest.raises(DataError, match=r"a\.en:2"):
+        next(found)

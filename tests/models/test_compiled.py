@@ -1,0 +1,159 @@
+"""The Transformer under torch.compile and torch.export: one graph, few compilations, the same numbers."""
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+
+from regard.models.frame import EncoderDecoder
+from regard.models.memory import Memory
+from regard.models.transformer import TransformerDecoder, TransformerEncoder
+from regard.models.transformer_training import compile_layers, sequence_loss
+
+WORDS, SIZE, HEADS = 23, 12, 3
+# The checks of shapes and types are woven into the library as it loads, and the compiler would have to compile them:
+# these tests run in a process of their own, with the library as its users have it.
+INSTALLED = os.environ.get("REGARD_AS_INSTALLED") == "1"
+as_users_have_it = pytest.mark.skipif(not INSTALLED, reason="run by test_in_a_process_of_their_own")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INSTALLED, reason="is what runs these")
+def test_in_a_process_of_their_own():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "--tb=short", __file__],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "REGARD_AS_INSTALLED": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "11 passed" in done.stdout, done.stdout[-2000:]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.manual_seed(2018)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def pair(**options) -> EncoderDecoder:
+    embedding = nn.Embedding(WORDS, SIZE)
+    options = {"layers": 1, "heads": HEADS, "feed_forward": 16, "embedding": embedding, **options}
+    return EncoderDecoder(TransformerEncoder(WORDS, SIZE, **options), TransformerDecoder(WORDS, SIZE, **options))
+
+
+def drawn(batch: int, source: int, target: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    lengths = torch.randint(1, source + 1, (batch,))
+    prefix = torch.randint(WORDS, (batch, target))
+    return torch.randint(WORDS, (batch, source)), prefix, prefix.roll(-1, 1), lengths
+
+
+@as_users_have_it
+def test_forward_and_loss_have_no_graph_break():
+    model = pair(dropout=0.1).train()
+    found = torch._dynamo.explain(lambda *batch: sequence_loss(model, *batch, smoothing=0.1))(*drawn(3, 7, 5))
+    assert found.graph_count == 1, found.break_reasons
+    assert found.graph_break_count == 0
+
+
+@as_users_have_it
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's, of its own function
+@pytest.mark.parametrize("positions", ["relative", "rotary", "alibi"])
+def test_no_graph_break_with_other_positions(positions):
+    model = pair(positions=positions, dropout=0.1).train()
+    found = torch._dynamo.explain(lambda *batch: sequence_loss(model, *batch))(*drawn(3, 7, 5))
+    assert found.graph_break_count == 0, found.break_reasons
+
+
+@as_users_have_it
+def test_a_bool_mask_of_the_memory_breaks_nothing():
+    decoder = TransformerDecoder(WORDS, SIZE, layers=1, heads=HEADS, dropout=0.1).train()
+
+    def states(keys: Tensor, mask: Tensor, prefix: Tensor) -> Tensor:
+        return decoder(Memory(keys, keys, mask, keys.mean(1)), prefix).states
+
+    mask = torch.arange(7) < torch.tensor([[7], [2], [4]])
+    found = torch._dynamo.explain(states)(torch.randn(3, 7, SIZE), mask, torch.randint(WORDS, (3, 5)))
+    assert found.graph_break_count == 0, found.break_reasons
+
+
+@as_users_have_it
+@pytest.mark.parametrize(("norm", "padded"), [("pre", True), ("post", False)])
+def test_ten_lengths_take_two_compilations_at_most(norm, padded):
+    model, counter = pair(norm=norm, dropout=0.1).train(), CompileCounter()
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def loss(source: Tensor, prefix: Tensor, target: Tensor, lengths: Tensor | None) -> Tensor:
+        return sequence_loss(model, source, prefix, target, lengths, smoothing=0.1)
+
+    for source_length, target_length in zip(range(4, 24, 2), range(3, 33, 3), strict=True):
+        source, prefix, target, lengths = drawn(5, source_length, target_length)
+        assert loss(source, prefix, target, lengths if padded else None).isfinite()
+    assert counter.frame_count <= 2
+
+
+@as_users_have_it
+def test_other_batch_sizes_compile_once_more():
+    model, counter = pair().train(), CompileCounter()
+    loss = torch.compile(lambda *b: sequence_loss(model, *b), backend=counter, fullgraph=True)
+    for batch in (2, 3, 5, 8, 13):
+        assert loss(*drawn(batch, 7, 6)).isfinite()
+    assert counter.frame_count <= 2
+
+
+@as_users_have_it
+def test_compiled_gradients_are_the_plain_ones():
+    plain = pair().train().double()
+    compiled, counter = copy.deepcopy(plain), CompileCounterWithBackend("aot_eager")
+    loss = torch.compile(lambda *b: sequence_loss(compiled, *b, smoothing=0.1), backend=counter, fullgraph=True)
+    for target_length in (5, 9, 11):
+        batch = drawn(3, 7, target_length)
+        found, expected = loss(*batch), sequence_loss(plain, *batch, smoothing=0.1)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(x, list(m.parameters())) for x, m in ((found, compiled), (expected, plain))]
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b)
+    assert counter.frame_count == 2
+
+
+@as_users_have_it
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_layers_of_a_kind_share_a_compilation():
+    model, counter = pair(layers=3).eval(), CompileCounterWithBackend("eager")
+    source, prefix, target, lengths = drawn(3, 7, 5)
+    expected = sequence_loss(model, source, prefix, target, lengths)
+    compile_layers(model, backend=counter, fullgraph=True)
+    torch.testing.assert_close(sequence_loss(model, source, prefix, target, lengths), expected)
+    assert counter.frame_count <= 4  # three encoder layers share one, three decoder layers another, and two inputs
+
+
+@as_users_have_it
+def test_the_encoder_is_exported_for_inference():
+    encoder = TransformerEncoder(WORDS, SIZE, layers=2, heads=HEADS).eval()
+
+    class Values(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, source: Tensor, lengths: Tensor) -> Tensor:
+            return self.encoder(source, lengths).values
+
+    batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=2, max=512)
+    source, _, _, lengths = drawn(3, 7, 5)
+    with torch.no_grad():
+        exported = torch.export.export(
+            Values(), (source, lengths), dynamic_shapes={"source": {0: batch, 1: length}, "lengths": {0: batch}}
+        )
+    for rows, words in ((3, 7), (5, 11)):
+        source, _, _, lengths = drawn(rows, words, 3)
+        torch.testing.assert_close(exported.module()(source, lengths), encoder(source, lengths).values)
