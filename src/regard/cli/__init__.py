@@ -40,14 +40,25 @@ def _root(
 @app.command("demo")
 def _demo(
     out: Annotated[
-        Path, typer.Option(help="Folder for the picture and the page.", file_okay=False, metavar="DIR")
+        Path, typer.Option(help="Folder for the run, the picture and the page.", file_okay=False, metavar="DIR")
     ] = Path("demo"),
+    stages: Annotated[
+        bool, typer.Option("--stages", help="Only work attention through by hand, on one sentence: seconds.")
+    ] = False,
+    steps: Annotated[
+        int | None, typer.Option(help="Updates of the training: fewer are sooner and worse.", min=1)
+    ] = None,
 ) -> None:
-    """Work attention through on one sentence, and draw where it looks."""
-    from regard.cli.story import tell
-
+    """Train a translator on this machine, and see where each word came from: about two minutes."""
     try:
-        tell(out)
+        if stages:
+            from regard.cli.story import tell
+
+            tell(out)
+        else:
+            from regard.cli.demo import demo
+
+            demo(out, steps=steps)
     except OSError as error:
         raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
 

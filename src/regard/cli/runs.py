@@ -14,9 +14,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from regard.cli.pages import write_page
 from regard.data.alignment import links_from_weights
 from regard.data.parallel import DataError
-from regard.look import heatmap
 from regard.tasks.catalog import TASKS
 from regard.tasks.settings import parsed
 from regard.tasks.task import SettingError, Task
@@ -80,7 +80,7 @@ def predict(run: Path, *, inputs: list[str], beam: int | None, as_json: bool, lo
 def as_record(found: Translation) -> dict[str, Any]:
     """A translation as `--json` prints it: alignment pairs are (source piece, target piece)."""
     weights = None if found.weights is None else found.weights.tolist()
-    links = [] if found.weights is None else sorted(links_from_weights(found.weights[:, :-1]))
+    links = [] if found.weights is None else sorted(links_from_weights(found.weights[:, : len(found.source.labels)]))
     return {
         "source": " ".join(found.source.words),
         "translation": found.text,
@@ -90,14 +90,6 @@ def as_record(found: Translation) -> dict[str, Any]:
         "alignment": links,
         "weights": None if weights is None else [[round(number, 5) for number in row] for row in weights],
     }
-
-
-def write_page(found: list[Translation], path: Path) -> None:
-    """A page with a heat map for each translation."""
-    maps = [one for one in found if one.weights is not None and len(one.labels)]
-    pictures = [(" ".join(one.source.words), heatmap.svg(one.weights, one.labels, one.columns)) for one in maps]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(heatmap.page(pictures, title="Where each word came from"), encoding="utf-8")
 
 
 def show_result(result: dict[str, Any], console: Console) -> None:

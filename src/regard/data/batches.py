@@ -17,7 +17,7 @@ class Batch:
     """Pairs side by side, padded. A decoder reads `prefix` (begin, y_1 … y_t) and should say `target` (y_1 … y_t, end).
 
     source (b, s) and prefix (b, t) are padded with the padding number, target (b, t) with what the loss ignores.
-    Lengths count the end mark.
+    Lengths count the end marks.
     """
 
     source: Tensor
@@ -36,8 +36,18 @@ class Batch:
         return Batch(*(getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__))
 
 
-def collate(pairs: Sequence[tuple[Ids, Ids]], *, pad: int = 0, bos: int = 1, eos: int = 2, ignore: int = -100) -> Batch:
+def collate(
+    pairs: Sequence[tuple[Ids, Ids]],
+    *,
+    pad: int = 0,
+    bos: int = 1,
+    eos: int = 2,
+    ignore: int = -100,
+    source_end: bool = True,
+) -> Batch:
     """Pairs of token numbers as one padded batch; begin and end marks are added here.
+
+    Without `source_end` the sources have no end mark, which a model could attend instead of a word.
 
     >>> batch = collate([([5, 6, 7], [8]), ([9], [10, 11])])
     >>> batch.source.tolist(), batch.source_lengths.tolist()
@@ -47,7 +57,8 @@ def collate(pairs: Sequence[tuple[Ids, Ids]], *, pad: int = 0, bos: int = 1, eos
     """
     if not pairs:
         raise ValueError("a batch needs at least one pair")
-    sources = [np.append(np.asarray(source, np.int64), eos) for source, _ in pairs]
+    mark = [eos] if source_end else []
+    sources = [np.append(np.asarray(source, np.int64), mark).astype(np.int64) for source, _ in pairs]
     targets = [np.append(np.asarray(target, np.int64), eos) for _, target in pairs]
     prefixes = [np.concatenate(([bos], target[:-1])) for target in targets]
     return Batch(
@@ -106,6 +117,7 @@ class TokenBatches:
         if not 0 <= rank < ranks:
             raise ValueError(f"rank must be from 0 to ranks - 1, not {rank} of {ranks}")
         self._tokens, self._seed, self._bucket = tokens, seed, bucket
+        self._total = int(self._source.sum(dtype=np.int64) + self._target.sum(dtype=np.int64))
         self._rank, self._ranks = rank, ranks
         self._epoch = 0
         self._position = 0
@@ -152,7 +164,7 @@ class TokenBatches:
     def _facts(self) -> dict[str, int]:
         return {
             "pairs": len(self._source),
-            "length": int(self._source.sum(dtype=np.int64) + self._target.sum(dtype=np.int64)),
+            "length": self._total,
             "tokens": self._tokens,
             "seed": self._seed,
             "bucket": self._bucket,

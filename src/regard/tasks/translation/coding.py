@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ class Reading(NamedTuple):
     words: tuple[str, ...]
 
 
+@runtime_checkable
 class Coder(Protocol):
     """Both languages of a translator."""
 

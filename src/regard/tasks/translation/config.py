@@ -48,6 +48,8 @@ class DataSettings(_Settings):
     """Pairs held out for the test, likewise."""
     longer: NonNegativeInt = 200
     """Pairs of the world that are longer than any trained on."""
+    lengths: tuple[PositiveInt, PositiveInt] = (3, 30)
+    """Words of the world's sentences, at least and at most."""
     longest: PositiveInt = 100
     """Pairs of files with more words on either side are left out."""
     ratio: float = Field(default=4.0, gt=1.0)
@@ -56,6 +58,8 @@ class DataSettings(_Settings):
     """Sub-words of files."""
     shared: bool = True
     """One set of sub-words for both languages."""
+    end_mark: bool = True
+    """Whether a source ends with a mark, which a model may attend when it looks at no word."""
     batch_tokens: PositiveInt = 2048
     """Tokens of a batch on either side, padding counted."""
     seed: int = 1

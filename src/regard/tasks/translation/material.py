@@ -60,8 +60,15 @@ class _Chosen(Sequence[Any]):
 
 def world_material(settings: DataSettings) -> Material:
     """Sentences of the built-in grammar, with their gold links."""
+    _, longest = settings.lengths
     made = world.splits(
-        settings.seed, train=settings.train, valid=settings.valid, test=settings.test, longer=settings.longer
+        settings.seed,
+        train=settings.train,
+        valid=settings.valid,
+        test=settings.test,
+        longer=settings.longer,
+        lengths=settings.lengths,
+        beyond=(longest + 1, longest + longest // 2),
     )
     coder = WordCoder(
         Vocabulary.build(pair.source for pair in made.train), Vocabulary.build(pair.target for pair in made.train)

@@ -9,16 +9,18 @@ def tiny() -> TranslationConfig:
     """The demo: the built-in world in about two minutes on two cores."""
     return TranslationConfig(
         preset="tiny",
-        data=DataSettings(train=16_000, valid=200, test=500, batch_tokens=1200),
-        model=ModelSettings(size=128, embedding=96, dropout=0.0),
+        data=DataSettings(
+            train=60_000, valid=200, test=500, lengths=(3, 15), end_mark=False, batch_tokens=1200, longer=200
+        ),
+        model=ModelSettings(size=160, embedding=96, dropout=0.1),
         train=TrainSettings(
-            steps=900,
-            learning_rate=5e-3,
+            steps=1700,
+            learning_rate=4e-3,
             schedule="cosine",
             warmup=60,
             weight_decay=0.0,
             log_every=25,
-            validate_every=300,
+            validate_every=850,
             watch="bleu",
             watch_for="highest",
         ),

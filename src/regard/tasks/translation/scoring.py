@@ -9,10 +9,9 @@ from torch import Tensor
 
 from regard.core.requests import full
 from regard.data.alignment import alignment_error_rate, links_from_weights
-from regard.data.batches import collate
 from regard.tasks.translation.coding import Reading
 from regard.tasks.translation.material import Example
-from regard.tasks.translation.translator import BOS, EOS, PAD, Translation, Translator
+from regard.tasks.translation.translator import Translation, Translator
 
 _BUCKETS = (5, 10, 15, 20, 25, 30, 40, 60)  # words of the source
 
@@ -89,12 +88,8 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
     for first in range(0, len(examples), 64):
         part, read = examples[first : first + 64], sources[first : first + 64]
         targets = [coder.target_words(example.target) for example in part]
-        batch = collate(
-            [(source.numbers, numbers) for source, (numbers, _) in zip(read, targets, strict=True)],
-            pad=PAD,
-            bos=BOS,
-            eos=EOS,
-        ).to(translator.device)
+        pairs = [(source.numbers, numbers) for source, (numbers, _) in zip(read, targets, strict=True)]
+        batch = translator.batch(pairs)
         decoded = model(batch.source, batch.prefix, batch.source_lengths, weights=full())
         if decoded.weights is None:
             model.train(training)
@@ -142,7 +137,7 @@ def faithfulness(translator: Translator, translations: Sequence[Translation], *,
 
 def _log_probs(translator: Translator, sources: Sequence[list[int]], numbers: Sequence[int]) -> Tensor:
     """Log-probabilities (n, t) of the same target given each source."""
-    batch = collate([(source, numbers) for source in sources], pad=PAD, bos=BOS, eos=EOS).to(translator.device)
+    batch = translator.batch([(source, numbers) for source in sources])
     decoded = translator.model(batch.source, batch.prefix, batch.source_lengths)
     scores = translator.model.logits(decoded.states[:, : len(numbers)]).float().log_softmax(-1)
     return scores.gather(-1, batch.target[:, : len(numbers)].unsqueeze(-1)).squeeze(-1).cpu()

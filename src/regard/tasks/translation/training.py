@@ -32,13 +32,14 @@ CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "decode.beam", "d
 class Batches:
     """Padded batches of a corpus, in the order of its `TokenBatches`, whose place is theirs."""
 
-    def __init__(self, material: Material, *, tokens: int, seed: int) -> None:
-        self._pairs = material.train
+    def __init__(self, material: Material, *, tokens: int, seed: int, source_end: bool) -> None:
+        self._pairs, self._source_end = material.train, source_end
         self._order = TokenBatches(*material.lengths, tokens=tokens, seed=seed)
 
     def __iter__(self) -> Iterator[Batch]:
         for rows in self._order:
-            yield collate([self._pairs[row] for row in rows], pad=PAD, bos=BOS, eos=EOS)
+            pairs = [self._pairs[row] for row in rows]
+            yield collate(pairs, pad=PAD, bos=BOS, eos=EOS, source_end=self._source_end)
 
     def state(self) -> dict[str, Any]:
         return self._order.state()
@@ -59,7 +60,7 @@ def train(
     model = build(config.model, material.coder.sizes, shared=material.coder.shared)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
-    translator = Translator(model, material.coder, config.decode)
+    translator = Translator(model, material.coder, config.decode, config.data.end_mark)
 
     def loss(network: nn.Module, batch: Batch) -> Loss:
         return _loss(network, batch.to(device), config.smoothing)
@@ -70,10 +71,10 @@ def train(
     fitted = fit(
         model,
         loss,
-        Batches(material, tokens=config.data.batch_tokens, seed=config.data.seed),
+        Batches(material, tokens=config.data.batch_tokens, seed=config.data.seed, source_end=config.data.end_mark),
         run=run,
         settings=config.train,
-        held_out=_held_out(material),
+        held_out=_held_out(material, config.data.end_mark),
         validate=validate,
         progress=progress,
     )
@@ -120,14 +121,15 @@ def _bleu(translator: Translator, examples: Sequence[Example], tokenize: str) ->
     return {"bleu": text_figures(texts, [example.reference for example in examples], tokenize)["bleu"]}
 
 
-def _held_out(material: Material) -> list[Batch]:
+def _held_out(material: Material, source_end: bool) -> list[Batch]:
     pairs = []
     for example in material.valid:
         words = example.target
         target = material.coder.target_words(words)[0] if words else material.coder.target(example.reference)
         pairs.append((material.coder.read_words(example.source).numbers, target))
     pairs.sort(key=lambda pair: len(pair[1]))
-    return [collate(pairs[first : first + 64], pad=PAD, bos=BOS, eos=EOS) for first in range(0, len(pairs), 64)]
+    parts = (pairs[first : first + 64] for first in range(0, len(pairs), 64))
+    return [collate(part, pad=PAD, bos=BOS, eos=EOS, source_end=source_end) for part in parts]
 
 
 def _facts(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.batches import collate
+from regard.data.batches import Batch, collate
 from regard.decode.beam import beam
 from regard.decode.greedy import greedy
 from regard.decode.penalties import Gnmt
@@ -26,7 +26,7 @@ PAD, BOS, EOS = 0, 1, 2
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """One translation. `weights` (t, s) are those of its pieces over the source's, whose end mark comes last."""
+    """One translation. `weights` (t, s) are those of its pieces over the source's, and its end mark if it has one."""
 
     source: Reading
     text: str
@@ -39,7 +39,8 @@ class Translation:
     @property
     def columns(self) -> tuple[str, ...]:
         """Labels of the weights' columns."""
-        return (*self.source.labels, END)
+        marked = self.weights is not None and self.weights.shape[-1] > len(self.source.labels)
+        return (*self.source.labels, END) if marked else self.source.labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,7 @@ class Translator:
     model: EncoderDecoder
     coder: Coder
     settings: DecodeSettings
+    end_mark: bool = True
 
     @classmethod
     def load(cls, run: Run, device: torch.device | str | None = None) -> "Translator":
@@ -58,11 +60,15 @@ class Translator:
         model = build(config.model, coder.sizes, shared=coder.shared)
         run.load_model(model)
         place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(model.to(place).eval(), coder, config.decode)
+        return cls(model.to(place).eval(), coder, config.decode, config.data.end_mark)
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    def batch(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
+        """Pairs of numbers as the model takes them."""
+        return collate(pairs, pad=PAD, bos=BOS, eos=EOS, source_end=self.end_mark).to(self.device)
 
     def translate(
         self, texts: Sequence[str], *, width: int | None = None, n_best: int = 1, weights: bool = True
@@ -87,7 +93,7 @@ class Translator:
         return [found[place] for place in range(len(sources))]
 
     def _hypotheses(self, sources: Sequence[Reading], width: int, n_best: int, weights: bool) -> list[list[Hypothesis]]:
-        batch = collate([(source.numbers, ()) for source in sources], pad=PAD, bos=BOS, eos=EOS).to(self.device)
+        batch = self.batch([(source.numbers, ()) for source in sources])
         limit = 2 * batch.source_lengths + 10
         decoder: Any = self.model.decoder
         memory = self.model.encoder(batch.source, batch.source_lengths)
@@ -111,7 +117,7 @@ class Translator:
 
     def _translation(self, source: Reading, hypotheses: Sequence[Hypothesis]) -> Translation:
         best = hypotheses[0]
-        weights = None if best.weights is None else best.weights[:, : len(source.numbers) + 1]
+        weights = None if best.weights is None else best.weights[:, : len(source.numbers) + self.end_mark]
         labels = self.coder.labels(best.tokens, source, weights)
         text = self.coder.write(best.tokens, source, weights)
         others = tuple((self.coder.write(one.tokens, source, one.weights), one.score) for one in hypotheses[1:])

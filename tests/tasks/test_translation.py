@@ -1,0 +1,216 @@
+"""Translation from configuration to run directory to prediction, on tiny runs of the built-in world and of files."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from regard.cli import app
+from regard.tasks.settings import changed, parsed
+from regard.tasks.task import SettingError
+from regard.tasks.translation.config import ATTENTIONS, TranslationConfig
+from regard.tasks.translation.network import build
+from regard.tasks.translation.presets import PRESETS, tiny
+from regard.tasks.translation.task import configure
+
+SMALL = (
+    *("--set", "steps=6", "--set", "validate_every=3", "--set", "data.train=300", "--set", "data.valid=12"),
+    *("--set", "data.test=12", "--set", "longer=3", "--set", "model.size=16", "--set", "embedding=12"),
+)
+
+
+def regard(*arguments: str, cwd: Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "regard", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONUTF8": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"},
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a few steps on the built-in world."""
+    folder = tmp_path_factory.mktemp("runs")
+    done = regard("train", "translation", "--preset", "tiny", *SMALL, "--out", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return folder / "run"
+
+
+def test_a_run_holds_everything(trained):
+    names = {path.name for path in trained.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "result.json", "README.md"}
+    result = json.loads((trained / "result.json").read_text())
+    assert result["task"] == "translation"
+    assert set(result["metrics"]) >= {"bleu", "chrf", "exact", "signature", "by_length"}
+    assert 0.0 <= result["attention"]["aer"] <= 1.0
+    assert set(result["faithfulness"]) == {"attended", "random"}
+    assert result["parameters"] > 0
+    assert {"seconds", "command", "versions", "device", "seed", "data"} <= set(result)
+
+
+def test_evaluating_again_gives_the_same_figures(trained):
+    kept = json.loads((trained / "result.json").read_text())
+    done = regard("evaluate", str(trained), "--json", cwd=trained.parent)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["metrics"] == kept["metrics"]
+    assert found["attention"] == kept["attention"]
+
+
+def test_predictions_from_arguments_and_from_a_pipe_are_the_same(trained, tmp_path):
+    texts = ["Tom chases Jerry", "the cat sleeps ."]
+    given = regard("predict", str(trained), *texts, cwd=tmp_path)
+    piped = regard("predict", str(trained), cwd=tmp_path, stdin="\n".join(texts) + "\n")
+    assert given.returncode == 0, given.stderr
+    assert given.stdout == piped.stdout
+    assert len(given.stdout.splitlines()) == 2
+
+
+def test_json_has_the_alignment_and_weights_that_add_up(trained, tmp_path):
+    done = regard("predict", str(trained), "Tom chases Jerry", "--json", "--beam", "3", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert found["source"] == "Tom chases Jerry"
+    assert found["source_pieces"] == ["Tom", "chases", "Jerry"]
+    assert "".join(found["target_pieces"]) == found["translation"]
+    for row in found["weights"]:
+        assert sum(row) == pytest.approx(1.0, abs=1e-3)
+    for source, target in found["alignment"]:
+        row = found["weights"][target]
+        assert row[source] == max(row)
+
+
+def test_a_page_is_written(trained, tmp_path):
+    done = regard("predict", str(trained), "Tom chases Jerry", "--look", "out/page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "out/page.html").read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+
+
+def test_an_unknown_name_is_copied_from_where_the_model_looks():
+    from regard.data.vocabulary import Vocabulary
+    from regard.tasks.translation.coding import WordCoder
+
+    coder = WordCoder(Vocabulary(("Tom", "chases")), Vocabulary(("汤姆", "追逐")))
+    source = coder.read("Tom chases Zork")
+    weights = torch.tensor([[0.9, 0.1, 0.0], [0.1, 0.8, 0.1], [0.0, 0.1, 0.9]])
+    numbers = (*coder.goal.encode(("汤姆", "追逐")), coder.goal.unknown)
+    assert coder.write(numbers, source, weights) == "汤姆追逐Zork"
+
+
+def test_files_are_read_split_and_learned(tmp_path):
+    """Sub-words, a held-out split by source, and a second evaluation on other files."""
+    pairs = [(f"the cat number {n} sleeps", f"die Katze Nummer {n} schläft") for n in range(120)]
+    for side, suffix in enumerate(("en", "de")):
+        text = "".join(pair[side] + "\n" for pair in pairs)
+        (tmp_path / f"all.{suffix}.gz").write_bytes(gzip.compress(text.encode()))
+    data = ("--data", "all.en.gz", "--data", "all.de.gz")
+    small = ("--set", "steps=4", "--set", "validate_every=2", "--set", "data.valid=8", "--set", "data.test=8")
+    more = ("--set", "vocabulary=300", "--set", "model.size=16", "--set", "model=transformer", "--set", "heads=2")
+    done = regard("train", "translation", *data, *small, *more, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert json.loads((tmp_path / "run/result.json").read_text())["metrics"]["tokenize"] == "13a"
+    again = regard("evaluate", "run", *data, "--json", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert sum(part["sentences"] for part in json.loads(again.stdout)["metrics"]["by_length"]) == 120
+    spoken = regard("predict", "run", "a name nobody knows: Žluťoučký 🐭", cwd=tmp_path)
+    assert spoken.returncode == 0, spoken.stderr
+
+
+def test_a_killed_run_goes_on_to_the_same_end(tmp_path):
+    arguments = ("train", "translation", "--preset", "tiny", *SMALL, "--set", "steps=16", "--set", "validate_every=4")
+    whole = regard(*arguments, "--out", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    process = subprocess.Popen(
+        [sys.executable, "-m", "regard", *arguments, "--out", "cut"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "cut/checkpoints").glob("step-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    resumed = regard(*arguments, "--out", "cut", "--resume", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    found, true = (load_file(tmp_path / name / "model.safetensors") for name in ("cut", "whole"))
+    assert found.keys() == true.keys()
+    assert all(torch.equal(found[name], true[name]) for name in true)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("train", "cooking"), "no task is called 'cooking'"),
+        (("train", "translation", "--preset", "huge"), "no preset is called 'huge'"),
+        (("train", "translation", "--set", "attention=magic"), "model.attention"),
+        (("train", "translation", "--set", "sise=3"), "no setting is called 'sise'"),
+        (("train", "translation", "--set", "seed"), "expected key=value"),
+        (("train", "translation", "--data", "nowhere.tsv"), "no such file: nowhere.tsv"),
+        (("evaluate", "nowhere"), "nowhere is no run"),
+        (("predict", "nowhere", "x"), "nowhere is no run"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, complaint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 2
+    assert complaint in done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_run_is_never_written_over(trained):
+    done = CliRunner().invoke(app, ["train", "translation", "--preset", "tiny", *SMALL, "--out", str(trained)])
+    assert done.exit_code == 2
+    assert "holds a run already" in done.output
+
+
+def test_settings_by_the_end_of_their_name():
+    config = configure("tiny", [], parsed(["attention=dot", "train.seed=7", "model=transformer", "beam=3"]))
+    assert (config.model.attention, config.train.seed, config.model.kind, config.decode.beam) == (
+        "dot",
+        7,
+        "transformer",
+        3,
+    )
+    with pytest.raises(SettingError, match="could be data.seed or train.seed"):
+        changed(tiny(), {"seed": "3"})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_whole_configurations(name):
+    config = PRESETS[name].make()
+    assert isinstance(config, TranslationConfig)
+    assert TranslationConfig.model_validate(json.loads(config.model_dump_json())) == config
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_every_mechanism_translates_and_learns(attention):
+    settings = tiny().model.model_copy(update={"attention": attention, "size": 8, "embedding": 6})
+    model = build(settings, (11, 13), shared=False)
+    source, prefix = torch.randint(3, 11, (2, 7)), torch.randint(3, 13, (2, 5))
+    decoded = model(source, prefix, torch.tensor([7, 4]))
+    model.logits(decoded.states).logsumexp(-1).sum().backward()
+    assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "attention" in name)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "relative", "rotary", "alibi", "none"])
+def test_every_kind_of_positions(positions):
+    changes = {"kind": "transformer", "positions": positions, "size": 8, "heads": 2, "layers": 1}
+    model = build(tiny().model.model_copy(update=changes), (11, 11), shared=True)
+    decoded = model(torch.randint(3, 11, (2, 7)), torch.randint(3, 11, (2, 5)), torch.tensor([7, 4]))
+    assert decoded.states.shape == (2, 5, 8)
