@@ -30,9 +30,9 @@ def run(
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What `regard demo` prints, and the folder it ran in."""
+    """What `regard demo --stages` prints, and the folder it ran in."""
     folder = tmp_path_factory.mktemp("demo")
-    done = run("demo", cwd=folder)
+    done = run("demo", "--stages", cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout, folder
 
@@ -54,7 +54,9 @@ def test_help_imports_nothing_heavy(arguments, tmp_path):
 
 def test_help_names_every_command(tmp_path):
     printed = run("--help", cwd=tmp_path).stdout
-    assert re.findall(r"^  (\w+)  ", printed.partition("Commands:")[2], re.MULTILINE) == ["demo", "bench"]
+    assert re.findall(r"^  (\w+)  ", printed.partition("Commands:")[2], re.MULTILINE) == [
+        *("demo", "tasks", "train", "evaluate", "predict", "bench"),
+    ]
 
 
 def test_the_version_is_the_package_s(tmp_path):
@@ -67,7 +69,7 @@ def test_the_version_is_the_package_s(tmp_path):
         (("demo", "--put", "x"), "No such option: --put"),
         (("dmeo",), "No such command 'dmeo'"),
         (("demo", "--out", "a-file"), "'a-file' is a file"),
-        (("demo", "--out", "a-file/inside"), "cannot write to a-file/inside: Not a directory"),
+        (("demo", "--stages", "--out", "a-file/inside"), "cannot write to a-file/inside: Not a directory"),
     ],
 )
 def test_a_mistake_is_named_without_a_traceback(arguments, complaint, tmp_path):
@@ -133,6 +135,6 @@ def test_demo_prints_plain_text_where_there_is_no_terminal(demo):
 
 
 def test_demo_survives_an_output_without_chinese(tmp_path):
-    done = run("demo", "--out", "elsewhere", cwd=tmp_path, PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    done = run("demo", "--stages", "--out", "elsewhere", cwd=tmp_path, PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "elsewhere/tom-and-jerry.svg").exists()

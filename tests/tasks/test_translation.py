@@ -165,7 +165,7 @@ def test_a_killed_run_goes_on_to_the_same_end(tmp_path):
         (("predict", "nowhere", "x"), "nowhere is no run"),
     ],
 )
-def test_a_mistake_is_one_line(arguments, complaint, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line(arguments, complaint, tmp_path, monkeypatch, as_installed):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, list(arguments))
     assert done.exit_code == 2
@@ -173,7 +173,7 @@ def test_a_mistake_is_one_line(arguments, complaint, tmp_path, monkeypatch):
     assert "Traceback" not in done.output
 
 
-def test_a_run_is_never_written_over(trained):
+def test_a_run_is_never_written_over(trained, as_installed):
     done = CliRunner().invoke(app, ["train", "translation", "--preset", "tiny", *SMALL, "--out", str(trained)])
     assert done.exit_code == 2
     assert "holds a run already" in done.output

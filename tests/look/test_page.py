@@ -1,0 +1,304 @@
+"""The page as a file: what it holds, how exact its numbers are, and what it must never hold."""
+
+import base64
+import gzip
+import json
+import re
+
+import pytest
+import torch
+
+from regard.look.labels import Labels
+from regard.look.page import FOLDER, bundle, page
+from regard.look.page_data import COARSE, FINE, KEPT, KEPT_WEIGHTS, WHOLE, Budget, about, pack, pictures
+from regard.look.records import Given, Record
+from regard.look.trace import Trace
+
+
+def softmax(*shape: int) -> torch.Tensor:
+    return (2 * torch.randn(shape)).softmax(-1)
+
+
+def unpacked(entry: dict, heads: int, data: bytes) -> dict[str, torch.Tensor]:
+    """The arrays of a record, read the way source.js documents them."""
+    raw, start, found = gzip.decompress(data), 0, {}
+    pack = entry["pack"]
+    rows = heads * pack["rowsKept"]
+    for name, dtype, count in (
+        ("steps", torch.float32, heads * pack["mapRows"]),
+        ("rests", torch.float32, rows),
+        ("received", torch.float32, heads * pack["keys"]),
+        ("indices", torch.uint16, rows * pack["kept"]),
+        ("largest", torch.uint16, rows * pack["kept"]),
+        ("codes", torch.uint8, heads * pack["mapRows"] * pack["mapColumns"]),
+    ):
+        found[name] = torch.frombuffer(bytearray(raw), dtype=dtype, count=count, offset=start)
+        start += -(-count * dtype.itemsize // 4) * 4
+    assert start == len(raw)
+    return found
+
+
+def rebuilt(entry: dict, heads: int, data: bytes) -> torch.Tensor:
+    """The whole map that a reader sees."""
+    arrays, pack = unpacked(entry, heads, data), entry["pack"]
+    shape = (heads, pack["queries"], pack["keys"])
+    values = arrays["codes"].reshape(shape).float() * arrays["steps"].reshape(heads, -1, 1)
+    indices = arrays["indices"].to(torch.int64).reshape(*shape[:2], -1)
+    return values.scatter(-1, indices, arrays["largest"].float().reshape(indices.shape) / 65535 * pack["peak"])
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 11, 61), (1, 1, 2), (2, 67, 13)])
+def test_stored_weights_are_within_the_error_that_is_told(shape):
+    weights = softmax(*shape)
+    packed = pack(Trace.from_weights({"layer": weights}))
+    [entry] = packed.about["records"]
+    seen = rebuilt(entry, shape[0], packed.records[0])
+    assert float((seen - weights).abs().max()) <= entry["pack"]["error"] * 1.001
+    assert entry["pack"]["error"] < 0.0005  # three decimals are right
+    best = weights.topk(min(KEPT, shape[-1]), -1)
+    torch.testing.assert_close(seen.gather(-1, best.indices), best.values, atol=1e-5, rtol=0)
+
+
+def test_many_weights_are_kept_in_coarser_steps_that_still_have_three_decimals():
+    weights = softmax(17, 487, 491)
+    trace = Trace.from_weights({"layer": weights})
+    assert weights.numel() > FINE
+    assert Budget.of([trace]).step == COARSE
+    packed = pack(trace)
+    [entry] = packed.about["records"]
+    assert float((rebuilt(entry, 17, packed.records[0]) - weights).abs().max()) < 0.0005
+
+
+def test_weights_that_do_not_sum_to_one_are_told_with_their_larger_error():
+    weights = torch.rand(2, 3, 41) * 5
+    packed = pack(Trace.from_weights({"gates": weights}))
+    [entry] = packed.about["records"]
+    seen = rebuilt(entry, 2, packed.records[0])
+    assert 0.005 < entry["pack"]["error"] < 0.02
+    assert float((seen - weights).abs().max()) <= entry["pack"]["error"] * 1.001
+
+
+def test_what_cannot_be_drawn_is_zero():
+    weights = torch.tensor([[[float("nan"), 0.5, -0.25, float("inf")]]])
+    packed = pack(Trace.from_weights({"layer": weights}))
+    [entry] = packed.about["records"]
+    torch.testing.assert_close(rebuilt(entry, 1, packed.records[0])[0, 0], torch.tensor([0.0, 0.5, 0.0, 0.0]))
+
+
+def test_empty_rows_stay_empty():
+    weights = softmax(2, 5, 29)
+    weights[:, 3] = 0
+    packed = pack(Trace.from_weights({"layer": weights}))
+    assert not rebuilt(packed.about["records"][0], 2, packed.records[0])[:, 3].any()
+
+
+def test_a_long_map_is_pooled_and_keeps_the_largest_of_each_row():
+    weights = softmax(2, 3, WHOLE + 89)
+    packed = pack(Trace.from_weights({"layer": weights}))
+    [entry] = packed.about["records"]
+    assert entry["pack"]["whole"] is False
+    arrays = unpacked(entry, 2, packed.records[0])
+    kept = entry["pack"]["kept"]
+    best = weights.topk(kept, -1)
+    assert arrays["indices"].tolist() == best.indices.flatten().tolist()
+    largest = arrays["largest"].float() / 65535 * entry["pack"]["peak"]
+    torch.testing.assert_close(largest, best.values.flatten(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(arrays["rests"], 1 - best.values.sum(-1).flatten(), atol=1e-4, rtol=0)
+    cells = arrays["codes"].reshape(2, 3, -1).float() * arrays["steps"].reshape(2, 3, 1)
+    column = torch.arange(WHOLE + 89) * cells.shape[-1] // (WHOLE + 89)
+    error = entry["pack"]["error"] * 1.001
+    assert error < 0.0005
+    for cell in (0, 17, cells.shape[-1] - 1):  # a cell is the mean of the weights it stands for
+        torch.testing.assert_close(cells[..., cell], weights[..., column == cell].mean(-1), atol=error, rtol=0)
+
+
+def test_what_is_left_of_gates_is_their_own_sum():
+    weights = torch.rand(1, 2, WHOLE + 1)
+    packed = pack(Trace.from_weights({"gates": weights}))
+    [entry] = packed.about["records"]
+    rests = unpacked(entry, 1, packed.records[0])["rests"]
+    best = weights.topk(entry["pack"]["kept"], -1).values
+    torch.testing.assert_close(rests, (weights.sum(-1) - best.sum(-1)).flatten(), rtol=1e-4, atol=1e-3)
+
+
+def test_a_saved_trace_that_kept_the_largest_only_says_what_the_rest_comes_to(tmp_path):
+    weights = softmax(1, 600, 600)
+    trace = Trace.load(Trace.from_weights({"layer": weights}).save(tmp_path / "t.safetensors", whole=1000))
+    packed = pack(trace)
+    [entry] = packed.about["records"]
+    arrays = unpacked(entry, 1, packed.records[0])
+    best = weights.topk(entry["pack"]["kept"], -1).values.sum(-1).flatten()
+    torch.testing.assert_close(arrays["rests"], 1 - best, atol=5e-3, rtol=0)
+    torch.testing.assert_close(arrays["received"], weights[0].mean(0), atol=1e-4, rtol=0)
+    assert entry["distance"] is None
+    assert "largest weights were saved" in entry["note"]
+
+
+def test_so_many_long_rows_that_only_some_are_kept():
+    trace = Trace.from_weights({f"layer{n}": softmax(97, 2, 3) for n in range(2)})
+    for record in trace.records:
+        record.queries = record.keys = 100_000  # of which nothing is computed here
+    budget = Budget.of([trace])
+    assert budget.stride == -(-4 * 2 * 97 * 100_000 // KEPT_WEIGHTS)
+    assert budget.kept == 4
+    assert 64 <= budget.side <= 256
+
+
+def test_entropy_and_distance_by_hand():
+    uniform, ahead = torch.full((5, 5), 0.2), torch.eye(5).roll(1, 0)
+    packed = pack(Trace.from_weights({"layer": torch.stack([uniform, torch.eye(5), ahead])}))
+    [entry] = packed.about["records"]
+    assert entry["entropy"] == pytest.approx([1.609, 0, 0], abs=1e-3)
+    # Uniform: mean of |i − j| over 5 × 5. Each row of the third looks one back, the first four ahead.
+    assert entry["distance"] == pytest.approx([1.6, 0, (4 + 4) / 5], abs=1e-3)
+
+
+def test_distance_needs_rows_and_columns_of_one_kind():
+    cross = Trace.from_weights({"layer": softmax(1, 2, 2)}, rows=["le", "chat"], columns=["the", "cat"])
+    assert pack(cross).about["records"][0]["distance"] is None
+    cached = Trace.from_weights(
+        {"layer": torch.tensor([[[0, 0, 1.0, 0], [1.0, 0, 0, 0]]])}, rows=["c", "d"], columns=list("abcd")
+    )
+    assert pack(cached).about["records"][0]["distance"] == pytest.approx([(0 + 3) / 2])
+
+
+def test_labels_are_told_once_with_what_places_them():
+    objects = Labels(
+        "objects", ("ego", "truck"), {"x": [0, 20], "y": [0.0, 3.5], "heading": [0, 0.1], "speed": [25, 18]}
+    )
+    trace = Trace.from_weights({"a": softmax(1, 1, 2), "b": softmax(1, 1, 2)}, columns=objects)
+    found = about(trace)
+    assert [record["columns"] for record in found["records"]] == [0, 0]
+    assert found["labels"] == [
+        {
+            "kind": "objects",
+            "items": ["ego", "truck"],
+            "picture": False,
+            "x": [0.0, 20.0],
+            "y": [0.0, 3.5],
+            "heading": [0.0, 0.1],
+            "speed": [25.0, 18.0],
+        }
+    ]
+
+
+def test_pictures_of_labels():
+    patches = Labels("patches", ("a", "b"), {"image": b"\x89PNG", "grid": (1, 2)})
+    trace = Trace.from_weights({"a": softmax(1, 3, 2)}, rows=["x", "y", "z"], columns=patches)
+    assert pictures(trace) == {"1": b"\x89PNG"}
+    assert about(trace)["labels"][1]["grid"] == [1, 2]
+
+
+def test_of_a_batch_one_sequence_is_shown_and_the_note_says_which():
+    weights = softmax(3, 2, 5, 7)
+    packed = pack(Trace.from_weights({"layer": weights}), batch=1)
+    [entry] = packed.about["records"]
+    assert "Sequence 2 of 3" in entry["note"]
+    torch.testing.assert_close(rebuilt(entry, 2, packed.records[0]), weights[1], atol=5e-4, rtol=0)
+
+
+def test_the_page_has_no_text_of_the_trace_outside_its_data_but_the_escaped_title():
+    evil = "<img src=x onerror=alert(1)>"
+    trace = Trace.from_weights({evil: softmax(1, 2, 2)}, title=f"</title>{evil}", rows=[evil, "</script>"])
+    text = page(trace)
+    assert evil not in text
+    assert "</title>&lt;img" not in text
+    assert "&lt;/title&gt;&lt;img src=x onerror=alert(1)&gt;" in text
+    [data] = re.findall(r'<script type="text/plain" data-about="0-0">([^<]*)</script>', text)
+    assert json.loads(base64.b64decode(data))["labels"][0]["items"] == [evil, "</script>"]
+
+
+def test_the_page_asks_for_nothing_and_forbids_asking():
+    text = page(Trace.from_weights({"layer": softmax(1, 2, 3)}))
+    assert "default-src 'none'" in text
+    assert "connect-src" not in text  # none, then, as everything by default
+    script = re.sub(r"(default|script|style)-src", "", text)
+    assert not re.findall(
+        r"src=|url\([^#]|import\(|@import|//cdn|https:|eval\(|(inner|outer|Adjacent)HTML|\.write\(", script
+    )
+
+
+def test_modules_can_be_served_as_they_are():
+    """The studio serves the same files under a policy without inline scripts: no handler attributes, no evaluation."""
+    for path in FOLDER.glob("*.js"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.findall(r"innerHTML|eval\(|new Function", text), path.name
+        for line in re.findall(r"^import .*$", text, re.MULTILINE):
+            assert re.fullmatch(r'import \{[^}]+\} from "\./\w+\.js";', line), line
+        assert not re.findall(r"^export (?!async function|function|class|const|let)", text, re.MULTILINE), path.name
+
+
+def test_the_bundle_has_every_module_once_and_none_left_to_import():
+    script = bundle()
+    names = re.findall(r'^modules\["([\w.]+)"\] = ', script, re.MULTILINE)
+    assert sorted(names) == sorted(path.name for path in FOLDER.glob("*.js"))
+    assert names[-1] == "main.js"
+    assert not re.findall(r"^(import|export) ", script, re.MULTILINE)
+
+
+def test_both_languages_have_every_word():
+    text = (FOLDER / "strings.js").read_text(encoding="utf-8")
+    english, chinese = (
+        set(re.findall(r"(\w+): \"", block)) for block in re.findall(r"const \w\w = \{(.*?)\n\};", text, re.DOTALL)
+    )
+    assert english == chinese
+    asked = {
+        name for path in FOLDER.glob("*.js") for name in re.findall(r'say\("(\w+)"', path.read_text(encoding="utf-8"))
+    }
+    assert asked <= english
+
+
+def test_colours_are_those_of_the_drawings():
+    """The same numbers stand in Python for drawings and in JavaScript for the screen."""
+    from regard.look.shades import DARK, LIGHT
+
+    text = (FOLDER / "colors.js").read_text(encoding="utf-8")
+    for name, scale in (("light", LIGHT), ("dark", DARK)):
+        [low, high, pale, full] = re.search(
+            name + r": \{ lightness: \[([\d.]+), ([\d.]+)\], chroma: \[([\d.]+), ([\d.]+)\]", text
+        ).groups()
+        assert (float(low), float(high)) == scale.lightness
+        assert (float(pale), float(full)) == scale.chroma
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"language": "fr"}, "language must be one of en, zh, got 'fr'"),
+        ({"batch": -1}, "batch must be 0 or more, got -1"),
+    ],
+)
+def test_wrong_options_are_refused(options, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        page(Trace.from_weights({"layer": softmax(1, 2, 2)}), **options)
+
+
+def test_one_trace_or_two():
+    trace = Trace.from_weights({"layer": softmax(1, 2, 2)}, title="one")
+    assert page([trace, trace]).count("data-about=") == 2
+    with pytest.raises(ValueError, match="one trace or two side by side, got 3"):
+        page([trace] * 3)
+    with pytest.raises(ValueError, match="got 0"):
+        page([])
+
+
+def test_steps_of_generation_are_one_map():
+    steps = [softmax(1, 1, 3, 3), softmax(1, 1, 1, 4), softmax(1, 1, 1, 5)]
+    trace = Trace("generated", [Record("decoder", "sdpa", Given(step), call=n) for n, step in enumerate(steps)])
+    [data] = re.findall(r'data-about="0-0">([^<]*)<', page(trace))
+    [entry] = json.loads(base64.b64decode(data))["records"]
+    assert (entry["queries"], entry["keys"]) == (5, 5)
+
+
+def test_calls_with_names_of_their_own_stay_apart():
+    trace = Trace("two", [Record("decoder", "sdpa", Given(softmax(1, 1, 1, 3)), call=n) for n in range(2)])
+    assert (
+        page(trace.label(columns=["a", "b", "c"])).count("data-record=")
+        == page(Trace("two", trace.records[:1])).count("data-record=") + 1
+    )
+
+
+def test_pages_stay_small():
+    """Twelve layers of twelve heads over 32 tokens: 6.4 MB in the usual viewer, whose page grows with the square."""
+    trace = Trace.from_weights({f"layer.{n}": softmax(12, 32, 32) for n in range(12)})
+    assert len(page(trace)) < 1_000_000

@@ -1,0 +1,740 @@
+"""The page in a real browser: what a person sees, points at, presses and takes away."""
+
+import base64
+import io
+import json
+import re
+import shutil
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from regard.look.labels import Labels
+from regard.look.page import FOLDER, page
+from regard.look.page_data import pack
+from regard.look.trace import Trace
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested in a browser: install playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="NO CHROMIUM: not one view of the page was tested in a browser"
+)
+
+ARGUMENTS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+WORDS = ("The", "quick", "brown", "fox", "did", "not", "jump", "over", "it", ".", "fox")
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def softmax(*shape: int) -> torch.Tensor:
+    return (2 * torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + shape[-1]))).softmax(-1)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+WEIGHTS = {f"encoder.{n}.attention": softmax(5, 11, 11).roll(n, 0) for n in range(3)}
+LONG = softmax(2, 601, 521)
+
+
+def encoder(title: str = "A small encoder", turn: int = 0) -> Trace:
+    words = Labels("tokens", WORDS)
+    given = {name: weights.roll(turn, 0) for name, weights in WEIGHTS.items()}
+    trace = Trace.from_weights(given, title=title, rows=words, columns=words)
+    trace.dropped.append("encoder.3: over the limit of 64 MiB")
+    trace.records[0].note = "dropout was active: the check cannot apply"
+    return trace
+
+
+def caption() -> Trace:
+    picture = np.full((60, 80, 3), 200)
+    grid = Labels("patches", tuple(f"{n // 4},{n % 4}" for n in range(12)), {"image": png(picture), "grid": (3, 4)})
+    weights = torch.full((1, 2, 12), 0.02)
+    weights[0, 0, 0] = weights[0, 1, 11] = 0.78  # the first word looks at the top left, the second at the bottom right
+    return Trace.from_weights({"decoder": weights}, title="Caption", rows=["cat", "dog"], columns=grid)
+
+
+def painted() -> Trace:
+    """An image made from words: the patches ask, the words answer."""
+    grid = Labels("patches", tuple(map(str, range(12))), {"image": png(np.full((60, 80, 3), 200)), "grid": (3, 4)})
+    weights = torch.full((1, 12, 3), 0.1)
+    weights[0, 0, 0], weights[0, 11, 2] = 0.9, 0.9
+    return Trace.from_weights({"unet": weights}, title="Painted", rows=grid, columns=["cat", "and", "dog"])
+
+
+def spoken() -> Trace:
+    frames = Labels("frames", tuple(map(str, range(50))), {"spectrogram": png(np.full((20, 50), 255)), "seconds": 0.02})
+    weights = torch.zeros(1, 3, 50)
+    for symbol, start in enumerate((5, 20, 40)):
+        weights[0, symbol, start : start + 4] = 0.25
+    return Trace.from_weights({"decoder": weights}, title="Speech", rows=["y", "e", "s"], columns=frames)
+
+
+def traffic() -> Trace:
+    places = {"x": [0, 30, -18], "y": [0, 0, 4], "heading": [0, 0, 0.1], "speed": [25, 17, 28]}
+    objects = Labels("objects", ("ego", "truck", "car"), places)
+    weights = torch.tensor([[[0.2, 0.7, 0.1]]])
+    return Trace.from_weights({"policy": weights}, title="Traffic", rows=["ego"], columns=objects)
+
+
+def strange() -> Trace:
+    labels = (EVIL, "</script><script>alert(2)</script>", '"&\u202e', "", "=1+1")
+    return Trace.from_weights({EVIL: softmax(1, 5, 5)}, title=EVIL, rows=labels, columns=labels)
+
+
+TRACES: dict[str, Callable[[], Trace | list[Trace]]] = {
+    "encoder": encoder,
+    "caption": caption,
+    "painted": painted,
+    "spoken": spoken,
+    "traffic": traffic,
+    "strange": strange,
+    "long": lambda: Trace.from_weights({"attention": LONG}, title="Long"),
+    "two": lambda: [encoder("One model"), encoder("Another model", 1)],
+    "empty": lambda: Trace("Nothing", [], ["the model has no attention"]),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    for name, make in TRACES.items():
+        (folder / f"{name}.html").write_text(page(make()), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """A page that is open, with what a reader does and sees."""
+
+    def __init__(self, page, messages: list[str]) -> None:
+        self.page = page
+        self.messages = messages
+
+    def __getattr__(self, name: str):
+        return getattr(self.page, name)
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).first.inner_text()
+
+    def until(self, selector: str, text: str) -> None:
+        """Wait for a text to be seen."""
+        playwright.expect(self.page.locator(selector).first).to_have_text(text)
+
+    def places(self, row: int, column: int = 0, stage: int = 0) -> tuple[float, float]:
+        """Where a cell of the picture is on the screen."""
+        self.page.locator(".head .picture").nth(stage).scroll_into_view_if_needed()
+        at = self.page.evaluate(
+            """([row, column, stage]) => {
+              const { picture } = document.getElementById("regard").viewer.stages[stage];
+              const { x, y } = picture.layout.at(row, column);
+              const edge = picture.canvas.getBoundingClientRect();
+              return [edge.left + x - picture.box.x, edge.top + y - picture.box.y];
+            }""",
+            [row, column, stage],
+        )
+        return at[0], at[1]
+
+    def point(self, row: int, column: int = 0, stage: int = 0) -> None:
+        self.page.mouse.move(*self.places(row, column, stage))
+
+    def click(self, row: int, column: int = 0) -> None:
+        self.page.mouse.click(*self.places(row, column))
+
+    def view(self, name: str) -> None:
+        self.page.click(f'[data-choice=view] [data-value="{name}"]')
+        self.page.wait_for_selector(f'.head .picture[data-view="{name}"]')
+
+    def color(self, x: float, y: float) -> tuple[int, ...]:
+        """The colour of a spot of the screen."""
+        shot = self.page.screenshot(clip={"x": x, "y": y, "width": 1, "height": 1})
+        return Image.open(io.BytesIO(shot)).convert("RGB").getpixel((0, 0))
+
+    def bars(self, stage: int = 0) -> list[tuple[str, float]]:
+        rows = self.page.locator(".token").nth(stage).locator("li button").all_inner_texts()
+        return [(" ".join(row.split()[:-1]), float(row.split()[-1])) for row in rows]
+
+
+def opened(browser, allowed: tuple[str, ...] = (), **options) -> tuple[object, list[str]]:
+    """A fresh tab, and what is complained about in it or asked of others."""
+    context = browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, "color_scheme": "light", **options})
+    page, messages = context.new_page(), []
+    local = ("file:", "blob:", "data:", "about:", *allowed)
+    context.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+    context.on("weberror", lambda error: messages.append(str(error.error)))
+    context.on("request", lambda request: request.url.startswith(local) or messages.append(f"request: {request.url}"))
+    page.on("dialog", lambda dialog: messages.append(f"dialog: {dialog.message}"))
+    return page, messages
+
+
+@pytest.fixture(scope="module")
+def usual(browser) -> tuple[object, list[str]]:
+    """One tab for all tests that ask for nothing special: starting one takes longer than most tests."""
+    return opened(browser)
+
+
+@pytest.fixture
+def visit(browser, folder, usual) -> Iterator[Callable[..., Tab]]:
+    """Open a page; afterwards nothing was complained about, and nothing left the machine."""
+    tabs = []
+
+    def open_page(name: str, *, address: str | None = None, wait: str = ".head .picture[data-view]", **options) -> Tab:
+        page, messages = opened(browser, (address,) if address else (), **options) if options or address else usual
+        tabs.append((page, messages))
+        page.mouse.move(0, 0)
+        page.goto(address or (folder / f"{name}.html").as_uri())
+        page.wait_for_selector(wait)
+        return Tab(page, messages)
+
+    yield open_page
+    complaints = [message for _, messages in tabs for message in messages]
+    for tab, messages in tabs:
+        messages.clear()
+        if tab is usual[0]:
+            tab.evaluate("localStorage.clear()")
+        else:
+            tab.context.close()
+    assert complaints == []
+
+
+def test_the_first_look(visit):
+    tab = visit("encoder")
+    assert tab.text("h1") == "A small encoder"
+    assert tab.text(".head h2") == "encoder.0.attention · head 1"
+    assert tab.locator('[role="gridcell"]').count() == 15
+    assert "No check" in tab.text(".facts")
+    assert "dropout was active" in tab.text(".notes")
+    assert "encoder.3: over the limit of 64 MiB" in tab.text(".dropped")
+    assert re.search(r"within ±[\d.e−]+ of the model's", tab.text(".head"))
+    received = WEIGHTS["encoder.0.attention"][0].mean(0)
+    assert tab.bars()[0] == (WORDS[received.argmax()], pytest.approx(received.max().item(), abs=5e-4))
+
+
+def test_pointing_at_a_cell_tells_its_words_and_weight(visit):
+    tab = visit("encoder")
+    for row, column in ((3, 1), (0, 10), (9, 4)):
+        tab.point(row, column)
+        expected = WEIGHTS["encoder.0.attention"][0, row, column].item()
+        assert tab.text(".readout").startswith(f"“{WORDS[row]}” → “{WORDS[column]}”")
+        assert float(tab.text(".readout strong")) == pytest.approx(expected, abs=5e-4)
+    tab.mouse.move(5, 5)
+    assert tab.text(".readout").startswith("Point to read")
+
+
+def test_the_deepest_cell_has_the_deepest_colour(visit):
+    tab = visit("encoder")
+    weights = WEIGHTS["encoder.0.attention"][0]
+    darkness = []
+    for place in (int(weights.argmax()), int(weights.argmin())):
+        x, y = tab.places(place // 11, place % 11)
+        darkness.append(sum(tab.color(x + 12, y + 12)))
+    assert darkness[0] < darkness[1] - 200
+
+
+def test_from_thumbnails_to_a_head_to_a_token(visit):
+    tab = visit("encoder")
+    tab.page.click('[data-record="2"][data-head="3"]')
+    tab.until(".head h2", "encoder.2.attention · head 4")
+    assert tab.get_attribute('[data-record="2"][data-head="3"]', "aria-selected") == "true"
+    tab.click(6, 2)
+    weights = WEIGHTS["encoder.2.attention"][3, 6]
+    assert tab.text(".token h3") == "“jump”"
+    best = weights.topk(11)
+    assert [word for word, _ in tab.bars()] == [WORDS[n] for n in best.indices]
+    assert [value for _, value in tab.bars()] == pytest.approx(best.values.tolist(), abs=5e-4)
+    tab.locator(".token").get_by_text("is looked at by").click()
+    assert tab.text(".token h3") == "“brown”"
+    assert tab.bars()[0][1] == pytest.approx(WEIGHTS["encoder.2.attention"][3, :, 2].max().item(), abs=5e-4)
+
+
+def test_a_lock_stays_until_it_is_lifted(visit):
+    tab = visit("encoder")
+    tab.click(3, 1)
+    tab.mouse.move(5, 5)
+    assert tab.text(".readout").startswith("“fox” → “quick”")
+    assert "locked" in tab.text(".readout")
+    tab.click(3, 1)
+    tab.mouse.move(5, 5)
+    assert tab.text(".readout").startswith("Point to read")
+    tab.click(4, 2)
+    tab.keyboard.press("Escape")
+    tab.mouse.move(5, 5)
+    assert tab.text(".readout").startswith("Point to read")
+
+
+def test_arrow_keys_move_the_lock(visit):
+    tab = visit("encoder")
+    tab.locator(".head .picture").focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowLeft", "ArrowLeft"):
+        tab.keyboard.press(key)
+    told = tab.text(".readout")
+    assert told.startswith("“brown” → ")
+    row, column = tab.evaluate("Object.values(document.getElementById('regard').viewer.state.get('locked'))")
+    expected = WEIGHTS["encoder.0.attention"][0, row, column].item()
+    assert float(tab.text(".readout strong")) == pytest.approx(expected, abs=5e-4)
+    tab.keyboard.press("End")
+    assert "→ “fox”" in tab.text(".readout")
+    tab.keyboard.press("Home")
+    assert "→ “The”" in tab.text(".readout")
+
+
+def test_heads_are_chosen_by_keys(visit):
+    tab = visit("encoder")
+    tab.locator('[role="gridcell"][tabindex="0"]').focus()
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowRight")
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')").startswith("encoder.1.attention, head 2")
+    tab.until(".head h2", "encoder.1.attention · head 2")
+
+
+def test_tab_goes_through_in_the_order_of_reading(visit):
+    tab = visit("encoder")
+    seen = []
+    for _ in range(12):
+        tab.keyboard.press("Tab")
+        seen.append(
+            tab.evaluate(
+                """() => { const on = document.activeElement;
+                return on.closest("[data-choice]")?.dataset.choice ?? on.getAttribute("role") ?? on.dataset.save
+                  ?? on.type }"""
+            )
+        )
+    tools = ["view", "select-one", "button", "button", "search"]
+    assert seen == ["language", "theme", *tools, "overview-0", "gridcell", "copy", "png", "svg"]
+
+
+def test_the_focus_stays_where_it_is_used(visit):
+    tab = visit("encoder")
+    for selector in ('button[aria-label="Larger"]', "select", '.token [data-here="3"]'):
+        tab.locator(selector).focus()
+        tab.keyboard.press("ArrowDown" if selector == "select" else "Enter")
+        assert tab.evaluate("(selector) => document.activeElement.matches(selector)", selector), selector
+
+
+def test_everything_has_a_name_for_screen_readers(visit):
+    tab = visit("encoder")
+    nameless = tab.evaluate(
+        """() => [...document.querySelectorAll("button, input, select, [tabindex='0']")].filter((element) =>
+          !(element.getAttribute("aria-label") || element.innerText.trim() || element.labels?.length))
+          .map((element) => element.outerHTML.slice(0, 80))"""
+    )
+    assert nameless == []
+    assert "Heat map of encoder.0.attention, head 1: 11 queries by 11 keys" in tab.get_attribute(
+        ".head .picture", "aria-label"
+    )
+    assert tab.get_attribute(".readout", "role") == "status"
+    assert tab.get_attribute("html", "lang") == "en"
+
+
+def test_chinese_and_back_and_remembered(visit):
+    tab = visit("encoder")
+    tab.click(3, 1)
+    tab.page.click('[data-value="zh"]')
+    assert tab.text('[data-choice="view"]').split() == ["热图", "连线", "文本"]
+    assert tab.text(".head h2") == "encoder.0.attention · 第 1 个头"
+    assert tab.get_attribute("html", "lang") == "zh-CN"
+    assert tab.evaluate("document.activeElement.dataset.value") == "zh"
+    assert tab.text(".token h3") == "“fox”"  # the lock is kept
+    tab.reload()
+    tab.wait_for_selector(".head .picture[data-view]")
+    assert "未核对" in tab.text(".facts")
+    tab.page.click('[data-value="en"]')
+    assert "No check" in tab.text(".facts")
+
+
+def test_dark_as_the_system_or_as_chosen(visit):
+    tab = visit("encoder", color_scheme="dark")
+    assert sum(tab.color(3, 3)) < 100
+    place = int(WEIGHTS["encoder.0.attention"][0].argmax())
+    x, y = tab.places(place // 11, place % 11)
+    assert sum(tab.color(x + 12, y + 12)) > 550  # on a dark page a large weight is bright
+    tab.page.click('[data-value="light"]')
+    assert sum(tab.color(3, 3)) == 3 * 255
+    assert sum(tab.color(x + 12, y + 12)) < 350
+    tab.reload()
+    tab.wait_for_selector(".head .picture[data-view]")
+    assert sum(tab.color(3, 3)) == 3 * 255
+
+
+def test_the_language_is_kept_in_the_address_where_there_is_no_storage(visit):
+    tab = visit("encoder", locale="en")
+    tab.add_init_script("Object.defineProperty(window, 'localStorage', { get() { throw new Error('none') } })")
+    tab.reload()
+    tab.wait_for_selector(".head .picture[data-view]")
+    tab.page.click('[data-value="zh"]')
+    tab.reload()
+    tab.wait_for_selector(".head .picture[data-view]")
+    assert "未核对" in tab.text(".facts")
+
+
+def test_nothing_moves_under_the_pointer(visit):
+    tab = visit("encoder", viewport={"width": 1000, "height": 900})
+    before = tab.locator(".head .picture").bounding_box()
+    tab.point(3, 1)
+    assert tab.locator(".head .picture").bounding_box() == before
+    tab.click(3, 1)
+    assert tab.locator(".head .picture").bounding_box() == before
+
+
+def test_where_nothing_may_be_stored_all_works_and_the_language_lasts_as_long_as_the_page(visit, folder):
+    """A notebook shows the page in a frame of its own, without storage."""
+    tab = visit("encoder")
+    text = (folder / "encoder.html").read_text(encoding="utf-8")
+    tab.evaluate(
+        """(text) => { const frame = document.createElement("iframe"); frame.setAttribute("sandbox", "allow-scripts");
+        Object.assign(frame, { srcdoc: text, width: 1200, height: 900 }); document.body.replaceChildren(frame) }""",
+        text,
+    )
+    frame = tab.frame_locator("iframe")
+    frame.locator('[data-value="zh"]').click()
+    assert frame.locator(".facts").inner_text().startswith("未核对")
+    frame.locator('[data-record="1"][data-head="2"]').click()
+    assert frame.locator(".facts").inner_text().startswith("未核对")
+
+
+def test_lines_show_what_a_row_looks_at(visit):
+    tab = visit("encoder")
+    tab.view("lines")
+    x, y = tab.places(3)
+    tab.mouse.click(x - 20, y)
+    best = WEIGHTS["encoder.0.attention"][0, 3].argmax()
+    assert tab.text(".readout").startswith("“fox” looks at")
+    assert tab.text(".readout strong").startswith(f"{WORDS[best]} ")
+    tab.keyboard.press("ArrowDown")
+    assert tab.text(".token h3") == "“did”"
+
+
+def test_text_is_tinted_by_what_it_receives_and_by_what_is_chosen(visit):
+    tab = visit("encoder")
+    tab.view("text")
+    received = WEIGHTS["encoder.0.attention"][0].mean(0)
+    shades = {}
+    for n in (int(received.argmax()), int(received.argmin())):
+        x, y = tab.places(n)
+        shades[n] = sum(tab.color(x + 3, y - 10))
+    assert shades[int(received.argmax())] < shades[int(received.argmin())] - 100
+    x, y = tab.places(5)
+    tab.mouse.click(x + 10, y)
+    assert tab.text(".token h3") == "“not”"
+    weights = WEIGHTS["encoder.0.attention"][0, 5]
+    deep, pale = (tab.places(int(n)) for n in (weights.argmax(), weights.argmin()))
+    assert sum(tab.color(deep[0] + 3, deep[1] - 10)) < sum(tab.color(pale[0] + 3, pale[1] - 10)) - 150
+
+
+def test_search_marks_and_goes_from_match_to_match(visit):
+    tab = visit("encoder")
+    tab.fill('input[type="search"]', "FO")
+    assert tab.text(".find span") == "2"
+    tab.keyboard.press("Enter")
+    assert tab.text(".find span") == "1 of 2"
+    assert tab.text(".token h3") == "“fox”"
+    assert tab.text(".token .line .quiet") == "position 4"
+    tab.keyboard.press("Enter")
+    assert tab.text(".token .line .quiet") == "position 11"
+    tab.fill('input[type="search"]', "zebra")
+    assert tab.text(".find span") == "not found"
+
+
+def test_colour_can_be_lifted_and_taken_row_by_row(visit):
+    tab = visit("encoder")
+    weights = WEIGHTS["encoder.0.attention"][0]
+    row = int(weights.amax(-1).argmin())  # its best is far below the best of all
+    x, y = tab.places(row, int(weights[row].argmax()))
+    linear = sum(tab.color(x + 12, y + 12))
+    tab.select_option("select", "root")
+    root = sum(tab.color(x + 12, y + 12))
+    tab.select_option("select", "row")
+    by_row = sum(tab.color(x + 12, y + 12))
+    assert linear > root > by_row
+    assert "largest of each row" in tab.text(".legend")
+
+
+def test_zoom_enlarges_and_scrolls(visit):
+    tab = visit("long")
+    before = tab.evaluate("document.querySelector('.head .filler').clientWidth")
+    for _ in range(3):
+        tab.page.click('button[aria-label="Larger"]')
+    assert tab.evaluate("document.querySelector('.head .filler').clientWidth") > 4 * before
+    tab.evaluate("document.querySelector('.head .picture').scrollTo(1800, 2000)")
+    tab.point(300, 260)
+    assert tab.text(".readout").startswith("“301” → “261”")
+
+
+def saved(tab: Tab, kind: str) -> tuple[str, bytes]:
+    with tab.expect_download() as download:
+        tab.page.click(f'[data-save="{kind}"]')
+    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
+
+
+def test_save_csv(visit):
+    name, data = saved(visit("encoder"), "csv")
+    assert name == "A-small-encoder-encoder-0-attention-head-1.csv"
+    lines = [line.split(",") for line in data.decode("utf-8-sig").split("\r\n")]
+    assert lines[0] == ["", *WORDS]
+    assert [line[0] for line in lines[1:]] == list(WORDS)
+    values = torch.tensor([[float(cell) for cell in line[1:]] for line in lines[1:]])
+    torch.testing.assert_close(values, WEIGHTS["encoder.0.attention"][0], atol=2e-4, rtol=0)
+
+
+def test_save_png_is_the_picture_with_its_title(visit):
+    name, data = saved(visit("encoder"), "png")
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    assert name.endswith("-heatmap.png")
+    assert min(picture.size) > 600
+    colors = {color for _, color in picture.getcolors(2**20)}
+    assert (0, 64, 160) in colors  # the deepest blue of the scale, #0040a0
+    assert picture.getpixel((1, 1)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("view", ["heatmap", "lines", "text"])
+def test_save_svg_has_words_and_title(visit, view):
+    tab = visit("encoder")
+    tab.view(view)
+    name, data = saved(tab, "svg")
+    root = ET.fromstring(data)
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert name.endswith(f"-{view}.svg")
+    assert {"encoder.0.attention · head 1", "A small encoder · No check", *WORDS} <= set(texts)
+
+
+def test_copy_the_locked_row(visit):
+    tab = visit("encoder", permissions=["clipboard-read", "clipboard-write"])
+    tab.click(3, 1)
+    tab.page.click('[data-save="copy"]')
+    tab.until(".told", "Copied")
+    first, second = tab.evaluate("navigator.clipboard.readText()").split("\n")[:2]
+    best = WEIGHTS["encoder.0.attention"][0, 3].max(-1)
+    assert first == "key\tweight"
+    assert second.split("\t")[0] == WORDS[best.indices]
+    assert float(second.split("\t")[1]) == pytest.approx(best.values.item(), abs=1e-4)
+
+
+def test_heads_by_entropy_and_distance(visit):
+    tab = visit("encoder")
+    tab.locator(".overview").get_by_text("Entropy and distance").click()
+    tab.locator(".overview .picture").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.until(".head h2", "encoder.0.attention · head 2")
+    weights = WEIGHTS["encoder.0.attention"][1]
+    entropy = -(weights * weights.log()).sum(-1).mean().item()
+    place = torch.arange(11)
+    distance = (weights * (place[:, None] - place).abs()).sum(-1).mean().item()
+    said = tab.text(".measures p")
+    assert said == f"0, head 2: entropy {float(f'{entropy:.3g}'):g}, distance {float(f'{distance:.3g}'):g}"
+
+
+def test_an_image_is_lit_where_each_word_looks(visit):
+    tab = visit("caption")
+    assert tab.text('[data-choice="view"] [aria-checked="true"]') == "Image"
+    edge = tab.locator(".head .picture canvas").bounding_box()
+    corners = {"top left": (edge["x"] + 12, edge["y"] + 12), "bottom right": (edge["x"] + 428, edge["y"] + 318)}
+    bright = {}
+    for word, name in enumerate(("cat", "dog")):
+        x, y = tab.places(word)
+        tab.mouse.click(x + 30, y + 30)
+        tab.mouse.move(5, 5)
+        assert tab.text(".token h3") == f"“{name}”"
+        bright[name] = {corner: sum(tab.color(*at)) for corner, at in corners.items()}
+    assert bright["cat"]["top left"] > bright["cat"]["bottom right"] + 200
+    assert bright["dog"]["bottom right"] > bright["dog"]["top left"] + 200
+    tab.keyboard.press("ArrowLeft")
+    assert tab.text(".token h3") == "“cat”"
+    assert saved(tab, "svg")[1].count(b"<image") == 6  # two small ones and the large one, each with its shade
+
+
+def test_an_image_painted_from_words_has_a_map_for_each_word(visit):
+    tab = visit("painted")
+    assert tab.text('[data-choice="view"] [aria-checked="true"]') == "Image"
+    edge = tab.locator(".head .picture canvas").bounding_box()
+    tab.locator(".head .picture").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight"):
+        tab.keyboard.press(key)
+    assert tab.text(".readout").startswith("“dog” receives")
+    top, bottom = ((edge["x"] + 12, edge["y"] + 12), (edge["x"] + 428, edge["y"] + 318))
+    assert sum(tab.color(*bottom)) > sum(tab.color(*top)) + 200
+    tab.keyboard.press("Home")
+    assert sum(tab.color(*top)) > sum(tab.color(*bottom)) + 200
+
+
+def test_sound_tells_the_time_of_each_symbol(visit):
+    tab = visit("spoken")
+    assert tab.text('[data-choice="view"] [aria-checked="true"]') == "Sound"
+    x, y = tab.places(1)
+    tab.mouse.click(x + 12, y)
+    tab.mouse.move(5, 5)
+    assert tab.text(".token h3") == "“e”"
+    assert "0.40–0.48 s" in tab.text(".readout")
+    edge = tab.locator(".head .picture canvas").bounding_box()
+    wide = edge["width"]
+    heard, silent = (tab.color(edge["x"] + share * wide, edge["y"] + 40) for share in (0.46, 0.9))
+    assert sum(heard) > sum(silent) + 300  # the spectrogram, all white, is lit where the symbol was heard
+    assert b"<image" in saved(tab, "svg")[1]
+
+
+def test_a_scene_from_above(visit):
+    tab = visit("traffic")
+    assert tab.text('[data-choice="view"] [aria-checked="true"]') == "Scene"
+    assert "Seen from above" in tab.text(".notes")
+    ego = tab.places(0)
+    scale = tab.evaluate(
+        """() => { const { layout } = document.getElementById("regard").viewer.stages[0].picture;
+        const find = (column) => { for (let x = 0; x < layout.width; x += 3) for (let y = 0; y < layout.height; y += 3)
+          if (layout.hit(x, y)?.column === column) return [x, y]; };
+        return [find(1), find(2)] }"""
+    )
+    edge = tab.locator(".head .picture canvas").bounding_box()
+    (truck_x, truck_y), (car_x, _) = scale
+    tab.mouse.move(edge["x"] + truck_x + 4, edge["y"] + truck_y + 2)
+    assert "“truck”" in tab.text(".readout")
+    assert "17 m/s" in tab.text(".readout")
+    assert truck_x + edge["x"] > ego[0] > car_x + edge["x"]  # ahead is to the right, behind to the left
+    texts = [element.text for element in ET.fromstring(saved(tab, "svg")[1]).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"truck  0.700", "ego  0.200", "car  0.100"} <= set(texts)
+
+
+def test_a_long_map_is_pooled_and_says_so(visit):
+    tab = visit("long")
+    assert "A map of 601 × 521 is too large to keep whole" in tab.text(".head")
+    tab.click(300, 200)
+    row = tab.evaluate("document.getElementById('regard').viewer.state.get('locked').row")
+    best = LONG[0, row].topk(12)
+    tab.wait_for_selector(".token li button")
+    assert [int(word) - 1 for word, _ in tab.bars()] == best.indices.tolist()
+    assert [value for _, value in tab.bars()] == pytest.approx(best.values.tolist(), abs=5e-4)
+    column = int(best.indices[0])
+    tab.page.click(f'.token li[data-index="{column}"] button')
+    tab.mouse.move(5, 5)
+    assert float(tab.text(".readout strong")) == pytest.approx(best.values[0].item(), abs=5e-4)
+    lines = saved(tab, "csv")[1].decode("utf-8-sig").split("\r\n")
+    assert lines[0] == "row,row label,key,key label,weight"
+    first = LONG[0, 0].max(-1)
+    assert lines[1].split(",")[2] == str(int(first.indices) + 1)
+
+
+def test_two_traces_side_by_side(visit):
+    tab = visit("two")
+    assert tab.locator(".trace").all_inner_texts() == ["One model", "Another model"]
+    tab.locator('[data-record="1"][data-head="2"]').first.click()
+    for head in tab.locator(".head h2").all():
+        playwright.expect(head).to_have_text("encoder.1.attention · head 3")
+    tab.point(4, 7, stage=1)
+    told = tab.locator(".readout strong").all_inner_texts()
+    first = WEIGHTS["encoder.1.attention"]
+    expected = [first[2, 4, 7].item(), first.roll(1, 0)[2, 4, 7].item()]
+    assert [float(value) for value in told] == pytest.approx(expected, abs=5e-4)
+    assert tab.locator(".legend").all_inner_texts()[0] == tab.locator(".legend").all_inner_texts()[1]  # one scale
+
+
+def test_what_a_trace_says_is_only_text(visit):
+    tab = visit("strange")
+    assert tab.text("h1") == EVIL
+    assert tab.text(".head h2").startswith(EVIL)
+    tab.click(0, 1)
+    assert tab.text(".token h3").startswith("“<img src=x")
+    tab.fill('input[type="search"]', "<img")
+    tab.keyboard.press("Enter")
+    tab.page.click('[data-value="zh"]')
+    assert tab.locator("img").count() == 0
+    assert tab.locator("body script:not([type='text/plain'])").count() == 1
+    svg = saved(tab, "svg")[1]
+    assert b"<img" not in svg
+    assert ET.fromstring(svg) is not None
+    name, data = saved(tab, "csv")
+    assert name.startswith("img-src-x-onerror-alert-1")
+    last = data.decode("utf-8-sig").split("\r\n")[-1]
+    assert last.startswith("'=1+1,")  # a spreadsheet must not reckon with it
+
+
+def test_a_trace_of_nothing_says_so(visit):
+    tab = visit("empty", wait=".stage p")
+    assert "no records" in tab.text(".stage")
+    assert "the model has no attention" in tab.text(".dropped")
+
+
+@pytest.mark.parametrize("name", ["encoder", "caption", "spoken", "traffic", "two"])
+def test_narrow_screens_need_no_scrolling_sideways(visit, name):
+    tab = visit(name, viewport={"width": 390, "height": 844})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+# Served, under the policy of a studio: the same modules, and a source that can show more when it is asked.
+
+
+class Served(SimpleHTTPRequestHandler):
+    policy = "default-src 'none'; script-src 'self'; style-src 'self'"
+    extra: dict[str, str] = {}  # noqa: RUF012
+
+    def end_headers(self) -> None:
+        self.send_header("Content-Security-Policy", self.policy)
+        super().end_headers()
+
+    def do_GET(self) -> None:
+        if self.path not in self.extra:
+            return super().do_GET()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/javascript" if self.path.endswith(".js") else "text/html")
+        self.end_headers()
+        self.wfile.write(self.extra[self.path].encode())
+        return None
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    trace = Trace.from_weights({"attention": LONG}, title="Served")
+    packed = pack(trace)
+    start = f"""
+      import {{ MemorySource }} from "./source.js";
+      import {{ mount }} from "./viewer.js";
+      const packs = {json.dumps([base64.b64encode(data).decode() for data in packed.records])};
+      const source = new MemorySource({json.dumps(packed.about)}, packs, []);
+      source.finer = true;
+      source.tile = async (record, head, row0, column0, rows, columns) => ({{
+        row0, column0, rows, columns, rowBlock: 1, columnBlock: 1, highest: 0.5, error: 0,
+        values: new Float32Array(rows * columns).fill(0.125),
+      }});
+      mount(document.getElementById("place"), [source], {{ header: false, language: "zh", theme: "dark" }});
+    """
+    Served.extra = {
+        "/start.js": start,
+        "/": '<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="style.css">'
+        '<body><div id="place"></div><script type="module" src="start.js"></script>',
+    }
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Served, directory=str(FOLDER)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+def test_served_under_a_strict_policy_with_tiles(visit, served):
+    tab = visit("served", address=served)
+    assert tab.locator("h1").count() == 0  # the host has its own header
+    assert tab.text(".legend + .notes").startswith("601 × 521 的整图以汇聚方式显示")
+    for _ in range(3):
+        tab.page.click('button[aria-label="放大"]')
+    edge = tab.locator(".head .picture").bounding_box()
+    tab.mouse.move(edge["x"] + 200, edge["y"] + 200)
+    tab.until(".readout strong", "0.125")  # the tile's own number, not the mean of the pooled map

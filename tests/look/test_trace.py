@@ -1,0 +1,243 @@
+"""Records, labels and traces built from plain weights: what is asked is what the weights say."""
+
+import math
+
+import pytest
+import torch
+
+from regard.look.labels import Labels, as_labels
+from regard.look.records import Given, Record
+from regard.look.rollout import rollout
+from regard.look.sources import Joined
+from regard.look.trace import Trace
+
+B, H, Q, K = 2, 3, 5, 7
+
+
+@pytest.fixture
+def weights() -> torch.Tensor:
+    return torch.randn(B, H, Q, K).softmax(-1)
+
+
+@pytest.fixture
+def record(weights: torch.Tensor) -> Record:
+    return Record("layer", "given", Given(weights))
+
+
+def test_weights_of_a_head_a_row_and_a_sequence(record, weights):
+    torch.testing.assert_close(record.weights(batch=1), weights[1])
+    torch.testing.assert_close(record.weights(head=2), weights[0, 2])
+    torch.testing.assert_close(record.weights(head=2, queries=[4, -5], batch=1), weights[1, 2, [4, 0]])
+    torch.testing.assert_close(record.weights(queries=slice(1, 4, 2)), weights[0, :, [1, 3]])
+
+
+def test_half_precision_on_any_device_comes_as_float32_on_the_cpu(weights):
+    found = Record("layer", "given", Given(weights.bfloat16())).weights()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, weights[0].bfloat16().float())
+
+
+def test_summaries_are_those_of_the_weights(record, weights):
+    values, indices = record.top(2, batch=1)
+    assert values.shape == indices.shape == (H, Q, 2)
+    torch.testing.assert_close(weights[1].gather(-1, indices), values)
+    torch.testing.assert_close(values[..., 0], weights[1].amax(-1))
+    torch.testing.assert_close(record.received(), weights[0].sum(-2))
+    torch.testing.assert_close(record.entropy(), torch.distributions.Categorical(weights[0]).entropy())
+    assert record.top(99).values.shape == (H, Q, K)
+
+
+def test_a_zero_weight_adds_no_entropy():
+    record = Record("layer", "given", Given(torch.tensor([[[[1.0, 0.0], [0.5, 0.5]]]])))
+    torch.testing.assert_close(record.entropy(), torch.tensor([[0.0, math.log(2)]]))
+
+
+def test_summaries_do_not_depend_on_the_block(record, monkeypatch):
+    whole = record.received(), record.entropy(), record.top(3).values, record.overview(4, head=1)
+    monkeypatch.setattr("regard.look.records._BLOCK_NUMBERS", 2 * H * K)
+    parts = record.received(), record.entropy(), record.top(3).values, record.overview(4, head=1)
+    for expected, found in zip(whole, parts, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("queries", "keys", "size"), [(12, 8, 4), (13, 7, 5), (3, 11, 4), (3, 2, 9)])
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_an_overview_covers_every_weight_once(queries, keys, size, pool):
+    weights = torch.rand(queries, keys)
+    high, wide = min(size, queries), min(size, keys)
+    expected = torch.zeros(high, wide)
+    for i in range(high):
+        for j in range(wide):
+            cell = [
+                weights[r, c].item()
+                for r in range(queries)
+                for c in range(keys)
+                if r * high // queries == i and c * wide // keys == j
+            ]
+            expected[i, j] = max(cell) if pool == "max" else sum(cell) / len(cell)
+    found = Record("layer", "given", Given(weights[None, None])).overview(size, head=0, pool=pool)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda record: record.weights(head=3), "head 3 of 'layer': there are 3"),
+        (lambda record: record.weights(batch=2), "batch 2 of 'layer': there are 2"),
+        (lambda record: record.weights(queries=[5]), r"queries \[5\] of 'layer': there are 5"),
+        (lambda record: record.overview(0, head=0), "size must be at least 1, got 0"),
+        (lambda record: record.top(0), "k must be at least 1"),
+        (lambda record: record.gradient(), "no gradients were kept"),
+    ],
+)
+def test_what_is_not_there_is_named(record, ask, message):
+    with pytest.raises((IndexError, ValueError), match=message):
+        ask(record)
+
+
+def test_a_trace_is_addressed_by_name_and_call(weights):
+    trace = Trace(records=[Record("a.b", "given", Given(weights), call=call) for call in range(2)])
+    assert trace["a.b"].call == 0
+    assert trace["a.b", 1].call == 1
+    with pytest.raises(KeyError, match=r"no call 2: seen were \[0, 1\]"):
+        trace["a.b", 2]
+    with pytest.raises(KeyError, match=r"no attention was seen under 'a\.c'; there is 'a\.b'"):
+        trace["a.c"]
+    assert trace.names == ["a.b"]
+    assert len(trace.select("a.*")) == 2
+    assert len(trace.select("b.*")) == 0
+
+
+def test_weights_shared_by_records_are_counted_once(weights):
+    trace = Trace(records=[Record("a", "given", Given(weights[..., :3])), Record("b", "given", Given(weights))])
+    assert trace.nbytes == weights.nbytes
+
+
+def test_labels_go_where_they_fit():
+    trace = Trace.from_weights({"self": torch.rand(2, 3, 3), "cross": torch.rand(2, 3, 5)})
+    assert trace.label(rows=["a", "b", "c"], columns=list("vwxyz")) is trace
+    assert trace["self"].row_labels.items == ("a", "b", "c")
+    assert trace["self"].column_labels is None
+    assert trace["cross"].column_labels.items == tuple("vwxyz")
+    trace.label(columns=["a", "b", "c"], of="se*")
+    assert trace["self"].column_labels.items == ("a", "b", "c")
+    with pytest.raises(ValueError, match=r"columns has 3 labels, but the records have \[5\] columns"):
+        trace.label(columns=["a", "b", "c"], of="cross")
+    with pytest.raises(ValueError, match=r"rows has 1 labels, but the records have \[3\] rows"):
+        trace.label(rows=["a"])
+    with pytest.raises(ValueError, match="no record fits of='x'"):
+        trace.label(rows=["a"], of="x")
+
+
+class OfTransformers:
+    def convert_ids_to_tokens(self, ids):
+        return [f"t{number}" for number in ids]
+
+
+class OfTokenizers:
+    def id_to_token(self, id):
+        return None if id == 9 else f"t{id}"
+
+
+class OfOurs:
+    def decode(self, ids):
+        return "".join(f"t{number}" for number in ids)
+
+
+@pytest.mark.parametrize("tokenizer", [OfTransformers(), OfTokenizers(), OfOurs()])
+@pytest.mark.parametrize("ids", [[4, 2], torch.tensor([4, 2]), torch.tensor([[4, 2]])])
+def test_labels_from_a_tokenizer(tokenizer, ids):
+    labels = as_labels((tokenizer, ids))
+    assert (labels.kind, labels.items) == ("tokens", ("t4", "t2"))
+
+
+def test_labels_that_cannot_be_are_refused(as_installed):
+    with pytest.raises(ValueError, match="choose one sequence of the batch"):
+        as_labels((OfOurs(), torch.tensor([[1], [2]])))
+    with pytest.raises(TypeError, match="got the one string 'abc'"):
+        as_labels("abc")
+    with pytest.raises(TypeError, match="labels must be strings, got int 1"):
+        as_labels([1])
+    with pytest.raises(ValueError, match=r"grid \(2, 2\) of the labels does not hold 3 patches"):
+        Labels("patches", ("a", "b", "c"), {"grid": (2, 2)})
+    with pytest.raises(ValueError, match="kind of labels must be one of"):
+        Labels("words", ())
+
+
+@pytest.mark.parametrize("wrong", [torch.rand(3, 3), torch.ones(2, 3, 3, dtype=torch.long), "text"])
+def test_from_weights_refuses_what_are_no_weights(as_installed, wrong):
+    with pytest.raises(ValueError, match="weights of 'x' must be a float tensor"):
+        Trace.from_weights({"x": wrong})
+
+
+def test_rollout_by_hand():
+    first, second = torch.rand(2, 3, 4, 4).softmax(-1)
+    one, two = (0.5 * layer.mean(0) + 0.5 * torch.eye(4) for layer in (first, second))
+    trace = Trace.from_weights({"one": first, "two": second})
+    torch.testing.assert_close(trace.rollout(), two @ one)
+    torch.testing.assert_close(trace.rollout(of="two"), two)
+    torch.testing.assert_close(trace.rollout(residual=0.0), second.mean(0) @ first.mean(0))
+    torch.testing.assert_close(trace.rollout().sum(-1), torch.ones(4))
+
+
+def test_rollout_refuses_what_is_not_square(record):
+    with pytest.raises(ValueError, match="layers of one square size, 5 × 5; 'layer' has 5 × 7"):
+        rollout([record])
+    with pytest.raises(ValueError, match="at least one record"):
+        rollout([])
+
+
+def test_steps_are_joined_with_zeros_before_a_key_was_there():
+    parts = [torch.rand(1, 2, queries, keys) for queries, keys in ((3, 3), (1, 4), (1, 5))]
+    record = Record("layer", "rows", Joined([Given(part) for part in parts]))
+    assert (record.queries, record.keys) == (5, 5)
+    found = record.weights()
+    torch.testing.assert_close(found[:, :3, :3], parts[0][0])
+    torch.testing.assert_close(found[:, 3, :4], parts[1][0, :, 0])
+    torch.testing.assert_close(found[:, 4], parts[2][0, :, 0])
+    assert not found[:, :3, 3:].any()
+    torch.testing.assert_close(record.weights(head=1, queries=[4, 0]), found[1, [4, 0]])
+
+
+def test_a_trace_joins_calls_of_one_name_and_leaves_others():
+    def calls(name, shapes):
+        return [Record(name, "rows", Given(torch.rand(*shape)), call=n) for n, shape in enumerate(shapes)]
+
+    grows = calls("grows", [(1, 2, 3, 3), (1, 2, 1, 4)])
+    shrinks = calls("shrinks", [(1, 2, 1, 4), (1, 2, 1, 3)])
+    trace = Trace(records=[*grows, *shrinks]).joined()
+    assert [(record.name, record.queries, record.keys) for record in trace] == [
+        ("grows", 4, 4),
+        ("shrinks", 1, 4),
+        ("shrinks", 1, 3),
+    ]
+    assert trace["grows"].check() is None
+
+
+def test_pictures_are_written(tmp_path):
+    from PIL import Image
+
+    trace = Trace.from_weights({"cross": torch.rand(2, 3, 2)}, rows=["猫", "坐", " "], columns=["cat", "<sat>"])
+    drawing = trace.svg(tmp_path / "a.svg", head=1).read_text()
+    assert drawing.count("class='cell'") == 6
+    assert "&lt;sat&gt;" in drawing
+    with Image.open(trace.png(tmp_path / "a.png", record="cross")) as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 2 * 24
+    large = Trace.from_weights({"long": torch.rand(1, 300, 200)})
+    assert large.svg(tmp_path / "b.svg").read_text().count("class='cell'") == 64 * 64
+    with pytest.raises(ValueError, match="no records to draw"):
+        Trace().svg(tmp_path / "c.svg")
+
+
+def test_the_largest_weight_has_the_deepest_colour_in_a_png(tmp_path):
+    from PIL import Image
+
+    columns = [str(n) for n in range(30)]  # wider than the title
+    weights = torch.zeros(1, 1, 30)
+    weights[..., -1] = 1.0
+    trace = Trace.from_weights({"x": weights}, rows=["r"], columns=columns)
+    with Image.open(trace.png(tmp_path / "a.png")) as picture:
+        y = picture.height - 24
+        low, high = (picture.getpixel((picture.width - 12 - side, y)) for side in (36, 12))
+    assert sum(low) > sum(high)

@@ -1,0 +1,136 @@
+"""A studio that runs for a test module, raw requests to it, and a browser."""
+
+import http.client
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from regard.studio.app import create
+from regard.studio.serve import bind, server
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Studio:
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """One raw request; names of headers with _ for -."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        found = Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        connection.close()
+        return found
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.ask("GET", path, **headers)
+
+    def post(self, path: str, body: Any, **headers: str) -> Answer:
+        text = body if isinstance(body, (str, bytes)) else json.dumps(body)
+        return self.ask("POST", path, text, **{"content_type": "application/json", **headers})
+
+
+@contextmanager
+def running(*arguments: Any, **options: Any) -> Iterator[Studio]:
+    """A studio on a free port, stopped at the end."""
+    listening = bind("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    serving = server(create(*arguments, port=port, **options))
+    thread = threading.Thread(target=lambda: serving.run(sockets=[listening]), daemon=True)
+    thread.start()
+    until = time.monotonic() + 20
+    while not serving.started and time.monotonic() < until:
+        time.sleep(0.01)
+    assert serving.started
+    yield Studio(port)
+    serving.should_exit = True
+    thread.join(10)
+    listening.close()
+
+
+@pytest.fixture(scope="session")
+def studio() -> Iterator[Studio]:
+    """A studio with nothing given: examples, toys, and the playground."""
+    with running() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("NO CHROMIUM: the studio was not tested in a browser. Install chromium and run again.")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@dataclass
+class Visit:
+    """A page and everything that must not have happened on it."""
+
+    page: Any
+    errors: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
+    allowed: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def visit(browser: Any, studio: Studio) -> Iterator[Callable[..., Any]]:
+    """Open an address of a studio; at the end no error was seen and no request had left the machine."""
+    visits: list[tuple[Any, Visit]] = []
+
+    def opened(path: str = "/", at: Studio = studio, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": 1360, "height": 900}, locale="en-US", **options)
+        found = Visit(context.new_page())
+        found.page.on(
+            "console", lambda message: message.type in ("error", "warning") and found.errors.append(message.text)
+        )
+        found.page.on("pageerror", lambda error: found.errors.append(str(error)))
+        found.page.on(
+            "request",
+            lambda request: (
+                request.url.startswith((at.address, "blob:", "data:")) or found.elsewhere.append(request.url)
+            ),
+        )
+        visits.append((context, found))
+        found.page.set_default_timeout(15_000)
+        found.page.goto(at.address + path)
+        found.page.visit = found
+        return found.page
+
+    yield opened
+    for context, found in visits:
+        context.close()
+        assert found.elsewhere == []
+        assert [error for error in found.errors if not any(part in error for part in found.allowed)] == []
