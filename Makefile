@@ -9,17 +9,25 @@ CONSTRAINED := $(INSTALL) --constraint constraints.txt --build-constraint constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs bench clean
+.PHONY: help demo test check docs bench clean browser
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.ready  ## Work attention through on one sentence, and draw where it looks
+demo: $(VENV)/.ready  ## Train a translator on this machine, and see where each word came from
 	@$(BIN)/regard demo
 
 # One thread in each worker: two test processes with two threads each would only wait for one another.
-test: check  ## Lint, check types and run every test
+test: check browser  ## Lint, check types and run every test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+# The pages are tested in a real browser: the Chromium that is there, or Debian's where it may be installed.
+browser:
+	@command -v chromium >/dev/null 2>&1 || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && echo "Installing Chromium for the browser tests ..." && \
+	  { apt-get install -y -qq chromium >/dev/null 2>&1 || \
+	    { apt-get update -qq >/dev/null 2>&1 && apt-get install -y -qq chromium >/dev/null 2>&1; }; }; } || \
+	  echo "NO CHROMIUM: the browser tests will be skipped (install Debian's chromium to run them)"
 
 check: $(VENV)/.ready  ## Lint, formatting and types alone
 	@$(BIN)/ruff check .
