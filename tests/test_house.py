@@ -27,7 +27,9 @@ PUBLIC = [
     *("Mask", "causal", "window", "padding", "segments", "dense"),
     *("Bias", "alibi", "relative"),
     *("Request", "Top", "full", "rows", "top", "received", "entropy"),
+    *("watch", "Trace"),
 ]
+FOLDERS = ["nn", "models"]
 
 
 def may_import(floor: str) -> set[str]:
@@ -130,26 +132,39 @@ def test_importing_the_package_imports_no_torch():
 
 
 def test_the_public_names_are_these():
-    assert sorted(regard.__all__) == sorted([*PUBLIC, "__version__"]) == dir(regard)
+    assert sorted(regard.__all__) == sorted([*PUBLIC, *FOLDERS, "__version__"]) == dir(regard)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_a_public_name_is_what_its_module_defines(name):
     found = getattr(regard, name)
     assert found.__name__ == name
-    assert found.__module__.startswith("regard.core.")
+    assert found.__module__.startswith(("regard.core.", "regard.look."))
     assert found.__doc__, f"regard.{name} has no docstring"
 
 
-def test_checkers_see_the_same_names():
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_layers_and_models_are_listed(folder):
+    home = getattr(regard, folder)
+    assert dir(home) == sorted(home.__all__) == sorted(home._HOME)
+    for name in home.__all__:
+        found = getattr(home, name)
+        assert found.__module__.startswith(f"regard.{folder}."), name
+        assert found.__doc__, f"regard.{folder}.{name} has no docstring"
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        home.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("package", [regard, regard.nn, regard.models], ids=lambda package: package.__name__)
+def test_checkers_see_the_same_names(package):
     """The block for type checkers repeats the list by hand; this keeps the two the same."""
     [block] = [
         node
-        for node in ast.parse((PACKAGE / "__init__.py").read_text()).body
+        for node in ast.parse(Path(package.__file__).read_text()).body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
     declared = {alias.asname: statement.module for statement in block.body for alias in statement.names}
-    assert declared == regard._HOME
+    assert declared == package._HOME
 
 
 def test_an_unknown_name_is_refused_with_a_suggestion():

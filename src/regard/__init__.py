@@ -1,6 +1,7 @@
 """Attention for PyTorch: compute any mechanism through one call, with one meaning, and see where it looks.
 
-The names below live in `regard.core` and are imported when first used, so `import regard` itself costs nothing.
+The names below live in `regard.core` and `regard.look` and are imported when first used, so `import regard` itself
+costs nothing. `regard.nn` has the layers, `regard.models` the models.
 """
 
 import sys
@@ -46,9 +47,12 @@ _HOME = {
     "linear_attention": "regard.core.linear",
     "PerformerFeatures": "regard.core.linear",
     "EluFeatures": "regard.core.linear",
+    "watch": "regard.look.watch",
+    "Trace": "regard.look.trace",
 }
+_FOLDERS = ("nn", "models")  # imported when first used, like the names
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *_HOME, *_FOLDERS]
 
 if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.core.attention import Attended as Attended
@@ -86,9 +90,13 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.core.scores import Cosine as Cosine
     from regard.core.scores import Dot as Dot
     from regard.core.scores import ScaledDot as ScaledDot
+    from regard.look.trace import Trace as Trace
+    from regard.look.watch import watch as watch
 else:  # hidden from checkers, which would take it to mean that any name exists
 
     def __getattr__(name: str) -> object:
+        if name in _FOLDERS:
+            return import_module(f"regard.{name}")
         if name not in _HOME:
             # With `name` and `obj`, Python's own traceback suggests the nearest public name.
             raise AttributeError(f"module 'regard' has no attribute {name!r}", name=name, obj=sys.modules[__name__])

@@ -265,7 +265,7 @@ def test_the_limit_holds_and_what_it_dropped_is_said():
         model(x)
     assert [record.name for record in trace] == ["shared", "shared"]
     assert trace.nbytes < whole.nbytes
-    assert trace.dropped == ["'last': 1 calls did not fit the limit of 0 MiB"]
+    assert trace.dropped == [f"'last' did not fit the limit of {(whole.nbytes - 1) / 2**20:.3g} MiB, once"]
 
 
 def test_only_queries_and_keys_are_kept():
@@ -450,7 +450,23 @@ def test_an_attention_layer_in_which_nothing_was_seen_is_named():
     model = nn.Sequential(FlashAttention())
     with watch(model) as trace:
         model(torch.randn(2, 3))
-    assert trace.dropped == ["'0' ran 1 times, but no attention was seen in it"]
+    assert trace.dropped == ["'0' ran once, but no attention was seen in it"]
+
+
+def test_an_attention_layer_that_was_passed_by_is_named():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2)
+
+        def forward(self, x):
+            return x @ self.attention.in_proj_weight.T
+
+    model = nn.Sequential(Model())
+    with watch(model) as trace:
+        model(torch.randn(2, 8))
+    [said] = trace.dropped
+    assert said.startswith("'0.attention' was not called, though '0' ran")
 
 
 def test_torchscript_is_named():
@@ -552,7 +568,7 @@ def test_a_fault_in_watching_does_not_stop_the_model(monkeypatch):
         found = model(query, key, value)
     assert torch.equal(found, expected)
     assert len(trace) == 0
-    assert trace.dropped == ["'': a call (ValueError: cannot be told) cannot be seen (1 times)"]
+    assert trace.dropped == ["'': a call (ValueError: cannot be told) cannot be seen, once"]
 
 
 def test_weights_by_hand_that_are_written_over_are_an_error_and_not_a_wrong_map():

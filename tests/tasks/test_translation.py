@@ -187,7 +187,7 @@ def test_settings_by_the_end_of_their_name():
         "transformer",
         3,
     )
-    with pytest.raises(SettingError, match="could be data.seed or train.seed"):
+    with pytest.raises(SettingError, match=r"could be data\.seed or train\.seed"):
         changed(tiny(), {"seed": "3"})
 
 

@@ -24,26 +24,50 @@ _HOME = {
     "SpeechEncoder": "regard.models.speech",
     "SceneEncoder": "regard.models.scene",
     "RecurrentVisualAttention": "regard.models.visual",
+    "Recurrence": "regard.models.recurrent_cells",
+    "Classified": "regard.models.classifier",
+    "Pointed": "regard.models.pointer",
+    "best_span": "regard.models.pointer",
+    "Controlled": "regard.models.controller",
+    "Looked": "regard.models.visual",
+    "looked_loss": "regard.models.visual",
+    "EncoderStack": "regard.models.transformer_stack",
+    "DecoderStack": "regard.models.transformer_stack",
+    "sequence_loss": "regard.models.transformer_training",
+    "compile_layers": "regard.models.transformer_training",
+    "CapturedStep": "regard.models.transformer_training",
 }
 
 __all__ = [*_HOME]
 
 if TYPE_CHECKING:  # the same list, for readers that do not run the code
+    from regard.models.classifier import Classified as Classified
     from regard.models.classifier import Classifier as Classifier
+    from regard.models.controller import Controlled as Controlled
     from regard.models.controller import Controller as Controller
     from regard.models.frame import EncoderDecoder as EncoderDecoder
     from regard.models.image import ImageEncoder as ImageEncoder
     from regard.models.memory import Decoded as Decoded
     from regard.models.memory import Memory as Memory
     from regard.models.memory import Step as Step
+    from regard.models.pointer import Pointed as Pointed
     from regard.models.pointer import SpanPointer as SpanPointer
+    from regard.models.pointer import best_span as best_span
+    from regard.models.recurrent_cells import Recurrence as Recurrence
     from regard.models.recurrent_decoder import RecurrentDecoder as RecurrentDecoder
     from regard.models.recurrent_encoder import RecurrentEncoder as RecurrentEncoder
     from regard.models.scene import SceneEncoder as SceneEncoder
     from regard.models.speech import SpeechEncoder as SpeechEncoder
     from regard.models.transformer import TransformerDecoder as TransformerDecoder
     from regard.models.transformer import TransformerEncoder as TransformerEncoder
+    from regard.models.transformer_stack import DecoderStack as DecoderStack
+    from regard.models.transformer_stack import EncoderStack as EncoderStack
+    from regard.models.transformer_training import CapturedStep as CapturedStep
+    from regard.models.transformer_training import compile_layers as compile_layers
+    from regard.models.transformer_training import sequence_loss as sequence_loss
+    from regard.models.visual import Looked as Looked
     from regard.models.visual import RecurrentVisualAttention as RecurrentVisualAttention
+    from regard.models.visual import looked_loss as looked_loss
 else:  # hidden from checkers, which would take it to mean that any name exists
 
     def __getattr__(name: str) -> object:

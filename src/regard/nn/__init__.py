@@ -34,6 +34,8 @@ _HOME = {
     "CoverageAttention": "regard.nn.coverage",
     "torch_masks": "regard.nn.convert",
     "Smooth": "regard.nn.location",
+    "linear_cross_entropy": "regard.nn.cross_entropy",
+    "Layered": "regard.nn.transformer",
     "Projected": "regard.nn.protocol",
     "Attends": "regard.nn.protocol",
 }
@@ -47,6 +49,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.nn.channel import ChannelAttention as ChannelAttention
     from regard.nn.convert import torch_masks as torch_masks
     from regard.nn.coverage import CoverageAttention as CoverageAttention
+    from regard.nn.cross_entropy import linear_cross_entropy as linear_cross_entropy
     from regard.nn.feedforward import FeedForward as FeedForward
     from regard.nn.glimpse import Glimpse as Glimpse
     from regard.nn.linear import LinearAttention as LinearAttention
@@ -66,6 +69,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.nn.saliency import MaxSaliency as MaxSaliency
     from regard.nn.spatial import SpatialAttention as SpatialAttention
     from regard.nn.temporal import TemporalAttention as TemporalAttention
+    from regard.nn.transformer import Layered as Layered
     from regard.nn.transformer import TransformerDecoderLayer as TransformerDecoderLayer
     from regard.nn.transformer import TransformerEncoderLayer as TransformerEncoderLayer
 else:  # hidden from checkers, which would take it to mean that any name exists

@@ -1,0 +1,159 @@
+"""Is a map an explanation? Remove what it points at, or keep only that, and watch the model's score.
+
+A map of weights is pretty whether or not the model used it. Two curves tell the difference (DeYoung et al. 2020,
+section 4; Petsiuk et al. 2018, section 3.2):
+
+    deletion(f)    = score without the fraction f of the inputs that the map ranks highest: should fall fast
+    sufficiency(f) = score with that fraction alone: should rise fast
+
+Both are drawn beside the same curves for random orderings, and for any other ranking, such as gradient × input.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Score = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Scores at rising fractions of the inputs, and the lowest and highest where several orderings were averaged."""
+
+    fractions: tuple[float, ...]
+    scores: tuple[float, ...]
+    low: tuple[float, ...] = field(default=())
+    high: tuple[float, ...] = field(default=())
+
+    @property
+    def area(self) -> float:
+        """The area under the curve by the trapezoid rule: its mean height, as fractions run from 0 to 1.
+
+        >>> Curve((0.0, 0.5, 1.0), (4.0, 2.0, 0.0)).area
+        2.0
+        """
+        pairs = zip(self.fractions, self.fractions[1:], self.scores, self.scores[1:], strict=False)
+        return sum((right - left) * (first + second) / 2 for left, right, first, second in pairs)
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """Curves by the name of the ordering: "map", "random", and each baseline given."""
+
+    deletion: dict[str, Curve]
+    sufficiency: dict[str, Curve]
+
+    def gain(self, over: str = "random") -> float:
+        """How much better the map is than another ordering: what it saves in deletion plus what it adds when kept.
+
+        0 says: no better than `over`. A negative number says worse.
+        """
+        if over not in self.deletion:
+            raise ValueError(f"over must be one of {sorted(self.deletion)}, got {over!r}")
+        removed = self.deletion[over].area - self.deletion["map"].area
+        return removed + self.sufficiency["map"].area - self.sufficiency[over].area
+
+
+def faithfulness(
+    score: Score,
+    importance: Float[Tensor, "k"],
+    *,
+    baselines: Mapping[str, Tensor] | None = None,
+    steps: int = 10,
+    orderings: int = 16,
+    block: int = 256,
+    generator: torch.Generator | None = None,
+) -> Faithfulness:
+    """Deletion and sufficiency curves of a map over k inputs.
+
+    `score(kept)` is the model: it takes Bool (n, k), True where an input is kept, and gives n numbers, such as the
+    log-probability of the answer. It is called on at most `block` rows at a time. Ties in `importance` fall in the
+    order of the inputs. Without a `generator` the random orderings are the same on every call.
+
+    >>> weight = torch.tensor([3.0, 0.0, 1.0])
+    >>> found = faithfulness(lambda kept: kept.float() @ weight, torch.tensor([0.7, 0.1, 0.2]), steps=3)
+    >>> [round(score, 2) for score in found.deletion["map"].scores], round(found.deletion["map"].area, 2)
+    ([4.0, 1.0, 0.0, 0.0], 1.0)
+    >>> found.gain() > 0
+    True
+    """
+    given = {"map": importance, **(baselines or {})}
+    _check(given, steps, orderings, block)
+    if generator is None:
+        generator = torch.Generator().manual_seed(2018)
+    inputs = importance.shape[0]
+    counts = sorted({round(inputs * step / steps) for step in range(steps + 1)})
+    shuffled = torch.stack([torch.randperm(inputs, generator=generator) for _ in range(orderings)])
+    orders = {
+        name: ranking.detach().cpu().argsort(descending=True, stable=True)[None] for name, ranking in given.items()
+    }
+    orders["random"] = shuffled
+    device = importance.device
+    deletion = {name: _curve(score, order, counts, False, block, device) for name, order in orders.items()}
+    sufficiency = {name: _curve(score, order, counts, True, block, device) for name, order in orders.items()}
+    return Faithfulness(deletion, sufficiency)
+
+
+def gradient_times_input(function: Callable[[Tensor], Tensor], inputs: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:
+    """Σ_d x · ∂function/∂x for each of k input vectors: the usual baseline (Shrikumar et al. 2016).
+
+    `function(inputs)` gives one number. For a linear function the result is exactly each input's share of it.
+
+    >>> gradient_times_input(lambda x: (x * torch.tensor([2.0, -1.0])).sum(), torch.tensor([[1.0, 1.0], [3.0, 0.0]]))
+    tensor([1., 6.])
+    """
+    with torch.enable_grad():
+        leaf = inputs.detach().clone().requires_grad_()
+        result = function(leaf)
+        if result.numel() != 1:
+            raise ValueError(f"function must give one number, got a tensor of shape {tuple(result.shape)}")
+        (gradient,) = torch.autograd.grad(result.reshape(()), leaf)
+    return (gradient * leaf.detach()).sum(-1)
+
+
+def _check(given: Mapping[str, Tensor], steps: int, orderings: int, block: int) -> None:
+    inputs = given["map"].shape[0]
+    if inputs == 0:
+        raise ValueError("importance must have at least one input, got none")
+    for name, ranking in given.items():
+        label = "importance" if name == "map" else f"baselines[{name!r}]"
+        if ranking.shape != (inputs,):
+            raise ValueError(f"{label} must have shape ({inputs},), got {tuple(ranking.shape)}")
+        if not bool(torch.isfinite(ranking).all()):
+            raise ValueError(f"{label} must be finite, got {int((~torch.isfinite(ranking)).sum())} other numbers")
+    if "random" in given:
+        raise ValueError('baselines must not be called "random": the random orderings have that name')
+    for name, number in {"steps": steps, "orderings": orderings, "block": block}.items():
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+
+
+def _curve(
+    score: Score, orders: Int[Tensor, "o k"], counts: list[int], keep: bool, block: int, device: torch.device
+) -> Curve:
+    inputs = orders.shape[1]
+    kept = torch.cat([_masks(orders, count, keep) for count in counts])  # (counts · orders, k)
+    scores = torch.cat([_scored(score, part.to(device)) for part in kept.split(block)])
+    table = scores.reshape(len(counts), -1)
+    fractions = tuple(count / inputs for count in counts)
+    mean = tuple(table.mean(1).tolist())
+    if orders.shape[0] == 1:
+        return Curve(fractions, mean)
+    return Curve(fractions, mean, tuple(table.amin(1).tolist()), tuple(table.amax(1).tolist()))
+
+
+def _masks(orders: Int[Tensor, "o k"], count: int, keep: bool) -> Bool[Tensor, "o k"]:
+    """Only the first `count` inputs of each ordering, or all but those."""
+    masks = torch.full(orders.shape, not keep)
+    return masks.scatter(1, orders[:, :count], keep)
+
+
+def _scored(score: Score, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
+    with torch.no_grad():
+        scores = score(kept)
+    if scores.shape != kept.shape[:1]:
+        raise ValueError(f"score must give {kept.shape[0]} numbers for {kept.shape[0]} rows, got {tuple(scores.shape)}")
+    return scores.detach().double().cpu()

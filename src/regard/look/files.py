@@ -1,0 +1,325 @@
+"""Traces on disk: safetensors, with a description in its metadata. No pickle; nothing is believed before it is checked.
+
+A small map is written whole in half precision; of a large one the largest weights of each row, what is left of the row
+as one number, and its summaries (received, entropy, a pooled overview), which stay exact.
+"""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from regard.look.file_format import LabelsDocument, RecordDocument, TraceDocument
+from regard.look.labels import Labels
+from regard.look.records import Given, Record
+
+WHOLE = 2**21  # weights up to which a map is written whole
+LARGEST_FILE = 2**31
+_LARGEST_MAP = 2**40  # weights of a record: what a reader may be made to compute
+_HEADER, _JSON = 2**25, 2**24  # bytes
+
+
+class Largest:
+    """The largest weights of each row; others are shown as 0, and `rest` is what they come to."""
+
+    def __init__(self, shape: tuple[int, int, int, int], parts: Mapping[str, Tensor]) -> None:
+        self._shape = shape
+        self._parts = dict(parts)
+        self.rest = parts["rest"]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._shape
+
+    def holds(self) -> list[Tensor]:
+        return list(self._parts.values())
+
+    def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
+        values, indices = (
+            self._parts[name][batch, heads.start : heads.stop].index_select(-2, rows) for name in ("values", "indices")
+        )
+        found = torch.zeros(len(heads), len(rows), self._shape[3])
+        return found.scatter_(-1, indices.long(), values.float())
+
+    def received(self, batch: int) -> Tensor:
+        return self._parts["received"][batch].float()
+
+    def entropy(self, batch: int) -> Tensor:
+        return self._parts["entropy"][batch].float()
+
+    def overview(self, batch: int, head: int) -> Tensor:
+        return self._parts["overview"][batch, head].float()
+
+
+class _Known:
+    """Checks as they were written."""
+
+    def __init__(self, errors: list[float | None]) -> None:
+        self._errors = errors
+
+    def of(self, batch: int) -> float:
+        error = self._errors[batch]
+        return float("nan") if error is None else error
+
+
+def write(
+    path: str | Path,
+    title: str,
+    records: Sequence[Record],
+    dropped: Sequence[str],
+    *,
+    whole: int = WHOLE,
+    top: int = 32,
+    overview: int = 128,
+) -> Path:
+    """Write a trace; the file appears only when it is complete."""
+    if top < 1 or whole < 0 or overview < 1:
+        raise ValueError(f"top and overview must be at least 1, whole 0 or more, got {top}, {overview}, {whole}")
+    tensors: dict[str, Tensor] = {}
+    labels: list[Labels] = []
+
+    def number(given: Labels | None) -> int | None:
+        if given is None:
+            return None
+        if given not in labels:  # compared by identity: records of one sentence share theirs
+            labels.append(given)
+        return labels.index(given)
+
+    described: list[RecordDocument] = []
+    left_out = list(dropped)
+    for record in records:
+        index = len(described)
+        if 0 in record.source.shape:
+            left_out.append(f"{record.name!r}, call {record.call}: a map of {record.source.shape} has nothing to save")
+            continue
+        large = record.batch * record.heads * record.queries * record.keys > whole and record.keys > 2 * top
+        parts = _largest(record, top, overview) if large else {"weights": _whole(record)}
+        tensors |= {f"{index}.{name}": tensor.contiguous() for name, tensor in parts.items()}
+        described.append(
+            RecordDocument(
+                name=record.name,
+                call=record.call,
+                kind=record.kind,
+                batch=record.batch,
+                heads=record.heads,
+                queries=record.queries,
+                keys=record.keys,
+                form="top" if large else "whole",
+                scale=record.scale,
+                note=_note(record, top) if large else record.note,
+                check=[record.check(batch=item) for item in range(record.batch)],
+                rows=number(record.row_labels),
+                columns=number(record.column_labels),
+            )
+        )
+    named = [_described(place, given, tensors) for place, given in enumerate(labels)]
+    document = TraceDocument(format=1, title=title, dropped=left_out, labels=named, records=described)
+    return _replace(Path(path), save(tensors, {"regard": document.model_dump_json()}))
+
+
+def _note(record: Record, top: int) -> str:
+    said = f"{record.note}; " if record.note and "largest weights" not in record.note else ""
+    return f"{said}of each row only the {top} largest weights were saved, others are shown as 0"
+
+
+def _whole(record: Record) -> Tensor:
+    found = torch.empty(record.batch, record.heads, record.queries, record.keys, dtype=torch.float16)
+    for item in range(record.batch):
+        for head in range(record.heads):
+            found[item, head] = record.weights(head=head, batch=item)
+    return found
+
+
+def _largest(record: Record, top: int, overview: int) -> dict[str, Tensor]:
+    """The parts of a large map; indices take two bytes where they fit."""
+    narrow = torch.int16 if record.keys < 2**15 else torch.int32
+    parts: dict[str, list[Tensor]] = {name: [] for name in _PARTS}
+    for item in range(record.batch):
+        found = record.top(top, batch=item)
+        parts["values"].append(found.values.half())
+        parts["indices"].append(found.indices.to(narrow))
+        parts["received"].append(record.received(batch=item))
+        parts["entropy"].append(record.entropy(batch=item))
+        total = torch.stack([_sums(record, head, item) for head in range(record.heads)])
+        parts["rest"].append((total - found.values.sum(-1)).clamp_min(0).half())
+        maps = [record.overview(overview, head=head, batch=item) for head in range(record.heads)]
+        parts["overview"].append(torch.stack(maps).half())
+    return {name: torch.stack(tensors) for name, tensors in parts.items()}
+
+
+_PARTS = ("values", "indices", "rest", "received", "entropy", "overview")
+
+
+def _sums(record: Record, head: int, item: int) -> Tensor:
+    """What each row comes to; 1 for a softmax, but not for every normaliser nor beside a sink."""
+    step = max(1, 2**22 // max(1, record.keys))
+    starts = range(0, record.queries, step)
+    return torch.cat([record.weights(head=head, queries=slice(a, a + step), batch=item).sum(-1) for a in starts])
+
+
+def _described(place: int, given: Labels, tensors: dict[str, Tensor]) -> LabelsDocument:
+    numbers: dict[str, float | list[float]] = {}
+    pictures: dict[str, str] = {}
+    for name, thing in given.extra.items():
+        if isinstance(thing, (bytes, bytearray)):
+            pictures[name] = f"labels.{place}.{name}"
+            tensors[pictures[name]] = torch.frombuffer(bytearray(thing), dtype=torch.uint8)
+        elif isinstance(thing, (int, float)):
+            numbers[name] = float(thing)
+        else:
+            numbers[name] = [float(number) for number in thing]
+    return LabelsDocument(kind=given.kind, items=list(given.items), numbers=numbers, pictures=pictures)  # type: ignore[arg-type]
+
+
+def _replace(path: Path, data: bytes) -> Path:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def read(path: str | Path, *, limit: int = LARGEST_FILE) -> tuple[str, list[Record], list[str]]:
+    """Title, records and what was dropped of a trace file; ValueError says what is wrong with one that is not."""
+    path = Path(path)
+    size = path.stat().st_size
+    if size > limit:
+        raise ValueError(f"{path.name} has {size} bytes: at most {limit} are read")
+    data = path.read_bytes()
+    try:
+        document = TraceDocument.model_validate_json(_metadata(data))
+        tensors = load(data)
+        return document.title, _records(document, tensors), list(document.dropped)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{path.name} is not a trace: {where}: {first['msg']}") from None
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is not a trace: {error}") from None
+
+
+def _metadata(data: bytes) -> str:
+    """The description in the header of a safetensors file."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(_HEADER, len(data) - 8):
+        raise ValueError("its header does not fit the file")
+    try:
+        header: Any = json.loads(data[8 : 8 + length])
+    except UnicodeDecodeError:
+        raise ValueError("its header is not text") from None
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
+    text = metadata.get("regard") if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise ValueError("it has no description of a trace")
+    if len(text) > _JSON:
+        raise ValueError(f"its description has {len(text)} characters: at most {_JSON} are read")
+    return text
+
+
+def _records(document: TraceDocument, tensors: Mapping[str, Tensor]) -> list[Record]:
+    labels = [_labels(described, tensors) for described in document.labels]
+    records = []
+    for index, described in enumerate(document.records):
+        shape = (described.batch, described.heads, described.queries, described.keys)
+        if math.prod(shape) > _LARGEST_MAP:
+            raise ValueError(f"record {index} has {shape} weights: at most 2^40 are read")
+        if described.form == "whole":
+            source: Given | Largest = Given(_tensor(tensors, f"{index}.weights", torch.float16, shape))
+        else:
+            source = Largest(shape, _parts(tensors, index, shape))
+        if len(described.check) != described.batch:
+            raise ValueError(f"record {index} has {len(described.check)} checks for {described.batch} sequences")
+        known = None if None in described.check else _Known(described.check)
+        record = Record(
+            described.name,
+            described.kind,
+            source,
+            call=described.call,
+            scale=described.scale,
+            note=described.note,
+            checked=known,
+            row_labels=_label(labels, described.rows, described.queries, index),
+            column_labels=_label(labels, described.columns, described.keys, index),
+        )
+        records.append(record)
+    return records
+
+
+def _label(labels: list[Labels], place: int | None, length: int, index: int) -> Labels | None:
+    if place is None:
+        return None
+    if not 0 <= place < len(labels):
+        raise ValueError(f"record {index} names labels {place} of {len(labels)}")
+    if len(labels[place]) != length:
+        raise ValueError(f"record {index} has {length} positions and {len(labels[place])} labels")
+    return labels[place]
+
+
+def _labels(described: LabelsDocument, tensors: Mapping[str, Tensor]) -> Labels:
+    extra: dict[str, Any] = {}
+    for name, thing in described.numbers.items():
+        extra[name] = thing
+    if "grid" in extra:
+        grid = extra["grid"]
+        if not isinstance(grid, list) or len(grid) != 2 or any(side < 1 or side != int(side) for side in grid):
+            raise ValueError("the grid of the labels must be two whole numbers")
+        extra["grid"] = (int(grid[0]), int(grid[1]))
+    for name, place in described.pictures.items():
+        tensor = tensors.get(place)
+        if tensor is None or tensor.dtype != torch.uint8 or tensor.ndim != 1:
+            raise ValueError(f"the picture {name!r} of the labels is missing or not bytes")
+        extra[name] = tensor.numpy().tobytes()
+    return Labels(described.kind, tuple(described.items), extra)
+
+
+def _tensor(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of the file, if it is what the description says and holds numbers."""
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise ValueError(f"tensor {name} is missing")
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+        raise ValueError(f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {shape}")
+    if tensor.numel() and tensor.is_floating_point():
+        low, high = (float(bound) for bound in tensor.aminmax())
+        if not 0 <= low <= high < float("inf"):  # false for NaN too
+            raise ValueError(f"tensor {name} holds numbers that are no weights, from {low} to {high}")
+    return tensor
+
+
+def _parts(tensors: Mapping[str, Tensor], index: int, shape: tuple[int, int, int, int]) -> dict[str, Tensor]:
+    b, h, q, k = shape
+    narrow = torch.int16 if k < 2**15 else torch.int32
+    values = tensors.get(f"{index}.values")
+    count = values.shape[-1] if values is not None and values.ndim == 4 else 0
+    small = tensors.get(f"{index}.overview")
+    high, wide = small.shape[-2:] if small is not None and small.ndim == 4 else (0, 0)
+    if not 1 <= count <= k or not (1 <= high <= q and 1 <= wide <= k):
+        raise ValueError(f"record {index} keeps {count} of {k} weights and an overview of {high} × {wide}")
+    expected: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "values": (torch.float16, (b, h, q, count)),
+        "indices": (narrow, (b, h, q, count)),
+        "rest": (torch.float16, (b, h, q)),
+        "received": (torch.float32, (b, h, k)),
+        "entropy": (torch.float32, (b, h, q)),
+        "overview": (torch.float16, (b, h, high, wide)),
+    }
+    parts = {name: _tensor(tensors, f"{index}.{name}", *spec) for name, spec in expected.items()}
+    low, most = (int(bound) for bound in parts["indices"].aminmax())
+    if not 0 <= low <= most < k:
+        raise ValueError(f"record {index} names key {most if most >= k else low} of {k}")
+    return parts

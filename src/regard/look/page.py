@@ -1,0 +1,91 @@
+"""A trace as one HTML file that opens anywhere: the viewer and its data inlined, nothing fetched."""
+
+import base64
+import html
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from regard.look.page_data import Budget, as_json, pack
+from regard.look.trace import Trace
+
+FOLDER = Path(__file__).parent / "page"
+ENTRY = "main.js"
+LANGUAGES = ("en", "zh")
+
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async function|function|class|const|let) (\w+))", re.MULTILINE)
+
+
+def page(traces: Trace | Sequence[Trace], *, title: str | None = None, language: str = "en", batch: int = 0) -> str:
+    """A standalone page of one trace, or of two side by side.
+
+    Maps are kept in 8 bits, except that the eight largest weights of each row have 16: three decimals are right. Maps
+    of more than 512 queries or keys are pooled, with the largest weights of each row beside them; the page says so.
+
+    >>> import torch
+    >>> text = page(Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"]))
+    >>> text.startswith("<!doctype html>"), "https:" in text
+    (True, False)
+    """
+    several = [_by_step(trace) for trace in ([traces] if isinstance(traces, Trace) else traces)]
+    if not 1 <= len(several) <= 2:
+        raise ValueError(f"a page shows one trace or two side by side, got {len(several)}")
+    if language not in LANGUAGES:
+        raise ValueError(f"language must be one of {', '.join(LANGUAGES)}, got {language!r}")
+    if batch < 0:
+        raise ValueError(f"batch must be 0 or more, got {batch}")
+    heading = title or " · ".join(dict.fromkeys(trace.title for trace in several))
+    budget = Budget.of(several)
+    blocks: list[str] = []
+    for place, trace in enumerate(several):
+        packed = pack(trace, batch=batch, budget=budget)
+        blocks.append(_block("about", place, 0, as_json(packed.about).encode()))
+        blocks += [_block("record", place, index, data) for index, data in enumerate(packed.records)]
+        blocks += [_block("picture", place, int(index), data) for index, data in packed.pictures.items()]
+    fields = {
+        "LANGUAGE": "zh-CN" if language == "zh" else "en",
+        "TITLE": html.escape(heading),
+        "STYLE": (FOLDER / "style.css").read_text(encoding="utf-8"),
+        "DATA": "\n".join(blocks),
+        "SCRIPT": bundle(),
+    }
+    template = (FOLDER / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: fields[found[1]], template)
+
+
+def _by_step(trace: Trace) -> Trace:
+    """Steps of generation, each a call with one row, as one map; calls with names of their own stay as they are."""
+    steps = any(record.call > 0 and record.queries == 1 for record in trace.records)
+    named = any(record.row_labels or record.column_labels for record in trace.records)
+    return trace.joined() if steps and not named else trace
+
+
+def bundle() -> str:
+    """The viewer's modules as one script: each in a function of its own, called in the order they need each other.
+
+    A module has named imports from its own folder and named exports, a line each; nothing else is understood here.
+    """
+    parts = ["const modules = {};"]
+    for name in _in_order(ENTRY, []):
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        exported = ", ".join(_EXPORT.findall(text))
+        text = _EXPORT.sub("", _IMPORT.sub(r'const {\1} = modules["\2"];', text))
+        parts.append(f'modules["{name}"] = (() => {{\n{text}return {{ {exported} }};\n}})();')
+    # The end of a script element ends it wherever it stands, in a string too.
+    return "\n".join(parts).replace("</script", "<\\/script")
+
+
+def _in_order(name: str, known: list[str]) -> Iterator[str]:
+    """A module after those that it imports, each once."""
+    known.append(name)
+    for needed in _IMPORT.findall((FOLDER / name).read_text(encoding="utf-8")):
+        if needed[1] not in known:
+            yield from _in_order(needed[1], known)
+    yield name
+
+
+def _block(kind: str, trace: int, index: int, data: bytes) -> str:
+    """Data the browser does not run: base64 has no sign that could end the element."""
+    text = base64.b64encode(data).decode()
+    return f'<script type="text/plain" data-{kind}="{trace}-{index}">{text}</script>'

@@ -1,0 +1,60 @@
+// Elements made in one line. Text always goes in as text: nothing of a trace is ever read as markup.
+
+export function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "text") element.innerHTML = value;
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+// Buttons of which one is pressed; arrow keys move between them, as between radio buttons. Choosing may draw the group
+// anew, so the focus is found again by the group's name.
+export function choice(label, options, current, choose, name = label) {
+  const take = (value) => {
+    choose(value);
+    document.querySelector(`[data-choice="${name}"] [data-value="${value}"]`)?.focus();
+  };
+  const buttons = options.map(({ value, text, title }) =>
+    el("button", {
+      type: "button", role: "radio", text, title, "data-value": value,
+      "aria-checked": String(value === current), tabindex: value === current ? "0" : "-1",
+      onclick: () => take(value),
+    }),
+  );
+  const press = (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const place = buttons.indexOf(document.activeElement);
+    if (!step || place < 0) return;
+    event.preventDefault();
+    take(options[(place + step + buttons.length) % buttons.length].value);
+  };
+  const group = { class: "choice", role: "radiogroup", "aria-label": label, "data-choice": name, onkeydown: press };
+  return el("div", group, ...buttons);
+}
+
+// Replace what an element holds, and give the focus back to what stands in the place of what had it: the element with
+// the same `data-here`. A text field keeps its caret.
+export function replaced(element, ...children) {
+  const had = element.contains(document.activeElement) ? document.activeElement : null;
+  const caret = had?.type === "search" ? had.selectionStart : null;
+  element.replaceChildren(...children);
+  const next = had?.dataset.here ? element.querySelector(`[data-here="${CSS.escape(had.dataset.here)}"]`) : null;
+  next?.focus();
+  if (next && caret !== null) next.setSelectionRange(caret, caret);
+}
+
+// Reports a new width of an element, the first one at once; gives a function that stops it.
+export function whenResized(element, report) {
+  let last = -1;
+  const observer = new ResizeObserver(() => {
+    const width = Math.floor(element.clientWidth);
+    if (width !== last && width > 0) report((last = width));
+  });
+  observer.observe(element);
+  return () => observer.disconnect();
+}

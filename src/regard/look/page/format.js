@@ -1,0 +1,76 @@
+// Numbers and labels as they are shown.
+
+// A weight to three digits and at least three decimals, or as many as its stored error leaves sure. `like` gives the
+// number of decimals, where several weights stand below each other.
+export function weight(value, error = 0, like = value) {
+  const sure = error > 0 ? Math.max(1, Math.floor(-Math.log10(2 * error))) : 6;
+  const wanted = like > 0 ? Math.ceil(-Math.log10(like)) + 2 : 3;
+  return value.toFixed(Math.min(6, sure, Math.max(3, wanted)));
+}
+
+// The least of 1, 2, 5, 10, 20, … that is not smaller than a number.
+export function nice(number) {
+  const power = 10 ** Math.floor(Math.log10(number));
+  return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= number * (1 - 1e-9));
+}
+
+export function compact(value) {
+  if (value === 0) return "0";
+  if (Math.abs(value) >= 0.001 && Math.abs(value) < 10000) return String(Number(value.toPrecision(3)));
+  return value.toExponential(1).replace("e-", "e−").replace("e+", "e");
+}
+
+// Control characters, and marks without width that could turn the direction of the text around them.
+const UNSEEN = /[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2066-\u2069]/g;
+
+// A token as something one can see: blanks and line ends have signs of their own.
+export function visible(label) {
+  if (label === "") return "∅";
+  const shown = label.replace(/\r?\n/g, "⏎").replace(/\t/g, "⇥").replace(UNSEEN, "·");
+  return /^\s+$/.test(shown) ? "␣".repeat(Math.min(4, shown.length)) : shown;
+}
+
+export function short(label, longest = 24) {
+  const letters = Array.from(visible(label));
+  return letters.length > longest ? `${letters.slice(0, longest - 1).join("")}…` : letters.join("");
+}
+
+// The i-th label; where nobody named it, its number.
+export function labelOf(labels, index) {
+  return labels?.items[index] ?? String(index + 1);
+}
+
+// Names of records without what all of them share: "encoder.layer.3.attention.self" among its sisters is "3".
+export function shortNames(records) {
+  const several = new Set();
+  const seen = new Set();
+  for (const { name } of records) (seen.has(name) ? several : seen).add(name);
+  const split = records.map(({ name }) => name.split("."));
+  let head = 0;
+  while (seen.size > 1 && split.every((parts) => parts.length > head + 1 && parts[head] === split[0][head])) head++;
+  let tail = 0;
+  const end = (parts) => parts[parts.length - 1 - tail];
+  while (seen.size > 1 && split.every((parts) => parts.length > head + tail + 1 && end(parts) === end(split[0]))) tail++;
+  return records.map(({ name, call }, n) => {
+    const kept = split[n].slice(head, split[n].length - tail).join(".") || name || "·";
+    const ended = kept.length > 18 ? `…${kept.slice(-17)}` : kept; // the end of a dotted name tells most
+    return several.has(name) ? `${ended} #${call + 1}` : ended;
+  });
+}
+
+let ruler = null;
+const widths = new Map();
+export const FONTS =
+  "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'PingFang SC', 'Microsoft YaHei', 'Noto Sans CJK SC', sans-serif";
+
+// Width of a text in pixels at a size; measured once for each.
+export function textWidth(text, size, weightOf = 400) {
+  const name = `${weightOf}/${size}/${text}`;
+  if (!widths.has(name)) {
+    ruler ??= document.createElement("canvas").getContext("2d");
+    ruler.font = `${weightOf} ${size}px ${FONTS}`;
+    if (widths.size > 20000) widths.clear();
+    widths.set(name, ruler.measureText(text).width);
+  }
+  return widths.get(name);
+}

@@ -1,0 +1,217 @@
+// A map of weights: rows ask, columns answer, the deeper a cell the larger its weight.
+
+import { ink, stretch, table } from "./colors.js";
+import { compact, labelOf, nice, short, textWidth } from "./format.js";
+import { inside } from "./model.js";
+import { pixels } from "./painter.js";
+
+const SIZE = 12; // of labels
+const LONGEST = 140; // pixels of a label
+const painted = new WeakMap(); // a grid's cells as a small picture, for one scale and theme
+
+export const heatmap = {
+  name: "heatmap",
+  keys: "grid",
+  zooms: true,
+  fits: () => true,
+  layout,
+};
+
+function layout(model, look) {
+  const { record } = model;
+  const left = 14 + Math.min(LONGEST, longest(model.rows, record.queries));
+  const widest = Math.min(LONGEST, longest(model.columns, record.keys));
+  const room = Math.max(80, look.width - left - 12);
+  const fit = Math.min(record.keys <= 8 ? 64 : 44, room / Math.max(1, record.keys));
+  const cell = Math.min(64, fit * look.zoom);
+  const high = Math.min(64, Math.max(cell, Math.min(26, (160 / Math.max(1, record.queries)) * look.zoom)));
+  const slanted = widest > cell - 6;
+  const top = slanted ? 14 + widest * Math.SQRT1_2 : 24;
+  const over = slanted ? widest * Math.SQRT1_2 : 0;
+  const place = { left, top, cell, high, slanted, over };
+  return {
+    width: left + cell * record.keys + Math.max(12, over),
+    height: top + high * record.queries + 4,
+    deepest: look.highest,
+    held: true,
+    wanted: (box) => span(place, record, box),
+    draw: (painter, box) => draw(painter, box, place, model, look),
+    hit: (x, y, box) => hit(x, y, box, place, record),
+    at: (row, column) => ({ x: left + cell * (column + 0.5), y: top + high * (row + 0.5), left, top }),
+  };
+}
+
+function longest(labels, count) {
+  let widest = 0;
+  const step = Math.max(1, Math.floor(count / 600)); // of a very long list some labels tell enough
+  for (let n = 0; n < count; n += step) widest = Math.max(widest, textWidth(short(labelOf(labels, n)), SIZE));
+  return Math.ceil(widest);
+}
+
+// The rows and columns that a box of the picture shows.
+function span(place, record, box) {
+  const row0 = Math.max(0, Math.floor(box.y / place.high));
+  const column0 = Math.max(0, Math.floor(box.x / place.cell));
+  const rows = Math.min(record.queries, Math.ceil((box.y + box.height - place.top) / place.high)) - row0;
+  const columns = Math.min(record.keys, Math.ceil((box.x + box.width - place.left) / place.cell)) - column0;
+  return { row0, column0, rows: Math.max(0, rows), columns: Math.max(0, columns) };
+}
+
+function hit(x, y, box, place, record) {
+  if (y < box.y + place.top && x < box.x + place.left) return null;
+  const row = y < box.y + place.top ? null : Math.floor((y - place.top) / place.high);
+  const column = x < box.x + place.left ? null : Math.floor((x - place.left) / place.cell);
+  const outside = (place, count) => place !== null && (place < 0 || place >= count);
+  return outside(row, record.queries) || outside(column, record.keys) ? null : { row, column };
+}
+
+function draw(painter, box, place, model, look) {
+  const { colors } = look;
+  painter.rect(box.x, box.y, box.width, box.height, { fill: colors.page });
+  const [x, y] = [box.x + place.left, box.y + place.top];
+  const seen = span(place, model.record, box);
+  painter.clip(x, y, box.width - place.left, box.height - place.top, () => {
+    cells(painter, model.map, place, look);
+    if (model.tile) cells(painter, model.tile, place, look);
+    ruled(painter, place, seen, colors);
+    numbers(painter, place, seen, model, look);
+    marks(painter, place, model.record, look);
+  });
+  rowNames(painter, box, place, seen, model, look);
+  columnNames(painter, box, place, seen, model, look);
+}
+
+function cells(painter, grid, place, look) {
+  const image = picture(grid, look);
+  const [wide, high] = [place.cell * grid.columnBlock, place.high * grid.rowBlock];
+  const [x, y] = [place.left + place.cell * grid.column0, place.top + place.high * grid.row0];
+  painter.image(image, x, y, wide * grid.columns, high * grid.rows, { smooth: wide < 1 });
+}
+
+function picture(grid, look) {
+  const name = `${look.scale}/${look.theme}/${look.highest}`;
+  const known = painted.get(grid);
+  if (known?.name === name) return known.image;
+  const colors = table(look.theme);
+  const tops = look.scale === "row" ? rowTops(grid) : null;
+  const image = pixels(grid.columns, grid.rows, (n) => {
+    const highest = tops ? tops[Math.floor(n / grid.columns)] : look.highest;
+    return colors[Math.round(255 * stretch(grid.values[n], highest, look.scale))];
+  });
+  painted.set(grid, { name, image });
+  return image;
+}
+
+export function rowTops(grid) {
+  const tops = new Float32Array(grid.rows);
+  for (let n = 0; n < grid.values.length; n++) {
+    const row = Math.floor(n / grid.columns);
+    if (grid.values[n] > tops[row]) tops[row] = grid.values[n];
+  }
+  return tops;
+}
+
+function ruled(painter, place, seen, colors) {
+  if (place.cell < 12 || place.high < 12) return;
+  const [x0, y0] = [place.left + place.cell * seen.column0, place.top + place.high * seen.row0];
+  const [wide, high] = [place.cell * seen.columns, place.high * seen.rows];
+  const line = { fill: colors.page };
+  for (let i = 0; i <= seen.rows; i++) painter.rect(x0, y0 + place.high * i - 0.75, wide, 1.5, line);
+  for (let j = 0; j <= seen.columns; j++) painter.rect(x0 + place.cell * j - 0.75, y0, 1.5, high, line);
+}
+
+function numbers(painter, place, seen, model, look) {
+  const grid = model.tile ?? model.map;
+  if (place.cell < 34 || place.high < 16 || grid.rowBlock > 1 || grid.columnBlock > 1) return;
+  const tops = look.scale === "row" ? rowTops(grid) : null;
+  for (let i = seen.row0; i < seen.row0 + seen.rows; i++) {
+    for (let j = seen.column0; j < seen.column0 + seen.columns; j++) {
+      const value = inside(grid, i, j) ? grid.values[(i - grid.row0) * grid.columns + j - grid.column0] : 0;
+      if (value < 0.005) continue;
+      const share = stretch(value, tops ? tops[i - grid.row0] : look.highest, look.scale);
+      const [x, y] = [place.left + place.cell * (j + 0.5), place.top + place.high * (i + 0.5)];
+      const style = { size: 11.5, color: ink(share, look.theme), anchor: "middle" };
+      painter.text(value.toFixed(2).replace(/^0/, ""), x, y, style);
+    }
+  }
+}
+
+function marks(painter, place, record, { hover, locked, colors }) {
+  const box = (row, column, opacity) => {
+    const edge = { stroke: colors.mark, line: 1.5, opacity };
+    const thread = { fill: colors.mark, opacity: opacity * 0.8 }; // where a frame would hide what it frames
+    const [x, y] = [place.left + place.cell * column, place.top + place.high * row];
+    const [wide, high] = [place.cell * record.keys, place.high * record.queries];
+    if (row !== null && place.high >= 5) painter.rect(place.left, y, wide, place.high, edge);
+    else if (row !== null) painter.rect(place.left, y + place.high / 2 - 0.5, wide, 1, thread);
+    if (column !== null && place.cell >= 5) painter.rect(x, place.top, place.cell, high, edge);
+    else if (column !== null) painter.rect(x + place.cell / 2 - 0.5, place.top, 1, high, thread);
+  };
+  if (hover) box(hover.row, hover.column, 0.3);
+  if (!locked) return;
+  box(locked.row, null, 0.9);
+  if (locked.row !== null && locked.column !== null) {
+    const [x, y] = [place.left + place.cell * locked.column, place.top + place.high * locked.row];
+    const grow = Math.max(0, (7 - Math.min(place.cell, place.high)) / 2);
+    const [wide, high] = [place.cell + 2 * grow, place.high + 2 * grow];
+    // Two frames, one in the other, are seen on pale and on deep cells.
+    painter.rect(x - grow, y - grow, wide, high, { stroke: colors.page, line: place.cell < 7 ? 3.5 : 6 });
+    painter.rect(x - grow, y - grow, wide, high, { stroke: colors.mark, line: place.cell < 7 ? 1.5 : 2.5 });
+  } else box(null, locked.column, 0.9);
+}
+
+function rowNames(painter, box, place, seen, model, look) {
+  const { colors, hover, locked, matches } = look;
+  const every = Math.max(1, nice(15 / place.high));
+  painter.clip(box.x, box.y + place.top, place.left, box.height - place.top, () => {
+    painter.rect(box.x, box.y + place.top, place.left, box.height, { fill: colors.page });
+    for (let i = seen.row0; i < seen.row0 + seen.rows; i++) {
+      const strong = i === hover?.row || i === locked?.row;
+      if (i % every && !strong && !matches.rows.has(i)) continue;
+      if (!strong && every > 1 && near(i, [hover?.row, locked?.row], every)) continue;
+      const y = place.top + place.high * (i + 0.5);
+      const color = matches.rows.has(i) ? colors.accent : strong ? colors.text : colors.quiet;
+      const style = { size: SIZE, color, anchor: "end", weight: strong || matches.rows.has(i) ? 600 : 400 };
+      painter.text(fitted(labelOf(model.rows, i)), box.x + place.left - 8, y, style);
+    }
+  });
+}
+
+function columnNames(painter, box, place, seen, model, look) {
+  const { colors, hover, locked, matches } = look;
+  const every = Math.max(1, nice((place.slanted ? 17 : 24) / place.cell));
+  painter.clip(box.x + place.left - 2, box.y, box.width - place.left + 2, place.top, () => {
+    painter.rect(box.x + place.left, box.y, box.width, place.top, { fill: colors.page });
+    for (let j = seen.column0; j < seen.column0 + seen.columns; j++) {
+      const strong = j === hover?.column || j === locked?.column;
+      if (j % every && !strong && !matches.columns.has(j)) continue;
+      if (!strong && every > 1 && near(j, [hover?.column, locked?.column], every)) continue;
+      const x = place.left + place.cell * (j + 0.5);
+      const color = matches.columns.has(j) ? colors.accent : strong ? colors.text : colors.quiet;
+      const style = { size: SIZE, color, weight: strong || matches.columns.has(j) ? 600 : 400 };
+      const name = fitted(labelOf(model.columns, j));
+      if (place.slanted) painter.text(name, x, box.y + place.top - 8, { ...style, turn: -45 });
+      else painter.text(name, x, box.y + place.top - 12, { ...style, anchor: "middle" });
+    }
+  });
+}
+
+function near(place, others, every) {
+  return others.some((other) => other !== null && other !== undefined && Math.abs(other - place) < every);
+}
+
+function fitted(label) {
+  let text = short(label);
+  while (textWidth(text, SIZE) > LONGEST && text.length > 2) text = `${text.slice(0, -2)}…`;
+  return text;
+}
+
+// A bar of the scale for captions: from 0 to the deepest colour.
+export function legend(painter, x, y, width, deepest, look) {
+  const image = pixels(64, 1, (n) => table(look.theme)[Math.round((255 * n) / 63)]);
+  painter.image(image, x, y, width, 8, { smooth: true });
+  painter.text("0", x, y + 18, { size: 11, color: look.colors.quiet });
+  const most = look.scale === "row" ? look.say("largestOfRow") : compact(deepest);
+  painter.text(most, x + width, y + 18, { size: 11, color: look.colors.quiet, anchor: "end" });
+}
+

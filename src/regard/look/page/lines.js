@@ -1,0 +1,119 @@
+// What asks at the left, what answers at the right, a line for each weight worth seeing.
+
+import { css, stretch } from "./colors.js";
+import { labelOf, short, textWidth, weight } from "./format.js";
+
+const SIZE = 13;
+const HIGH = 22; // of a line of text
+const MOST = 1200; // lines drawn at once; more would be a grey cloud
+const known = new WeakMap(); // the strongest places of a map
+
+export const lines = {
+  name: "lines",
+  keys: "flow",
+  fits: () => true,
+  layout,
+};
+
+function layout(model, look) {
+  const { record } = model;
+  const room = Math.max(70, Math.min(180, look.width * 0.28));
+  const left = Math.min(room, widest(model.rows, record.queries)) + 20;
+  const right = Math.min(room, widest(model.columns, record.keys)) + 64;
+  const gap = Math.max(90, Math.min(340, look.width - left - right));
+  const place = { left, gap, right, room };
+  return {
+    width: left + gap + right,
+    height: HIGH * Math.max(record.queries, record.keys) + 16,
+    deepest: null,
+    held: true,
+    draw: (painter, box) => draw(painter, box, place, model, look),
+    hit: (x, y) => hit(x, y, place, record),
+    at: (row) => ({ x: left, y: 8 + HIGH * (row + 0.5), left: 0, top: 0 }),
+  };
+}
+
+function widest(labels, count) {
+  let most = 20;
+  for (let n = 0; n < Math.min(count, 600); n++) most = Math.max(most, textWidth(short(labelOf(labels, n)), SIZE));
+  return most;
+}
+
+function hit(x, y, place, record) {
+  const n = Math.floor((y - 8) / HIGH);
+  if (n < 0) return null;
+  if (x < place.left + place.gap * 0.5) return n < record.queries ? { row: n, column: null } : null;
+  return n < record.keys ? { row: null, column: n } : null;
+}
+
+function draw(painter, box, place, model, look) {
+  const { colors } = look;
+  painter.rect(box.x, box.y, box.width, box.height, { fill: colors.page });
+  const chosen = look.active === null ? null : model.weights(look.active);
+  strands(painter, box, place, model, look, chosen);
+  const from = Math.max(0, Math.floor((box.y - 8) / HIGH));
+  const to = Math.ceil((box.y + box.height) / HIGH);
+  for (let i = from; i < Math.min(to, model.record.queries); i++) name(painter, place, model, look, i, "row", null);
+  for (let j = from; j < Math.min(to, model.record.keys); j++) name(painter, place, model, look, j, "column", chosen);
+}
+
+function strands(painter, box, place, model, look, chosen) {
+  const { map, record } = model;
+  const found = [];
+  const add = (i, j, value, most) => found.push([i, j, value, stretch(value, most, look.scale)]);
+  if (chosen) {
+    chosen.forEach((value, j) => value > look.rowHighest * 0.02 && add(look.active, j, value, look.rowHighest));
+  } else if (look.hover?.column != null && map.rowBlock === 1) {
+    for (let i = 0; i < record.queries; i++) {
+      const value = map.values[i * record.keys + look.hover.column];
+      if (value > look.highest * 0.02) add(i, look.hover.column, value, look.highest);
+    }
+  } else if (map.rowBlock === 1 && map.columnBlock === 1) {
+    for (const n of strongest(map)) add(Math.floor(n / record.keys), n % record.keys, map.values[n], look.highest);
+  }
+  found.sort((a, b) => b[2] - a[2]);
+  const near = (n) => 8 + HIGH * (n + 0.5) > box.y - 600 && 8 + HIGH * (n + 0.5) < box.y + box.height + 600;
+  for (const [i, j, , share] of found.slice(0, MOST).reverse()) {
+    if (!near(i) && !near(j)) continue;
+    const style = { stroke: look.colors.accent, line: 0.75 + 3.5 * share, opacity: 0.12 + 0.78 * share };
+    painter.curve(place.left, 8 + HIGH * (i + 0.5), place.left + place.gap, 8 + HIGH * (j + 0.5), style);
+  }
+}
+
+// Places of the largest weights of a map, found once.
+function strongest(map) {
+  if (!known.has(map)) {
+    const places = [];
+    map.values.forEach((value, n) => value > map.highest * 0.06 && places.push(n));
+    known.set(map, places.sort((a, b) => map.values[b] - map.values[a]).slice(0, MOST));
+  }
+  return known.get(map);
+}
+
+function name(painter, place, model, look, n, side, chosen) {
+  const { colors, hover, locked, matches } = look;
+  const isRow = side === "row";
+  const y = 8 + HIGH * (n + 0.5);
+  const strong = isRow ? n === look.active : n === hover?.column || n === locked?.column;
+  const match = (isRow ? matches.rows : matches.columns).has(n);
+  const text = fitted(labelOf(isRow ? model.rows : model.columns, n), place.room);
+  const wide = textWidth(text, SIZE, strong ? 600 : 400);
+  const x = isRow ? place.left - 10 : place.left + place.gap + 10;
+  const [value, most] = chosen ? [chosen[n], look.rowHighest] : [model.received[n], model.mostReceived];
+  const tint = isRow ? 0 : stretch(value, most, look.scale);
+  const [top, bar] = [y - HIGH / 2, { fill: css(tint, look.theme), radius: 2 }];
+  if (!isRow && tint > 0.04) painter.rect(place.left + place.gap + 3, top + 2, 4, HIGH - 4, bar);
+  const edge = { stroke: colors.mark, line: 1.5, radius: 4 };
+  if (isRow && n === locked?.row) painter.rect(x - wide - 6, top + 1, wide + 12, HIGH - 2, edge);
+  const color = match ? colors.accent : strong || (chosen && tint > 0.15) ? colors.text : colors.quiet;
+  painter.text(text, x, y, { size: SIZE, color, anchor: isRow ? "end" : "start", weight: strong || match ? 600 : 400 });
+  if (chosen && !isRow && tint > 0.15) {
+    painter.text(weight(chosen[n], 0.0004), x + wide + 10, y, { size: 11.5, color: colors.quiet });
+  }
+}
+
+function fitted(label, room) {
+  let text = short(label);
+  while (textWidth(text, SIZE) > room && text.length > 2) text = `${text.slice(0, -2)}…`;
+  return text;
+}

@@ -1,0 +1,84 @@
+// Every head as a point: how wide it looks (entropy) against how far (distance).
+
+import { css } from "./colors.js";
+import { compact, nice } from "./format.js";
+
+const LEFT = 46;
+const BOTTOM = 44;
+const RADIUS = 5.5;
+
+export const measures = {
+  name: "measures",
+  keys: "flow",
+  fits: (about) => about.records.some((record) => record.entropy),
+  layout,
+};
+
+// Points in reading order: layer by layer, head by head. `apart` says whether distances are known.
+export function points(about) {
+  const apart = about.records.some((record) => record.distance);
+  const found = [];
+  about.records.forEach((record, layer) => {
+    for (let head = 0; head < record.heads; head++) {
+      if (!record.entropy || (apart && !record.distance)) continue;
+      found.push({ record: layer, head, entropy: record.entropy[head], distance: record.distance?.[head] ?? null });
+    }
+  });
+  return { apart, found };
+}
+
+function layout({ about, names }, look) {
+  const { apart, found } = points(about);
+  const width = Math.max(240, look.width);
+  const height = Math.min(420, Math.max(260, width * 0.8));
+  const far = (point) => (apart ? point.distance : point.record);
+  const largest = { x: Math.max(1e-3, ...found.map(far)), y: Math.max(1e-3, ...found.map((point) => point.entropy)) };
+  const step = { x: nice(largest.x / 5), y: nice(largest.y / 5) };
+  const most = { x: step.x * Math.ceil(largest.x / step.x), y: step.y * Math.ceil(largest.y / step.y) };
+  const at = (point) => [
+    LEFT + 8 + ((width - LEFT - 24) * far(point)) / Math.max(most.x, 1e-9),
+    height - BOTTOM - 8 - ((height - BOTTOM - 28) * point.entropy) / most.y,
+  ];
+  return {
+    width, height, found,
+    draw: (painter, box) => {
+      const { colors } = look;
+      painter.rect(0, 0, width, height, { fill: colors.page });
+      for (let n = 0; n * step.y <= most.y * 1.001; n++) {
+        const y = height - BOTTOM - 8 - ((height - BOTTOM - 28) * n * step.y) / most.y;
+        painter.rect(LEFT, y, width - LEFT - 8, 1, { fill: colors.line });
+        painter.text(compact(n * step.y), LEFT - 8, y, { size: 11, color: colors.quiet, anchor: "end" });
+      }
+      for (let n = 0; apart && n * step.x <= most.x * 1.001; n++) {
+        const x = LEFT + 8 + ((width - LEFT - 24) * n * step.x) / most.x;
+        painter.text(compact(n * step.x), x, height - BOTTOM + 10, { size: 11, color: colors.quiet, anchor: "middle" });
+      }
+      painter.text(look.say("entropyAxis"), 0, 8, { size: 11.5, color: colors.quiet });
+      const quiet = { size: 11.5, color: colors.quiet, anchor: "end" };
+      painter.text(look.say(apart ? "distanceAxis" : "orderAxis"), width - 8, height - 12, quiet);
+      found.forEach((point) => {
+        const [x, y] = at(point);
+        const depth = 0.25 + 0.75 * (about.records.length > 1 ? point.record / (about.records.length - 1) : 1);
+        painter.circle(x, y, RADIUS, { fill: css(depth, look.theme), stroke: colors.page, line: 1 });
+      });
+      found.forEach((point) => {
+        const chosen = point.record === look.record && point.head === look.head;
+        if (!chosen) return;
+        const [x, y] = at(point);
+        painter.circle(x, y, RADIUS + 3, { stroke: colors.mark, line: 2 });
+        const right = x > width * 0.6;
+        const style = { size: 12, color: colors.text, weight: 600, anchor: right ? "end" : "start" };
+        painter.text(`${names[point.record]} · ${point.head + 1}`, x + (right ? -13 : 13), y, style);
+      });
+    },
+    hit: (x, y) => {
+      let best = null;
+      found.forEach((point, n) => {
+        const [px, py] = at(point);
+        const far2 = Math.hypot(px - x, py - y);
+        if (far2 < 14 && (!best || far2 < best.far2)) best = { n, far2 };
+      });
+      return best ? { row: best.n, column: null } : null;
+    },
+  };
+}

@@ -1,0 +1,66 @@
+// One head as the views see it: its map, its labels, and its rows, which may still be on their way.
+
+// `ask(row)` fetches a row of a map that is not whole; `arrived()` is called when one came, `failed(error)` when not.
+export function modelOf({ record, map, received, rows, columns, picture }, { ask, arrived, failed }) {
+  const whole = map.rowBlock === 1 && map.columnBlock === 1;
+  const known = new Map();
+  const rowOf = (row) => {
+    if (whole) {
+      const values = map.values.subarray(row * map.columns, (row + 1) * map.columns);
+      return { row, indices: null, values, rest: 0, error: map.error };
+    }
+    if (!known.has(row)) {
+      known.set(row, null);
+      ask(row).then((found) => {
+        if (!found) return known.delete(row); // the reader had moved on before it was asked for
+        known.set(row, found);
+        return arrived();
+      }, (error) => {
+        known.delete(row);
+        failed(error);
+      });
+    }
+    return known.get(row);
+  };
+  const weights = (row) => {
+    const found = rowOf(row);
+    if (!found?.indices) return found?.values ?? null;
+    const values = new Float32Array(record.keys);
+    found.indices.forEach((index, n) => (values[index] = found.values[n]));
+    return values;
+  };
+  const names = (labels) => labels?.items.join("\u0000");
+  return {
+    record, map, received, rows, columns, picture, whole, rowOf, weights, tile: null,
+    mostReceived: received.reduce((a, b) => Math.max(a, b), 1e-12),
+    same: record.queries === record.keys && names(rows) === names(columns), // the same tokens ask and answer
+  };
+}
+
+// The weight of a cell and how sure it is: from a tile, the whole map or a row's largest. Where only the mean of its
+// surroundings is known, `mean` is true.
+export function valueAt(model, row, column) {
+  const { map, tile } = model;
+  if (tile?.rowBlock === 1 && tile.columnBlock === 1 && inside(tile, row, column)) {
+    const value = tile.values[(row - tile.row0) * tile.columns + column - tile.column0];
+    return { value, error: tile.error, mean: false };
+  }
+  if (model.whole) return { value: map.values[row * map.columns + column], error: map.error, mean: false };
+  const kept = model.rowOf(row);
+  const found = kept?.row === row ? (kept.indices ? kept.indices.indexOf(column) : column) : -1;
+  if (found >= 0) return { value: kept.values[found], error: kept.error, mean: false };
+  const cell = Math.floor(row / map.rowBlock + 1e-9) * map.columns + Math.floor(column / map.columnBlock + 1e-9);
+  return { value: map.values[cell], error: map.error, mean: true };
+}
+
+export function inside(grid, row, column) {
+  const [down, right] = [row - grid.row0, column - grid.column0];
+  return down >= 0 && down < grid.rows * grid.rowBlock && right >= 0 && right < grid.columns * grid.columnBlock;
+}
+
+// Where the largest weight is.
+export function best(weights) {
+  let most = 0;
+  weights?.forEach((value, n) => value > weights[most] && (most = n));
+  return most;
+}

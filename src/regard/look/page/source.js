@@ -1,0 +1,173 @@
+// Where a viewer gets its numbers. A source serves one trace; everything it gives may arrive later (promises).
+//
+//   source.about                                -> About, there from the start
+//   source.thumbnail(record, head)              -> Grid of at most 32 × 32 cells, which hold the roots of their shares
+//                                                  of the largest, so that faint ones show
+//   source.map(record, head)                    -> Grid of the whole map, pooled where it is too large to keep
+//   source.tile(record, head, row0, column0, rows, columns)
+//                                               -> Grid of that part, in weights; pooled where it is too large
+//   source.rows(record, head, row)              -> Row, what one query looks at
+//   source.received(record, head)               -> Float32Array: the mean weight that each key receives
+//   source.picture(label)                       -> Blob of a PNG, or null
+//   source.finer                                -> true if tile() can show more than map() does
+//
+// `record`, `head` and `label` are positions in the lists of About.
+//
+// About  { title, dropped: [sentence], labels: [Labels], records: [{
+//            name, call, kind, heads, queries, keys, scale, note, check, rows, columns,   (these two: labels or null)
+//            entropy: [per head] | null, distance: [per head] | null }] }
+// Labels { kind: "tokens" | "patches" | "frames" | "objects" | "list", items: [string], grid: [h, w]?, picture: bool,
+//            seconds?: number per frame, x?, y?, heading?, speed?: [per object] }
+// Grid   { row0, column0, rows, columns, rowBlock, columnBlock, values: Float32Array, highest, error }
+//            A cell stands for rowBlock × columnBlock weights and holds their mean; `error` bounds what storing cost.
+// Row    { row, indices: Uint32Array | null, values: Float32Array, rest, error }
+//            With indices null there is a value for every key; else the largest ones, and what all others sum to.
+
+export class MemorySource {
+  // A trace that lies compressed in the page. `packs` has one gzip file in base64 per record, unpacked when asked for.
+  constructor(about, packs, pictures) {
+    this.about = about;
+    this.finer = false;
+    this.packs = packs;
+    this.pictures = pictures;
+    this.unpacked = new Map();
+    this.maps = new Map(); // the few heads looked at last
+  }
+
+  async thumbnail(record, head) {
+    const { thumbnails } = this.about.records[record];
+    if (!this.small) this.small = decompress(decode(this.about.thumbnails));
+    const bytes = await this.small;
+    const [rows, columns] = thumbnails.shape;
+    const start = thumbnails.start + head * rows * columns;
+    const values = Float32Array.from(bytes.subarray(start, start + rows * columns), (byte) => byte / 255);
+    return { row0: 0, column0: 0, rows, columns, rowBlock: 1, columnBlock: 1, values, highest: 1, error: 1 };
+  }
+
+  map(record, head) {
+    const name = `${record}/${head}`;
+    const map = this.maps.get(name) ?? this.build(record, head);
+    this.maps.delete(name);
+    this.maps.set(name, map);
+    if (this.maps.size > 6) this.maps.delete(this.maps.keys().next().value);
+    return map;
+  }
+
+  async build(record, head) {
+    const pack = await this.unpack(record);
+    const cells = pack.mapRows * pack.mapColumns;
+    const codes = pack.codes.subarray(head * cells, (head + 1) * cells);
+    const values = new Float32Array(cells);
+    for (let i = 0; i < pack.mapRows; i++) {
+      const step = pack.steps[head * pack.mapRows + i];
+      for (let j = 0; j < pack.mapColumns; j++) values[i * pack.mapColumns + j] = codes[i * pack.mapColumns + j] * step;
+    }
+    if (pack.whole) {
+      for (let i = 0; i < pack.queries; i++) {
+        const { indices, values: best } = this.largest(pack, head, i);
+        for (let n = 0; n < indices.length; n++) values[i * pack.keys + indices[n]] = best[n];
+      }
+    }
+    let highest = 0;
+    for (const value of values) if (value > highest) highest = value;
+    return {
+      row0: 0, column0: 0, rows: pack.mapRows, columns: pack.mapColumns,
+      rowBlock: pack.rowBlock, columnBlock: pack.columnBlock, values, highest, error: pack.error,
+    };
+  }
+
+  async tile(record, head, row0, column0, rows, columns) {
+    const map = await this.map(record, head);
+    return part(map, row0, column0, rows, columns);
+  }
+
+  async rows(record, head, row) {
+    const pack = await this.unpack(record);
+    const at = Math.min(pack.rowsKept - 1, Math.round(row / pack.stride));
+    if (pack.whole) {
+      const map = await this.map(record, head);
+      const values = map.values.slice(row * pack.keys, (row + 1) * pack.keys);
+      return { row, indices: null, values, rest: 0, error: pack.error };
+    }
+    const { indices, values } = this.largest(pack, head, at);
+    const rest = pack.rests[head * pack.rowsKept + at];
+    return { row: at * pack.stride, indices: Uint32Array.from(indices), values, rest, error: pack.peak / 131070 };
+  }
+
+  async received(record, head) {
+    const pack = await this.unpack(record);
+    return pack.received.subarray(head * pack.keys, (head + 1) * pack.keys);
+  }
+
+  async picture(label) {
+    const picture = this.pictures[label];
+    return picture ? new Blob([decode(picture)], { type: "image/png" }) : null;
+  }
+
+  // The largest weights of one kept row, largest first.
+  largest(pack, head, at) {
+    const start = (head * pack.rowsKept + at) * pack.kept;
+    const indices = pack.indices.subarray(start, start + pack.kept);
+    const values = Float32Array.from(pack.largest.subarray(start, start + pack.kept), (v) => (v / 65535) * pack.peak);
+    return { indices, values };
+  }
+
+  unpack(record) {
+    if (!this.unpacked.has(record)) {
+      const { heads, pack } = this.about.records[record];
+      const views = decompress(decode(this.packs[record])).then(({ buffer }) => {
+        let start = 0;
+        const take = (type, length) => {
+          const view = new type(buffer, start, length);
+          start += Math.ceil((length * type.BYTES_PER_ELEMENT) / 4) * 4; // every array begins at a multiple of four
+          return view;
+        };
+        const rows = heads * pack.rowsKept;
+        return {
+          ...pack,
+          steps: take(Float32Array, heads * pack.mapRows),
+          rests: take(Float32Array, rows),
+          received: take(Float32Array, heads * pack.keys),
+          indices: take(pack.keys > 65536 ? Uint32Array : Uint16Array, rows * pack.kept),
+          largest: take(Uint16Array, rows * pack.kept),
+          codes: take(Uint8Array, heads * pack.mapRows * pack.mapColumns),
+        };
+      });
+      this.unpacked.set(record, views);
+    }
+    return this.unpacked.get(record);
+  }
+}
+
+// The cells of a grid that stand for the weights asked for.
+export function part(grid, row0, column0, rows, columns) {
+  const top = Math.floor(row0 / grid.rowBlock);
+  const left = Math.floor(column0 / grid.columnBlock);
+  const bottom = Math.min(grid.rows, Math.ceil((row0 + rows) / grid.rowBlock));
+  const right = Math.min(grid.columns, Math.ceil((column0 + columns) / grid.columnBlock));
+  const values = new Float32Array(Math.max(0, bottom - top) * Math.max(0, right - left));
+  let n = 0;
+  for (let i = top; i < bottom; i++) for (let j = left; j < right; j++) values[n++] = grid.values[i * grid.columns + j];
+  const [row, column] = [top * grid.rowBlock, left * grid.columnBlock];
+  return { ...grid, row0: row, column0: column, rows: bottom - top, columns: right - left, values };
+}
+
+// What a query looks at as { index, value } pairs, largest first.
+export function ranked(row) {
+  const pairs = Array.from(row.values, (value, n) => ({ index: row.indices ? row.indices[n] : n, value }));
+  return pairs.sort((a, b) => b.value - a.value || a.index - b.index);
+}
+
+export function decode(text) {
+  const clean = text.trim();
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(clean);
+  const binary = atob(clean);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+}
+
+export async function decompress(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}

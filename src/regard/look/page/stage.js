@@ -1,0 +1,352 @@
+// One trace on the page: its heads, the picture of the chosen one, and the token one is looking at.
+
+import { palette, table } from "./colors.js";
+import { el } from "./dom.js";
+import { checkOf, factsOf, readoutOf, storedOf, titleOf } from "./facts.js";
+import { compact, labelOf } from "./format.js";
+import { heatmap } from "./heatmap.js";
+import { image } from "./image.js";
+import { lines } from "./lines.js";
+import { best, modelOf } from "./model.js";
+import { Overview } from "./overview.js";
+import { pixels } from "./painter.js";
+import { Picture } from "./picture.js";
+import { asPng, asRow, asSvg, asTable, copy, download, fileName } from "./save.js";
+import { scene } from "./scene.js";
+import { sound } from "./sound.js";
+import { text } from "./text.js";
+import { TokenList } from "./token.js";
+
+export const VIEWS = [heatmap, lines, text, image, sound, scene];
+const OWN = [image, sound, scene]; // shown first where they fit
+const PATIENCE = 50; // milliseconds that a pointer rests, or a map stands still, before more is fetched
+const STEPS = {
+  ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity,
+};
+
+export class Stage {
+  constructor(viewer, source, index) {
+    Object.assign(this, { viewer, source, index, state: viewer.state, about: source.about, model: null });
+    this.matches = { rows: new Set(), columns: new Set() };
+    this.element = el("section", { class: "stage" });
+    this.bitmaps = new Map(); // of labels
+    this.overview = new Overview(this);
+    this.token = new TokenList(this);
+    this.picture = new Picture({
+      build: (width) => this.model && this.view.layout(this.model, this.look(width)),
+      point: (place) => this.state.set({ hover: place }),
+      choose: (place) => this.lock(place),
+      press: (key) => this.press(key),
+      scrolled: (layout, box) => this.sharpen(layout, box),
+    });
+  }
+
+  get say() {
+    return this.viewer.say;
+  }
+
+  get record() {
+    return Math.min(this.state.get("record"), this.about.records.length - 1);
+  }
+
+  get head() {
+    return Math.min(this.state.get("head"), this.about.records[this.record].heads - 1);
+  }
+
+  // The views that can show this record, and the one that does.
+  get views() {
+    return this.model ? VIEWS.filter((view) => view.fits(this.model)) : [heatmap];
+  }
+
+  get view() {
+    const { views } = this;
+    const asked = this.state.get("view");
+    return views.find((view) => (asked ? view.name === asked : OWN.includes(view))) ?? heatmap;
+  }
+
+  // A place in the picture, if this trace has it.
+  place(name) {
+    const place = this.state.get(name);
+    if (!place || !this.model) return null;
+    const { queries, keys } = this.model.record;
+    const row = place.row !== null && place.row < queries ? place.row : null;
+    const column = place.column !== null && place.column < keys ? place.column : null;
+    return row === null && column === null ? null : { row, column };
+  }
+
+  get active() {
+    return this.place("hover")?.row ?? this.place("locked")?.row ?? (this.model?.record.queries === 1 ? 0 : null);
+  }
+
+  get activeColumn() {
+    return this.place("hover")?.column ?? this.place("locked")?.column ?? (this.model?.same ? this.active : null);
+  }
+
+  // The weight of the deepest colour, shared by what stands side by side so that one colour means one weight.
+  get highest() {
+    const of = ({ model }) => Math.max(model?.map.highest ?? 0, model?.tile?.highest ?? 0);
+    return Math.max(...this.viewer.stages.map(of));
+  }
+
+  look(width) {
+    const theme = this.state.get("shown");
+    const shared = { width, theme, colors: palette(theme), say: this.say, scale: this.state.get("scale") };
+    if (!this.model) return shared;
+    const { active } = this;
+    const chosen = active === null ? null : this.model.weights(active);
+    return {
+      ...shared, active, zoom: this.state.get("zoom"), hover: this.place("hover"), locked: this.place("locked"),
+      matches: this.matches, highest: this.highest, rowHighest: chosen ? chosen.reduce((a, b) => Math.max(a, b), 0) : 0,
+    };
+  }
+
+  // Fetch the chosen head, then show it; what arrives late for another head is not shown.
+  async load() {
+    if (!this.about.records.length) return;
+    const [at, head] = [this.record, this.head];
+    const here = () => at === this.record && head === this.head;
+    try {
+      const record = this.about.records[at];
+      const [rows, columns] = [record.rows, record.columns].map((place) => this.about.labels[place] ?? null);
+      const [map, received, picture] = await Promise.all([
+        this.source.map(at, head), this.source.received(at, head),
+        this.bitmap(columns?.picture ? record.columns : record.rows),
+      ]);
+      if (!here()) return;
+      this.model = modelOf({ record, map, received, rows, columns, picture }, {
+        ask: (row) => this.ask(at, head, row), arrived: () => this.refresh(), failed: (error) => this.fail(error),
+      });
+    } catch (error) {
+      if (here()) this.fail(error);
+      return;
+    }
+    this.viewer.loaded(this);
+  }
+
+  // One row. From afar it is fetched only if the pointer stays; pictures of all rows want each of them at once.
+  async ask(record, head, row) {
+    if (this.source.finer && !OWN.includes(this.view)) {
+      await new Promise((done) => setTimeout(done, PATIENCE));
+      if (this.active !== row) return null;
+    }
+    return this.source.rows(record, head, row);
+  }
+
+  async bitmap(place) {
+    if (!this.about.labels[place]?.picture) return null;
+    const fetched = () => this.source.picture(place).then((blob) => blob && createImageBitmap(blob));
+    if (!this.bitmaps.has(place)) this.bitmaps.set(place, fetched());
+    return this.bitmaps.get(place);
+  }
+
+  // Of a pooled map, ask for the visible part in full once it is large enough to be seen.
+  async sharpen(layout, box) {
+    const { model } = this;
+    if (!this.source.finer || !layout.wanted || !model || model.whole) return;
+    const { row0, column0, rows, columns } = layout.wanted(box);
+    if (rows < 1 || columns < 1 || (rows > model.record.queries * 0.9 && columns > model.record.keys * 0.9)) {
+      model.tile = null;
+      return;
+    }
+    const wanted = `${row0}/${column0}/${rows}/${columns}`;
+    this.wanted = wanted;
+    await new Promise((done) => setTimeout(done, PATIENCE));
+    const current = () => this.wanted === wanted && this.model === model;
+    if (!current()) return;
+    try {
+      const tile = await this.source.tile(this.record, this.head, row0, column0, rows, columns);
+      if (!current()) return;
+      model.tile = tile;
+      this.follow();
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  // Lock a place; the same one again lifts the lock.
+  lock(place) {
+    if (!place) return;
+    const old = this.state.get("locked");
+    const next = { row: place.row ?? old?.row ?? null, column: place.column };
+    const again = old && old.row === next.row && old.column === next.column;
+    this.state.set({ locked: again ? null : next });
+  }
+
+  press(key) {
+    const { model, view } = this;
+    if (!model) return false;
+    if (key === "Escape") {
+      this.state.set({ locked: null, hover: null });
+      return true;
+    }
+    if (view.zooms && ["+", "=", "-"].includes(key)) {
+      this.viewer.zoom(key === "-" ? 0.5 : 2);
+      return true;
+    }
+    const next = this.step(key);
+    if (!next) return false;
+    this.state.set({ locked: next, hover: null });
+    this.picture.reveal(next.row, view.keys === "flow" ? null : next.column);
+    return true;
+  }
+
+  // Where a key moves the lock. In a map, along both axes; elsewhere from token to token.
+  step(key) {
+    const { queries, keys } = this.model.record;
+    const { row = null, column = null } = this.place("locked") ?? {};
+    if (!(key in STEPS)) return null;
+    const down = row === null ? 0 : clamp(row + STEPS[key], queries);
+    const right = column === null ? 0 : clamp(column + STEPS[key], keys);
+    if (this.picture.layout?.axis === "column") return { row: null, column: right };
+    if (this.view.keys === "flow") return { row: down, column };
+    if (row === null) return { row: 0, column: column ?? 0 };
+    if (column === null) return { row, column: best(this.model.weights(row)) };
+    return ["ArrowLeft", "ArrowRight", "Home", "End"].includes(key) ? { row, column: right } : { row: down, column };
+  }
+
+  // Find a text in the labels; gives the places, rows first.
+  find(query) {
+    this.matches = { rows: new Set(), columns: new Set() };
+    const wanted = query.trim().toLocaleLowerCase();
+    if (!wanted || !this.model) return [];
+    const { rows, columns, record, same } = this.model;
+    const search = (labels, count, found) => {
+      for (let n = 0; n < count; n++) if (labelOf(labels, n).toLocaleLowerCase().includes(wanted)) found.add(n);
+    };
+    search(rows, record.queries, this.matches.rows);
+    search(columns, record.keys, this.matches.columns);
+    const inRows = Array.from(this.matches.rows, (row) => ({ row, column: null }));
+    const inColumns = Array.from(this.matches.columns, (column) => ({ row: null, column }));
+    return same ? inRows : [...inRows, ...inColumns];
+  }
+
+  // Build everything anew: the first time, or in another language.
+  render() {
+    const { say } = this;
+    const several = this.viewer.stages.length > 1;
+    const trace = several ? el("h2", { class: "trace", text: this.about.title }) : "";
+    if (!this.about.records.length) {
+      this.element.replaceChildren(trace, el("p", { class: "quiet", text: say("empty") }), this.dropped());
+      return;
+    }
+    this.readout = el("p", { class: "readout", role: "status", "aria-live": "polite" });
+    this.title = el("h2");
+    this.facts = el("p", { class: "facts" });
+    this.notes = el("div", { class: "notes" });
+    this.legend = el("div", { class: "legend" });
+    this.kept = el("div", { class: "notes" });
+    const alone = this.about.records.length === 1 && this.about.records[0].heads === 1;
+    this.element.classList.toggle("alone", alone);
+    this.overview.render();
+    const head = el("section", { class: "head", "aria-label": say("view") },
+      el("div", { class: "line" }, this.title, this.buttons()),
+      this.facts, this.notes, this.readout, this.picture.element, this.legend, this.kept);
+    this.element.replaceChildren(trace, alone ? "" : this.overview.element, head, this.token.element, this.dropped());
+    this.refresh();
+  }
+
+  buttons() {
+    const { say } = this;
+    const button = (kind, title, onclick) =>
+      el("button", { type: "button", "data-save": kind, text: say(kind), title: say(title), onclick });
+    this.told = el("p", { class: "told", role: "status" });
+    return el("div", { class: "save", role: "group", "aria-label": say("save") },
+      button("copy", "copyHelp", () => this.copy()),
+      button("png", "savePng", () => this.save("png")),
+      button("svg", "saveSvg", () => this.save("svg")),
+      button("csv", "saveCsv", () => this.save("csv")),
+      this.told);
+  }
+
+  dropped() {
+    const { dropped } = this.about;
+    if (!dropped.length) return el("div", { class: "dropped" });
+    return el("details", { class: "dropped", open: dropped.length < 4 },
+      el("summary", { text: `${this.say("dropped")} (${dropped.length})` }),
+      el("ul", {}, ...dropped.map((sentence) => el("li", { text: sentence }))));
+  }
+
+  // Show the same head again: something about it changed.
+  refresh() {
+    if (!this.title || !this.model) return;
+    const { say, model, view, head } = this;
+    const { record } = model;
+    this.title.replaceChildren(...titleOf(record, head, say));
+    this.facts.replaceChildren(...factsOf(record, head, say));
+    const notes = [record.note, view === scene ? say("sceneHelp") : null].filter(Boolean);
+    this.notes.replaceChildren(...notes.map((note) => el("p", { text: note })));
+    this.kept.replaceChildren(...storedOf(model, this.source.finer, say).map((note) => el("p", { text: note })));
+    const { name, queries, keys } = record;
+    const label = say("pictureOf", { view: say(view.name), name, head: head + 1, queries, keys });
+    this.picture.element.setAttribute("aria-label", label);
+    this.picture.element.dataset.view = view.name;
+    this.overview.mark();
+    this.picture.refresh();
+    this.tell();
+  }
+
+  // The pointer or the lock moved.
+  follow() {
+    if (!this.model || !this.title) return;
+    const width = this.picture.element.clientWidth;
+    this.picture.layout = width ? this.picture.build(width) : null;
+    this.picture.draw();
+    this.tell();
+  }
+
+  // Words beside the picture: what is under the pointer or locked, what the deepest colour means, the token's list.
+  tell() {
+    const hover = this.place("hover");
+    const place = hover ?? this.place("locked");
+    if (!place) this.readout.replaceChildren(el("span", { class: "quiet", text: this.say("hint") }));
+    else {
+      const locked = hover ? "" : el("span", { class: "quiet", text: this.say("locked") });
+      this.readout.replaceChildren(...readoutOf(this.model, place, this.view.name, this.say), locked);
+    }
+    const deepest = this.picture.layout?.deepest;
+    this.legend.hidden = !deepest;
+    if (deepest) {
+      const bar = pixels(128, 1, (n) => table(this.state.get("shown"))[2 * n + 1]);
+      const most = this.state.get("scale") === "row" ? this.say("largestOfRow") : compact(deepest);
+      this.legend.replaceChildren(el("span", { text: "0" }), bar, el("span", { text: most }));
+    }
+    this.token.render();
+  }
+
+  async save(kind) {
+    const { model, say, view } = this;
+    if (!model) return;
+    const { record } = model;
+    const name = fileName(this.about.title, record.name, `head ${this.head + 1}`, kind === "csv" ? "" : view.name);
+    if (kind === "csv") {
+      const values = await asTable(model, this.source, this, ",");
+      download(new Blob(["\ufeff", values], { type: "text/csv;charset=utf-8" }), `${name}.csv`);
+      return;
+    }
+    const active = this.place("locked")?.row ?? (record.queries === 1 ? 0 : null);
+    const look = { ...this.look(Math.max(640, this.picture.element.clientWidth)), hover: null, active };
+    const caption = {
+      title: `${record.name || this.about.title} · ${say("head", { head: this.head + 1 })}`,
+      subtitle: `${this.about.title} · ${checkOf(record, say)}`,
+    };
+    const paint = kind === "png" ? asPng : asSvg;
+    download(await paint(view.layout(model, look), caption, look), `${name}.${kind}`);
+  }
+
+  // The locked row where there is one, else the whole map.
+  async copy() {
+    const row = this.place("locked")?.row ?? null;
+    const found = row === null ? null : await this.source.rows(this.record, this.head, row);
+    const values = found ? asRow(this.model, found) : await asTable(this.model, this.source, this, "\t");
+    this.told.textContent = this.say((await copy(values)) ? "copied" : "cannotCopy");
+    setTimeout(() => (this.told.textContent = ""), 2500);
+  }
+
+  fail(error) {
+    this.readout?.replaceChildren(el("span", { class: "bad", text: this.say("failed", { reason: error.message }) }));
+  }
+}
+
+function clamp(place, count) {
+  return Math.min(count - 1, Math.max(0, place));
+}

@@ -1,0 +1,57 @@
+// What is being looked at, shared by everything on the page. Listeners are told which names changed.
+
+export class State {
+  constructor(values) {
+    this.values = { ...values };
+    this.listeners = new Set();
+  }
+
+  get(name) {
+    return this.values[name];
+  }
+
+  set(changes) {
+    const changed = new Set(Object.keys(changes).filter((name) => !same(this.values[name], changes[name])));
+    if (!changed.size) return;
+    Object.assign(this.values, changes);
+    for (const listener of [...this.listeners]) listener(changed);
+  }
+
+  on(listener) {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+}
+
+function same(a, b) {
+  if (a === b) return true;
+  if (!a || !b || typeof a !== "object" || typeof b !== "object") return false;
+  return a.row === b.row && a.column === b.column && a.stage === b.stage;
+}
+
+// Kept for the next visit where the browser allows it, and in the page's address where it does not.
+export function remembered(name) {
+  try {
+    const kept = localStorage.getItem(`regard.${name}`);
+    if (kept) return kept;
+  } catch {
+    // no storage in a sandboxed frame or for some files
+  }
+  return new URLSearchParams(location.hash.slice(1)).get(name);
+}
+
+export function remember(name, value) {
+  try {
+    localStorage.setItem(`regard.${name}`, value);
+    return;
+  } catch {
+    // as above
+  }
+  const kept = new URLSearchParams(location.hash.slice(1));
+  kept.set(name, value);
+  try {
+    history.replaceState(null, "", `#${kept}`);
+  } catch {
+    // a document without an address remembers until it is closed
+  }
+}

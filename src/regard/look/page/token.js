@@ -1,0 +1,94 @@
+// One token: what it looks at, or what looks at it, as a list of bars with their weights.
+
+import { choice, el, replaced } from "./dom.js";
+import { labelOf, short, visible, weight } from "./format.js";
+import { ranked } from "./source.js";
+
+const SHOWN = 12;
+
+export class TokenList {
+  constructor(stage) {
+    this.stage = stage;
+    this.direction = "looksAt";
+    this.element = el("section", { class: "token" });
+  }
+
+  render() {
+    const { stage } = this;
+    const { say, model } = stage;
+    if (!model) return this.element.replaceChildren();
+    const options = ["looksAt", "lookedAt"].map((value) => ({ value, text: say(value) }));
+    const choose = (direction) => {
+      this.direction = direction;
+      this.render();
+    };
+    const whole = model.map.rowBlock === 1 && model.map.columnBlock === 1;
+    const direction = whole ? this.direction : "looksAt";
+    const place = direction === "looksAt" ? stage.active : stage.activeColumn;
+    const labels = direction === "looksAt" ? model.rows : model.columns;
+    if (place === null) return this.received();
+    const name = labelOf(labels, place);
+    this.element.setAttribute("aria-label", say(direction));
+    replaced(this.element,
+      el("div", { class: "line" },
+        el("h3", { text: `“${short(name, 32)}”`, title: visible(name) }),
+        el("span", { class: "quiet", text: say("position", { place: place + 1 }) })),
+      whole
+        ? choice(say("direction"), options, direction, choose, `direction-${stage.index}`)
+        : el("span", { class: "quiet", text: say("looksAt") }),
+      this.list(direction, place),
+    );
+  }
+
+  // With no token chosen: which ones get the most from all.
+  received() {
+    const { say, model } = this.stage;
+    this.element.setAttribute("aria-label", say("most"));
+    const target = (index) => (model.same ? { row: index, column: null } : { row: null, column: index });
+    const row = { indices: null, values: model.received, rest: 0, error: 0.00004 };
+    replaced(this.element,
+      el("h3", { text: say("most") }), el("span", { class: "quiet", text: say("mostHelp") }),
+      this.bars(row, model.columns, model.record.keys, target));
+  }
+
+  list(direction, place) {
+    const { model } = this.stage;
+    const looks = direction === "looksAt";
+    const row = looks ? model.rowOf(place) : columnOf(model, place);
+    const target = (index) => (looks ? { row: place, column: index } : { row: index, column: place });
+    return this.bars(row, looks ? model.columns : model.rows, looks ? model.record.keys : model.record.queries, target);
+  }
+
+  bars(row, labels, total, target) {
+    const { stage } = this;
+    const list = el("ol", { class: "bars" });
+    if (!row) return list;
+    const pairs = ranked(row);
+    const shown = pairs.slice(0, SHOWN);
+    const most = shown[0]?.value || 1;
+    for (const { index, value } of shown) {
+      const bar = el("span", { class: "bar" });
+      bar.style.width = `${(100 * value) / most}%`;
+      const name = labelOf(labels, index);
+      const button = el("button", { type: "button", "data-here": index, onclick: () => stage.lock(target(index)) },
+        el("span", { class: "label", text: short(name, 28), title: visible(name) }),
+        el("span", { class: "track", "aria-hidden": "true" }, bar),
+        el("span", { class: "number", text: weight(value, row.error, most) }));
+      list.append(el("li", { "data-index": index }, button));
+    }
+    const rest = pairs.slice(SHOWN).reduce((sum, { value }) => sum + value, 0) + row.rest;
+    const count = total - shown.length;
+    if (count > 0) {
+      const number = el("span", { class: "number", text: weight(rest, row.error, most) });
+      list.append(el("li", { class: "quiet rest" }, el("span", { text: stage.say("rest", { count }) }), number));
+    }
+    return list;
+  }
+}
+
+function columnOf(model, column) {
+  const { map } = model;
+  const values = new Float32Array(map.rows);
+  for (let i = 0; i < map.rows; i++) values[i] = map.values[i * map.columns + column];
+  return { indices: null, values, rest: 0, error: map.error };
+}

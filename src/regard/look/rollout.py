@@ -1,0 +1,41 @@
+"""Attention through all layers of a stack: rollout, and relevance by gradients."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.look.records import Record
+
+
+def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5, gradients: bool = False) -> Tensor:
+    """How much of each input position reaches each output position, (q, k), over square self-attention in order.
+
+    Each layer passes on Â = (1 − r) · mean of the heads + r · I, rows brought to sum 1; the product of all layers is
+    the rollout (Abnar & Zuidema 2020, section 3). With `gradients` each layer adds the mean of [A ⊙ ∂L/∂A]₊ times
+    what came before, R ← R + Ā R from R = I (Chefer et al. 2021, eq. 5 and 6).
+
+    >>> from regard.look.records import Given
+    >>> layer = Record("layer", "given", Given(torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])))
+    >>> rollout([layer, layer])
+    tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000]])
+    """
+    if not records:
+        raise ValueError("rollout needs at least one record")
+    if not 0 <= residual < 1:
+        raise ValueError(f"residual must be 0 or more and less than 1, got {residual}")
+    size = records[0].queries
+    total = torch.eye(size)
+    for record in records:
+        if (record.queries, record.keys) != (size, size):
+            raise ValueError(
+                f"rollout needs layers of one square size, {size} × {size}; {record.name!r} has {record.queries} × "
+                f"{record.keys}: choose layers with of="
+            )
+        if gradients:
+            total = total + record.relevance(batch=batch).mean(0) @ total
+            continue
+        layer = (1 - residual) * record.weights(batch=batch).mean(0) + residual * torch.eye(size)
+        total = (layer / layer.sum(-1, keepdim=True).clamp_min(torch.finfo(layer.dtype).tiny)) @ total
+    return total

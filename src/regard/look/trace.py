@@ -1,0 +1,211 @@
+"""A trace: the attention calls that were seen, by (module name, call number), with names for rows and columns."""
+
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from regard.look import pictures
+from regard.look.files import LARGEST_FILE, read, write
+from regard.look.labels import Labelling, as_labels
+from regard.look.records import Given, Record, nbytes
+from regard.look.rollout import rollout
+from regard.look.sources import Joined, Worst
+
+
+class Trace:
+    """Records of attention, in the order of the calls.
+
+    `dropped` says what was left out or cannot be seen, and why.
+
+    >>> import torch
+    >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"])
+    >>> trace["cross"].weights(head=0)
+    tensor([[1., 0.],
+            [0., 1.]])
+    >>> trace["cross"].column_labels.items
+    ('the', 'cat')
+    """
+
+    def __init__(self, title: str = "Attention", records: Sequence[Record] = (), dropped: Sequence[str] = ()) -> None:
+        self.title = title
+        self.records = list(records)
+        self.dropped = list(dropped)
+
+    @classmethod
+    def from_weights(
+        cls,
+        weights: Mapping[str, Tensor],
+        *,
+        title: str = "Attention",
+        rows: Labelling | None = None,
+        columns: Labelling | None = None,
+    ) -> "Trace":
+        """A trace of plain weights: for each name a tensor (heads, q, k) or (b, heads, q, k)."""
+        records = []
+        for name, tensor in weights.items():
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim not in (3, 4):
+                what = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(
+                    f"weights of {name!r} must be a float tensor (heads, q, k) or (b, heads, q, k), got {what}"
+                )
+            kept = tensor.detach()
+            records.append(Record(name, "given", Given(kept if kept.ndim == 4 else kept[None])))
+        trace = cls(title, records)
+        return trace if rows is None and columns is None else trace.label(rows=rows, columns=columns)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __getitem__(self, place: str | tuple[str, int]) -> Record:
+        """The record of a name (its first call), or of (name, call)."""
+        name, call = (place, None) if isinstance(place, str) else place
+        calls = [record for record in self.records if record.name == name]
+        for record in calls:
+            if call is None or record.call == call:
+                return record
+        if calls:
+            raise KeyError(f"{name!r} has no call {call}: seen were {[record.call for record in calls]}")
+        near = get_close_matches(name, self.names, n=3) or self.names[:8]
+        raise KeyError(f"no attention was seen under {name!r}; there is {', '.join(map(repr, near)) or 'none at all'}")
+
+    def __repr__(self) -> str:
+        lines = [f"Trace({self.title!r}, {len(self.records)} records)"]
+        lines += [f"  {record!r}" for record in self.records[:16]]
+        lines += [f"  … and {len(self.records) - 16} more"] if len(self.records) > 16 else []
+        return "\n".join([*lines, *(f"  not here: {text}" for text in self.dropped[:8])])
+
+    @property
+    def names(self) -> list[str]:
+        """Every module name, once, in the order of the first calls."""
+        return list(dict.fromkeys(record.name for record in self.records))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory kept by all records."""
+        return nbytes(tensor for record in self.records for tensor in record.source.holds())
+
+    def select(self, pattern: str) -> "Trace":
+        """The records whose name fits a pattern such as `encoder.*`."""
+        return Trace(self.title, [record for record in self.records if fnmatchcase(record.name, pattern)], self.dropped)
+
+    def label(
+        self, *, rows: Labelling | None = None, columns: Labelling | None = None, of: str | None = None
+    ) -> "Trace":
+        """Name rows and columns: a list of strings, (tokenizer, ids), or `Labels`; gives the trace itself back.
+
+        Without `of`, every axis of the right length gets them; with a pattern such as `decoder.*`, those records must
+        fit, or it is an error.
+        """
+        chosen = [record for record in self.records if of is None or fnmatchcase(record.name, of)]
+        if not chosen:
+            raise ValueError(f"no record fits of={of!r}: there is {', '.join(self.names[:8]) or 'none at all'}")
+        for what, given in (("rows", rows), ("columns", columns)):
+            if given is None:
+                continue
+            labels = as_labels(given)
+            lengths = [record.queries if what == "rows" else record.keys for record in chosen]
+            fit = [record for record, length in zip(chosen, lengths, strict=True) if length == len(labels)]
+            if not fit or (of is not None and len(fit) < len(chosen)):
+                raise ValueError(f"{what} has {len(labels)} labels, but the records have {sorted(set(lengths))} {what}")
+            for record in fit:
+                setattr(record, "row_labels" if what == "rows" else "column_labels", labels)
+        return self
+
+    def joined(self) -> "Trace":
+        """Calls under one name as one map, as generation makes them: a row or more for each step.
+
+        Joined are names with several calls of one batch and head count whose keys never become fewer. What beams
+        stood for at each step cannot be told: with several sequences, rows are those of the batch as it was.
+        """
+        records: list[Record] = []
+        for name in self.names:
+            calls = [record for record in self.records if record.name == name]
+            keys = [record.keys for record in calls]
+            same = len({(record.batch, record.heads) for record in calls}) == 1
+            if len(calls) == 1 or not same or keys != sorted(keys):
+                records += calls
+                continue
+            source = Joined([record.source for record in calls])
+            note = next((record.note for record in calls if record.note), None)
+            kind = "rows" if all(record.queries == 1 for record in calls) else calls[0].kind
+            records.append(Record(name, kind, source, scale=calls[0].scale, note=note, checked=Worst(calls)))
+        return Trace(self.title, records, self.dropped)
+
+    def rollout(
+        self, *, of: str | None = None, batch: int = 0, residual: float = 0.5, gradients: bool = False
+    ) -> Tensor:
+        """Attention through all layers, (q, k); see `regard.look.rollout`. `of` chooses layers by a pattern."""
+        return rollout(
+            self.records if of is None else self.select(of).records,
+            batch=batch,
+            residual=residual,
+            gradients=gradients,
+        )
+
+    def save(self, path: str | Path, **options: int) -> Path:
+        """Write the trace to one safetensors file: half precision; large maps by their largest weights."""
+        return write(path, self.title, self.records, self.dropped, **options)
+
+    @classmethod
+    def load(cls, path: str | Path, *, limit: int = LARGEST_FILE) -> "Trace":
+        """A trace from a file; whatever is out of bounds is refused with a ValueError that says what."""
+        title, records, dropped = read(path, limit=limit)
+        return cls(title, records, dropped)
+
+    def html(self, path: str | Path, **options: Any) -> Path:
+        """Write a standalone page: one file that fetches nothing and opens anywhere."""
+        target = Path(path)
+        target.write_text(self._page(**options), encoding="utf-8")
+        return target
+
+    def svg(
+        self, path: str | Path, *, record: str | tuple[str, int] | None = None, head: int = 0, batch: int = 0
+    ) -> Path:
+        """Write the map of a head as an SVG drawing; of the first record unless one is named."""
+        target = Path(path)
+        target.write_text(pictures.svg(self._record(record), head=head, batch=batch), encoding="utf-8")
+        return target
+
+    def png(
+        self, path: str | Path, *, record: str | tuple[str, int] | None = None, head: int = 0, batch: int = 0
+    ) -> Path:
+        """Write the map of a head as a PNG picture; of the first record unless one is named."""
+        return pictures.png(self._record(record), path, head=head, batch=batch)
+
+    def show(self, **options: Any) -> None:
+        """The page in a notebook; elsewhere in the browser."""
+        if "IPython" in sys.modules:
+            shown = import_module("IPython.display")
+            shown.display(shown.HTML(self._repr_html_(**options)))
+            return
+        folder = tempfile.mkdtemp(prefix="regard-")
+        webbrowser.open(self.html(Path(folder) / "trace.html", **options).as_uri())
+
+    def _repr_html_(self, **options: Any) -> str:
+        """What a notebook shows. A frame of its own keeps the page's style from the notebook's."""
+        inside = escape(self._page(**options))
+        return f'<iframe srcdoc="{inside}" style="width:100%;height:640px;border:0" sandbox="allow-scripts"></iframe>'
+
+    def _page(self, **options: Any) -> str:
+        from regard.look.page import page
+
+        return page(self, **options)
+
+    def _record(self, place: str | tuple[str, int] | None) -> Record:
+        if place is not None:
+            return self[place]
+        if not self.records:
+            raise ValueError("the trace has no records to draw")
+        return self.records[0]

@@ -1,0 +1,261 @@
+"""See where any PyTorch model attends, while it runs unchanged."""
+
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from types import FrameType
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from regard.core import attention as core
+from regard.core.attention import Attended
+from regard.core.problem import Problem
+from regard.look import capture_flex, capture_multihead, capture_regard, capture_sdpa, capture_softmax
+from regard.look.capture import Backward, Call, Function, Handler, checked
+from regard.look.capture_transformers import interface
+from regard.look.capture_unseen import Expected, named, times
+from regard.look.records import Given, Record
+from regard.look.trace import Trace
+
+Keep = str | Sequence[str] | Callable[[str], bool]
+
+_open: list["_Eye"] = []  # everybody who is watching now
+_HEADS = ("num_heads", "heads", "n_heads", "nhead", "num_attention_heads", "n_head")
+
+
+@contextmanager
+def watch(
+    model: nn.Module, *, keep: Keep | None = None, limit: int = 2**30, gradients: bool = False, title: str | None = None
+) -> Iterator[Trace]:
+    """Watch a model's attention: a `Trace` that fills while the model runs.
+
+    Kept are queries and keys, not matrices; weights are computed again when they are asked for. `keep` chooses layers
+    by a pattern such as "decoder.*", several, or a function of the name. `limit` bounds what is kept, in bytes;
+    `trace.dropped` says what did not fit and what could not be seen. `gradients` keeps what gradient maps need.
+
+    Seen are torch's attention functions and layers, FlexAttention, Hugging Face models however they compute, compiled
+    models (they run uncompiled meanwhile), attention written out with a softmax, and regard's own layers. Not seen are
+    kernels that bypass torch, TorchScript and other threads.
+
+    >>> layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    >>> x = torch.randn(1, 5, 8)
+    >>> with watch(layer) as trace:
+    ...     _ = layer(x, x, x, need_weights=False)
+    >>> trace.records
+    [Record('', call 0, multihead: 1 × 2 heads, 5 queries, 5 keys)]
+    >>> trace[""].weights(head=1).shape, trace[""].check() < 1e-6
+    (torch.Size([5, 5]), True)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    if limit <= 0:
+        raise ValueError(f"limit is a number of bytes above 0, got {limit}")
+    trace = Trace(title or type(model).__name__)
+    eye = _Eye(model, trace, _chooser(keep), limit, gradients)
+    with ExitStack() as stack:
+        stack.callback(eye.finish)
+        _open.append(eye)
+        stack.callback(_open.remove, eye)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_flex_unfused())
+        stack.enter_context(interface(eye))
+        stack.enter_context(_listening(eye))
+        stack.enter_context(eye.expecting())
+        stack.enter_context(capture_multihead.unpacked(model))
+        stack.enter_context(eye)
+        yield trace
+
+
+class _Eye(TorchFunctionMode):
+    """Meets every torch function while a model is watched."""
+
+    def __init__(
+        self, model: nn.Module, trace: Trace, keeps: Callable[[str], bool], limit: int, gradients: bool
+    ) -> None:
+        super().__init__()
+        self.trace = trace
+        self._inner: int | None = None  # heads of the nn.MultiheadAttention that is running
+        self.sinks: Tensor | None = None
+        self.thread = threading.get_ident()
+        self._names = {id(module): named(name) for name, module in model.named_modules()}
+        self._expected = Expected(model)
+        self._keeps, self._limit, self._gradients = keeps, limit, gradients
+        self._calls: Counter[str] = Counter()
+        self._full: Counter[str] = Counter()  # what did not fit
+        self._blind: Counter[tuple[str, str]] = Counter()
+        self._bytes = 0
+        self._held: set[int] = set()
+        self._deaf = 0
+        self._handlers: dict[Function, Handler] = {
+            **capture_softmax.handlers(capture_softmax.Tags()),
+            **capture_sdpa.HANDLERS,
+            **capture_multihead.HANDLERS,
+            **capture_flex.HANDLERS,
+        }
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        handler = self._handlers.get(function)
+        if handler is None or self._deaf:
+            return function(*args, **(kwargs or {}))
+        return handler(self, function, args, kwargs or {})
+
+    def expecting(self) -> AbstractContextManager[None]:
+        """Count the modules that ought to be seen."""
+        return self._expected.counting()
+
+    @property
+    def count(self) -> int:
+        return sum(self._calls.values()) + sum(self._blind.values())
+
+    def heads(self, count: int) -> int | None:
+        if self._inner is not None:
+            return self._inner
+        owner = self._module()
+        found = (getattr(owner, name, None) for name in _HEADS)
+        return next((n for n in found if type(n) is int and n > 0 and count % n == 0), None)
+
+    @contextmanager
+    def inside(self, heads: int) -> Iterator[None]:
+        before, self._inner = self._inner, heads
+        try:
+            with self:
+                yield
+        finally:
+            self._inner = before
+
+    @contextmanager
+    def telling(self, sinks: Tensor | None) -> Iterator[None]:
+        before, self.sinks = self.sinks, sinks
+        try:
+            yield
+        finally:
+            self.sinks = before
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        self._deaf += 1
+        try:
+            yield
+        finally:
+            self._deaf -= 1
+
+    @contextmanager
+    def safely(self) -> Iterator[None]:
+        others = [eye for eye in _open if eye.thread == self.thread]
+        for eye in others:  # what is computed here is nobody's attention
+            eye._deaf += 1
+        try:
+            yield
+        except Exception as error:
+            self.cannot_see(f"a call ({type(error).__name__}: {str(error)[:200]})")
+        finally:
+            for eye in others:
+                eye._deaf -= 1
+
+    def cannot_see(self, what: str) -> None:
+        name = self._where()
+        if name is not None:
+            self._blind[name, what] += 1
+
+    def record(self, call: Call) -> None:
+        """Name a call, check it, and keep it if there is room."""
+        name = self._where()
+        if name is None:
+            return
+        number = self._calls[name]
+        self._calls[name] += 1
+        if not self._keeps(name):
+            return
+        kind, (_, heads, queries, _) = "multihead" if self._inner is not None else call.kind, call.source.shape
+        if queries == 1:
+            kind = "rows"
+            if not isinstance(call.source, Given):
+                # The row is smaller than the keys, which may be a cache that the next step writes into.
+                rows = torch.zeros(1, dtype=torch.long, device=call.source.holds()[0].device)
+                call = replace(call, source=Given(call.source.block(slice(None), range(heads), rows)))
+        source, error = call.source, checked(call)
+        held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in source.holds()}
+        new = sum(size for place, size in held.items() if place not in self._held)
+        if self._bytes + new > self._limit:
+            self._full[name] += 1
+            return
+        self._bytes += new
+        self._held |= set(held)
+        gradient = None
+        if self._gradients and call.output is not None and call.value is not None and call.output.requires_grad:
+            gradient = Backward(call, name)
+            call.output.register_hook(gradient.hear)
+        record = Record(
+            name, kind, source, call=number, scale=call.scale, note=call.note, checked=error, gradient=gradient
+        )
+        self.trace.records.append(record)
+
+    def finish(self) -> None:
+        """Say what was left out."""
+        say = self.trace.dropped.append
+        for name, count in self._full.items():
+            say(f"{name!r} did not fit the limit of {self._limit / 2**20:.3g} MiB, {times(count)}")
+        for (name, what), count in self._blind.items():
+            say(f"{name!r}: {what} cannot be seen, {times(count)}")
+        for text in self._expected.missing(set(self._calls) | {name for name, _ in self._blind}, self._keeps):
+            say(text)
+
+    def _where(self) -> str | None:
+        """The name of the innermost module of the model that is running; None if another model's is."""
+        owner = self._module()
+        return "" if owner is None else self._names.get(id(owner))
+
+    def _module(self) -> nn.Module | None:
+        """The innermost module of the model that is running, else of another one, else None."""
+        frame: FrameType | None = sys._getframe(2)
+        foreign = None
+        while frame is not None:
+            code = frame.f_code
+            if code.co_argcount and code.co_varnames[0] in ("self", "module"):
+                owner = frame.f_locals.get(code.co_varnames[0])
+                if isinstance(owner, nn.Module):
+                    if id(owner) in self._names:
+                        return owner
+                    foreign = foreign or owner
+            frame = frame.f_back
+        return foreign
+
+
+def _chooser(keep: Keep | None) -> Callable[[str], bool]:
+    if keep is None:
+        return lambda name: True
+    if callable(keep):
+        return keep
+    patterns = [keep] if isinstance(keep, str) else list(keep)
+    return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@contextmanager
+def _listening(eye: _Eye) -> Iterator[None]:
+    """Hear of regard's own calls."""
+
+    def listener(problem: Problem, run: Callable[[], Attended]) -> Attended:
+        if threading.get_ident() != eye.thread:
+            return run()
+        return capture_regard.heard(eye, problem, run)
+
+    core.listeners = (*core.listeners, listener)
+    try:
+        yield
+    finally:
+        core.listeners = tuple(other for other in core.listeners if other is not listener)
+
+
+@contextmanager
+def _flex_unfused() -> Iterator[None]:
+    """Torch warns that FlexAttention runs uncompiled; while watching it is meant to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        yield

@@ -1,0 +1,307 @@
+"""The studio as a web application: what each address gives. FastAPI is imported when one is made."""
+
+import json
+import re
+import struct
+import tempfile
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from regard import __version__
+from regard.studio.guard import Guard
+from regard.studio.limits import LIMITS, Limits, RefusedError, within
+from regard.studio.playground import Question, Sentence
+from regard.studio.runs import Ask, Judge, Scores, Translates, judge, translate
+from regard.studio.shelf import Book, Shelf
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request, Response
+
+    from regard.look.faithfulness import Curve, Faithfulness
+    from regard.look.records import Record
+    from regard.look.trace import Trace
+
+TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
+FOLDERS = {"static": ("regard.studio", "static"), "page": ("regard.look", "page")}
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def create(
+    runs: Sequence[Translates] = (),
+    traces: "Sequence[Trace | Path]" = (),
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7788,
+    limits: Limits = LIMITS,
+) -> "FastAPI":
+    """The application over runs and traces; `host` and `port` are where it will be served, and it answers to no other.
+
+    >>> create(port=7788).title
+    'regard studio'
+    """
+    from fastapi import FastAPI, HTTPException
+
+    app = FastAPI(title="regard studio", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_middleware(Guard, host=host, port=port, limits=limits)
+    app.add_exception_handler(RefusedError, _refused)
+    app.add_exception_handler(HTTPException, _missing)
+    app.add_exception_handler(404, _missing)
+    app.add_exception_handler(405, _missing)
+    _add_files(app)
+    shelf = Shelf(traces, limits)
+    _add_traces(app, shelf)
+    _add_pictures(app, shelf)
+    _add_live(app, list(runs))
+    return app
+
+
+def _add_files(app: "FastAPI") -> None:
+    """The page, its scripts and styles."""
+    from fastapi import Response
+
+    def file(folder: str, name: str) -> Response:
+        package, place = FOLDERS[folder]
+        # One plain name: no separators, no leading dot, so that nothing outside the folder can be named.
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*\.(js|css|html|svg)", name):
+            raise RefusedError(f"there is no file {name[:60]!r}", 404)
+        found = files(package) / place / name
+        if not found.is_file():
+            raise RefusedError(f"there is no file {name!r}", 404)
+        kind = TYPES[name.rpartition(".")[2]]
+        return Response(found.read_bytes(), media_type=f"{kind}; charset=utf-8", headers={"cache-control": "no-cache"})
+
+    @app.get("/")
+    def index() -> Response:
+        return file("static", "index.html")
+
+    @app.get("/static/{name}")
+    def static(name: str) -> Response:
+        return file("static", name)
+
+    @app.get("/page/{name}")
+    def page(name: str) -> Response:
+        return file("page", name)
+
+
+def _add_traces(app: "FastAPI", shelf: Shelf) -> None:
+    """The list of traces, and files handed in."""
+    from fastapi import Request
+    from fastapi.concurrency import run_in_threadpool
+
+    @app.get("/api/traces")
+    def traces() -> dict[str, Any]:
+        return {"traces": [_listed(book) for book in shelf.list()]}
+
+    @app.post("/api/traces")
+    async def hand_in(request: Request) -> dict[str, Any]:
+        if request.headers.get("content-type") != "application/octet-stream":
+            raise RefusedError("a trace file must come as application/octet-stream", 415)
+        with tempfile.TemporaryDirectory(prefix="regard-") as folder:
+            path = Path(folder) / "handed-in.trace"
+            with path.open("wb") as target:
+                async for chunk in request.stream():
+                    target.write(chunk)
+            book = await run_in_threadpool(shelf.hand_in, path)
+        return _listed(book)
+
+    @app.delete("/api/traces/{id}")
+    def remove(id: str) -> dict[str, Any]:
+        shelf.remove(id)
+        return {"removed": id}
+
+    @app.get("/api/traces/{id}/records")
+    def records(id: str) -> dict[str, Any]:
+        from regard.studio.describe import described
+
+        return described(shelf[id])
+
+    @app.get("/api/traces/{id}/picture")
+    def picture(id: str, label: str) -> "Response":
+        from fastapi import Response
+
+        from regard.look.page_data import pictures
+
+        found = pictures(shelf[id].trace).get(label)
+        if found is None:
+            raise RefusedError(f"label {label[:20]!r} has no picture", 404)
+        width, height = _png_size(found)
+        if width * height > LIMITS.pixels:
+            raise RefusedError(f"a picture must have at most {LIMITS.pixels} pixels, got {width} × {height}", 413)
+        return Response(found, media_type="image/png")
+
+    @app.get("/api/traces/{id}/faithfulness")
+    def faithful(id: str, request: Request) -> dict[str, Any]:
+        record, head, row = _numbers(request, "record", "head", "row")
+        return _curves(shelf[id].faithfulness(record, head, row))
+
+
+def _add_pictures(app: "FastAPI", shelf: Shelf) -> None:
+    """Parts of maps, in bytes. What they are stands in the header x-regard-grid."""
+    from fastapi import Request, Response
+
+    def record_of(id: str, number: int) -> "Record":
+        seen = shelf[id].trace.records
+        return seen[within(number, 0, len(seen) - 1, "record")]
+
+    def sent(grid: Any, type: str) -> Response:
+        body, about = grid.packed(type)
+        return Response(body, media_type="application/octet-stream", headers={"x-regard-grid": about})
+
+    def floats(values: Any) -> Response:
+        return Response(values.contiguous().numpy().tobytes(), media_type="application/octet-stream")
+
+    @app.get("/api/traces/{id}/thumbnail")
+    def thumbnail(id: str, request: Request) -> Response:
+        from regard.studio import tiles
+
+        record, head, batch = _numbers(request, "record", "head", "batch")
+        return sent(tiles.thumbnail(record_of(id, record), head, batch), "uint8")
+
+    @app.get("/api/traces/{id}/map")
+    def whole(id: str, request: Request) -> Response:
+        from regard.studio import tiles
+
+        record, head, batch = _numbers(request, "record", "head", "batch")
+        return sent(tiles.whole(record_of(id, record), head, batch), "float16")
+
+    @app.get("/api/traces/{id}/tile")
+    def tile(id: str, request: Request) -> Response:
+        from regard.studio import tiles
+
+        record, head, batch, *part = _numbers(request, "record", "head", "batch", "row", "column", "rows", "columns")
+        row, column, rows, columns = part
+        return sent(tiles.tile(record_of(id, record), head, row, column, rows, columns, batch), "float16")
+
+    @app.get("/api/traces/{id}/rows")
+    def rows(id: str, request: Request) -> Response:
+        from regard.studio import tiles
+
+        record, head, batch, row = _numbers(request, "record", "head", "batch", "row")
+        return floats(tiles.row(record_of(id, record), head, row, batch))
+
+    @app.get("/api/traces/{id}/received")
+    def received(id: str, request: Request) -> Response:
+        from regard.studio import tiles
+
+        record, head, batch = _numbers(request, "record", "head", "batch")
+        return floats(tiles.received(record_of(id, record), head, batch))
+
+
+def _add_live(app: "FastAPI", runs: list[Translates]) -> None:
+    """What is computed when it is asked: the playground, and runs."""
+    from fastapi import Request
+    from fastapi.concurrency import run_in_threadpool
+
+    known: list[Translates] = list(runs)
+
+    def available() -> list[Translates]:
+        if not known:  # something to show before anything was trained
+            from regard.studio.toy import toys
+
+            known.extend(toys())
+        return known
+
+    @app.get("/api/status")
+    def status() -> dict[str, Any]:
+        bounds = {"vectors": LIMITS.vectors, "size": LIMITS.size, "text": LIMITS.text, "beams": LIMITS.beams}
+        return {"version": __version__, "runs": len(runs), "limits": bounds}
+
+    @app.get("/api/runs")
+    def listed() -> dict[str, Any]:
+        return {
+            "runs": [{"name": run.name, "scores": isinstance(run, Scores)} for run in available()],
+            "toys": not runs,
+        }
+
+    @app.post("/api/translate")
+    async def translated(request: Request) -> dict[str, Any]:
+        ask = await _body(request, Ask)
+        return await run_in_threadpool(lambda: translate(available(), ask))
+
+    @app.post("/api/faithfulness")
+    async def judged(request: Request) -> dict[str, Any]:
+        asked = await _body(request, Judge)
+        return await run_in_threadpool(lambda: _curves(judge(available(), asked)))
+
+    @app.post("/api/playground")
+    async def playground(request: Request) -> dict[str, Any]:
+        from regard.studio.playground import answer
+
+        return await run_in_threadpool(answer, await _body(request, Question))
+
+    @app.post("/api/sentence")
+    async def sentence(request: Request) -> dict[str, Any]:
+        from regard.studio.playground import embed
+
+        return embed(await _body(request, Sentence))
+
+
+async def _body(request: "Request", model: type[Body]) -> Body:
+    """The body of a request, checked, or a refusal that says what is wrong with it."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise RefusedError("the body must be application/json", 415)
+    try:
+        return model.model_validate_json(await request.body())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the body"
+        given = "" if first["type"] == "json_invalid" else f", got {str(first['input'])[:60]!r}"
+        raise RefusedError(f"{place}: {first['msg']}{given}") from None
+
+
+def _numbers(request: "Request", *names: str) -> list[int]:
+    """Whole numbers of the query string; one that is not there is 0."""
+    found = []
+    for name in names:
+        text = request.query_params.get(name, "0")
+        if not re.fullmatch(r"[0-9]{1,9}", text):
+            raise RefusedError(f"{name} must be a whole number of at most 9 digits, got {text[:20]!r}")
+        found.append(int(text))
+    return found
+
+
+def _png_size(data: bytes) -> tuple[int, int]:
+    """Width and height from the head of a PNG file: what it claims is what a browser will make room for."""
+    if len(data) < 24 or not data.startswith(b"\x89PNG\r\n\x1a\n") or data[12:16] != b"IHDR":
+        raise RefusedError("a picture of a trace must be a PNG file")
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def _listed(book: Book) -> dict[str, Any]:
+    return {"id": book.id, "title": book.title, "origin": book.origin}
+
+
+def _curves(found: "Faithfulness") -> dict[str, Any]:
+    return {
+        "deletion": {name: _curve(curve) for name, curve in found.deletion.items()},
+        "sufficiency": {name: _curve(curve) for name, curve in found.sufficiency.items()},
+        "gain": {name: found.gain(name) for name in found.deletion if name != "map"},
+    }
+
+
+def _curve(curve: "Curve") -> dict[str, Any]:
+    return {
+        "fractions": curve.fractions, "scores": curve.scores, "low": curve.low, "high": curve.high, "area": curve.area,
+    }  # fmt: skip
+
+
+def _refused(request: "Request", error: Exception) -> "Response":
+    status = error.status if isinstance(error, RefusedError) else 400
+    return _error(status, str(error))
+
+
+def _missing(request: "Request", error: Exception) -> "Response":
+    status = int(getattr(error, "status_code", 404))
+    what = "there is nothing at this address" if status == 404 else str(getattr(error, "detail", "refused"))
+    return _error(status, what)
+
+
+def _error(status: int, message: str) -> "Response":
+    from fastapi import Response
+
+    return Response(json.dumps({"error": message}), status, media_type="application/json")

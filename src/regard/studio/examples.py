@@ -1,0 +1,178 @@
+"""Traces made for the purpose: one for each kind of picture, drawn from seeded data, with the little model behind it.
+
+Each is a real call of `regard.attention` over features of inputs that were drawn here, so what ought to be attended
+is known, and faithfulness can be measured: the model is there to be asked again with inputs left out.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.core.attention import attention
+from regard.core.requests import full
+from regard.look.faithfulness import Faithfulness, faithfulness, gradient_times_input
+from regard.look.labels import Labels
+from regard.look.trace import Trace
+from regard.studio.limits import RefusedError, within
+
+
+@dataclass(frozen=True, eq=False)
+class Answering:
+    """A model of one attention: p(answer i) = σ(⟨readout_i, Σ_j a_ij x_j⟩ − threshold), mean over heads."""
+
+    inputs: Float[Tensor, "k d"]
+    query: Float[Tensor, "h q d"]
+    readout: Float[Tensor, "q d"]
+    threshold: float = 2.0
+
+    def weights(self) -> Float[Tensor, "h q k"]:
+        """Where each query looks."""
+        found = attention(self.query, self.inputs[None], self.inputs[None], weights=full()).weights
+        assert isinstance(found, Tensor)
+        return found
+
+    def logit(self, inputs: Float[Tensor, "k d"], row: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
+        """How sure the model is of the answer to one query, with only some inputs there."""
+        queries = self.query[:, row : row + 1].expand(len(kept), -1, -1, -1)
+        memory = inputs.expand(len(kept), 1, -1, -1)
+        output = attention(queries, memory, memory, mask=kept[:, None, None, :]).output
+        return (output[:, :, 0] @ self.readout[row]).mean(1) - self.threshold
+
+    def faithfulness(self, row: int, importance: Float[Tensor, "k"]) -> Faithfulness:
+        """Curves of a map, beside random orderings and gradient × input."""
+        everything = torch.ones(1, len(self.inputs), dtype=torch.bool)
+        gradient = gradient_times_input(lambda inputs: self.logit(inputs, row, everything)[0], self.inputs)
+        return faithfulness(
+            lambda kept: self.logit(self.inputs, row, kept).sigmoid(),
+            importance,
+            baselines={"gradient × input": gradient},
+            steps=20,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A trace, and for some of its records the model that can be asked again."""
+
+    trace: Trace
+    models: Mapping[str, Answering] = field(default_factory=dict)
+
+    def faithfulness(self, record: int, head: int, row: int) -> Faithfulness:
+        """Curves of one row of a map, where there is a model to ask."""
+        seen = self.trace.records[within(record, 0, len(self.trace.records) - 1, "record")]
+        within(head, 0, seen.heads - 1, "head")
+        within(row, 0, seen.queries - 1, "row")
+        if seen.name not in self.models:
+            raise RefusedError("a trace keeps where a model looked, not the model: there is nothing to ask again", 404)
+        return self.models[seen.name].faithfulness(row, seen.weights(head=head, queries=[row])[0])
+
+
+def sentiment() -> Example:
+    """Two classes ask the words of a review."""
+    worth = {
+        "thin": (-2.0, 0.5), "slow": (-1.5, 0.5), "wonderful": (2.5, 0.3), "moved": (2.0, 0.4),
+    }  # fmt: skip
+    words = _words("The plot is thin and a little slow , but the acting is wonderful and the music moved me .")
+    features = torch.tensor([[max(0.0, worth.get(w, (0, 0))[0]), max(0.0, -worth.get(w, (0, 0))[0])] for w in words])
+    asks = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    model = Answering(features + 0.08 * noise(len(words), 2), asked_by(asks, 1.8, 0.9), 2.0 * asks, threshold=1.5)
+    trace = Trace.from_weights(
+        {"class → words": model.weights()},
+        title="Which words decide a review",
+        rows=["positive", "negative"],
+        columns=Labels("tokens", tuple(words)),
+    )
+    return Example(trace, {"class → words": model})
+
+
+def reading() -> Example:
+    """A question is asked of a passage: where the answer starts and ends, and what each word has to do with it."""
+    passage = _words("Attention was first used for translation in 2014 , by three researchers in Montreal .")
+    question = _words("Where was attention first used ?")
+    names = ["place", "time", "person", "attention", "first", "use", "in"]
+    about = {
+        "Attention": "attention", "attention": "attention", "first": "first", "used": "use",
+        "2014": "time", "researchers": "person", "Montreal": "place", "Where": "place",
+    }  # fmt: skip
+
+    def features(words: list[str], seed: int) -> Tensor:
+        rows = [[float(about.get(word) == name) for name in names] for word in words]
+        return 2.0 * torch.tensor(rows) + 0.1 * noise(len(words), len(names), seed)
+
+    memory, asked = features(passage, 5), features(question, 6)
+    memory[passage.index("Montreal") - 1, names.index("in")] = 2.0  # the one before a place, not the one before a year
+    memory[passage.index("2014") - 1, names.index("in")] = 1.0
+    ends = torch.tensor([[0.3, 0, 0, 0, 0, 0, 1.0], [1.0, 0.1, 0, 0, 0, 0, 0]])
+    pointer = Answering(memory, asked_by(ends, 2.2, 1.1), 2.0 * ends, threshold=1.5)
+    aligned = Answering(asked, asked_by(memory, 1.6, 0.8), memory, threshold=1.0)
+    weights = {"answer → passage": pointer.weights(), "passage → question": aligned.weights()}
+    trace = Trace.from_weights(weights, title="A question, and the span that answers it")
+    text, query = Labels("tokens", tuple(passage)), Labels("tokens", tuple(question))
+    trace.label(rows=["start", "end"], columns=text, of="answer*")
+    trace.label(rows=text, columns=query, of="passage*")
+    return Example(trace, {"answer → passage": pointer, "passage → question": aligned})
+
+
+def scene() -> Example:
+    """What a driver at the origin, heading along x, has to look at before braking, steering or going on."""
+    # name, x ahead in metres, y to the right, heading in radians, speed in m/s
+    seen = [
+        ("us", 0.0, 0.0, 0.0, 11.0), ("lorry, braking", 17.0, -0.1, 0.0, 3.0), ("car behind", -14.0, 0.1, 0.0, 12.0),
+        ("car, left lane", 4.0, -3.6, 0.0, 13.0), ("oncoming car", 34.0, -7.6, 3.14, 12.0),
+        ("cyclist", 25.0, 3.0, 0.0, 5.0), ("pedestrian", 36.0, 6.6, -1.57, 1.3), ("parked car", 7.0, 4.6, 0.0, 0.0),
+    ]  # fmt: skip
+    features = []
+    for name, x, y, _, speed in seen:
+        closing = max(0.0, (11.0 - speed) / 8) if x > 0 and abs(y) < 1.8 else 0.0  # in our lane and slower
+        left = 1.0 if -20 < x < 30 and 1.8 < -y < 5 else 0.0
+        walking = (1.2 if name == "pedestrian" else 0.7 if name == "cyclist" else 0.0) * (x > 0)
+        features.append([2.0 * closing, 1.6 * left, 1.4 * walking, 0.8 if x == 0 else 0.0])
+    asks = torch.tensor([[1.0, 0.0, 0.35, 0.0], [0.0, 1.0, 0.2, 0.0], [0.1, 0.1, 0.1, 1.0]])
+    inputs = torch.tensor(features) + 0.05 * noise(len(seen), 4, 9)
+    model = Answering(inputs, asked_by(asks, 2.0, 0.9), 2.0 * asks, threshold=1.5)
+    names, xs, ys, headings, speeds = zip(*seen, strict=True)
+    extra = {"x": list(xs), "y": list(ys), "heading": list(headings), "speed": list(speeds)}
+    trace = Trace.from_weights(
+        {"driver → objects": model.weights()},
+        title="Traffic, and the lorry that makes us brake",
+        rows=["brake", "stay out of the left lane", "go on"],
+        columns=Labels("objects", tuple(names), extra),
+    )
+    return Example(trace, {"driver → objects": model})
+
+
+def _image() -> Example:
+    from regard.studio.drawn import image
+
+    return image()
+
+
+def _sound() -> Example:
+    from regard.studio.drawn import sound
+
+    return sound()
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+def asked_by(asks: Float[Tensor, "q d"], *sharpness: float) -> Float[Tensor, "h q d"]:
+    """The same question asked by several heads, each more or less sharply; scores are divided by √d later."""
+    return torch.stack([sharp * asks for sharp in sharpness]) * asks.shape[-1] ** 0.5
+
+
+def noise(rows: int, columns: int, seed: int = 4) -> Float[Tensor, "r c"]:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+BUILD: dict[str, Callable[[], Example]] = {
+    "image": _image,
+    "sound": _sound,
+    "sentiment": sentiment,
+    "reading": reading,
+    "scene": scene,
+}

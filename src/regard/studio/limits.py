@@ -1,0 +1,47 @@
+"""How much the studio takes in one request: a page in a browser must not be able to fill the machine."""
+
+from dataclasses import dataclass
+
+
+class RefusedError(Exception):
+    """A request that asks for too much, or for what is not there; the message says what was expected and what came."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one request.
+
+    >>> Limits().body
+    262144
+    """
+
+    body: int = 256 * 1024  # bytes of a JSON body
+    trace: int = 256 * 1024 * 1024  # bytes of a trace file that is handed in
+    receive_seconds: float = 20.0  # for a body to arrive
+    answer_seconds: float = 30.0  # for an answer to begin
+    traces: int = 16  # handed in and held at once
+    vectors: int = 32  # queries, or keys, in the playground
+    size: int = 32  # numbers of a vector in the playground
+    text: int = 2_000  # characters of a sentence
+    tokens: int = 256  # words of a sentence, source or forced
+    beams: int = 16
+    pixels: int = 16_777_216  # of a picture that a trace brings
+    tile: int = 512  # rows, or columns, of one tile
+
+
+LIMITS = Limits()
+
+
+def within(value: int, low: int, high: int, name: str) -> int:
+    """The number, or a refusal that names it.
+
+    >>> within(3, 0, 7, "head")
+    3
+    """
+    if not low <= value <= high:
+        raise RefusedError(f"{name} must be from {low} to {high}, got {value}")
+    return value

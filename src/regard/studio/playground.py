@@ -1,0 +1,214 @@
+"""Attention in three stages, with numbers: what a reader changes in the browser, `regard.attention` computes here."""
+
+import hashlib
+import math
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from regard.studio.limits import LIMITS, RefusedError
+
+if TYPE_CHECKING:  # torch is imported with the first question
+    from torch import Tensor
+
+    from regard.core.masks import Mask
+    from regard.core.normalizers import Normalizer
+    from regard.core.scores import Score
+
+Number = Annotated[float, Field(ge=-1e4, le=1e4, allow_inf_nan=False)]
+Vector = Annotated[list[Number], Field(min_length=1, max_length=LIMITS.size)]
+Vectors = Annotated[list[Vector], Field(min_length=1, max_length=LIMITS.vectors)]
+
+
+class Masking(BaseModel):
+    """Which keys a query may attend."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["none", "causal", "window", "padding"] = "none"
+    before: Annotated[int, Field(ge=0, le=LIMITS.vectors)] = 1
+    after: Annotated[int, Field(ge=0, le=LIMITS.vectors)] = 1
+    length: Annotated[int, Field(ge=0, le=LIMITS.vectors)] = 1
+
+
+class Question(BaseModel):
+    """Vectors, and how to attend with them."""
+
+    model_config = ConfigDict(extra="forbid")
+    query: Vectors
+    key: Vectors
+    value: Vectors | None = None
+    score: Literal["dot", "scaled_dot", "cosine", "bilinear", "additive"] = "scaled_dot"
+    normalize: Literal["softmax", "sparsemax", "entmax", "sigmoid", "hard"] = "softmax"
+    temperature: Annotated[float, Field(ge=0.01, le=1000, allow_inf_nan=False)] = 1.0
+    mask: Masking = Masking()
+    heads: Annotated[int, Field(ge=1, le=LIMITS.size)] = 1
+
+
+class Sentence(BaseModel):
+    """Words to be made into vectors."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: Annotated[str, Field(min_length=1, max_length=LIMITS.text)]
+    size: Annotated[int, Field(ge=2, le=LIMITS.size)] = 8
+
+
+def answer(question: Question) -> dict[str, object]:
+    """The three stages: scores (h, q, k), weights (h, q, k), output (h, q, e), and the call that gives them."""
+    import torch
+
+    from regard.core.attention import attention, explain
+    from regard.core.requests import full
+
+    values = question.value or question.key
+    size = _check(question, values)
+    query, key, value = (_split(vectors, question.heads) for vectors in (question.query, question.key, values))
+    score, parameters = _score(question, size // question.heads)
+    if question.score == "additive":
+        query, key = query @ parameters["W_q"], key @ parameters["W_k"]
+    normalize, mask = _normalize(question), _mask(question)
+    call = {"score": score, "normalize": normalize, "mask": mask}
+    attended = attention(query, key, value, **call, weights=full())
+    weights = attended.weights
+    assert isinstance(weights, torch.Tensor)
+    scores = score(query, key)
+    shape = (len(question.query), len(question.key))
+    allowed = torch.ones(shape, dtype=torch.bool)
+    if mask is not None:
+        scores_of = (1, *shape)  # a mask wants a head axis, and is the same for all heads here
+        allowed = mask.aligned(scores_of).allowed(range(shape[0]), range(shape[1]), query.device).expand(scores_of)[0]
+    return {
+        "scores": scores.tolist(),
+        "allowed": allowed.tolist(),
+        "weights": weights.tolist(),
+        "sums": weights.sum(-1).tolist(),
+        "output": attended.output.tolist(),
+        "parameters": {name: tensor.tolist() for name, tensor in parameters.items()},
+        "backend": explain(query, key, value, **call, weights=full()).backend,
+        "code": _code(question),
+    }
+
+
+def embed(sentence: Sentence) -> dict[str, object]:
+    """A vector for each word, made of its letters: words that are spelled alike get vectors that are alike.
+
+    >>> made = embed(Sentence(text="Tom, 汤姆", size=2))
+    >>> made["tokens"]
+    ['Tom', ',', '汤', '姆']
+    """
+    tokens = re.findall(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+|[^\w\s]", sentence.text)
+    if not 1 <= len(tokens) <= LIMITS.vectors:
+        raise RefusedError(f"text must have from 1 to {LIMITS.vectors} words, got {len(tokens)}")
+    return {"tokens": tokens, "vectors": [_letters(token.lower(), sentence.size) for token in tokens]}
+
+
+def _letters(token: str, size: int) -> list[float]:
+    """The sum of a fixed random vector for every run of one to three letters, at length 2, in two decimals."""
+    marked = f"^{token}$"
+    runs = [marked[start : start + length] for length in (1, 2, 3) for start in range(len(marked) - length + 1)]
+    total = [0.0] * size
+    for run in runs:
+        digest = hashlib.blake2b(run.encode(), digest_size=size).digest()
+        total = [have + byte - 127.5 for have, byte in zip(total, digest, strict=True)]
+    length = math.sqrt(sum(number * number for number in total)) or 1.0
+    return [round(2 * number / length, 2) for number in total]
+
+
+def _check(question: Question, values: list[list[float]]) -> int:
+    """The size of a query and key, or a refusal."""
+    size = len(question.query[0])
+    for name, vectors, expected in (
+        ("query", question.query, size),
+        ("key", question.key, size),
+        ("value", values, len(values[0])),
+    ):
+        for at, vector in enumerate(vectors):
+            if len(vector) != expected:
+                raise RefusedError(f"{name}[{at}] must have {expected} numbers like the others, got {len(vector)}")
+    if len(values) != len(question.key):
+        raise RefusedError(f"value must have one vector for each of the {len(question.key)} keys, got {len(values)}")
+    for name, length in (("query", size), ("value", len(values[0]))):
+        if length % question.heads:
+            raise RefusedError(f"heads must divide the size of a {name}, {length}, got {question.heads}")
+    return size
+
+
+def _split(vectors: list[list[float]], heads: int) -> "Tensor":
+    """(n, d) as (h, n, d / h): each head reads its own part of every vector."""
+    import torch
+
+    tensor = torch.tensor(vectors)
+    return tensor.reshape(len(vectors), heads, -1).transpose(0, 1)
+
+
+def _score(question: Question, size: int) -> tuple["Score", dict[str, "Tensor"]]:
+    """The score, divided by the temperature, and what it would have learned."""
+    import torch
+
+    from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
+
+    cold = 1 / question.temperature
+    generator = torch.Generator().manual_seed(7)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).mul(5).round().div(10)
+
+    match question.score:
+        case "dot":
+            return (Dot() if cold == 1 else ScaledDot(scale=cold)), {}
+        case "scaled_dot":
+            return (ScaledDot() if cold == 1 else ScaledDot(scale=cold / math.sqrt(size))), {}
+        case "cosine":
+            return Cosine(scale=cold), {}
+        case "bilinear":
+            weight = torch.eye(size) + drawn(size, size)
+            return Bilinear(weight * cold), {"W": weight}
+        case "additive":
+            parameters = {"W_q": drawn(size, size), "W_k": drawn(size, size), "w": torch.ones(size) + drawn(size)}
+            return Additive(parameters["w"] * cold), parameters
+
+
+def _normalize(question: Question) -> "Normalizer":
+    from regard.core.normalizers import Entmax, Hard, Sigmoid, Softmax, Sparsemax
+
+    made = {"softmax": Softmax, "sparsemax": Sparsemax, "entmax": Entmax, "sigmoid": Sigmoid, "hard": Hard}
+    return made[question.normalize]()
+
+
+def _mask(question: Question) -> "Mask | None":
+    from regard.core.masks import causal, padding, window
+
+    mask = question.mask
+    match mask.kind:
+        case "causal":
+            return causal()
+        case "window":
+            return window(mask.before, mask.after)
+        case "padding":
+            return padding(mask.length)
+        case "none":
+            return None
+
+
+def _code(question: Question) -> str:
+    """The same call as a user writes it."""
+    size, cold = len(question.query[0]) // question.heads, 1 / question.temperature
+    scaled = {"dot": cold, "scaled_dot": cold / math.sqrt(size)}
+    if question.score == "cosine":
+        score = f"regard.Cosine(scale={cold:.6g})"
+    elif question.score in scaled:
+        plain = "regard.Dot()" if question.score == "dot" else "regard.ScaledDot()"
+        score = plain if cold == 1 else f"regard.ScaledDot(scale={scaled[question.score]:.6g})"
+    else:
+        score = f"regard.{question.score.capitalize()}({'W' if question.score == 'bilinear' else 'w'}"
+        score += ")" if cold == 1 else f" * {cold:.6g})"
+    mask = {
+        "none": None,
+        "causal": "regard.causal()",
+        "window": f"regard.window({question.mask.before}, {question.mask.after})",
+        "padding": f"regard.padding({question.mask.length})",
+    }[question.mask.kind]
+    inputs = "query @ W_q, key @ W_k, value" if question.score == "additive" else "query, key, value"
+    lines = [inputs, f"score={score}", f"normalize=regard.{question.normalize.capitalize()}()"]
+    lines += [f"mask={mask}"] if mask else []
+    return "regard.attention(\n    " + ",\n    ".join([*lines, "weights=regard.full()"]) + ",\n)"

@@ -1,0 +1,76 @@
+// The frame of the studio: sections, language, colours. A section is a function that fills an element and gives back
+// a function that clears up after it.
+
+import { choice, el } from "/page/dom.js";
+import { remember, remembered } from "/page/state.js";
+import { LANGUAGES, language, say, speak } from "./words.js";
+
+const SECTIONS = ["playground", "views", "translate", "traces"];
+const THEMES = ["auto", "light", "dark"];
+const kept = {}; // what each section wants to find again after another language or colour was chosen
+
+let leave = () => {};
+let turn = 0; // a section that loads slowly must not appear over the one chosen after it
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let theme = THEMES.includes(remembered("theme")) ? remembered("theme") : "auto";
+
+speak(remembered("language") ?? (navigator.language.startsWith("zh") ? "zh" : "en"));
+paint();
+addEventListener("hashchange", show);
+dark.addEventListener("change", () => {
+  paint();
+  show();
+});
+show();
+
+function section() {
+  const name = location.hash.replace(/^#\/?/, "").split("/")[0];
+  return SECTIONS.includes(name) ? name : "playground";
+}
+
+async function show() {
+  const mine = ++turn;
+  const name = section();
+  frame(name);
+  leave();
+  leave = () => {};
+  const main = document.getElementById("main");
+  const place = el("div", { class: `section ${name}` });
+  main.replaceChildren(place);
+  try {
+    const { open } = await import(`./${name}.js`);
+    if (mine !== turn) return;
+    kept[name] ??= {};
+    leave = (await open(place, kept[name])) ?? (() => {});
+  } catch (error) {
+    place.replaceChildren(el("p", { class: "failure", role: "alert", text: say("error", { reason: error.message }) }));
+  }
+}
+
+function frame(name) {
+  document.title = `${say(name)} · ${say("title")}`;
+  document.querySelector(".skip").textContent = say("skip");
+  const nav = el(
+    "nav", { "aria-label": say("sections") },
+    ...SECTIONS.map((id) => el("a", { href: `#/${id}`, text: say(id), "aria-current": id === name ? "page" : null })),
+  );
+  const mark = el("a", { class: "mark", href: "#/playground" }, el("img", { src: "/static/icon.svg", alt: "", width: 22, height: 22 }), "regard");
+  const languages = choice(say("language"), LANGUAGES, language(), (value) => {
+    remember("language", value);
+    speak(value);
+    show();
+  }, "language");
+  const themes = choice(say("theme"), THEMES.map((value) => ({ value, text: say(value) })), theme, (value) => {
+    remember("theme", value);
+    theme = value;
+    paint();
+    show();
+  }, "theme");
+  document.querySelector("header.top").replaceChildren(mark, nav, el("span", { class: "space" }), languages, themes);
+}
+
+// The page always says which colours it has, so that scripts and styles need not ask the system again.
+function paint() {
+  document.documentElement.dataset.theme = theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
+}

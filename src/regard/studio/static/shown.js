@@ -1,0 +1,49 @@
+// The viewer over one trace of the studio, with faithfulness under it.
+
+import { mount } from "/page/viewer.js";
+import { el } from "/page/dom.js";
+import { labelOf } from "/page/format.js";
+import { charts, without } from "./chart.js";
+import { StudioSource } from "./source.js";
+import { theme } from "./cells.js";
+import { language, say } from "./words.js";
+
+const LONG = 512; // tokens from which weights are so small that a linear scale would show nothing
+const KEPT = ["record", "head", "view", "scale", "zoom", "locked"];
+
+// Fills `place` with one trace, or two side by side; `kept` remembers what was chosen. `first` is chosen where nothing was yet.
+export async function shown(place, id, kept, first = null, beside = null) {
+  const holder = el("div", { class: "holder" });
+  const below = el("div", { "aria-live": "polite" });
+  place.replaceChildren(el("p", { class: "quiet", text: say("opening") }));
+  const source = await StudioSource.open(id);
+  const sources = beside ? [source, await StudioSource.open(beside)] : [source];
+  place.replaceChildren(holder, below);
+  const viewer = mount(holder, sources, { language: language(), theme: theme(), header: false });
+  const { state } = viewer;
+  if (kept.values) state.set(kept.values);
+  else if (first) state.set(first);
+  else if (source.about.records.some(({ queries, keys }) => Math.max(queries, keys) > LONG)) state.set({ scale: "root" });
+  let last = "";
+  const judge = async () => {
+    const [record, head] = [state.get("record"), Math.min(state.get("head"), source.about.records[state.get("record")].heads - 1)];
+    const entry = source.about.records[record];
+    const row = Math.min(state.get("locked")?.row ?? 0, entry.queries - 1);
+    const now = `${record}/${head}/${row}`;
+    if (now === last) return;
+    last = now;
+    if (!entry.model) return below.replaceChildren(without());
+    try {
+      const found = await source.faithfulness(record, head, row);
+      if (now === last) below.replaceChildren(charts(found, say("faithfulFor", { row: labelOf(source.about.labels[entry.rows], row), head: head + 1 })));
+    } catch (error) {
+      if (now === last) below.replaceChildren(el("p", { class: "failure", text: say("error", { reason: error.message }) }));
+    }
+  };
+  const stop = state.on((changed) => {
+    kept.values = Object.fromEntries(KEPT.map((name) => [name, state.get(name)]));
+    if (["record", "head", "locked"].some((name) => changed.has(name))) judge();
+  });
+  if (source.about.records.length) judge();
+  return stop;
+}

@@ -1,0 +1,125 @@
+// Every word the studio says, in English and Chinese. {name} is filled in.
+
+const EN = {
+  title: "regard studio", skip: "Skip to the content", language: "Language", theme: "Colours",
+  auto: "Auto", light: "Light", dark: "Dark", sections: "Sections",
+  playground: "Playground", views: "Views", translate: "Translate", traces: "Traces",
+  playgroundHelp: "Attention in three stages. Change anything: every number is computed again by regard.attention.",
+  viewsHelp: "One picture for each kind of input, made for the purpose: what ought to be looked at is known.",
+  translateHelp: "Edit the source and see the translation follow. Choose a word to see what else could have come, or force it.",
+  tracesHelp: "Open a trace file that regard.watch saved. Maps of any size are scrolled piece by piece.",
+  error: "That did not work: {reason}", working: "Working…", offline: "the studio does not answer: is it still running?",
+  inputs: "Inputs", input: "Input", vectors: "Vectors", sentence: "Sentence", sentenceLabel: "Sentence",
+  sentenceHelp: "Each word asks all words. Its vector is made of its letters, so words that are spelled alike score high.",
+  queries: "Queries", keys: "Keys", values: "Values", sameValues: "Values are the keys", query: "query", key: "key", value: "value",
+  addQuery: "Add a query", addKey: "Add a key", remove: "Remove {name}", nameOf: "Name of {kind} {n}", component: "{name}, component {n}",
+  size: "Size", longer: "One component more", shorter: "One component less", example: "Tom and Jerry", exampleHelp: "Back to the worked example",
+  dragHelp: "Drag a number up or down, type it, or use the arrow keys. Drag the tips of the arrows.",
+  plane: "Plane of components {x} and {y}", horizontal: "across", vertical: "up", planeTip: "{name}: {x}, {y}. Arrow keys move it.",
+  how: "How to attend", score: "Score", normalize: "Normaliser", temperature: "Temperature", mask: "Mask", heads: "Heads", headNumber: "Head {n}", head: "Head",
+  dot: "dot", scaled_dot: "scaled dot", cosine: "cosine", bilinear: "bilinear", additive: "additive",
+  softmax: "softmax", sparsemax: "sparsemax", entmax: "entmax 1.5", sigmoid: "sigmoid", hard: "hard",
+  none: "none", causal: "causal", window: "window", padding: "padding", before: "before", after: "after", length: "length",
+  stage1: "Scores", stage1Help: "How well does each key answer?", arrows: "As arrows",
+  stage2: "Weights", stage2Help: "Scores become shares.", stage3: "Output", stage3Help: "The values, summed by weight.",
+  sum: "sum", masked: "masked: may not be attended", nothing: "nothing to attend: the output is zero",
+  cellOf: "{row} → {column}: {value}", learned: "Parameters (a model would learn them; these are drawn once)",
+  code: "The same in Python", backend: "computed by the {backend} backend", copy: "Copy", copied: "Copied",
+  hardIs: "1 for the best key, 0 for all others", otherwise: "otherwise", where: "where {what}",
+  run: "Run", compareWith: "Compare with", nobody: "nothing", beams: "Beams", source: "Source", target: "Translation",
+  toyHelp: "No run was given, so these are toys of thirty words made by hand. Start with: regard studio RUN",
+  alternatives: "Instead of “{word}”", chance: "probability", force: "Force this word", forceOther: "Another word", forced: "Forced: {words}",
+  release: "Release", hypotheses: "Hypotheses", logProb: "log p", emptyTarget: "(nothing)", chooseWord: "Choose a word of the translation to see what else could have come.",
+  agreement: "Same words at {same} of {all} places; weights differ by {difference} on average.", linesHelp: "The thicker a line, the larger the weight.",
+  weightsOf: "Weights", looksAt: "“{row}” looks at {list}",
+  image: "Image", sound: "Sound", sentiment: "Classification", reading: "Spans", scene: "Traffic",
+  imageHelp: "A caption: each word has its own map over the picture.", soundHelp: "Speech: which frames each letter was heard in.",
+  sentimentHelp: "Which words of a review speak for each class.", readingHelp: "Where the answer starts and ends, and what each word has to do with the question.",
+  sceneHelp: "Which road user makes the driver brake.",
+  faithful: "Is it an explanation?", faithfulHelp: "A map is pretty whether or not the model used it. So the model is asked again, without what the map points at, and with that alone.",
+  faithfulFor: "For “{row}”, head {head}", faithfulWord: "For “{word}”", deletion: "Deletion", deletionHelp: "score as inputs are removed: should fall fast",
+  sufficiency: "Sufficiency", sufficiencyHelp: "score with those inputs alone: should rise fast", fraction: "fraction of the inputs", scoreAxis: "score",
+  map: "this map", random: "random", area: "area", gradient: "gradient × input", gain: "Better than random by {value}.",
+  gainOver: "Better than gradient × input by {value}.", lossTo: "Gradient × input is better by {value}.", even: "About as good as gradient × input.",
+  worse: "No better than removing at random: do not take this map for an explanation.",
+  noModel: "A trace keeps where a model looked, not the model: faithfulness needs a run, or an example of the Views.",
+  open: "Open a trace file", drop: "or drop one here", origin: "Where from", given: "given at the start", handedIn: "opened here", examples: "example",
+  noTraces: "No trace yet. Save one with regard.watch(model) … trace.save(\"my.trace\"), then open it here.",
+  removeTrace: "Close {name}", chooseTrace: "Traces", opening: "Opening…", tooLarge: "the file has {size} MB; at most {most} can be opened",
+};
+
+const ZH = {
+  title: "regard 工作室", skip: "跳到内容", language: "语言", theme: "配色",
+  auto: "自动", light: "浅色", dark: "深色", sections: "栏目",
+  playground: "演练场", views: "视图", translate: "翻译", traces: "记录",
+  playgroundHelp: "注意力的三个阶段。改动任何一处，所有数值都由 regard.attention 重新计算。",
+  viewsHelp: "每种输入各有一幅图，数据专门制作：应当看哪里是已知的。",
+  translateHelp: "修改原文，译文随之变化。点选一个词，看看还可能是什么，或强制使用它。",
+  tracesHelp: "打开 regard.watch 保存的记录文件。再大的图也可以逐块滚动查看。",
+  error: "没有成功：{reason}", working: "计算中…", offline: "工作室没有回应：它还在运行吗？",
+  inputs: "输入", input: "输入", vectors: "向量", sentence: "句子", sentenceLabel: "句子",
+  sentenceHelp: "每个词询问所有词。词的向量由字母组成，因此拼写相近的词得分高。",
+  queries: "查询", keys: "键", values: "值", sameValues: "值与键相同", query: "查询", key: "键", value: "值",
+  addQuery: "添加查询", addKey: "添加键", remove: "删除 {name}", nameOf: "{kind} {n} 的名称", component: "{name}，第 {n} 分量",
+  size: "维数", longer: "增加一维", shorter: "减少一维", example: "汤姆和杰瑞", exampleHelp: "回到示例",
+  dragHelp: "上下拖动数字、直接输入或用方向键修改；也可拖动箭头的尖端。",
+  plane: "第 {x} 与第 {y} 分量的平面", horizontal: "横轴", vertical: "纵轴", planeTip: "{name}：{x}，{y}。方向键移动。",
+  how: "如何注意", score: "打分", normalize: "归一化", temperature: "温度", mask: "掩码", heads: "头数", headNumber: "第 {n} 头", head: "头",
+  dot: "点积", scaled_dot: "缩放点积", cosine: "余弦", bilinear: "双线性", additive: "加性",
+  softmax: "softmax", sparsemax: "sparsemax", entmax: "entmax 1.5", sigmoid: "sigmoid", hard: "硬注意力",
+  none: "无", causal: "因果", window: "窗口", padding: "填充", before: "之前", after: "之后", length: "长度",
+  stage1: "打分", stage1Help: "每个键回答得有多好？", arrows: "箭头",
+  stage2: "权重", stage2Help: "分数变为份额。", stage3: "输出", stage3Help: "按权重对值求和。",
+  sum: "合计", masked: "被遮住：不可注意", nothing: "没有可注意的键：输出为零",
+  cellOf: "{row} → {column}：{value}", learned: "参数（模型会学习它们；这里随机取定一次）",
+  code: "同样的 Python 代码", backend: "由 {backend} 后端计算", copy: "复制", copied: "已复制",
+  hardIs: "最好的键为 1，其余为 0", otherwise: "其余", where: "其中 {what}",
+  run: "模型", compareWith: "对比", nobody: "不对比", beams: "束宽", source: "原文", target: "译文",
+  toyHelp: "没有给出模型，这里是手工制作的三十个词的玩具。启动方式：regard studio RUN",
+  alternatives: "替换“{word}”", chance: "概率", force: "强制使用此词", forceOther: "其他词", forced: "已强制：{words}",
+  release: "解除", hypotheses: "候选译文", logProb: "log p", emptyTarget: "（空）", chooseWord: "点选译文中的一个词，看看还可能是什么。",
+  agreement: "{all} 处中 {same} 处用词相同；权重平均相差 {difference}。", linesHelp: "线越粗，权重越大。",
+  weightsOf: "权重", looksAt: "“{row}”看向 {list}",
+  image: "图像", sound: "声音", sentiment: "分类", reading: "片段", scene: "交通",
+  imageHelp: "图像描述：每个词在图上各有一幅注意力图。", soundHelp: "语音：每个字母是在哪些帧里听到的。",
+  sentimentHelp: "评论中哪些词支持每个类别。", readingHelp: "答案从哪里开始、到哪里结束，每个词与问题有何关系。",
+  sceneHelp: "是哪个道路使用者让驾驶者刹车。",
+  faithful: "这算解释吗？", faithfulHelp: "无论模型是否用到，图都一样好看。因此再问模型一次：去掉图所指之处，或只保留它。",
+  faithfulFor: "“{row}”，第 {head} 头", faithfulWord: "“{word}”", deletion: "删除", deletionHelp: "去掉输入时的得分：应当快速下降",
+  sufficiency: "充分", sufficiencyHelp: "只保留这些输入时的得分：应当快速上升", fraction: "输入的比例", scoreAxis: "得分",
+  map: "本图", random: "随机", area: "面积", gradient: "梯度 × 输入", gain: "比随机好 {value}。",
+  gainOver: "比梯度 × 输入好 {value}。", lossTo: "梯度 × 输入好 {value}。", even: "与梯度 × 输入相当。",
+  worse: "并不比随机删除更好：不要把这幅图当作解释。",
+  noModel: "记录只保存模型看了哪里，不保存模型：忠实度需要模型，或“视图”中的示例。",
+  open: "打开记录文件", drop: "或拖放到这里", origin: "来源", given: "启动时给出", handedIn: "在此打开", examples: "示例",
+  noTraces: "还没有记录。用 regard.watch(model) … trace.save(\"my.trace\") 保存一个，再在这里打开。",
+  removeTrace: "关闭 {name}", chooseTrace: "记录", opening: "打开中…", tooLarge: "文件有 {size} MB；最多可打开 {most} MB",
+};
+
+const ALL = { en: EN, zh: ZH };
+let current = "en";
+
+export const LANGUAGES = [
+  { value: "en", text: "English" },
+  { value: "zh", text: "中文" },
+];
+
+export function speak(language) {
+  current = ALL[language] ? language : "en";
+  document.documentElement.lang = current === "zh" ? "zh-CN" : "en";
+}
+
+export function language() {
+  return current;
+}
+
+export function say(name, fields = {}) {
+  const text = ALL[current][name] ?? EN[name] ?? name;
+  return text.replace(/\{(\w+)\}/g, (whole, field) => (field in fields ? String(fields[field]) : whole));
+}
+
+// Names that one language has and the other lacks; a test asks for them.
+export function missing() {
+  const [en, zh] = [Object.keys(EN), Object.keys(ZH)];
+  return [...en.filter((name) => !(name in ZH)), ...zh.filter((name) => !(name in EN))];
+}
