@@ -183,7 +183,7 @@ def opened(browser, allowed: tuple[str, ...] = (), **options) -> tuple[object, l
     context.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
     context.on("weberror", lambda error: messages.append(str(error.error)))
     context.on("request", lambda request: request.url.startswith(local) or messages.append(f"request: {request.url}"))
-    page.on("dialog", lambda dialog: messages.append(f"dialog: {dialog.message}"))
+    page.on("dialog", lambda dialog: (messages.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     return page, messages
 
 

@@ -1,6 +1,7 @@
 """Records, labels and traces built from plain weights: what is asked is what the weights say."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -241,3 +242,29 @@ def test_the_largest_weight_has_the_deepest_colour_in_a_png(tmp_path):
         y = picture.height - 24
         low, high = (picture.getpixel((picture.width - 12 - side, y)) for side in (36, 12))
     assert sum(low) > sum(high)
+
+
+def test_a_page_is_written_shown_and_framed(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    trace = Trace.from_weights({"cross": torch.rand(2, 3, 2)}, title='a "quoted" <title>')
+    text = trace.html(tmp_path / "a.html").read_text()
+    assert text.startswith("<!doctype html>")
+    frame = trace._repr_html_()
+    assert frame.count('"') == 6  # three attributes: nothing of the page ends one
+    trace.show()
+    [address] = opened
+    assert address.startswith("file://")
+    assert address.endswith("trace.html")
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 3), (3, 0)])
+def test_a_map_of_nothing_has_empty_summaries(queries, keys):
+    record = Record("layer", "given", Given(torch.zeros(1, 2, queries, keys)))
+    assert record.weights().shape == (2, queries, keys)
+    assert record.overview(2, head=1).shape == (min(2, queries), min(2, keys))
+    assert record.received().shape == (2, keys)
+    assert record.entropy().shape == (2, queries)
+    assert record.top(2).values.shape == (2, queries, min(2, keys))

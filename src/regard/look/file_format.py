@@ -18,6 +18,8 @@ class _Strict(BaseModel):
 
 
 class LabelsDocument(_Strict):
+    """Names of positions; numbers and pictures that go with them."""
+
     kind: Literal["tokens", "patches", "frames", "objects", "list"]
     items: Annotated[list[Item], Field(max_length=2**20)]
     numbers: Annotated[dict[Item, Finite | Annotated[list[Finite], Field(max_length=2**20)]], Field(max_length=16)] = {}
@@ -25,6 +27,8 @@ class LabelsDocument(_Strict):
 
 
 class RecordDocument(_Strict):
+    """One call; its tensors are named after its place in the list."""
+
     name: Item
     call: Count
     kind: Item
@@ -41,6 +45,8 @@ class RecordDocument(_Strict):
 
 
 class TraceDocument(_Strict):
+    """A whole trace."""
+
     format: Literal[1]
     title: Text
     dropped: Annotated[list[Text], Field(max_length=2**16)]

@@ -185,6 +185,8 @@ class Record:
         known = self._summary("overview", self._item(batch), head)
         if known is not None and pool == "mean":
             return known if max(known.shape) <= size else _pooled(known, *(min(size, n) for n in known.shape))
+        if 0 in (self.queries, self.keys):
+            return torch.zeros(min(size, self.queries), min(size, self.keys))
         found = _Pool(self.queries, self.keys, min(size, self.queries), min(size, self.keys), pool)
         for rows, weights in self._blocks(head, batch):
             found.add(int(rows[0]), weights[0])
@@ -265,6 +267,12 @@ class _Pool:
     def add(self, start: int, weights: Tensor) -> None:
         """Consecutive rows of the map."""
         stop = start + len(weights)
+        size, left = divmod(int(self._edges[-1]), len(self._found))
+        if not left and start % size == 0 == len(weights) % size:  # cells of one size: all in one sum
+            place = slice(start // size, stop // size)
+            parts = weights.unflatten(0, (-1, size))
+            self._found[place] = parts.sum(1) if self._mean else parts.amax(1)
+            return
         first = int(torch.searchsorted(self._edges, start, right=True)) - 1
         for cell in range(first, len(self._found)):
             low, high = max(start, int(self._edges[cell])), min(stop, int(self._edges[cell + 1]))
