@@ -55,7 +55,7 @@ def test_help_imports_nothing_heavy(arguments, tmp_path):
 def test_help_names_every_command(tmp_path):
     printed = run("--help", cwd=tmp_path).stdout
     assert re.findall(r"^  (\w+)  ", printed.partition("Commands:")[2], re.MULTILINE) == [
-        *("demo", "tasks", "train", "evaluate", "predict", "bench"),
+        *("demo", "tasks", "train", "evaluate", "predict", "look", "studio", "bench"),
     ]
 
 

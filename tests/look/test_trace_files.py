@@ -41,6 +41,9 @@ def test_notes_scale_and_checks_come_back(tmp_path):
         def of(self, batch):
             return 0.25 * batch
 
+        def holds(self):
+            return []
+
     weights = torch.rand(2, 1, 3, 3)
     records = [
         Record("a", "sdpa", Given(weights), call=4, scale=0.5, note="so it is", checked=Errors()),

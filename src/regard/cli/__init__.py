@@ -120,6 +120,33 @@ def _predict(
     predict(run, inputs=inputs or [], beam=beam, as_json=as_json, look=look)
 
 
+@app.command("look")
+def _look(
+    what: Annotated[Path, typer.Argument(help="A trace file, or a run directory.", metavar="TRACE|RUN")],
+    out: Annotated[Path, typer.Option(help="The page to write.", metavar="PAGE")] = Path("look.html"),
+    language: Annotated[str, typer.Option(help="en or zh.")] = "en",
+) -> None:
+    """Write a page that shows where a model attends, and opens anywhere."""
+    from regard.cli.pages import look
+
+    look(what, out, language)
+
+
+@app.command("studio")
+def _studio(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Run directories and trace files.", metavar="[RUN|TRACE]…")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at: this machine alone unless changed.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes any that is free.", min=0, max=65535)] = 7788,
+    open_page: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Look at attention in a web page: a playground, translations, traces."""
+    from regard.cli.pages import studio
+
+    studio(paths or [], host=host, port=port, open_page=open_page)
+
+
 _bench = typer.Typer(help="Measure regard and its peers on this machine.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(_bench, name="bench")
 

@@ -1,12 +1,17 @@
-"""Translations as a page that shows where each word came from."""
+"""`regard look`, `regard studio`: pages of traces and runs, and translations as a page."""
 
+import sys
 from pathlib import Path
 
+import typer
 from torch import Tensor
 
 from regard.look.page import page
 from regard.look.trace import Trace
-from regard.tasks.translation.translator import Translation
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.training import make_material
+from regard.tasks.translation.translator import Translation, Translator
+from regard.train.run import Run, RunError
 
 
 def trace_of(found: list[Translation], *, title: str = "Where each word came from") -> Trace:
@@ -27,3 +32,39 @@ def write_page(found: list[Translation], path: Path) -> None:
     """A standalone page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(trace_of(found)), encoding="utf-8")
+
+
+def look(what: Path, out: Path, language: str) -> None:
+    """The page of a trace file, or of the first sentences of a run's test part."""
+    try:
+        trace = _of_run(what) if what.is_dir() else Trace.load(what)
+        text = page(trace, language=language)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except (OSError, ValueError, RunError) as error:
+        print(f"regard: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    print(f"wrote {out}")
+
+
+def _of_run(path: Path, count: int = 12) -> Trace:
+    run = Run.open(path)
+    config = TranslationConfig.model_validate(run.config())
+    translator = Translator.load(run)
+    examples = make_material(config, run).test[:count]
+    found = translator.search([translator.coder.read_words(example.source) for example in examples])
+    return trace_of(found, title=f"Translations of {path.resolve().name}")
+
+
+def studio(paths: list[Path], *, host: str, port: int, open_page: bool) -> None:
+    """Serve the studio until it is interrupted."""
+    try:
+        from regard.studio.serve import serve
+
+        serve(paths, host=host, port=port, open=open_page)
+    except ModuleNotFoundError as error:
+        print(f"regard: the studio needs {error.name}: pip install 'regard[studio]'", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except (OSError, ValueError) as error:
+        print(f"regard: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error

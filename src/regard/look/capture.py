@@ -101,6 +101,9 @@ class Checked:
         self._source, self._value, self._rows, self._output = source, value, rows, output
         self._kept = Kept(value)
 
+    def holds(self) -> list[Tensor]:
+        return [self._value, self._output]
+
     def settle(self) -> "Settled":
         """Multiply now, and keep the values no longer."""
         self._kept.check()
@@ -122,6 +125,9 @@ class Settled:
     def __init__(self, found: Tensor, output: Tensor) -> None:
         self._found, self._output = found, output
 
+    def holds(self) -> list[Tensor]:
+        return [self._found, self._output]
+
     def of(self, batch: int) -> float:
         """The largest difference over the largest output."""
         found, output = self._found[batch], self._output[batch].to(self._found.dtype)
@@ -141,7 +147,7 @@ def checked(call: Call) -> Checked | Settled | None:
     rows = torch.tensor([i * (queries - 1) // max(1, count - 1) for i in range(count)], device=value.device)
     output = call.view(call.output.detach()).index_select(-2, rows)
     found = Checked(call.source, value, rows, output)
-    return found.settle() if value.nbytes > _HELD_BYTES or lent(value) else found
+    return found.settle() if queries == 1 or value.nbytes > _HELD_BYTES or lent(value) else found
 
 
 def spread(tensor: Tensor, heads: int) -> Tensor:

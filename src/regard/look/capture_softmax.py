@@ -22,12 +22,15 @@ from regard.look.sources import kept
 
 Kind = TypeVar("Kind")
 
+_LATE = "dropout was applied in place: these are the weights after it"
+
 
 @dataclass(frozen=True, eq=False)
 class Tag:
     """A tensor that is weights. `clean` are the weights before dropout, in the tensor's own form, if it was applied."""
 
     clean: Tensor | None = None
+    late: bool = False  # dropout was applied in place: what was before is gone
     scores: Scores | None = None  # where the weights came from, if that is known
     product: Tensor | None = None  # weights of a product that awaits its sum, (…, k) with the axis it sums
 
@@ -77,7 +80,8 @@ def seen_same(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
     if tag is not None and isinstance(result, Tensor):
         clean = tag.clean
         scores = tag.scores if function in capture_scores.ROUNDED else None
-        tags.put(result, Tag(None if clean is None else function(clean, *args[1:], **kwargs).detach(), scores))
+        clean = None if clean is None else function(clean, *args[1:], **kwargs).detach()
+        tags.put(result, Tag(clean, tag.late, scores))
 
 
 def seen_dropout(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
@@ -86,9 +90,10 @@ def seen_dropout(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
     before = args[0] if args else kwargs.get("input")
     tag = tags.get(before)
     if tag is not None and isinstance(before, Tensor):
-        active = result is not before and _drops(*args[1:], **kwargs)
-        clean = tag.clean if tag.clean is not None else before.detach() if active else None
-        tags.put(result, Tag(clean, tag.scores))
+        active = _drops(*args[1:], **kwargs)
+        late = active and result.data_ptr() == before.data_ptr()
+        clean = tag.clean if tag.clean is not None else before.detach() if active and not late else None
+        tags.put(result, Tag(clean, tag.late or late, None if late else tag.scores))
 
 
 def _drops(p: float = 0.5, train: bool = True, *_: Any, training: bool | None = None, **__: Any) -> bool:
@@ -146,11 +151,15 @@ def seen_product(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
         return
     weights = (right if turned else left) if tag.clean is None else tag.clean
     if turned:
-        _record(recorder, weights.mT, left.mT, result, lambda output: output.mT, tag.clean is not None)
+        _record(recorder, weights.mT, left.mT, result, lambda output: output.mT, _note(tag))
     elif weights.ndim == 1:
-        _record(recorder, weights[None], right, result, lambda output: output[None], tag.clean is not None)
+        _record(recorder, weights[None], right, result, lambda output: output[None], _note(tag))
     else:
-        _record(recorder, weights, right, result, lambda output: output, tag.clean is not None, tag.scores)
+        _record(recorder, weights, right, result, lambda output: output, _note(tag), tag.scores)
+
+
+def _note(tag: Tag) -> str | None:
+    return DROPOUT if tag.clean is not None else _LATE if tag.late else None
 
 
 def _record(
@@ -159,7 +168,7 @@ def _record(
     value: Tensor,
     output: Tensor,
     form: Callable[[Tensor], Tensor],
-    dropped: bool,
+    note: str | None,
     scores: Scores | None = None,
 ) -> None:
     """Weights (…, q, k), values (…, k, e) and the output, which `form` brings to (…, q, e)."""
@@ -176,8 +185,8 @@ def _record(
             Given(kept(weights)) if found is None else found,
             value,
             output,
-            note=DROPOUT if dropped else None,
-            checkable=not dropped,
+            note=note,
+            checkable=note != DROPOUT,
             view=lambda output: four_axes(form(output), heads),
         )
     )
@@ -214,7 +223,7 @@ def seen_einsum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
     def form(output: Tensor) -> Tensor:
         return output.permute(order) if queries else output.permute(order).unsqueeze(-2)
 
-    _record(recorder, ordered if queries else ordered.unsqueeze(-2), value, result, form, tag.clean is not None)
+    _record(recorder, ordered if queries else ordered.unsqueeze(-2), value, result, form, _note(tag))
 
 
 def handlers(tags: Tags[Tag]) -> dict[Function, Handler]:

@@ -70,6 +70,9 @@ class _Known:
         error = self._errors[batch]
         return float("nan") if error is None else error
 
+    def holds(self) -> list[Tensor]:
+        return []
+
 
 def write(
     path: str | Path,

@@ -42,12 +42,16 @@ class Gradient(Protocol):
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor: ...
 
+    def hear(self, grad: Tensor) -> None: ...
+
 
 @runtime_checkable
 class Check(Protocol):
     """How far weights @ value is from the output that was seen."""
 
     def of(self, batch: int) -> float: ...
+
+    def holds(self) -> list[Tensor]: ...
 
 
 class Kept:
@@ -114,7 +118,6 @@ class Record:
         scale: float | None = None,
         note: str | None = None,
         checked: Check | None = None,
-        gradient: Gradient | None = None,
         row_labels: Labels | None = None,
         column_labels: Labels | None = None,
     ) -> None:
@@ -128,7 +131,7 @@ class Record:
         self.column_labels = column_labels
         self.source = source
         self._checked = checked
-        self._gradient = gradient
+        self.backward: Gradient | None = None
 
     def __repr__(self) -> str:
         note = f"; {self.note}" if self.note else ""
@@ -140,7 +143,11 @@ class Record:
     @property
     def nbytes(self) -> int:
         """Memory kept for this record."""
-        return nbytes(self.source.holds())
+        return nbytes(self.holds())
+
+    def holds(self) -> list[Tensor]:
+        """The tensors kept for this record and its check."""
+        return [*self.source.holds(), *(self._checked.holds() if self._checked is not None else ())]
 
     def weights(
         self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0
@@ -205,11 +212,11 @@ class Record:
         self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0
     ) -> Tensor:
         """∂L/∂weights = ∂L/∂output · valueᵀ, (heads, queries, keys), after `L.backward()`."""
-        if self._gradient is None:
+        if self.backward is None:
             raise ValueError(
                 f"no gradients were kept for {self.name!r}: watch(model, gradients=True) with grad mode on"
             )
-        found = self._gradient.rows(self._item(batch), self._range(head), self._positions(queries))
+        found = self.backward.rows(self._item(batch), self._range(head), self._positions(queries))
         return found if head is None else found[0]
 
     def relevance(

@@ -251,6 +251,9 @@ class Worst:
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = list(records)
 
+    def holds(self) -> list[Tensor]:
+        return [tensor for record in self._records for tensor in record.holds()]
+
     def of(self, batch: int) -> float:
         errors = [record.check(batch=batch) for record in self._records]
         return math.nan if None in errors else max(error for error in errors if error is not None)

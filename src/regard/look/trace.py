@@ -94,7 +94,7 @@ class Trace:
     @property
     def nbytes(self) -> int:
         """Memory kept by all records."""
-        return nbytes(tensor for record in self.records for tensor in record.source.holds())
+        return nbytes(tensor for record in self.records for tensor in record.holds())
 
     def select(self, pattern: str) -> "Trace":
         """The records whose name fits a pattern such as `encoder.*`."""

@@ -180,21 +180,17 @@ class _Eye(TorchFunctionMode):
                 # The row is smaller than the keys, which may be a cache that the next step writes into.
                 rows = torch.zeros(1, dtype=torch.long, device=call.source.holds()[0].device)
                 call = replace(call, source=Given(call.source.block(slice(None), range(heads), rows)))
-        source, error = call.source, checked(call)
-        held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in source.holds()}
+        record = Record(name, kind, call.source, call=number, scale=call.scale, note=call.note, checked=checked(call))
+        held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in record.holds()}
         new = sum(size for place, size in held.items() if place not in self._held)
         if self._bytes + new > self._limit:
             self._full[name] += 1
             return
         self._bytes += new
         self._held |= set(held)
-        gradient = None
         if self._gradients and call.output is not None and call.value is not None and call.output.requires_grad:
-            gradient = Backward(call, name)
-            call.output.register_hook(gradient.hear)
-        record = Record(
-            name, kind, source, call=number, scale=call.scale, note=call.note, checked=error, gradient=gradient
-        )
+            record.backward = Backward(call, name)
+            call.output.register_hook(record.backward.hear)
         self.trace.records.append(record)
 
     def finish(self) -> None:

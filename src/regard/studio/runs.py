@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
@@ -114,10 +113,8 @@ def open_run(path: Path) -> Any:
     """The run in a directory, opened by the task that trained it."""
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is neither a trace nor a run: a run is a directory with a config.json")
-    opened = getattr(import_module("regard.tasks"), "open_run", None) if find_spec("regard.tasks") else None
-    if opened is None:
-        raise ValueError(f"{path} is a run, but no task of this version can open it for the studio")
-    return opened(path)
+    opened: Any = import_module("regard.tasks.live").open_run(path)
+    return opened
 
 
 def _run(runs: Sequence[Translates], number: int) -> Translates:
