@@ -59,9 +59,7 @@ def test_links_lead_somewhere(document):
 
 def test_the_stages_are_what_the_demo_prints(demo):
     printed, _ = demo
-    [shown] = [
-        block for block in blocks(ROOT / "docs/stages.md", "text") if block.startswith("Tom chases Jerry")
-    ]
+    [shown] = [block for block in blocks(ROOT / "docs/stages.md", "text") if block.startswith("Tom chases Jerry")]
     assert shown.strip() == printed, "paste the output of `regard demo --stages` into the document again"
 
 

@@ -253,7 +253,7 @@ def test_a_page_is_written_shown_and_framed(tmp_path, monkeypatch):
     text = trace.html(tmp_path / "a.html").read_text()
     assert text.startswith("<!doctype html>")
     frame = trace._repr_html_()
-    assert frame.count('"') == 6  # three attributes: nothing of the page ends one
+    assert frame.count('"') == 8  # four attributes: nothing of the page ends one
     trace.show()
     [address] = opened
     assert address.startswith("file://")

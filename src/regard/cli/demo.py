@@ -94,7 +94,7 @@ def _next(console: Console, place: Path, out: Path) -> None:
         ("open the page", str(out / "alignment.html")),
         ("translate", f"regard predict {place} 'The cat sleeps under the table.'"),
         ("without attention", "regard train translation --preset tiny --set attention=none"),
-        ("your own text", "regard train translation --data train.en train.de"),
+        ("your own text", "regard train translation --data train.en --data train.de"),
         ("how attention works", "regard demo --stages"),
     ):
         table.add_row(Text(name, style="dim"), Text(value))

@@ -196,7 +196,10 @@ class Trace:
     def _repr_html_(self, **options: Any) -> str:
         """What a notebook shows. A frame of its own keeps the page's style from the notebook's."""
         inside = escape(self._page(**options))
-        return f'<iframe srcdoc="{inside}" style="width:100%;height:640px;border:0" sandbox="allow-scripts"></iframe>'
+        frame = (
+            'style="width:100%;height:640px;border:0" sandbox="allow-scripts allow-downloads" allow="clipboard-write"'
+        )
+        return f'<iframe srcdoc="{inside}" {frame}></iframe>'
 
     def _page(self, **options: Any) -> str:
         from regard.look.page import page

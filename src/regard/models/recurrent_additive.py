@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core import attention as calls
 from regard.core.normalizers import Softmax
 from regard.core.scores import Additive
 from regard.models import recurrent_feeding, recurrent_loop
@@ -21,7 +22,9 @@ class Found(NamedTuple):
 
 
 def serves(network: nn.GRU | nn.LSTM, attention: object) -> bool:
-    """A GRU of one layer with additive attention and softmax; compilers see the plain loop instead."""
+    """A GRU of one layer with additive attention and softmax; compilers and watchers see the plain loop instead."""
+    if calls.listeners:
+        return False
     if not isinstance(network, nn.GRU) or network.num_layers > 1:
         return False
     if not isinstance(attention, Attention) or not isinstance(attention.normalize, Softmax):
