@@ -99,6 +99,32 @@ def test_a_page_is_written(trained, tmp_path):
     assert text.startswith("<!doctype html>")
 
 
+def test_nothing_and_nonsense_as_input(trained, tmp_path):
+    done = regard("predict", str(trained), "", "Tom chases Jerry", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    empty, full = map(json.loads, done.stdout.splitlines())
+    assert empty["translation"] == ""
+    assert full["translation"]
+    bad = subprocess.run(
+        [sys.executable, "-m", "regard", "predict", str(trained)],
+        env={**os.environ, "PYTHONUTF8": "1"},
+        input=b"Tom\n\xff\xfe\n",
+        capture_output=True,
+        timeout=120,
+    )
+    assert bad.returncode == 2
+    assert b"standard input:2: not UTF-8" in bad.stderr
+
+
+def test_a_command_that_failed_leaves_nothing_behind(tmp_path, monkeypatch, as_installed):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.en").write_text("one\ntwo\n")
+    (tmp_path / "a.de").write_text("eins\n")
+    done = CliRunner().invoke(app, ["train", "translation", "--data", "a.en", "--data", "a.de", "--out", "run"])
+    assert done.exit_code == 2
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_unknown_name_is_copied_from_where_the_model_looks():
     from regard.data.vocabulary import Vocabulary
     from regard.tasks.translation.coding import WordCoder
@@ -161,6 +187,7 @@ def test_a_killed_run_goes_on_to_the_same_end(tmp_path):
         (("train", "translation", "--set", "sise=3"), "no setting is called 'sise'"),
         (("train", "translation", "--set", "seed"), "expected key=value"),
         (("train", "translation", "--data", "nowhere.tsv"), "no such file: nowhere.tsv"),
+        (("train", "translation", "--resume", "--out", "nowhere"), "there is no run to resume in nowhere"),
         (("evaluate", "nowhere"), "nowhere is no run"),
         (("predict", "nowhere", "x"), "nowhere is no run"),
     ],

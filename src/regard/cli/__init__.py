@@ -57,8 +57,10 @@ def _demo(
             tell(out)
         else:
             from regard.cli.demo import demo
+            from regard.cli.runs import told
 
-            demo(out, steps=steps)
+            with told():
+                demo(out, steps=steps)
     except OSError as error:
         raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
 
@@ -110,7 +112,9 @@ def _predict(
     inputs: Annotated[
         list[str] | None, typer.Argument(help="Texts; without any, lines of standard input.", metavar="INPUT…")
     ] = None,
-    beam: Annotated[int | None, typer.Option(help="Hypotheses kept; the run's own number unless given.")] = None,
+    beam: Annotated[
+        int | None, typer.Option(help="Hypotheses kept; the run's own number unless given.", min=1, max=256)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with the alignment.")] = False,
     look: Annotated[Path | None, typer.Option(help="Write a page that shows the attention.", metavar="PAGE")] = None,
 ) -> None:

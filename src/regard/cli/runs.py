@@ -41,7 +41,9 @@ def train(
     """Train, and say what came out."""
     task = _task(name)
     place = out or Path("runs") / f"{name}-{datetime.datetime.now(datetime.UTC).strftime('%Y%m%d-%H%M%S')}"
-    with _told():
+    with told():
+        if resume and not (place / "config.json").is_file():
+            raise RunError(f"there is no run to resume in {place}")
         config = task.configure(preset, data, parsed(settings))
         result = task.train(config, place, resume=resume)
     show_result(result, Console(highlight=False))
@@ -51,7 +53,7 @@ def train(
 
 def evaluate(run: Path, *, data: list[Path], as_json: bool) -> None:
     """Judge a run."""
-    with _told():
+    with told():
         opened = Run.open(run)
         result = _task(opened.config()["task"]).evaluate(opened, data)
     if as_json:
@@ -64,14 +66,15 @@ def predict(run: Path, *, inputs: list[str], beam: int | None, as_json: bool, lo
     """Answer each input; lines of standard input where none is given, one by one at a terminal."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    with _told():
+    with told():
         opened = Run.open(run)
         predictor = _task(opened.config()["task"]).predictor(opened)
     seen: list[Translation] = []
-    for batch in _batches(inputs):
-        for found in predictor.translate(batch, width=beam):
-            seen.append(found)
-            print(json.dumps(as_record(found), ensure_ascii=False) if as_json else found.text, flush=True)
+    with told():
+        for batch in _batches(inputs):
+            for found in predictor.translate(batch, width=beam):
+                seen.append(found)
+                print(json.dumps(as_record(found), ensure_ascii=False) if as_json else found.text, flush=True)
     if look is not None:
         write_page(seen, look)
         print(f"wrote {look}", file=sys.stderr)
@@ -124,7 +127,9 @@ def _batches(inputs: list[str]) -> Iterator[list[str]]:
     if sys.stdin.isatty():
         print("Type a sentence; Ctrl-D ends.", file=sys.stderr)
     waiting: list[str] = []
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin, 1):
+        if any("\ud800" <= letter <= "\udfff" for letter in line):
+            raise DataError(f"standard input:{number}: not UTF-8")
         waiting.append(line.rstrip("\n"))
         if sys.stdin.isatty() or len(waiting) == 64:
             yield waiting
@@ -134,7 +139,7 @@ def _batches(inputs: list[str]) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """What a user can put right is said in one line, without a traceback; an interruption has its own exit code."""
     try:
         yield

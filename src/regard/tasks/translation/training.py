@@ -1,6 +1,7 @@
 """Training a translator, from its configuration to a run directory that holds everything."""
 
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -52,9 +53,15 @@ def train(
     config: TranslationConfig, out: Path, *, resume: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Train into the run directory `out`, judge on the test part, and give the result that is written there."""
+    fresh = not out.exists()
     run = Run.create(out, config.model_dump(mode="json"), resume=resume, changeable=CHANGEABLE)
     began = time.monotonic()
-    material = make_material(config, run)
+    try:
+        material = make_material(config, run)
+    except Exception:
+        if fresh:  # nothing was learned: the corrected command may use the same name
+            shutil.rmtree(out, ignore_errors=True)
+        raise
     material.coder.save(run.path)
     torch.manual_seed(config.train.seed)
     model = build(config.model, material.coder.sizes, shared=material.coder.shared)

@@ -85,6 +85,9 @@ class Translator:
         found: dict[int, Translation] = {}
         training = self.model.training
         self.model.eval()
+        for place, source in enumerate(sources):
+            if not source.numbers:  # nothing to translate
+                found[place] = Translation(source, "", (), (), None, 0.0)
         for part in _by_length(sources, _BATCH // width):
             every = self._hypotheses([sources[place] for place in part], width, n_best, weights)
             for place, hypotheses in zip(part, every, strict=True):
@@ -126,7 +129,8 @@ class Translator:
 
 def _by_length(sources: Sequence[Reading], tokens: int) -> Iterator[list[int]]:
     """Numbers of sources in groups of like length, each of at most so many tokens with its padding."""
-    order = sorted(range(len(sources)), key=lambda place: len(sources[place].numbers))
+    filled = [place for place, source in enumerate(sources) if source.numbers]
+    order = sorted(filled, key=lambda place: len(sources[place].numbers))
     group: list[int] = []
     for place in order:
         if group and (len(group) + 1) * (len(sources[place].numbers) + 1) > tokens:
