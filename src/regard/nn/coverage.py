@@ -8,8 +8,8 @@ from regard.core.attention import Attended
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import HALF
 from regard.core.requests import Request
-from regard.nn.location import alignment, blank, check_query, clean_memory, gathered, read, sampling, score_vector
 from regard.nn.protocol import Projected
+from regard.nn.steps import alignment, blank, check_query, clean_memory, gathered, read, sampling, score_vector
 
 _SOFTMAX = Softmax()
 

@@ -10,8 +10,8 @@ from regard.core.attention import AnyScore, Attended
 from regard.core.local import local_attention
 from regard.core.requests import Request
 from regard.nn.attention import Attention
-from regard.nn.location import check_query, clean_memory
 from regard.nn.protocol import Projected
+from regard.nn.steps import check_query, clean_memory
 
 
 class LocalAttention(nn.Module):

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core.attention import Attended, attention
-from regard.core.normalizers import Hard, Normalizer, Softmax
+from regard.core.attention import Attended
+from regard.core.normalizers import Normalizer, Softmax
 from regard.core.requests import Request, full
-from regard.core.scores import Additive
 from regard.nn.protocol import Projected
+from regard.nn.steps import alignment, blank, check_query, clean_memory, gathered, read, sampling, score_vector
 
 _SOFTMAX = Softmax()
 _FULL = full()
@@ -130,88 +130,3 @@ class LocationAttention(nn.Module):
     ) -> Attended:
         """What each query reads of the memory, the weights of one known to the next: output (b, q, m)."""
         return self.attend(query, self.project(memory, mask=mask), weights=weights, generator=generator)[0]
-
-
-# What attention with a state shares
-
-
-def score_vector(size: int) -> nn.Parameter:
-    """The w of w · tanh(…), uniform within ±1/√size."""
-    bound = 1 / math.sqrt(size)
-    return nn.Parameter(torch.empty(size).uniform_(-bound, bound))
-
-
-def clean_memory(memory: Float[Tensor, "b k m"], size: int, mask: Bool[Tensor, "b k"] | None) -> Float[Tensor, "b k m"]:
-    """The memory with zeros where it is padding, so that nothing hidden there (NaN, say) is ever multiplied."""
-    if memory.ndim != 3 or memory.shape[-1] != size:
-        raise ValueError(f"memory must be (b, k, {size}), got {tuple(memory.shape)}")
-    if mask is None:
-        return memory
-    if mask.dtype != torch.bool or mask.shape != memory.shape[:2]:
-        raise ValueError(
-            f"mask must be a bool tensor {tuple(memory.shape[:2])}, True for real positions, "
-            f"got {mask.dtype} {tuple(mask.shape)}"
-        )
-    return torch.where(mask.unsqueeze(-1), memory, 0)
-
-
-def check_query(query: Float[Tensor, "b q d"], size: int, projected: Projected) -> None:
-    """Raise unless there are queries of the right size for each memory of the batch."""
-    batch = projected.key.shape[0]
-    if query.ndim != 3 or query.shape[-1] != size or query.shape[0] != batch:
-        raise ValueError(f"query must be ({batch}, q, {size}), got {tuple(query.shape)}")
-
-
-def blank(projected: Projected) -> Float[Tensor, "b k"]:
-    """Weights before anything was looked at: zeros."""
-    return projected.value.new_zeros(projected.value.shape[:2])
-
-
-def sampling(normalize: Normalizer, training: bool, generator: torch.Generator | None) -> Normalizer:
-    """Hard attention that does not say when to draw draws in training, and where a generator is given."""
-    if isinstance(normalize, Hard) and normalize.sample is None:
-        return Hard(normalize.estimator, normalize.temperature, training or generator is not None)
-    return normalize
-
-
-def read(
-    query: Float[Tensor, "b 1 d"],
-    projected: Projected,
-    weight: Float[Tensor, "d"],
-    normalize: Normalizer,
-    generator: torch.Generator | None,
-) -> Attended:
-    """One additive reading of the memory, with all its weights."""
-    mask = None if projected.mask is None else projected.mask.unsqueeze(1)
-    return attention(
-        query,
-        projected.key,
-        projected.value,
-        score=Additive(weight),
-        normalize=normalize,
-        mask=mask,
-        weights=_FULL,
-        generator=generator,
-    )
-
-
-def alignment(found: Attended) -> Float[Tensor, "b k"]:
-    """The weights of a reading by one query."""
-    assert isinstance(found.weights, Tensor)
-    return found.weights.squeeze(1)
-
-
-def gathered(steps: list[Attended], projected: Projected, query: Tensor, weights: Request | None) -> Attended:
-    """The readings of all queries as one, with what is asked of their weights."""
-    if not steps:
-        output = projected.value.new_zeros(query.shape[0], 0, projected.value.shape[-1])
-        empty = projected.value.new_zeros(query.shape[0], 0, projected.value.shape[1])
-        return Attended(output, None if weights is None else weights.of(empty))
-    log_probs = [step.log_prob for step in steps if step.log_prob is not None]
-    asked = None
-    if weights is not None:
-        weights.check(len(steps))
-        asked = weights.of(torch.stack([alignment(step) for step in steps], 1))
-    return Attended(
-        torch.cat([step.output for step in steps], 1), asked, torch.cat(log_probs, 1) if log_probs else None
-    )

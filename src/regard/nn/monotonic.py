@@ -12,8 +12,8 @@ from regard.core.attention import Attended
 from regard.core.problem import HALF
 from regard.core.requests import Request
 from regard.core.scores import unit
-from regard.nn.location import blank, check_query, clean_memory, score_vector
 from regard.nn.protocol import Projected
+from regard.nn.steps import blank, check_query, clean_memory, score_vector
 
 HIDDEN_NUMBERS = 2**24  # of tanh(W s_i + V h_j) that stand in memory at a time
 

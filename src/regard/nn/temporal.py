@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.core.attention import AnyScore, Attended
 from regard.core.requests import Received, Request, Top, full
 from regard.nn.attention import Attention
-from regard.nn.location import clean_memory
+from regard.nn.steps import clean_memory
 
 _FULL = full()
 
