@@ -69,6 +69,7 @@ def _run(inputs, backend, mask, bias, score):
 
 
 def _error(found, exact):
+    found, exact = found.detach(), exact.detach()
     return float((found.double() - exact).norm() / exact.norm().clamp_min(1e-30))
 
 

@@ -26,6 +26,8 @@ AttentionName = Literal[
     "coverage",
 ]
 
+Precision = Literal["float32", "bfloat16", "int8"]
+
 
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -64,6 +66,8 @@ class DataSettings(_Settings):
     """Tokens of a batch on either side, padding counted."""
     seed: int = 1
     """Of the world and of the order."""
+    first_word: Literal[0, 1] = 1
+    """Where words are counted from in test.links, the gold alignment beside a test file."""
     tokenize: Literal["auto", "13a", "zh", "none", "char"] = "auto"
     """How BLEU cuts the text: auto is zh for Chinese, none for text that is tokenised already, else 13a."""
 
@@ -108,6 +112,8 @@ class DecodeSettings(_Settings):
     """Hypotheses kept; 1 is greedy."""
     length_penalty: float = Field(default=0.6, ge=0.0)
     """Exponent of the penalty that makes longer hypotheses comparable."""
+    precision: Precision = "float32"
+    """Of the matrix products when a run is loaded to translate; int8 is for the CPU."""
 
 
 class TranslationConfig(_Settings):

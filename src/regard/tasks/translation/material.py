@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data import world
-from regard.data.alignment import Links
+from regard.data.alignment import Links, read_links
 from regard.data.batches import Ids
 from regard.data.bpe import Codes, train_bpe
 from regard.data.corpus import TextCorpus, TokenCorpus, encode, index
@@ -112,7 +112,7 @@ def file_material(settings: DataSettings, cache: Path, known: Codes | None = Non
         _Chosen(tokens, rows),
         lengths,
         _examples(valid) if valid else held[0],
-        _examples(test) if test else held[1],
+        _examples(test, settings) if test else held[1],
         [],
         about=f"{len(rows):,} pairs ({corpus.report})",
     )
@@ -124,13 +124,43 @@ def examples_of(paths: Sequence[Path], settings: DataSettings) -> list[Example]:
         _, _, test = _parts(settings.model_copy(update={"files": tuple(paths)}))
         if not test:
             raise DataError(f"{paths[0]}: no test files in it")
-        return _examples(test)
-    return _examples([Path(path) for path in paths])
+        return _examples(test, settings)
+    return _examples([Path(path) for path in paths], settings)
 
 
-def _examples(paths: Sequence[Path]) -> list[Example]:
+def _examples(paths: Sequence[Path], settings: DataSettings | None = None) -> list[Example]:
+    """Pairs to judge by; with settings, gold links are looked for beside them."""
     pairs, _ = load_pairs(find_rows(list(paths)))
-    return [Example(tuple(source.split()), target) for source, target in pairs]
+    examples = [Example(tuple(source.split()), target) for source, target in pairs]
+    beside = _links_beside(paths[0]) if settings else None
+    return examples if settings is None or beside is None else _linked(examples, beside, settings.first_word)
+
+
+def _links_beside(path: Path) -> Path | None:
+    """test.en or test.en.gz has its gold links in test.links, maybe .gz."""
+    bare = path.with_name(path.name.removesuffix(".gz"))
+    for name in (f"{bare.stem}.links", f"{bare.stem}.links.gz"):
+        if (found := bare.with_name(name)).is_file():
+            return found
+    return None
+
+
+def _linked(examples: list[Example], path: Path, first: int) -> list[Example]:
+    gold = read_links(path, first=first)
+    if len(gold) != len(examples):
+        raise DataError(f"{path}: {len(gold)} lines of links for {len(examples)} pairs; each pair needs a line")
+    found = []
+    for number, (example, links) in enumerate(zip(examples, gold, strict=True), 1):
+        target = tuple(example.reference.split())
+        beyond = [link for link in links.possible if link[0] >= len(example.source) or link[1] >= len(target)]
+        if beyond:
+            left, right = (place + first for place in min(beyond))
+            sizes = f"{len(example.source)} and {len(target)} words"
+            raise DataError(
+                f"{path}:{number}: a link {left}-{right}, but the pair has {sizes} (data.first_word={first})"
+            )
+        found.append(replace(example, target=target, links=links.sure, possible=links.possible))
+    return found
 
 
 def _parts(settings: DataSettings) -> tuple[list[Path], list[Path], list[Path]]:

@@ -80,33 +80,43 @@ def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str)
 
 @torch.no_grad()
 def alignment(translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]) -> dict[str, Any]:
-    """Alignment error rate of the weights while the gold target is read; of several layers, the best and which."""
-    found: list[list[set[tuple[int, int]]]] = []
-    model, coder = translator.model, translator.coder
-    training = model.training
-    model.eval()
+    """Alignment error rate of the weights while the gold target is read; of several layers, the best and which.
+
+    A word may be told from the step that predicts it, or from the next, which reads it: in a Transformer's lower
+    layers the second is the sharper one, for only then does the model know the word (Chen et al. 2020).
+    """
+    found: dict[tuple[int, str], list[set[tuple[int, int]]]] = {}
     for first in range(0, len(examples), 64):
         part, read = examples[first : first + 64], sources[first : first + 64]
-        targets = [coder.target_words(example.target) for example in part]
+        targets = [translator.coder.target_words(example.target) for example in part]
         pairs = [(source.numbers, numbers) for source, (numbers, _) in zip(read, targets, strict=True)]
-        batch = translator.batch(pairs)
-        decoded = model(batch.source, batch.prefix, batch.source_lengths, weights=full())
-        if decoded.weights is None:
-            model.train(training)
-            return {}  # without attention there is nothing to align by
-        layers = decoded.weights if isinstance(decoded.weights, list) else [decoded.weights]
-        found += [[] for _ in range(len(layers) - len(found))]
-        for links, weights in zip(found, layers, strict=True):
-            flat = weights.mean(1) if weights.ndim == 4 else weights
-            links += [
-                links_from_weights(one.float().cpu(), source=source.owners, target=owners)
-                for one, source, (_, owners) in zip(flat, read, targets, strict=True)
-            ]
-    model.train(training)
+        owners = [(source.owners, words) for source, (_, words) in zip(read, targets, strict=True)]
+        for layer, weights in enumerate(_weights(translator, pairs)):
+            for told, rows in (("predicted", weights), ("read", weights[:, 1:])):
+                links = found.setdefault((layer, told), [])
+                links += [links_from_weights(one, source=s, target=t) for one, (s, t) in zip(rows, owners, strict=True)]
+    if not found:
+        return {}  # without attention there is nothing to align by
     sure, possible = [example.links for example in examples], [example.possible for example in examples]
-    rates = [round(alignment_error_rate(links, sure, possible), 4) for links in found]
-    best = min(range(len(rates)), key=lambda layer: rates[layer])
-    return {"aer": rates[best]} if len(rates) == 1 else {"aer": rates[best], "layer": best, "by_layer": rates}
+    rates = {key: round(alignment_error_rate(links, sure, possible), 4) for key, links in found.items()}
+    layer, told = min(rates, key=lambda key: (rates[key], key))
+    best = {"aer": rates[layer, told], "told": told}
+    by_layer = {name: [rate for key, rate in rates.items() if key[1] == name] for name in ("predicted", "read")}
+    return best if len(rates) == 2 else {**best, "layer": layer, "by_layer": by_layer}
+
+
+def _weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
+    """The weights (b, t, s) of each layer, heads averaged, while the targets are read; of no attention, none."""
+    model = translator.model
+    training = model.training
+    model.eval()
+    batch = translator.batch(pairs)
+    decoded = model(batch.source, batch.prefix, batch.source_lengths, weights=full())
+    model.train(training)
+    if decoded.weights is None:
+        return []
+    layers = decoded.weights if isinstance(decoded.weights, list) else [decoded.weights]
+    return [(layer.mean(1) if layer.ndim == 4 else layer).float().cpu() for layer in layers]
 
 
 @torch.no_grad()

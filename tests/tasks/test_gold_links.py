@@ -1,0 +1,100 @@
+"""Gold alignments beside a test file, and the error rate of the weights against them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.data.bpe import Codes, train_bpe
+from regard.data.parallel import DataError
+from regard.data.vocabulary import Vocabulary
+from regard.tasks.translation import scoring
+from regard.tasks.translation.coding import PieceCoder, WordCoder
+from regard.tasks.translation.config import DataSettings, DecodeSettings, ModelSettings
+from regard.tasks.translation.material import Example, examples_of
+from regard.tasks.translation.network import build
+from regard.tasks.translation.translator import Translator
+
+SOURCES = ("the cat sleeps", "a dog")
+TARGETS = ("le chat dort ici", "un chien")
+
+
+def folder(tmp_path: Path, links: str) -> Path:
+    for side, texts in (("en", SOURCES), ("fr", TARGETS)):
+        for name in ("train", "test_2016"):
+            (tmp_path / f"{name}.{side}").write_text("".join(f"{text}\n" for text in texts))
+    (tmp_path / "test_2016.links").write_text(links)
+    return tmp_path
+
+
+def read(path: Path, first: int = 1) -> list[Example]:
+    return examples_of([path], DataSettings(source="en", target="fr", first_word=first))
+
+
+def test_links_beside_the_test_file_are_read(tmp_path: Path) -> None:
+    first, second = read(folder(tmp_path, "1-1 2-2 3-3 3p4\n1-1 2-2\n"))
+    assert first.links == {(0, 0), (1, 1), (2, 2)}
+    assert first.possible == {(0, 0), (1, 1), (2, 2), (2, 3)}
+    assert first.target == ("le", "chat", "dort", "ici")
+    assert second.links == second.possible == {(0, 0), (1, 1)}
+
+
+def test_words_may_be_counted_from_zero(tmp_path: Path) -> None:
+    assert read(folder(tmp_path, "0-0 2-3\n1-1\n"), first=0)[0].links == {(0, 0), (2, 3)}
+
+
+def test_without_links_the_examples_have_none(tmp_path: Path) -> None:
+    (folder(tmp_path, "") / "test_2016.links").unlink()
+    assert all(example.links == frozenset() for example in read(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("links", "said"),
+    [
+        ("1-1\n", "1 lines of links for 2 pairs"),
+        ("4-1\n1-1\n", "test_2016.links:1: a link 4-1, but the pair has 3 and 4 words"),
+        ("1-1\n1-3\n", "test_2016.links:2: a link 1-3, but the pair has 2 and 2 words"),
+        ("1-1\n0-1\n", "words are counted from 1, found '0-1'"),
+        ("1-1\n1:1\n", "expected links such as 1-2 or 1p2, found '1:1'"),
+    ],
+)
+def test_links_that_do_not_fit_are_told_with_file_and_line(tmp_path: Path, links: str, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        read(folder(tmp_path, links))
+
+
+def rates(monkeypatch: pytest.MonkeyPatch, *layers: str) -> dict:
+    """The error rate of layers that point at word j for target word j: when it is "predicted", or when it is "read"."""
+
+    def weights(_: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        columns, rows = len(pairs[0][0]) + 1, len(pairs[0][1]) + 1
+        pointed = {"predicted": range(rows), "read": [0, *range(rows - 1)]}
+        return [torch.nn.functional.one_hot(torch.tensor(pointed[one]), columns)[None].float() for one in layers]
+
+    monkeypatch.setattr(scoring, "_weights", weights)
+    coder = WordCoder(Vocabulary.build([("a", "b", "c")]), Vocabulary.build([("x", "y", "z")]))
+    model = build(ModelSettings(size=8), coder.sizes, shared=False)
+    example = Example(("a", "b", "c"), "xyz", ("x", "y", "z"), frozenset({(0, 0), (1, 1), (2, 2)}))
+    return scoring.alignment(Translator(model, coder, DecodeSettings()), [example], [coder.read_words(example.source)])
+
+
+def test_a_word_is_told_from_the_step_that_predicts_it_or_from_the_one_that_reads_it(monkeypatch) -> None:
+    found = rates(monkeypatch, "predicted", "read")
+    assert found["aer"] == 0.0
+    assert found["by_layer"]["predicted"][0] == 0.0
+    assert found["by_layer"]["read"][1] == 0.0
+    assert found["by_layer"]["predicted"][1] == pytest.approx(2 / 3, abs=1e-4)  # off by one: right for the first alone
+    assert rates(monkeypatch, "read")["told"] == "read"
+    assert rates(monkeypatch, "predicted") == {"aer": 0.0, "told": "predicted"}
+
+
+def test_without_attention_there_is_no_rate(monkeypatch) -> None:
+    assert rates(monkeypatch) == {}
+
+
+def test_pieces_of_words_share_their_link() -> None:
+    pieces = train_bpe(["un chien"] * 3, size=262)
+    numbers, owners = PieceCoder(Codes(pieces, pieces)).target_words(("un", "chien"))
+    assert len(numbers) == len(owners) > 2
+    assert set(owners) == {0, 1}
