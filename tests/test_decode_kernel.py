@@ -26,10 +26,23 @@ for queries, keys, workers in ((1, 37, 1), (2, 700, 40), (3, 263, 264)):
             score = regard.ScaledDot(0.3) if weight is None else regard.Additive(weight.double())
             tensors = [tensor.double() for tensor in (query, key, value)]
             plain = regard.attention(*tensors, score=score, mask=regard.padding(lengths), backend="reference").output
-            found = decode(query, key, value, weight, lengths, 0.3, workers)
+            found = decode(query, key, value, weight, lengths, None, 0.3, workers)
             torch.testing.assert_close(found.double(), plain, atol=2e-6, rtol=2e-6)
-            whole = decode(query[:1], key[:1], value[:1], weight, None, 0.3, workers)
+            whole = decode(query[:1], key[:1], value[:1], weight, None, None, 0.3, workers)
             torch.testing.assert_close(whole.double(), plain[:1], atol=2e-6, rtol=2e-6)
+            if groups == 4:
+                continue
+            # some keys closed one by one, whole blocks of them, all of them; what is closed holds NaN
+            mask = torch.rand(3, keys) < 0.5
+            mask[0, :40], mask[1] = False, False
+            shut = torch.where(mask[:, None, :, None], 1.0, torch.nan)
+            some = [torch.randn_like(tensor) * shut for tensor in (key, value)]
+            tensors = [tensor.double() for tensor in (query, *some)]
+            closed = regard.dense(mask[:, None, None, :])
+            plain = regard.attention(*tensors, score=score, mask=closed, backend="reference").output
+            found = decode(query, *some, weight, None, mask, 0.3, workers)
+            torch.testing.assert_close(found.double(), plain, atol=2e-6, rtol=2e-6)
+            assert not found[1].any()
 """
 
 
@@ -40,6 +53,21 @@ def test_the_kernel_equals_the_plain_form_under_the_interpreter() -> None:
         [sys.executable, "-c", INTERPRETED], capture_output=True, text=True, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("score", ["additive", "scaled_dot"])
+def test_a_step_over_keys_closed_one_by_one_equals_the_plain_form_on_cuda(score: str) -> None:
+    query, key, value = (torch.randn(5, 2, n, size, device="cuda") for n, size in ((1, 512), (37, 512), (37, 1024)))
+    mask = torch.rand(5, 37, device="cuda") < 0.5
+    mask[3] = False
+    mechanism = regard.ScaledDot() if score == "scaled_dot" else regard.Additive(torch.randn(512, device="cuda") / 16)
+    found, plain = (
+        regard.attention(query, key, value, score=mechanism, mask=regard.dense(mask[:, None, None]), backend=backend)
+        for backend in ("auto", "reference")
+    )
+    torch.testing.assert_close(found.output, plain.output, atol=1e-5, rtol=1e-4)
+    assert not found.output[3].any()
 
 
 @pytest.mark.cuda

@@ -111,7 +111,12 @@ def test_a_pair_beyond_the_budget_stands_alone():
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"tokens": 0}, "tokens and bucket"), ({"rank": 2, "ranks": 2}, "rank must be from 0"), ({"bucket": 0}, "bucket")],
+    [
+        ({"tokens": 0}, "tokens, bucket and grid"),
+        ({"rank": 2, "ranks": 2}, "rank must be from 0"),
+        ({"bucket": 0}, "bucket"),
+        ({"grid": 0}, "grid"),
+    ],
 )
 def test_impossible_wishes_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):

@@ -44,37 +44,55 @@ def collate(
     eos: int = 2,
     ignore: int = -100,
     source_end: bool = True,
+    grid: int = 1,
+    rows: int = 0,
 ) -> Batch:
     """Pairs of token numbers as one padded batch; begin and end marks are added here.
 
-    Without `source_end` the sources have no end mark, which a model could attend instead of a word.
+    Without `source_end` the sources have no end mark, which a model could attend instead of a word. Padded lengths are
+    multiples of `grid`, and rows of nothing but padding, of which nothing is learned, make up `rows` rows: so batches
+    come in few shapes. Such a row counts one token of source, for a mean over none has no value.
 
     >>> batch = collate([([5, 6, 7], [8]), ([9], [10, 11])])
     >>> batch.source.tolist(), batch.source_lengths.tolist()
     ([[5, 6, 7, 2], [9, 2, 0, 0]], [4, 2])
     >>> batch.prefix.tolist(), batch.target.tolist()
     ([[1, 8, 0], [1, 10, 11]], [[8, 2, -100], [10, 11, 2]])
+    >>> batch = collate([([5], [6])], grid=4, rows=2)
+    >>> batch.source.tolist(), batch.source_lengths.tolist(), batch.target_lengths.tolist()
+    ([[5, 2, 0, 0], [0, 0, 0, 0]], [2, 1], [2, 0])
     """
     if not pairs:
         raise ValueError("a batch needs at least one pair")
-    mark = [eos] if source_end else []
-    sources = [np.append(np.asarray(source, np.int64), mark).astype(np.int64) for source, _ in pairs]
-    targets = [np.append(np.asarray(target, np.int64), eos) for _, target in pairs]
-    prefixes = [np.concatenate(([bos], target[:-1])) for target in targets]
-    return Batch(
-        source=_padded(sources, pad),
-        source_lengths=torch.tensor([len(source) for source in sources]),
-        prefix=_padded(prefixes, pad),
-        target=_padded(targets, ignore),
-        target_lengths=torch.tensor([len(target) for target in targets]),
-    )
+    if grid < 1:
+        raise ValueError(f"grid must be at least 1, not {grid}")
+    sources, targets = zip(*pairs, strict=True)
+    source, source_lengths = _table(sources, pad, grid, rows, last=eos if source_end else None)
+    target, target_lengths = _table(targets, ignore, grid, rows, last=eos)
+    prefix, _ = _table(targets, pad, grid, rows, first=bos)
+    source_lengths[len(pairs) :] = 1
+    tables = source, source_lengths, prefix, target, target_lengths
+    return Batch(*(torch.from_numpy(table) for table in tables))
 
 
-def _padded(rows: list[NDArray[np.int64]], fill: int) -> Tensor:
-    table = np.full((len(rows), max(map(len, rows))), fill, np.int64)
-    for number, row in enumerate(rows):
-        table[number, : len(row)] = row
-    return torch.from_numpy(table)
+def _table(
+    rows: Sequence[Ids], fill: int, grid: int, least: int, *, first: int | None = None, last: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows side by side and their lengths, each with a mark before or after it if there is one."""
+    count = max(len(rows), least)
+    lengths = np.zeros(count, np.int64)
+    lengths[: len(rows)] = [len(row) for row in rows]
+    shift = 0 if first is None else 1
+    marked = lengths + (np.arange(count) < len(rows)) * (shift + (last is not None))
+    width = max(1, -(-int(marked.max()) // grid)) * grid if grid > 1 else int(marked.max())
+    table = np.full((count, width), fill, np.int64)
+    place = np.arange(width) - shift
+    table[(place >= 0) & (place < lengths[:, None])] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    if first is not None:
+        table[: len(rows), 0] = first
+    if last is not None:
+        table[np.arange(len(rows)), lengths[: len(rows)] + shift] = last
+    return table, marked
 
 
 class TokenBatches:
@@ -82,7 +100,8 @@ class TokenBatches:
 
     Each epoch is shuffled anew by (seed, epoch) alone. A window of `bucket` pairs is sorted by length and cut into
     batches, whose order is shuffled again. A pair longer than the budget makes a batch of its own. With `ranks`
-    processes, each takes its own share of every epoch, all of the same number of batches.
+    processes, each takes its own share of every epoch, all of the same number of batches. With a `grid`, lengths count
+    as their next multiple of it, as in `collate`.
 
     Iterating gives what is left of the current epoch. `state()` after any batch, given to `resume` of a new object,
     continues with the very next one.
@@ -103,6 +122,7 @@ class TokenBatches:
         tokens: int,
         seed: int,
         bucket: int = 8192,
+        grid: int = 1,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
@@ -112,11 +132,11 @@ class TokenBatches:
             raise ValueError(f"lengths must be two lists as long, not {self._source.shape} and {self._target.shape}")
         if not len(self._source):
             raise ValueError("there are no pairs to make batches of")
-        if tokens < 1 or bucket < 1:
-            raise ValueError(f"tokens and bucket must be at least 1, not {tokens} and {bucket}")
+        if min(tokens, bucket, grid) < 1:
+            raise ValueError(f"tokens, bucket and grid must be at least 1, not {tokens}, {bucket} and {grid}")
         if not 0 <= rank < ranks:
             raise ValueError(f"rank must be from 0 to ranks - 1, not {rank} of {ranks}")
-        self._tokens, self._seed, self._bucket = tokens, seed, bucket
+        self._tokens, self._seed, self._bucket, self._grid = tokens, seed, bucket, grid
         self._total = int(self._source.sum(dtype=np.int64) + self._target.sum(dtype=np.int64))
         self._rank, self._ranks = rank, ranks
         self._epoch = 0
@@ -169,6 +189,7 @@ class TokenBatches:
             "seed": self._seed,
             "bucket": self._bucket,
             "ranks": self._ranks,
+            **({"grid": self._grid} if self._grid > 1 else {}),
         }
 
     def _all(self, epoch: int) -> Iterator[list[int]]:
@@ -178,18 +199,19 @@ class TokenBatches:
             window = order[first : first + self._bucket]
             # A stable sort keeps the shuffled order among pairs of the same lengths.
             window = window[np.lexsort((self._source[window], self._target[window]))]
-            cuts = _cut(self._source[window], self._target[window], self._tokens)
+            widths = -(-np.maximum(self._source[window], self._target[window]) // self._grid) * self._grid
+            cuts = _cut(widths, self._tokens)
             for place in random.permutation(len(cuts) - 1):
                 yield window[cuts[place] : cuts[place + 1]].tolist()
 
 
-def _cut(source: NDArray[np.int32], target: NDArray[np.int32], tokens: int) -> list[int]:
+def _cut(widths: NDArray[np.int32], tokens: int) -> list[int]:
     """Where to cut a sorted list so that each piece, padded, has at most so many tokens on either side."""
     cuts = [0]
     widest = 0
-    for place, width in enumerate(np.maximum(source, target).tolist()):
+    for place, width in enumerate(widths.tolist()):
         widest = max(widest, width)
         if widest * (place + 1 - cuts[-1]) > tokens and place > cuts[-1]:
             cuts.append(place)
             widest = width
-    return [*cuts, len(source)]
+    return [*cuts, len(widths)]

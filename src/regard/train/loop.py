@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.train.average import MovingAverage
 from regard.train.batches import Batches, Passes
+from regard.train.captured import Captured
 from regard.train.course import Course
 from regard.train.keeping import Keeper
 from regard.train.listeners import Listener
@@ -21,7 +22,7 @@ from regard.train.run import Run
 from regard.train.schedule import learning_rate
 from regard.train.settings import TrainSettings
 from regard.train.stops import Diverged, Interrupted, OutOfMemory, Signals, memory_ran_out
-from regard.train.updates import Gradients, LossFunction, gather, settle
+from regard.train.updates import Gradients, LossFunction, differentiated, gather, settle
 from regard.train.validation import Validate, Validation, undisturbed
 
 
@@ -119,6 +120,8 @@ class _Loop:
         self.precision = torch.bfloat16 if lower else torch.float32
         self.average = MovingAverage(model, decay=settings.ema_decay) if settings.average == "ema" else None
         self.compiled: Any = torch.compile(model) if settings.compile else model
+        graphs = settings.graphs and self.device.type == "cuda"
+        self.captured = Captured(loss, self.compiled, self.precision, self.device) if graphs else None
         self.validation = Validation(loss, held_out, validate, self.precision)
         self.keeper = Keeper(run, settings, model, self.optimizer, self.average, self.device, show.say)
         self.passes = Passes(batches, most=settings.epochs)
@@ -168,11 +171,11 @@ class _Loop:
     def _update(self) -> bool:
         """One update, or none when the data is at its end. One that fails leaves everything as it was before."""
         began, before, numbers = time.monotonic(), replace(self.course), RandomState.take(self.device)
-        self.optimizer.zero_grad(set_to_none=True)
+        self._no_gradients()
         shortage = gradients = None
         try:
             taken = self.passes.take(self.settings.accumulate, self.course)
-            gradients = gather(self.loss, self.compiled, taken, self.precision, self.device)
+            gradients = gather(self.model, taken, self.device, self._differentiate)
         except Exception as error:
             if not memory_ran_out(error):
                 raise
@@ -191,6 +194,17 @@ class _Loop:
             return False
         self._step(gradients, began)
         return True
+
+    def _no_gradients(self) -> None:
+        if self.captured is None:
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            self.captured.begin()
+
+    def _differentiate(self, batch: Any) -> tuple[Tensor, Tensor]:
+        if self.captured is not None:
+            return self.captured(batch)
+        return differentiated(self.loss, self.compiled, batch, self.precision, self.device)
 
     def _undo(self, before: Course, numbers: RandomState) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -245,13 +259,19 @@ class _Loop:
         if settings.watch not in figures:
             raise ValueError(f"watch must be one of the figures of validation, {list(figures)}; got {settings.watch!r}")
         course.validated = course.step
-        improved = settings.better(figures[settings.watch], course.best)
+        improved = settings.better(figures[settings.watch], course.best) or self._tied(figures)
         if improved:
             course.best, course.best_step, course.best_figures = figures[settings.watch], course.step, figures
         course.waited = 0 if improved else course.waited + 1
         self._record("validation", figures)
         self.show.validated(course.step, figures, self._best())
         return improved
+
+    def _tied(self, figures: Mapping[str, float]) -> bool:
+        """As good as the best, and with a lower loss: early on, when BLEU is 0 for long, the loss alone tells."""
+        before = self.course.best_figures
+        same = figures[self.settings.watch] == self.course.best and "loss" in figures and "loss" in before
+        return same and figures["loss"] < before["loss"]
 
     def _figures(self) -> dict[str, float] | None:
         """The figures of the weights as they would be kept now; None if a signal broke it off."""

@@ -46,6 +46,8 @@ class TrainSettings(BaseModel):
     """Of the matrix products; auto is bfloat16 on CUDA and float32 elsewhere. Parameters stay float32."""
     compile: bool = False
     """Whether the model goes through torch.compile."""
+    graphs: bool = False
+    """On CUDA, whether a step is recorded once for each shape of batch and replayed; shapes are made few for it."""
     log_every: PositiveInt = 50
     """Updates between two lines of metrics."""
     validate_every: PositiveInt = 500

@@ -38,22 +38,31 @@ class Gradients:
         return None
 
 
+def differentiated(
+    loss: LossFunction, model: nn.Module, batch: Any, precision: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The total and the count of a batch, on the device; its gradients are added to those in the parameters."""
+    with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+        result = loss(model, batch)
+    if result.total.ndim:
+        raise ValueError(f"loss must give a total of one number; got shape {tuple(result.total.shape)}")
+    result.total.backward()
+    return result.total.detach(), torch.as_tensor(result.count, device=device)
+
+
 def gather(
-    loss: LossFunction, model: nn.Module, batches: Iterable[Any], precision: torch.dtype, device: torch.device
+    model: nn.Module,
+    batches: Iterable[Any],
+    device: torch.device,
+    differentiate: Callable[[Any], tuple[Tensor, Tensor]],
 ) -> Gradients | None:
     """Leaves in the parameters the gradient of Σ total / Σ count over the batches; None if there were none.
 
-    Sums are differentiated, and divided at the end: how the tokens fall into batches makes no difference. The numbers
-    that the caller needs are fetched from the device together, once.
+    `differentiate(batch)` adds a batch's gradients to those in the parameters, and gives its total and count. Sums are
+    differentiated, and divided at the end: how the tokens fall into batches makes no difference. The numbers that the
+    caller needs are fetched from the device together, once.
     """
-    sums: list[tuple[Tensor, Tensor]] = []
-    for batch in batches:
-        with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-            result = loss(model, batch)
-        if result.total.ndim:
-            raise ValueError(f"loss must give a total of one number; got shape {tuple(result.total.shape)}")
-        result.total.backward()
-        sums.append((result.total.detach(), torch.as_tensor(result.count, device=device)))
+    sums = [differentiate(batch) for batch in batches]
     if not sums:
         return None
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

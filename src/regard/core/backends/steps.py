@@ -9,18 +9,20 @@ from torch import Tensor
 from regard.core.clauses import clauses
 from regard.core.problem import HALF, Problem
 
-_QUERIES = 8  # up to so many, cutting the memory beats cutting the queries
+MOST = 8  # queries: up to so many, cutting the memory beats cutting the queries
 
 
 def serves(problem: Problem) -> bool:
     """Is this a step: a few queries without gradient, a whole memory or a padded one?"""
-    if problem.device.type != "cuda" or not 0 < problem.shape[-2] <= _QUERIES or problem.shape[-1] == 0:
+    if problem.device.type != "cuda" or not 0 < problem.shape[-2] <= MOST or problem.shape[-1] == 0:
         return False
     if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not kernels():
         return False
     found = clauses(problem.mask, *problem.shape[-2:])
-    if found is None or found.banded or found.by_head or len(found.segments) + len(found.dense) > 0:
+    if found is None or found.banded or found.by_head or len(found.segments) > 0:
         return False
+    if any(tensor.shape[-2] > 1 or tensor.shape[-3] > 1 for tensor in found.dense):
+        return False  # keys may be closed, but to all heads and queries alike
     return problem.query.dtype in (*HALF, torch.float32) and problem.value.shape[-1] <= 1024
 
 
@@ -30,11 +32,14 @@ def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, 
 
     found = clauses(problem.mask, *problem.shape[-2:])
     lead = problem.query.shape[:-3]
-    lengths = None
-    if found is not None and found.lengths is not None:
-        lengths = found.lengths.expand(*lead, 1).reshape(-1)
+    assert found is not None  # serves() has said so
+    lengths = None if found.lengths is None else found.lengths.expand(*lead, 1).reshape(-1)
+    mask = None
+    if found.dense:
+        keys = problem.shape[-1]
+        mask = functools.reduce(torch.logical_and, found.dense).expand(*lead, 1, 1, keys).reshape(-1, keys)
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, problem.value))
-    output = decode(query, key, value, weight, lengths, scale, _workers(problem.device))
+    output = decode(query, key, value, weight, lengths, mask, scale, _workers(problem.device))
     return output.reshape(*lead, *output.shape[-3:])
 
 

@@ -2,7 +2,7 @@
 
 A step has too few queries to fill a GPU with tiles of them, so the memory is cut instead: each program reads a stretch
 of keys and values once, and where there are several stretches a second launch joins them by their log-sum-exp. Keys
-beyond a sequence's length are not read at all, so nothing in padding can matter.
+beyond a sequence's length and keys that are closed are not read at all, so nothing in padding can matter.
 """
 
 import torch
@@ -19,10 +19,10 @@ def _tanh(x):
 
 @triton.jit
 def _step(
-    query, key, value, weight, lengths, output, best_out, total_out,
+    query, key, value, weight, lengths, mask, output, best_out, total_out,
     q_b, q_h, q_n, q_f, k_b, k_h, k_n, k_f, v_b, v_h, v_n, v_e, w_h, l_b,
     scale, heads, group, queries, keys, stretch, f_size, e_size, splits,
-    ADDITIVE: tl.constexpr, PADDED: tl.constexpr, WHOLE: tl.constexpr,
+    ADDITIVE: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr,
     BK: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """Row `program_id(0)` of (batch · heads · queries) against stretch `program_id(1)` of the keys."""
@@ -42,13 +42,16 @@ def _step(
     value_at = value + b * v_b + (h // group) * v_h
     for j0 in range(part * stretch, stop, BK):
         j = j0 + tl.arange(0, BK)
+        inside = j < stop
+        if MASKED:
+            inside = inside & (tl.load(mask + b * keys + j, mask=inside, other=0) != 0)
         scores = tl.zeros((BK,), tl.float32)
         for f0 in range(0, f_size, BF):
             f = f0 + tl.arange(0, BF)
             x = tl.load(query_at + f * q_f, mask=f < f_size, other=0.0).to(tl.float32)
             k = tl.load(
                 key_at + j[:, None].to(tl.int64) * k_n + f[None, :] * k_f,
-                mask=(j < stop)[:, None] & (f < f_size)[None, :],
+                mask=inside[:, None] & (f < f_size)[None, :],
                 other=0.0,
             ).to(tl.float32)
             if ADDITIVE:
@@ -56,13 +59,14 @@ def _step(
                 scores += tl.sum(_tanh(x[None, :] + k) * w[None, :], 1)
             else:
                 scores += tl.sum(x[None, :] * k, 1)
-        scores = tl.where(j < stop, scores * scale, float("-inf"))
+        scores = tl.where(inside, scores * scale, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 0))
-        weights = tl.exp(scores - new_best)
-        fade = tl.exp(best - new_best)
+        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # no key so far
+        weights = tl.exp(scores - pivot)
+        fade = tl.exp(best - pivot)
         v = tl.load(
             value_at + j[:, None].to(tl.int64) * v_n + e[None, :] * v_e,
-            mask=(j < stop)[:, None] & (e < e_size)[None, :],
+            mask=inside[:, None] & (e < e_size)[None, :],
             other=0.0,
         ).to(tl.float32)
         acc = acc * fade + tl.sum(weights[:, None] * v, 0)
@@ -98,12 +102,20 @@ def _join(parts, bests, totals, output, e_size, splits, BS: tl.constexpr, BE: tl
 
 
 def decode(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, lengths: Tensor | None, scale: float, workers: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    lengths: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    workers: int,
 ) -> Tensor:
     """query (b, h, q, f) with few q, key (b, g, k, f), value (b, g, k, e) → output (b, h, q, e).
 
-    With `weight` (f,) or (h, f) the score is additive, else scale · ⟨q, k⟩. `lengths` (b,). `workers` is how many
-    programs the device runs at once: as many stretches are made as keep them busy.
+    With `weight` (f,) or (h, f) the score is additive, else scale · ⟨q, k⟩. `lengths` (b,), `mask` (b, k) of the
+    keys that may be read. `workers` is how many programs the device runs at once: as many stretches are made as keep
+    them busy.
     """
     batch, heads, queries, f_size = query.shape
     keys, e_size = value.shape[-2:]
@@ -120,13 +132,13 @@ def decode(
     block_values = triton.next_power_of_2(e_size)
     _step[(rows, splits)](
         query, key, value, weight if weight is not None else query, lengths if lengths is not None else query,
-        parts, bests, totals,
+        mask.contiguous().view(torch.uint8) if mask is not None else query, parts, bests, totals,
         *query.stride(), *key.stride(), *value.stride(),
         weight.stride(0) if weight is not None and weight.ndim == 2 else 0,
         lengths.stride(0) if lengths is not None else 0,
         1.0 if weight is not None else scale,
         heads, heads // key.shape[1], queries, keys, stretch, f_size, e_size, splits,
-        ADDITIVE=weight is not None, PADDED=lengths is not None, WHOLE=splits == 1,
+        ADDITIVE=weight is not None, PADDED=lengths is not None, MASKED=mask is not None, WHOLE=splits == 1,
         BK=block_keys, BF=block_features, BE=block_values, num_warps=4,
     )  # fmt: skip
     if splits > 1:

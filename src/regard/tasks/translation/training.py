@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,21 +27,31 @@ from regard.train.run import Run
 from regard.train.updates import Loss
 
 _VALIDATED = 200  # sentences translated at each validation
+_GRID = 8  # lengths of batches are multiples of it where steps are replayed
 _EXPLAINED = 40  # translations whose faithfulness is measured
 CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "decode.beam", "decode.length_penalty")
 
 
 class Batches:
-    """Padded batches of a corpus, in the order of its `TokenBatches`, whose place is theirs."""
+    """Padded batches of a corpus, in the order of its `TokenBatches`, whose place is theirs.
 
-    def __init__(self, material: Material, *, tokens: int, seed: int, source_end: bool) -> None:
-        self._pairs, self._source_end = material.train, source_end
-        self._order = TokenBatches(*material.lengths, tokens=tokens, seed=seed)
+    With a `grid` above 1 they come in few shapes: lengths are multiples of it, and the rows are those that fit.
+    """
+
+    def __init__(self, material: Material, *, tokens: int, seed: int, source_end: bool, grid: int = 1) -> None:
+        self._pairs, self._source_end, self._tokens, self._grid = material.train, source_end, tokens, grid
+        self._lengths = np.maximum(*material.lengths)
+        self._order = TokenBatches(*material.lengths, tokens=tokens, seed=seed, grid=grid)
 
     def __iter__(self) -> Iterator[Batch]:
         for rows in self._order:
             pairs = [self._pairs[row] for row in rows]
-            yield collate(pairs, pad=PAD, bos=BOS, eos=EOS, source_end=self._source_end)
+            shape = {"grid": self._grid, "rows": self._fitting(int(self._lengths[rows].max()))}
+            yield collate(pairs, pad=PAD, bos=BOS, eos=EOS, source_end=self._source_end, **shape)
+
+    def _fitting(self, longest: int) -> int:
+        """How many rows a batch of such sentences is filled up to."""
+        return self._tokens // (-(-longest // self._grid) * self._grid) if self._grid > 1 else 0
 
     def state(self) -> dict[str, Any]:
         return self._order.state()
@@ -53,6 +64,9 @@ def train(
     config: TranslationConfig, out: Path, *, resume: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Train into the run directory `out`, judge on the test part, and give the result that is written there."""
+    if not config.data.files:  # the world speaks these, whatever the suffix of files would be
+        languages = {"source": "en", "target": "zh"}
+        config = config.model_copy(update={"data": config.data.model_copy(update=languages)})
     fresh = not out.exists()
     run = Run.create(out, config.model_dump(mode="json"), resume=resume, changeable=CHANGEABLE)
     began = time.monotonic()
@@ -78,7 +92,13 @@ def train(
     fitted = fit(
         model,
         loss,
-        Batches(material, tokens=config.data.batch_tokens, seed=config.data.seed, source_end=config.data.end_mark),
+        Batches(
+            material,
+            tokens=config.data.batch_tokens,
+            seed=config.data.seed,
+            source_end=config.data.end_mark,
+            grid=_GRID if config.train.graphs else 1,
+        ),
         run=run,
         settings=config.train,
         held_out=_held_out(material, config.data.end_mark),
@@ -154,7 +174,14 @@ def _facts(
         "versions": {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
         "seed": config.train.seed,
+        "example": _example(material.test) if config.data.files else "Tom chases Jerry",
     }
+
+
+def _example(examples: Sequence[Example]) -> str | None:
+    """A sentence to begin with: of the first ones, one that is short, but not the shortest."""
+    few = sorted((example.source for example in examples[:50] if example.source), key=len)
+    return " ".join(few[len(few) // 4]) if few else None
 
 
 def _card(result: dict[str, Any], material: Material) -> dict[str, Any]:
