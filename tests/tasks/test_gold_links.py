@@ -70,9 +70,14 @@ def rates(monkeypatch: pytest.MonkeyPatch, *layers: str) -> dict:
     def weights(_: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         columns, rows = len(pairs[0][0]) + 1, len(pairs[0][1]) + 1
         pointed = {"predicted": range(rows), "read": [0, *range(rows - 1)]}
-        return [torch.nn.functional.one_hot(torch.tensor(pointed[one]), columns)[None].float() for one in layers]
+        return [torch.nn.functional.one_hot(torch.tensor(pointed[one]), columns)[None, None].float() for one in layers]
 
     monkeypatch.setattr(scoring, "_weights", weights)
+    return judged()
+
+
+def judged() -> dict:
+    """One sentence, of which target word j comes from source word j."""
     coder = WordCoder(Vocabulary.build([("a", "b", "c")]), Vocabulary.build([("x", "y", "z")]))
     model = build(ModelSettings(size=8), coder.sizes, shared=False)
     example = Example(("a", "b", "c"), "xyz", ("x", "y", "z"), frozenset({(0, 0), (1, 1), (2, 2)}))
@@ -87,6 +92,16 @@ def test_a_word_is_told_from_the_step_that_predicts_it_or_from_the_one_that_read
     assert found["by_layer"]["predicted"][1] == pytest.approx(2 / 3, abs=1e-4)  # off by one: right for the first alone
     assert rates(monkeypatch, "read")["told"] == "read"
     assert rates(monkeypatch, "predicted") == {"aer": 0.0, "told": "predicted"}
+
+
+def test_heads_are_judged_one_by_one_too(monkeypatch) -> None:
+    first, second = torch.eye(4), torch.eye(4)[[1, 0, 2, 3]]  # the second head swaps the first two words
+    monkeypatch.setattr(scoring, "_weights", lambda *_: [torch.stack((second, first))[None]])
+    found = judged()
+    assert found["best_head"] == {"aer": 0.0, "layer": 0, "head": 1}
+    monkeypatch.setattr(scoring, "_weights", lambda *_: [torch.stack((second, second))[None]])
+    # Predicted: one of three links is right, 2/3. Read: word 0 from word 0 is right, word 1 from word 2 is not: 1 - 2/5.
+    assert judged()["aer"] == judged()["best_head"]["aer"] == 0.6
 
 
 def test_without_attention_there_is_no_rate(monkeypatch) -> None:

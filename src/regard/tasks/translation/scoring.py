@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,28 +85,47 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
     A word may be told from the step that predicts it, or from the next, which reads it: in a Transformer's lower
     layers the second is the sharper one, for only then does the model know the word (Chen et al. 2020).
     """
-    found: dict[tuple[int, str], list[set[tuple[int, int]]]] = {}
+    found: dict[_Told, list[set[tuple[int, int]]]] = {}
     for first in range(0, len(examples), 64):
         part, read = examples[first : first + 64], sources[first : first + 64]
         targets = [translator.coder.target_words(example.target) for example in part]
         pairs = [(source.numbers, numbers) for source, (numbers, _) in zip(read, targets, strict=True)]
         owners = [(source.owners, words) for source, (_, words) in zip(read, targets, strict=True)]
         for layer, weights in enumerate(_weights(translator, pairs)):
-            for told, rows in (("predicted", weights), ("read", weights[:, 1:])):
-                links = found.setdefault((layer, told), [])
-                links += [links_from_weights(one, source=s, target=t) for one, (s, t) in zip(rows, owners, strict=True)]
+            heads = weights.shape[1] if weights.shape[1] > 1 else 0
+            for head in (None, *range(heads)):
+                rows = weights.mean(1) if head is None else weights[:, head]
+                for when, told in (("predicted", rows), ("read", rows[:, 1:])):
+                    found.setdefault(_Told(layer, head, when), []).extend(
+                        links_from_weights(one, source=s, target=t) for one, (s, t) in zip(told, owners, strict=True)
+                    )
     if not found:
         return {}  # without attention there is nothing to align by
     sure, possible = [example.links for example in examples], [example.possible for example in examples]
     rates = {key: round(alignment_error_rate(links, sure, possible), 4) for key, links in found.items()}
-    layer, told = min(rates, key=lambda key: (rates[key], key))
-    best = {"aer": rates[layer, told], "told": told}
-    by_layer = {name: [rate for key, rate in rates.items() if key[1] == name] for name in ("predicted", "read")}
-    return best if len(rates) == 2 else {**best, "layer": layer, "by_layer": by_layer}
+    whole = {key: rate for key, rate in rates.items() if key.head is None}
+    layers = 1 + max(key.layer for key in whole)
+    best = min(whole, key=lambda key: whole[key])
+    figures: dict[str, Any] = {"aer": whole[best], "told": best.when}
+    if layers > 1:
+        by_layer = {name: [whole[_Told(n, None, name)] for n in range(layers)] for name in ("predicted", "read")}
+        figures |= {"layer": best.layer, "by_layer": by_layer}
+    if len(rates) > len(whole):
+        sharpest = min(rates, key=lambda key: rates[key])
+        figures["best_head"] = {"aer": rates[sharpest], "layer": sharpest.layer, "head": sharpest.head}
+    return figures
+
+
+class _Told(NamedTuple):
+    """Where a word's links are read off: a layer, one of its heads or their mean, and when."""
+
+    layer: int
+    head: int | None
+    when: str
 
 
 def _weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
-    """The weights (b, t, s) of each layer, heads averaged, while the targets are read; of no attention, none."""
+    """The weights (b, h, t, s) of each layer while the targets are read; of no attention, none."""
     model = translator.model
     training = model.training
     model.eval()
@@ -116,7 +135,7 @@ def _weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequen
     if decoded.weights is None:
         return []
     layers = decoded.weights if isinstance(decoded.weights, list) else [decoded.weights]
-    return [(layer.mean(1) if layer.ndim == 4 else layer).float().cpu() for layer in layers]
+    return [(layer if layer.ndim == 4 else layer.unsqueeze(1)).float().cpu() for layer in layers]
 
 
 @torch.no_grad()
