@@ -210,7 +210,8 @@ def timed(step: Callable[[], Any], count: int, device: str) -> Iterator[float]:
     yield from (a.elapsed_time(b) for a, b in pairwise(events))
 
 
-def measured(side: str, setting: Setting, device: str, count: int) -> Row:
+def measured(side: str, setting: Setting, device: str, count: int, shown: int) -> Row:
+    """A side's row; of ours, the `shown` longest kernels too."""
     cuda = device == "cuda"
     torch.manual_seed(11)
     if cuda:
@@ -229,25 +230,24 @@ def measured(side: str, setting: Setting, device: str, count: int) -> Row:
     typical = statistics.median(times)
     peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else float("nan")
     tokens = 2 * setting.batch * setting.length
+    if shown and cuda and side == "regard-compiled":
+        kernels(side, lambda: step(*batch), shown)
     return Row(side, typical, tokens / typical * 1e3, peak, compiled, first, last)
 
 
-def kernels(setting: Setting, side: str) -> None:
-    """Where the time of our step goes, kernel by kernel."""
+def kernels(side: str, step: Callable[[], Any], most: int) -> None:
+    """Where the time of a step goes, kernel by kernel."""
     from torch.profiler import ProfilerActivity, profile
 
-    model, loss = made(side, setting, "cuda")
-    batch, step = batch_of(setting, "cuda"), step_of(side, model, loss, "cuda")
-    step(*batch)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as found:
-        step(*batch)
+        step()
         torch.cuda.synchronize()
     events = sorted(found.key_averages(), key=lambda e: -e.device_time_total)
     total = sum(e.device_time_total for e in events)
     print(f"kernels of {side}: {total / 1e3:.2f} ms in {sum(e.count for e in events)} launches")
-    for event in events[:45]:
-        print(f"  {event.device_time_total / 1e3:8.3f} ms  {event.count:5d} ×  {event.key[:110]}", flush=True)
+    for event in events[:most]:
+        print(f"  {event.device_time_total / 1e3:8.3f} ms  {event.count:5d} ×  {event.key[:90]}", flush=True)
 
 
 def agreement(setting: Setting, device: str) -> dict[str, float]:
@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="kernels of our step first")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="the N longest kernels of our step too")
     given = parser.parse_args()
     setting = TINY if given.tiny else Setting()
     only = [name for name in given.only.split(",") if name]
@@ -286,7 +286,7 @@ def main() -> None:
     rows: list[Row] = []
     for side in sides:
         try:
-            row = measured(side, setting, given.device, given.steps)
+            row = measured(side, setting, given.device, given.steps, given.profile)
         except Exception as error:  # the other sides' figures are worth having
             print(f"{side:<16} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
             continue
@@ -301,8 +301,6 @@ def main() -> None:
             f"{row.compile_seconds:10.1f} {row.first_loss:7.3f} {row.last_loss:7.3f}",
             flush=True,
         )
-        if given.profile and side == "regard-compiled":
-            kernels(setting, side)
     ours = [row.milliseconds for row in rows if row.side.startswith("regard")]
     theirs = {row.side: row.milliseconds for row in rows if not row.side.startswith("regard")}
     if ours and theirs:

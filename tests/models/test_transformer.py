@@ -291,6 +291,7 @@ def test_a_step_without_a_gpu_is_a_plain_step():
 
 @pytest.mark.cuda
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:TensorFloat32")  # the compiler says that it could be faster and less exact
 def test_a_captured_step_is_the_plain_step():
     torch.manual_seed(3)
     plain = pair().cuda().train()

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import recompute
-from regard.core.backends import blocked, flex, fused_additive, reference, sdpa
+from regard.core.backends import blocked, flex, fused_additive, reference, sdpa, short
 from regard.core.backends.blocks import grid
 from regard.core.biases import Bias
 from regard.core.masks import Band, Mask
@@ -24,7 +24,7 @@ from regard.core.requests import Full, Request, Top
 from regard.core.scores import ScaledDot, Score
 
 BACKENDS: dict[str, ModuleType] = {
-    backend.NAME: backend for backend in (flex, sdpa, fused_additive, blocked, reference)
+    backend.NAME: backend for backend in (short, flex, sdpa, fused_additive, blocked, reference)
 }
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
@@ -146,6 +146,8 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
     if not query.dtype == key.dtype == value.dtype or not query.is_floating_point():
         return None
     if not query.device == key.device == value.device:
+        return None
+    if query.is_cuda and short.many(query, keys[2]):
         return None
     return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=score.scale)
 

@@ -40,7 +40,7 @@ def serves(network: nn.GRU | nn.LSTM, attention: object) -> bool:
 def bahdanau(
     network: nn.GRU | nn.LSTM, attention: Any, gates: Tensor, mapping: Tensor, state: Tensor, projected: Projected
 ) -> Found:
-    """All steps from the tokens' input gates (b, t, 3d) and the first state (b, d); `mapping` is the context's."""
+    """All steps from the tokens' input gates (t, b, 3d) and the first state (b, d); `mapping` is the context's."""
     query = attention.query.weight
     recurrent = torch.cat((network.get_parameter("weight_hh_l0"), query))
     hidden = network.get_parameter("bias_hh_l0")
@@ -74,8 +74,8 @@ def feeding(
 
 
 def _narrow(gates: Tensor, *others: Tensor | None) -> list[Any]:
-    """All in the dtype of the gates, which under autocast is its own; the gates with time first."""
-    return [gates.transpose(0, 1), *(None if other is None else other.to(gates.dtype) for other in others)]
+    """All in the dtype of the gates, which under autocast is its own."""
+    return [gates, *(None if other is None else other.to(gates.dtype) for other in others)]
 
 
 def _batch_first(found: tuple[Tensor, Tensor]) -> Found:

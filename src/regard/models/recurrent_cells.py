@@ -74,19 +74,21 @@ def advance(network: nn.GRU | nn.LSTM, gates: Float[Tensor, "b g"], hidden: Hidd
         before = [part[layer] for part in hidden]
         recurrent = F.linear(before[0], weight, bias)
         after = (
-            _lstm(gates, recurrent, before[1]) if isinstance(network, nn.LSTM) else _gru(gates, recurrent, before[0])
+            _lstm(gates, recurrent, before[1])
+            if isinstance(network, nn.LSTM)
+            else (gru_step(gates, recurrent, before[0]),)
         )
         output = after[0]
         found.append(after)
     return output, tuple(torch.stack(parts) for parts in zip(*found, strict=True))
 
 
-def _gru(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> tuple[Tensor]:
+def gru_step(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
     """h' = (1 − z) n + z h with n = tanh(x_n + r h_n), in torch's order of gates: r, z, n."""
     size = hidden.shape[-1]
     reset, update = torch.sigmoid(gates[..., : 2 * size] + recurrent[..., : 2 * size]).chunk(2, -1)
     new = torch.tanh(gates[..., 2 * size :] + reset * recurrent[..., 2 * size :])
-    return (new + update * (hidden - new),)
+    return new + update * (hidden - new)
 
 
 def _lstm(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

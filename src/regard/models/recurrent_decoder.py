@@ -166,8 +166,8 @@ class RecurrentDecoder(nn.Module):
     ) -> Decoded:
         """Step after step, where one step's output is the next one's input."""
         words = embedded(self.embedding, self.dropout, prefix)
-        gates, mapping = self._gates(words)
         if recurrent_additive.serves(self.network, self.attention):
+            gates, mapping = self._gates(words.turned())
             assert mapping is not None
             assert state.projected is not None
             found = self._by_hand(gates, mapping, state.hidden[0][0], state.projected)
@@ -175,6 +175,7 @@ class RecurrentDecoder(nn.Module):
             if not self.input_feeding:
                 states = self._mixed(states, found.weights @ state.projected.value, words)
             return Decoded(self.dropout(states), None if request is None else request.of(found.weights))
+        gates, mapping = self._gates(words)
         # Rows are counted over all steps, and what a key receives is summed over them: both need every weight.
         whole = isinstance(request, (Rows, Received))
         hidden: list[Tensor] = []

@@ -7,8 +7,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from regard.models import recurrent_captured, recurrent_reading
 from regard.models.memory import Memory
 from regard.models.recurrent_cells import Recurrence
+from regard.models.recurrent_tokens import embedded
 
 
 class RecurrentEncoder(nn.Module):
@@ -45,22 +47,43 @@ class RecurrentEncoder(nn.Module):
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
         """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
-        embedded = self.dropout(self.embedding(source))
         mask = None
         if lengths is not None:
             lengths = lengths.cpu()  # the packer wants them there
             _check(source, lengths)
             mask = torch.arange(source.shape[1], device=source.device) < lengths.to(source.device).unsqueeze(-1)
+        if recurrent_reading.serves(self.network) and source.numel():
+            found = self._by_hand(source, lengths)
+            return Memory(found.states, found.states, mask, found.last)
+        vectors = self.dropout(self.embedding(source))
+        if recurrent_captured.serves(self.network) and source.numel():
+            found = recurrent_captured.read(self.network, vectors, mask)
+            return Memory(found.states, found.states, mask, found.last)
         if lengths is None or mask is None:
-            states, last = self.network(embedded)
+            states, last = self.network(vectors)
             return Memory(states, states, None, self._summary(last))
         # A row of nothing is read as one token and then erased: the packer wants at least one.
-        packed = pack_padded_sequence(embedded, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(vectors, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
         outputs, last = self.network(packed)
         states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])
         summary = self._summary(last).masked_fill(~mask.any(-1, keepdim=True), 0.0)
         states = states.masked_fill(~mask.unsqueeze(-1), 0.0)
         return Memory(states, states, mask, summary)
+
+    def _by_hand(self, source: Tensor, lengths: Tensor | None) -> recurrent_reading.Read:
+        """The same by the loop that has no autograd inside; it takes the longest rows first, and time before rows."""
+        order = None
+        if lengths is not None and bool((lengths[1:] > lengths[:-1]).any()):
+            order = lengths.argsort(descending=True, stable=True)
+            source, lengths = source[order], lengths[order]
+        if lengths is not None:  # a real token in place of padding: zero times whatever a token holds must be zero
+            source = torch.where(torch.arange(source.shape[1]) < lengths.unsqueeze(-1), source, source[0, 0])
+        words = embedded(self.embedding, self.dropout, source.t())
+        found = recurrent_reading.read(self.network, words, lengths)
+        if order is None:
+            return found
+        places = order.argsort()
+        return recurrent_reading.Read(found.states[places], found.last[places])
 
     def _summary(self, last: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         """The top layer's last state, both directions side by side."""

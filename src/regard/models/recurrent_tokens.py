@@ -18,6 +18,12 @@ class Tokens:
     vectors: Float[Tensor, "*n e"]
     index: Int[Tensor, "b t"] | None
 
+    def turned(self) -> "Tokens":
+        """The same with time first: (t, b)."""
+        if self.index is None:
+            return Tokens(self.vectors.transpose(0, 1), None)
+        return Tokens(self.vectors, self.index.t())
+
     def mapped(self, weight: Float[Tensor, "o e"], bias: Float[Tensor, "o"] | None = None) -> Float[Tensor, "b t o"]:
         """W y + b for every token."""
         found = F.linear(self.vectors, weight, bias)

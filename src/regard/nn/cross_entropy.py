@@ -87,7 +87,15 @@ def _summed(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss, and its gradients with respect to states, weight and bias: empty where not wanted."""
     with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
-        return _by_rows(states, weight, bias, target, smoothing, ignore, rows, wanted)
+        real = (target != ignore).nonzero().squeeze(1) if states.device.type == "cpu" else target
+        if len(real) == len(target):
+            return _by_rows(states, weight, bias, target, smoothing, ignore, rows, wanted)
+        # Ignored rows need no logits. Elsewhere than on the CPU, to count them would be to wait for the device.
+        loss, some, to_weight, to_bias = _by_rows(
+            states[real], weight, bias, target[real], smoothing, ignore, rows, wanted
+        )
+        to_states = torch.zeros_like(states).index_copy_(0, real, some) if wanted[0] else some
+        return loss, to_states, to_weight, to_bias
 
 
 def _by_rows(
@@ -101,7 +109,7 @@ def _by_rows(
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     exact = _wide(states.dtype)
-    overwrite = _kernel(states)
+    parted = _kernel(states)
     narrow = weight.to(states.dtype)
     added = None if bias is None else bias.to(states.dtype)
     target = target.contiguous()
@@ -113,15 +121,15 @@ def _by_rows(
     for part in _parts(states.shape[0], rows or _rows(states, weight)):
         some = states[part]
         logits = some @ narrow.T if added is None else torch.addmm(added, some, narrow.T)
-        loss += overwrite(logits, target[part], smoothing, ignore, any(wanted)).sum(dtype=exact)
-        # From here on `logits` holds the gradients of the loss with respect to them.
+        losses, gradients = parted(logits, target[part], smoothing, ignore, any(wanted))
+        loss += losses.sum(dtype=exact)
         if wanted[0]:
-            torch.mm(logits, narrow, out=to_states[part])
+            torch.mm(gradients, narrow, out=to_states[part])
         if wanted[1]:
-            _add_product(to_weight, logits.T, some)
+            _add_product(to_weight, gradients.T, some)
         if wanted[2]:
-            to_bias += logits.sum(0, dtype=exact)
-        del logits
+            to_bias += gradients.sum(0, dtype=exact)
+        del logits, gradients
     return loss, to_states, to_weight.to(weight.dtype), to_bias if bias is None else to_bias.to(bias.dtype)
 
 
@@ -161,23 +169,27 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _HALF else dtype
 
 
-def _overwrite(logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool) -> Tensor:
-    """The loss of each row; the logits become their gradients where asked."""
+def _losses(logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool) -> tuple[Tensor, Tensor]:
+    """The loss of each row, and where asked the gradients of the losses with respect to the logits."""
     z = logits.to(_wide(logits.dtype))
     real = target != ignore
     vocabulary = z.shape[1]
     label = torch.where(real, target, 0).clamp(0, vocabulary - 1).unsqueeze(1)
-    lse = z.logsumexp(1, keepdim=True)
+    if gradient:
+        # A softmax takes each row through the cache once. Its largest weight is e^{z - lse} of the largest logit.
+        weights = torch.softmax(z, 1)
+        lse = z.amax(1, keepdim=True) - weights.amax(1, keepdim=True).log()
+    else:
+        weights, lse = z, z.logsumexp(1, keepdim=True)
     loss = lse - (1 - smoothing) * z.gather(1, label)
     if smoothing > 0.0:
         loss = loss - smoothing / vocabulary * z.sum(1, keepdim=True)
     if gradient:
-        z.sub_(lse).exp_()
         if smoothing > 0.0:
-            z.sub_(smoothing / vocabulary)
-        z.scatter_add_(1, label, torch.full_like(lse, smoothing - 1))
-        logits.copy_(z.mul_(real.unsqueeze(1)))
-    return torch.where(real, loss.squeeze(1), 0)
+            weights.sub_(smoothing / vocabulary)
+        weights.scatter_add_(1, label, torch.full_like(lse, smoothing - 1))
+        weights.mul_(real.unsqueeze(1))
+    return torch.where(real, loss.squeeze(1), 0), weights.to(logits.dtype)
 
 
 @functools.cache
@@ -192,7 +204,7 @@ def _kernel(states: Tensor) -> Any:
         from regard.nn.triton_cross_entropy import overwrite  # imports Triton: only where it is used
 
         return overwrite
-    return _overwrite
+    return _losses
 
 
 @_summed.register_fake

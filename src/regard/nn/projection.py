@@ -131,15 +131,26 @@ class HeadProjection(nn.Module):
         """Queries of one source; keys and values of another, by one product where that is one tensor."""
         (weight, bias), (both, both_bias) = self._query_and_memory()
         queries = self._split(F.linear(query, weight, bias))
+        return queries, *self._memories(key, value, both, both_bias)
+
+    def memories(
+        self, key: Float[Tensor, "b k dk"], value: Float[Tensor, "b k dv"]
+    ) -> tuple[Float[Tensor, "b g k e"], Float[Tensor, "b g k e"]]:
+        """Keys and values of a source, by one product where that is one tensor."""
+        return self._memories(key, value, *self._query_and_memory()[1])
+
+    def _memories(
+        self, key: Tensor, value: Tensor, both: Tensor | None, both_bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         if key is value and both is not None:
             keys, values = self._split(F.linear(key, both, both_bias)).split(self.kv_heads, 1)
-            return queries, keys, values
+            return keys, values
         key_weight, value_weight = (self.key_weight, self.value_weight) if both is None else both.chunk(2)
         assert key_weight is not None
         assert value_weight is not None
         key_bias, value_bias = (None, None) if both_bias is None else both_bias.chunk(2)
         keys, values = F.linear(key, key_weight, key_bias), F.linear(value, value_weight, value_bias)
-        return queries, self._split(keys), self._split(values)
+        return self._split(keys), self._split(values)
 
     def _query_and_memory(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]]:
         """Weight and bias of the queries, and of keys and values together (None where those have two sources)."""

@@ -53,10 +53,10 @@ def _overwrite(
             tl.store(logits + column, tl.where(real, gradient, 0.0).to(logits.dtype.element_ty), mask=inside)
 
 
-def overwrite(logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool) -> Tensor:
-    """The loss of each row, float32; the logits become their gradients where asked."""
+def overwrite(logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool) -> tuple[Tensor, Tensor]:
+    """The loss of each row, float32, and the logits, which where asked have become their gradients."""
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     settings = (vocabulary, ignore, 1.0 - smoothing, smoothing / vocabulary)
     _overwrite[(rows,)](logits, target, losses, *settings, GRADIENT=gradient, BLOCK=_BLOCK, num_warps=8)
-    return losses
+    return losses, logits

@@ -1,0 +1,121 @@
+"""Short sequences on CUDA, each head in one tile of a Triton kernel: a few dozen queries and keys, softmax, dropout.
+
+torch's kernels are made for long sequences: at 32 queries and keys most of what they compute is padding, and drawing
+dropout for that padding costs more than the attention. Scores are scale · Q' K'ᵀ, as for `sdpa`; masks are causality
+and keys that are closed to every query, by lengths or one by one. What is closed is never read.
+"""
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from regard.core.backends import steps
+from regard.core.backends.result import Result
+from regard.core.clauses import clauses
+from regard.core.problem import HALF, Problem
+from regard.core.scores import Bilinear
+
+NAME = "short"
+_LENGTH = 64  # queries and keys that fit one tile
+_SIZE = 128
+_HEADS = 512  # from so many on, the time saved exceeds what a call through here takes the host
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why the kernel does not compute this, if it does not."""
+    if problem.device.type != "cuda":
+        return "runs on CUDA only"
+    if not _kernels():
+        return "Triton is not installed"
+    if not problem.normalize.is_softmax:
+        return f"softmax only, not {problem.normalize.name}"
+    if reason := problem.score.why_no_product():
+        return reason
+    if problem.query.dtype not in HALF:
+        return f"half precision only, not {problem.query.dtype}"
+    if problem.dropout > 0.0 and problem.generator is not None:
+        return "its dropout takes no generator"
+    return _does_not_fit(problem) or _mask_refused(problem)
+
+
+def _does_not_fit(problem: Problem) -> str | None:
+    """Why the shapes are not those of the kernel."""
+    queries, keys = problem.shape[-2:]
+    if not (0 < queries <= _LENGTH and 0 < keys <= _LENGTH):
+        return f"at most {_LENGTH} queries and keys, got {queries} and {keys}"
+    sizes = (problem.query.shape[-1], problem.value.shape[-1])
+    if sizes[0] != sizes[1] or problem.key.shape[-1] != sizes[0] or sizes[0] > _SIZE:
+        return f"one size of at most {_SIZE} for queries, keys and values, got {sizes[0]} and {sizes[1]}"
+    if problem.group > 1:
+        return "as many key heads as query heads"
+    return None if problem.bias is None else "it takes no bias"
+
+
+def _mask_refused(problem: Problem) -> str | None:
+    """Why the kernel cannot evaluate the mask."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None:
+        return "it takes masks without | and ~"
+    if found.low is not None or found.high not in (None, 0):
+        return "of bands it knows causality from position 0"
+    if found.by_head or len(found.segments) > 0 or any(t.shape[-2] > 1 or t.shape[-3] > 1 for t in found.dense):
+        return "it takes keys closed to all heads and queries alike"
+    return None
+
+
+def not_worth_it(problem: Problem) -> str | None:
+    """Where another kernel starts sooner, or a product would have to fit float16 on the way."""
+    if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
+        return "query times weight can overflow float16"
+    if steps.serves(problem):
+        return "a decoding step has a kernel of its own"
+    found = clauses(problem.mask, *problem.shape[-2:])
+    masked = found is not None and (found.lengths is not None or len(found.dense) > 0)
+    if problem.dropout == 0.0 and not masked and not many(problem.query, problem.shape[-1]):
+        return f"few: under {_HEADS} heads in all, without dropout and padding, torch's kernel is there sooner"
+    return None
+
+
+def many(query: Tensor, keys: int) -> bool:
+    """Are these so many short sequences, (…, q, d), that even without dropout and padding the kernel is faster?"""
+    queries, size = query.shape[-2:]
+    fits = steps.MOST < queries <= _LENGTH and keys <= _LENGTH and size <= _SIZE
+    return fits and query.dtype in HALF and math.prod(query.shape[:-2]) >= _HEADS and _kernels()
+
+
+def working_bytes(problem: Problem) -> int:
+    """Nothing beside inputs and output."""
+    return 0
+
+
+def attend(problem: Problem) -> Result:
+    """Attention by the kernel."""
+    from regard.core.backends.triton_short import short_attention  # imports Triton: only where it is used
+
+    product = problem.score.as_product(problem.query, problem.key)
+    found = clauses(problem.mask, *problem.shape[-2:])
+    assert product is not None  # refuses() has said so
+    assert found is not None
+    lead, keys = problem.query.shape[:-3], problem.shape[-1]
+    lengths = None if found.lengths is None else found.lengths.expand(*lead, 1).reshape(-1)
+    mask = None
+    if found.dense:
+        mask = functools.reduce(torch.logical_and, found.dense).expand(*lead, 1, 1, keys).reshape(-1, keys)
+    # Drawn on the device, so that a captured graph draws anew at each replay.
+    seed = torch.randint(2**31 - 1, (1,), device=problem.device) if problem.dropout > 0.0 else None
+    query, key, value = (_four_axes(t) for t in (product.query, product.key, problem.value))
+    causal = found.high is not None
+    output = short_attention(query, key, value, lengths, mask, seed, product.scale, causal, problem.dropout)
+    return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
+
+
+def _four_axes(tensor: Tensor) -> Tensor:
+    return tensor if tensor.ndim == 4 else tensor.reshape(-1, *tensor.shape[-3:])
+
+
+@torch.compiler.assume_constant_result
+def _kernels() -> bool:
+    """Is Triton installed? The compiler takes the answer as it is, and does not look into how it was found."""
+    return steps.kernels()

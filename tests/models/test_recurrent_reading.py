@@ -1,0 +1,168 @@
+"""The GRUs that read a source by hand, on the CPU and as a CUDA graph, against torch's."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.models import recurrent_captured
+from regard.models.recurrent_encoder import RecurrentEncoder
+from regard.models.recurrent_reading import Read, read
+from regard.models.recurrent_tokens import Tokens
+
+B, K, D, E, VOCABULARY = 3, 7, 5, 4, 13
+LENGTHS = [None, [7, 3, 0], [5, 5, 2]]
+
+
+def by_torch(network: nn.GRU, inputs: Tensor, lengths: list[int] | None) -> Read:
+    """Each row alone and without padding, (b, k, e)."""
+    states, last = [], []
+    for row, length in enumerate([K] * B if lengths is None else lengths):
+        alone, end = network(inputs[row : row + 1, : max(length, 1)])
+        states.append(F.pad(alone[0, :length], (0, 0, 0, K - length)))
+        last.append(end.flatten() * (length > 0))
+    return Read(torch.stack(states), torch.stack(last))
+
+
+def by_hand(network: nn.GRU, inputs: Tensor, lengths: list[int] | None) -> Read:
+    return read(network, Tokens(inputs.transpose(0, 1), None), None if lengths is None else torch.tensor(lengths))
+
+
+def captured(network: nn.GRU, inputs: Tensor, lengths: list[int] | None) -> Read:
+    mask = None if lengths is None else torch.arange(K) < torch.tensor(lengths).unsqueeze(-1)
+    return recurrent_captured.read(network, inputs, mask)
+
+
+def network_of(bidirectional: bool) -> nn.GRU:
+    return nn.GRU(E, D, batch_first=True, bidirectional=bidirectional).double()
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("way", [by_hand, captured], ids=["hand", "captured"])
+def test_states_and_gradients_are_torchs(way: Any, bidirectional: bool, lengths: list[int] | None) -> None:
+    network = network_of(bidirectional)
+    inputs = torch.randn(B, K, E, dtype=torch.float64, requires_grad=True)
+    found, expected = way(network, inputs, lengths), by_torch(network, inputs, lengths)
+    torch.testing.assert_close(found, expected)
+    wanted, upstream = [inputs, *network.parameters()], [torch.randn(x.shape, dtype=x.dtype) for x in found]
+    torch.testing.assert_close(
+        torch.autograd.grad(found, wanted, upstream), torch.autograd.grad(expected, wanted, upstream)
+    )
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_second_derivatives_are_torchs(lengths: list[int] | None) -> None:
+    network = network_of(True)
+    inputs = torch.randn(B, K, E, dtype=torch.float64, requires_grad=True)
+    wanted, found = [inputs, *network.parameters()], []
+    for way in (by_hand, by_torch):
+        made = way(network, inputs, lengths)
+        (slope,) = torch.autograd.grad(made.states.square().sum() + made.last.sum(), inputs, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), wanted))
+    torch.testing.assert_close(*found)
+
+
+def test_what_needs_no_gradient_gets_none() -> None:
+    network = network_of(False).requires_grad_(False)
+    network.get_parameter("weight_hh_l0").requires_grad_()
+    inputs = torch.randn(B, K, E, dtype=torch.float64)
+    by_hand(network, inputs, None).states.sum().backward()
+    assert [name for name, p in network.named_parameters() if p.grad is not None] == ["weight_hh_l0"]
+
+
+@pytest.mark.parametrize("lengths", [[7, 3, 0], [0, 3, 7], [2, 2, 1]])
+def test_the_encoder_gives_rows_back_in_their_order(lengths: list[int]) -> None:
+    encoder = RecurrentEncoder(VOCABULARY, D, embedding_size=E).double()
+    source = torch.randint(VOCABULARY, (B, K))
+    memory = encoder(source, torch.tensor(lengths))
+    expected = by_torch(encoder.network, encoder.embedding(source), lengths)
+    torch.testing.assert_close((memory.values, memory.summary), tuple(expected))
+
+
+def test_words_that_come_again_are_mapped_once_to_the_same_numbers() -> None:
+    """Enough tokens of few words; the gradient of a word is the sum over where it stands."""
+    encoder = RecurrentEncoder(VOCABULARY, D, embedding_size=E).double()
+    source = torch.randint(VOCABULARY, (41, K))
+    results = []
+    for memory in (encoder(source), Read(*by_rows(encoder, source))):
+        values, summary = (memory.values, memory.summary) if not isinstance(memory, Read) else memory
+        encoder.zero_grad()
+        (values.square().sum() + summary.sum()).backward()
+        results.append([values.detach(), summary.detach(), *(p.grad.clone() for p in encoder.parameters())])
+    torch.testing.assert_close(*results)
+
+
+def by_rows(encoder: RecurrentEncoder, source: Tensor) -> tuple[Tensor, Tensor]:
+    states, last = encoder.network(encoder.embedding(source))
+    return states, torch.cat(tuple(last), -1)
+
+
+def test_nan_in_padding_reaches_nothing() -> None:
+    encoder = RecurrentEncoder(VOCABULARY, D, embedding_size=E).double()
+    with torch.no_grad():
+        encoder.embedding.weight[0] = torch.nan
+    source = torch.randint(1, VOCABULARY, (B, K))
+    source[1, 3:] = 0
+    memory = encoder(source, torch.tensor([K, 3, K]))
+    assert memory.values.isfinite().all()
+    assert memory.summary.isfinite().all()
+    memory.values.sum().backward()
+    assert all(p.grad is not None and p.grad[1:].isfinite().all() for p in encoder.parameters())
+
+
+KERNELS = """
+import torch
+from torch import nn
+from regard.models import recurrent_captured
+torch.manual_seed(0)
+network = nn.GRU(4, 21, batch_first=True, bidirectional=True)
+inputs = torch.randn(3, 5, 4)
+for mask in (None, torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]).bool()):
+    found = []
+    for dtype in (torch.float32, torch.float64):  # float64 has no kernel
+        network.to(dtype).zero_grad()
+        x = inputs.clone().to(dtype).requires_grad_()
+        read = recurrent_captured.read(network, x, mask)
+        (read.states.square().sum() + read.last.sum()).backward()
+        found.append([*read, x.grad, *(p.grad.clone() for p in network.parameters())])
+    for actual, expected in zip(*found):
+        torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=2e-5)
+print("equal")
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the compiled kernels are tested there")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: kernels go unchecked")
+def test_the_kernels_are_the_loop_in_the_interpreter() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )
+    assert done.stdout.strip() == "equal", done.stderr
+
+
+@pytest.mark.cuda
+def test_the_encoder_on_cuda_is_that_on_the_cpu() -> None:
+    """Often enough that the loop is captured, with other tokens and lengths each time."""
+    encoder, device = RecurrentEncoder(VOCABULARY, D), RecurrentEncoder(VOCABULARY, D).cuda()
+    device.load_state_dict(encoder.state_dict())
+    for round_ in range(5):
+        source, lengths = torch.randint(VOCABULARY, (B, K)), torch.tensor([K, 4 - round_ % 2, 0])
+        results = []
+        for model, place in ((device, "cuda"), (encoder, "cpu")):
+            model.zero_grad()
+            memory = model(source.to(place), lengths.to(place))
+            (memory.values.square().sum() + memory.summary.sum()).backward()
+            results.append([memory.values.detach(), memory.summary.detach(), *(p.grad for p in model.parameters())])
+        for actual, expected in zip(*results, strict=True):
+            torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
