@@ -91,14 +91,17 @@ def without_unseen(problem: Problem) -> Problem:
 
 def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> Tensor | None:
     """Keys (…, k) that some query may attend by each clause for itself; None where that is all of them."""
-    position = torch.arange(keys, device=device)
     parts: list[Tensor] = []
-    if found.high is not None and queries - 1 + found.high < keys - 1:
-        parts.append(position <= queries - 1 + found.high)
-    if found.low is not None and found.low > 0:
-        parts.append(position >= found.low)
-    if found.lengths is not None:
-        parts.append(position < found.lengths[..., None])
+    early = found.low is not None and found.low > 0
+    late = found.high is not None and queries - 1 + found.high < keys - 1
+    if early or late or found.lengths is not None:
+        position = torch.arange(keys, device=device)
+        if found.low is not None and early:
+            parts.append(position >= found.low)
+        if found.high is not None and late:
+            parts.append(position <= queries - 1 + found.high)
+        if found.lengths is not None:
+            parts.append(position < found.lengths[..., None])
     for query_ids, key_ids in found.segments:
         lead = torch.broadcast_shapes(query_ids.shape[:-1], key_ids.shape[:-1])
         ordered = query_ids.sort(-1).values.expand(*lead, -1).contiguous()
