@@ -100,7 +100,7 @@ def test_heads_are_judged_one_by_one_too(monkeypatch) -> None:
     found = judged()
     assert found["best_head"] == {"aer": 0.0, "layer": 0, "head": 1}
     monkeypatch.setattr(scoring, "_weights", lambda *_: [torch.stack((second, second))[None]])
-    # Predicted: one of three links is right, 2/3. Read: word 0 from word 0 is right, word 1 from word 2 is not: 1 - 2/5.
+    # Predicted: one of three links is right, 2/3. Read: 0 from 0 is right, 1 from 2 is not, 2 from the end: 1 - 2/5.
     assert judged()["aer"] == judged()["best_head"]["aer"] == 0.6
 
 
