@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.look.labels import Labels
+from regard.look.labels import Labels, patches
 from regard.look.page import FOLDER, page
 from regard.look.page_data import pack
 from regard.look.trace import Trace
@@ -75,6 +75,14 @@ def painted() -> Trace:
     return Trace.from_weights({"unet": weights}, title="Painted", rows=grid, columns=["cat", "and", "dog"])
 
 
+def vision() -> Trace:
+    """Patches that look at patches, with tokens before them that are none of the image."""
+    labels = patches(png(np.full((60, 80, 3), 200)), (3, 4), special=["[CLS]", "[REG]"])
+    weights = torch.full((1, 14, 14), 0.02)
+    weights[0, 0, 2] = weights[0, 13, 0] = 0.74  # the class looks at the top left; the last patch at the class
+    return Trace.from_weights({"vit": weights}, title="Vision", rows=labels, columns=labels)
+
+
 def spoken() -> Trace:
     frames = Labels("frames", tuple(map(str, range(50))), {"spectrogram": png(np.full((20, 50), 255)), "seconds": 0.02})
     weights = torch.zeros(1, 3, 50)
@@ -99,6 +107,7 @@ TRACES: dict[str, Callable[[], Trace | list[Trace]]] = {
     "encoder": encoder,
     "caption": caption,
     "painted": painted,
+    "vision": vision,
     "spoken": spoken,
     "traffic": traffic,
     "strange": strange,
@@ -223,7 +232,7 @@ def test_the_first_look(visit):
     assert tab.text(".head h2") == "encoder.0.attention · head 1"
     assert tab.locator('[role="gridcell"]').count() == 15
     assert "No check" in tab.text(".facts")
-    assert "dropout was active" in tab.text(".notes")
+    assert "Dropout was active: the check cannot apply." in tab.text(".notes")
     assert "encoder.3: over the limit of 64 MiB" in tab.text(".dropped")
     assert re.search(r"within ±[\d.e−]+ of the model's", tab.text(".head"))
     received = WEIGHTS["encoder.0.attention"][0].mean(0)
@@ -574,6 +583,66 @@ def test_an_image_painted_from_words_has_a_map_for_each_word(visit):
     assert sum(tab.color(*bottom)) > sum(tab.color(*top)) + 200
     tab.keyboard.press("Home")
     assert sum(tab.color(*top)) > sum(tab.color(*bottom)) + 200
+
+
+def texts(tab) -> list[str]:
+    """Every text of the picture, as it is drawn."""
+    return tab.evaluate(
+        """() => {
+          const found = [];
+          const clip = (x, y, wide, high, paint) => paint();
+          const paper = { rect() {}, image() {}, clip, text: (said) => found.push(said) };
+          const { layout, box } = document.getElementById("regard").viewer.stages[0].picture;
+          layout.draw(paper, { ...box, width: 4000, height: 4000 });
+          return found;
+        }"""
+    )
+
+
+def test_positions_without_names_are_counted_in_round_numbers(visit):
+    found = [int(text) for text in texts(visit("long")) if text.isdigit()]
+    assert found.count(1) == 2
+    assert set(found) == {1, *range(50, 601, 50)} or set(found) == {1, *range(100, 601, 100)}
+
+
+def test_a_map_that_nearly_fits_the_window_is_made_to(visit):
+    tab = visit("encoder", viewport={"width": 1400, "height": 620})
+    scrolled, seen = tab.evaluate(
+        "() => { const { scrollHeight, clientHeight } = document.querySelector('.head .picture.held');"
+        " return [scrollHeight, clientHeight]; }"
+    )
+    assert scrolled <= seen
+    assert "." in texts(tab)  # the last token has its row
+    assert any(text.startswith(".") and text[1:].isdigit() for text in texts(tab))  # and the numbers are there
+
+
+def test_tokens_that_are_none_of_the_image_stand_beside_it(visit):
+    tab = visit("vision")
+    assert tab.text('[data-choice="view"] [aria-checked="true"]') == "Image"
+    edge = tab.locator(".head .picture canvas").bounding_box()
+    chips = tab.evaluate(
+        """() => {
+          const found = [];
+          const paper = { rect() {}, image() {}, clip() {}, text: (said, x, y) => found.push([said, x, y]) };
+          const { layout } = document.getElementById("regard").viewer.stages[0].picture;
+          layout.draw(paper, { x: 0, y: 0, width: 2000, height: 2000 });
+          return found;
+        }"""
+    )
+    said = [text for text, *_ in chips]
+    assert said == ["“[CLS]” looks at", "[CLS]", "0.020", "[REG]", "0.020"]
+    places = {text: (edge["x"] + x, edge["y"] + y) for text, x, y in chips}
+    # At first, what the class looks at: the top left.
+    corners = ((edge["x"] + 12, edge["y"] + 12), (edge["x"] + 400, edge["y"] + 300))
+    assert sum(tab.color(*corners[0])) > sum(tab.color(*corners[1])) + 200
+    tab.mouse.click(*places["[REG]"])
+    assert tab.text(".token h3") == "“[REG]”"
+    tab.keyboard.press("End")
+    assert tab.text(".token h3") == "“3,4”"
+    assert tab.bars()[0] == ("[CLS]", 0.74)
+    tab.mouse.move(*places["[CLS]"])
+    assert "“[CLS]” looks at" in tab.text(".readout")
+    assert saved(tab, "svg")[1].count(b"[CLS]") >= 1
 
 
 def test_sound_tells_the_time_of_each_symbol(visit):

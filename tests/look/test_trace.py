@@ -1,12 +1,14 @@
 """Records, labels and traces built from plain weights: what is asked is what the weights say."""
 
+import io
 import math
 import sys
 
 import pytest
 import torch
+from PIL import Image
 
-from regard.look.labels import Labels, as_labels
+from regard.look.labels import Labels, as_labels, patches
 from regard.look.records import Given, Record
 from regard.look.rollout import rollout
 from regard.look.sources import Joined
@@ -161,6 +163,26 @@ def test_labels_that_cannot_be_are_refused(as_installed):
         as_labels([1])
     with pytest.raises(ValueError, match=r"grid \(2, 2\) of the labels does not hold 3 patches"):
         Labels("patches", ("a", "b", "c"), {"grid": (2, 2)})
+    with pytest.raises(ValueError, match=r"grid \(1, 2\).*4 patches and 1 special items; .*first 1 .*special=2"):
+        Labels("patches", tuple("abcd"), {"grid": (1, 2), "special": 1})
+    with pytest.raises(ValueError, match="special of the labels is a number of items, 0 or more, got -1"):
+        Labels("patches", tuple("abcd"), {"grid": (1, 5), "special": -1})
+
+
+def test_patches_of_an_image_with_tokens_before_them(tmp_path):
+    file = tmp_path / "red.jpg"
+    Image.new("RGB", (30, 20), (200, 0, 0)).save(file)
+    labels = patches(file, (2, 3), special=["[CLS]", "[REG]"])
+    assert labels.items == ("[CLS]", "[REG]", "1,1", "1,2", "1,3", "2,1", "2,2", "2,3")
+    assert (labels.extra["grid"], labels.extra["special"]) == ((2, 3), 2)
+    assert Image.open(io.BytesIO(labels.extra["image"])).size == (30, 20)
+    trace = Trace.from_weights({"vit": torch.full((1, 8, 8), 1 / 8)}).label(rows=labels, columns=labels)
+    again = Trace.load(trace.save(tmp_path / "vit.safetensors"))["vit"].column_labels
+    assert again.items == labels.items
+    assert again.extra == labels.extra
+    assert patches(labels.extra["image"], (2, 3)).extra["special"] == 0
+    with pytest.raises(ValueError, match="these bytes: not a picture that can be read"):
+        patches(b"none", (1, 1))
     with pytest.raises(ValueError, match="kind of labels must be one of"):
         Labels("words", ())
 

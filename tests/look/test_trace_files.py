@@ -130,6 +130,8 @@ DESCRIPTIONS = {
     "labels that are not there": (lambda d: d["records"][0].update(columns=9), "names labels 9 of 2"),
     "fewer labels": (lambda d: d["labels"][1]["items"].pop(), "7 positions and 6 labels"),
     "a grid that does not fit": (lambda d: d["labels"][0]["numbers"].update(grid=[2, 5]), "does not hold 5 patches"),
+    "a part of a special item": (lambda d: d["labels"][0]["numbers"].update(special=0.5), "special .* whole number"),
+    "special items that are not there": (lambda d: d["labels"][0]["numbers"].update(special=2), "2 special items"),
     "a grid of nothing": (lambda d: d["labels"][0]["numbers"].update(grid=[0]), "two whole numbers"),
     "a picture that is not there": (lambda d: d["labels"][0]["pictures"].update(image="x"), "missing or not bytes"),
     "a picture of weights": (lambda d: d["labels"][0]["pictures"].update(image="0.weights"), "missing or not bytes"),

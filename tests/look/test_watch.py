@@ -269,11 +269,25 @@ def test_the_limit_holds_and_what_it_dropped_is_said():
     x = torch.randn(1, 64, 8)
     with watch(model) as whole:
         model(x)
-    with watch(model, limit=whole.nbytes - 1) as trace:
+    limit = whole.nbytes - whole["last"].nbytes // 2
+    with watch(model, limit=limit) as trace:
         model(x)
     assert [record.name for record in trace] == ["shared", "shared"]
+    assert trace.nbytes < limit
+    assert trace.dropped == [f"'last' did not fit the limit of {limit / 2**20:.3g} MiB, once"]
+
+
+def test_what_only_just_does_not_fit_the_limit_is_kept_in_fewer_bits():
+    model = Twice().eval()
+    x = torch.randn(1, 64, 8)
+    with watch(model) as whole:
+        model(x)
+    with watch(model, limit=whole.nbytes - 1) as trace:
+        model(x)
+    assert [record.note is None for record in trace] == [True, True, False]
+    assert "24 bits" in trace["last"].note
     assert trace.nbytes < whole.nbytes
-    assert trace.dropped == [f"'last' did not fit the limit of {(whole.nbytes - 1) / 2**20:.3g} MiB, once"]
+    assert trace.dropped == []
 
 
 def test_only_queries_and_keys_are_kept():

@@ -146,6 +146,33 @@ def test_vectors_come_and_go_and_values_can_differ(visit):
     says(cell(page, "Scores", 0, 0), "34.64")
 
 
+def test_names_of_arrows_do_not_cover_each_other(visit):
+    page = visit("/#/playground")
+    page.locator(".plane .output .name").wait_for(state="visible")
+    boxes = [name.bounding_box() for name in page.locator(".plane .name").all()]
+    frame = page.locator(".plane").bounding_box()
+    assert len(boxes) == 5  # a query, three keys, the output
+    for n, one in enumerate(boxes):
+        assert frame["x"] <= one["x"]
+        assert one["x"] + one["width"] <= frame["x"] + frame["width"]
+        for other in boxes[n + 1 :]:
+            across = min(one["x"] + one["width"], other["x"] + other["width"]) - max(one["x"], other["x"])
+            down = min(one["y"] + one["height"], other["y"] + other["height"]) - max(one["y"], other["y"])
+            assert across <= 0 or down <= 4  # a line of text is higher than its letters
+
+
+def test_numbers_of_a_sentence_fit_their_cells(visit):
+    page = visit("/#/playground")
+    page.get_by_role("radio", name="Sentence").click()
+    page.locator(".vectors .number[readonly]").first.wait_for()
+    cut = page.locator(".vectors .number[readonly]").evaluate_all(
+        "(cells) => cells.filter((cell) => cell.scrollWidth > cell.clientWidth + 1).map((cell) => cell.value)"
+    )
+    assert cut == []
+    assert page.locator(".vectors .number[readonly]").nth(1).get_attribute("title") == "−1.16"
+    assert page.locator(".vectors .number[readonly]").nth(1).input_value() == "−1.2"
+
+
 def test_a_sentence_asks_itself(visit):
     page = visit()
     page.get_by_role("radio", name="Sentence").click()

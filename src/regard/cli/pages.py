@@ -1,6 +1,8 @@
 """`regard look`, `regard studio`: pages of traces and runs, and translations as a page."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -36,15 +38,30 @@ def write_page(found: list[Translation], path: Path) -> None:
 
 def look(what: Path, out: Path, language: str) -> None:
     """The page of a trace file, or of the first sentences of a run's test part."""
-    try:
+    with _told(out):
+        if not what.exists():
+            raise ValueError(f"{what} does not exist: expected a trace file or the directory of a run")
         trace = _of_run(what) if what.is_dir() else Trace.load(what)
         text = page(trace, language=language)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
-    except (OSError, ValueError, RunError) as error:
+    print(f"wrote {out}")
+
+
+@contextlib.contextmanager
+def _told(out: Path | None = None) -> Iterator[None]:
+    """What a user can put right, in one line."""
+    try:
+        yield
+    except OSError as error:
+        name = str(error.filename) if error.filename else ""
+        writing = out is not None and name and out.is_relative_to(name)
+        said = f"{'cannot write ' if writing else ''}{name}: {error.strerror}" if name else error.strerror or str(error)
+        print(f"regard: {said}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except (ValueError, RunError) as error:
         print(f"regard: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
-    print(f"wrote {out}")
 
 
 def _of_run(path: Path, count: int = 12) -> Trace:
@@ -53,6 +70,8 @@ def _of_run(path: Path, count: int = 12) -> Trace:
     translator = Translator.load(run)
     examples = make_material(config, run).test[:count]
     found = translator.search([translator.coder.read_words(example.source) for example in examples])
+    if all(one.weights is None for one in found):
+        raise ValueError(f"{path} has no attention: there is nothing to look at")
     return trace_of(found, title=f"Translations of {path.resolve().name}")
 
 
@@ -61,10 +80,8 @@ def studio(paths: list[Path], *, host: str, port: int, open_page: bool) -> None:
     try:
         from regard.studio.serve import serve
 
-        serve(paths, host=host, port=port, open=open_page)
+        with _told():
+            serve(paths, host=host, port=port, open=open_page)
     except ModuleNotFoundError as error:
         print(f"regard: the studio needs {error.name}: pip install 'regard[studio]'", file=sys.stderr)
-        raise typer.Exit(2) from error
-    except (OSError, ValueError) as error:
-        print(f"regard: {error}", file=sys.stderr)
         raise typer.Exit(2) from error

@@ -4,25 +4,30 @@ import contextlib
 import datetime
 import io
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
+from pydantic import BaseModel
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from regard.cli.pages import write_page
 from regard.data.alignment import links_from_weights
 from regard.data.parallel import DataError
 from regard.tasks.catalog import TASKS
-from regard.tasks.settings import parsed
+from regard.tasks.settings import listed, parsed
 from regard.tasks.task import SettingError, Task
 from regard.tasks.translation.translator import Translation
 from regard.train.run import Run, RunError
 from regard.train.stops import Interrupted, Stopped
+
+_NAMES = {"bleu": "BLEU", "chrf": "chrF", "exact": "exactly as the reference", "aer": "alignment error rate"}
 
 
 def list_tasks() -> None:
@@ -38,8 +43,12 @@ def list_tasks() -> None:
 def train(
     name: str, *, preset: str, data: list[Path], settings: list[str], out: Path | None, resume: bool
 ) -> dict[str, Any]:
-    """Train, and say what came out."""
+    """Train, and say what came out; `--set help` only says what can be set."""
     task = _task(name)
+    if "help" in settings:
+        with told():
+            show_settings(task.configure(preset, [], {}), Console(highlight=False))
+        return {}
     place = out or Path("runs") / f"{name}-{datetime.datetime.now(datetime.UTC).strftime('%Y%m%d-%H%M%S')}"
     with told():
         if resume and not (place / "config.json").is_file():
@@ -47,14 +56,42 @@ def train(
         config = task.configure(preset, data, parsed(settings))
         result = task.train(config, place, resume=resume)
     show_result(result, Console(highlight=False))
-    print(f"\nThe run is in {place}; try: regard predict {place} 'Tom chases Jerry'")
+    print(f"\nThe run is in {place}; try")
+    for command in _next(place, result.get("example")):
+        print(f"  {command}")
     return result
+
+
+def _next(place: Path, example: str | None) -> list[str]:
+    """What can be done with a run: a sentence of its own data to begin with."""
+    where = shlex.quote(str(place))
+    begin = f"regard predict {where} {shlex.quote(example)}" if example else f"regard predict {where}"
+    return [begin, f"regard look {where}", f"regard studio {where}"]
+
+
+def show_settings(config: BaseModel, console: Console) -> None:
+    """What can be set, what it is now, and what it means."""
+    part = None
+    table = Table.grid(padding=(0, 2))
+    for setting in listed(config):
+        group, _, name = setting.name.rpartition(".")
+        if group != part:
+            part = group
+            table.add_row(Text(f"\n{group}" if group else "", style="bold"))
+        value = json.dumps(setting.value, ensure_ascii=False, default=str).strip('"')
+        about = f"{setting.about} One of {', '.join(setting.choices)}." if setting.choices else setting.about
+        table.add_row(Text(f"  {name}"), Text(value.replace("null", "none"), style="cyan"), Text(about))
+    console.print(table)
+    console.print("\nSay the name, or its end where that is enough: --set size=128 --set train.seed=7", markup=False)
 
 
 def evaluate(run: Path, *, data: list[Path], as_json: bool) -> None:
     """Judge a run."""
     with told():
         opened = Run.open(run)
+        missing = [str(path) for path in data if not path.exists()]
+        if missing:
+            raise DataError(f"no such file: {', '.join(missing)}")
         result = _task(opened.config()["task"]).evaluate(opened, data)
     if as_json:
         print(json.dumps(result, ensure_ascii=False, indent=2))
@@ -62,13 +99,16 @@ def evaluate(run: Path, *, data: list[Path], as_json: bool) -> None:
         show_result(result, Console(highlight=False))
 
 
-def predict(run: Path, *, inputs: list[str], beam: int | None, as_json: bool, look: Path | None) -> None:
+def predict(
+    run: Path, *, inputs: list[str], beam: int | None, as_json: bool, look: Path | None, precision: str | None = None
+) -> None:
     """Answer each input; lines of standard input where none is given, one by one at a terminal."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     with told():
         opened = Run.open(run)
         predictor = _task(opened.config()["task"]).predictor(opened)
+        predictor = predictor.in_precision(precision or predictor.settings.precision)
     seen: list[Translation] = []
     with told():
         for batch in _batches(inputs):
@@ -76,7 +116,15 @@ def predict(run: Path, *, inputs: list[str], beam: int | None, as_json: bool, lo
                 seen.append(found)
                 print(json.dumps(as_record(found), ensure_ascii=False) if as_json else found.text, flush=True)
     if look is not None:
-        write_page(seen, look)
+        with told():
+            if not any(found.weights is not None for found in seen):
+                why = (
+                    "this run has no attention"
+                    if any(found.text for found in seen)
+                    else "there was nothing to translate"
+                )
+                raise RunError(f"{why}: {look} was not written")
+            write_page(seen, look)
         print(f"wrote {look}", file=sys.stderr)
 
 
@@ -106,10 +154,10 @@ def show_result(result: dict[str, Any], console: Console) -> None:
         for name, value in figures.items():
             if isinstance(value, float):
                 shown = f"{value:.1%}" if name in ("aer", "exact") else f"{value:.1f}"
-                table.add_row(prefix + name, shown)
+                table.add_row(prefix + _NAMES.get(name, name), shown)
     for name, value in result.get("faithfulness", {}).items():
         what = "the source word attended most" if name == "attended" else "another source word"
-        table.add_row(f"log-probability lost without {what}", f"{value:.2f}")
+        table.add_row(f"log-probability lost without {what}", f"{round(value, 2) + 0.0:.2f}")  # no −0.00
     console.print(table)
 
 
@@ -143,7 +191,12 @@ def told() -> Iterator[None]:
     """What a user can put right is said in one line, without a traceback; an interruption has its own exit code."""
     try:
         yield
-    except (SettingError, DataError, RunError, FileNotFoundError) as error:
+    except BrokenPipeError:  # whoever read has gone: typer ends it quietly
+        raise
+    except OSError as error:
+        print(f"regard: {error.filename}: {error.strerror}" if error.filename else f"regard: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except (SettingError, DataError, RunError) as error:
         print(f"regard: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
     except Interrupted as stop:

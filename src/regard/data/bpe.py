@@ -1,5 +1,6 @@
 """Sub-words: byte-level BPE trained on the user's own text. Every text can be written with it; nothing is unknown."""
 
+import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,14 @@ from regard.data.vocabulary import BOS, EOS, PAD
 
 _SPECIALS = (PAD, BOS, EOS)
 SMALLEST = 256 + len(_SPECIALS)
+
+
+@functools.cache
+def _byte_letters() -> dict[str, int]:
+    """The byte behind each letter of byte-level BPE: printable ones are themselves, others follow from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +77,20 @@ class Subwords:
             if number not in (self.pad, self.bos):
                 kept.append(number)
         return self.model.decode(kept, skip_special_tokens=True)
+
+    def label(self, number: int) -> str:
+        """A sub-word as people read it; bytes that are only a part of a character are shown as such.
+
+        >>> subwords = train_bpe(["Tom"], size=270)
+        >>> [subwords.label(number) for number in subwords.encode("To追")]
+        ['T', 'o', '<E8>', '<BF>', '<BD>']
+        """
+        text = self.decode([number])
+        if "\ufffd" not in text:
+            return text
+        raw = bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")
+        letters = raw.decode("utf-8", "surrogateescape")  # each stray byte n becomes the character DC00 + n
+        return "".join(f"<{ord(a) - 0xDC00:02X}>" if "\udc80" <= a <= "\udcff" else a for a in letters)
 
     def pieces(self, words: Sequence[str], *, separator: str = " ") -> tuple[list[int], list[int]]:
         """The numbers of these words joined, and which word each piece belongs to.

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from regard.look.records import Kept, Source
-from regard.look.sources import lent
+from regard.look.sources import Modified, Pairs, lent
 
 _CHECKED_ROWS = 4
 _HELD_BYTES = 2**20  # of values that are held for a check
@@ -148,6 +148,14 @@ def checked(call: Call) -> Checked | Settled | None:
     output = call.view(call.output.detach()).index_select(-2, rows)
     found = Checked(call.source, value, rows, output)
     return found.settle() if queries == 1 or value.nbytes > _HELD_BYTES or lent(value) else found
+
+
+def shortened(call: Call) -> Call | None:
+    """The call with its queries and keys in fewer bits, said in its note; None where that saves nothing."""
+    found = call.source.short() if isinstance(call.source, Pairs | Modified) else None
+    if found is None:
+        return None
+    return replace(call, source=found.source, note=f"{call.note}; {found.note}" if call.note else found.note)
 
 
 def spread(tensor: Tensor, heads: int) -> Tensor:

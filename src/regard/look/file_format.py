@@ -1,9 +1,12 @@
 """The description inside a trace file: every field, and how large it may be. What does not fit it is no trace."""
 
-from typing import Annotated, Literal
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+_HEADER, _JSON = 2**25, 2**24  # bytes
 _LONGEST_NAME, _LONGEST_TEXT = 1000, 4000
 
 Count = Annotated[int, Field(ge=0, le=2**20)]
@@ -52,3 +55,37 @@ class TraceDocument(_Strict):
     dropped: Annotated[list[Text], Field(max_length=2**16)]
     labels: Annotated[list[LabelsDocument], Field(max_length=2**12)]
     records: Annotated[list[RecordDocument], Field(max_length=2**16)]
+
+
+def check(path: Path) -> TraceDocument:
+    """The description in a trace file, of which nothing else is read; ValueError if it is none."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = min(int.from_bytes(start, "little"), _HEADER + 1)
+        start += file.read(length)
+    try:
+        return description(start, path.stat().st_size)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is not a trace: {error}") from None
+
+
+def description(data: bytes, size: int) -> TraceDocument:
+    """The description in the header of a safetensors file of so many bytes, of which `data` is the beginning."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(_HEADER, size - 8, len(data) - 8):
+        raise ValueError("its header does not fit the file")
+    try:
+        header: Any = json.loads(data[8 : 8 + length])
+    except UnicodeDecodeError:
+        raise ValueError("its header is not text") from None
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
+    text = metadata.get("regard") if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise ValueError("it has no description of a trace")
+    if len(text) > _JSON:
+        raise ValueError(f"its description has {len(text)} characters: at most {_JSON} are read")
+    try:
+        return TraceDocument.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -4,7 +4,6 @@ A small map is written whole in half precision; of a large one the largest weigh
 as one number, and its summaries (received, entropy, a pooled overview), which stay exact.
 """
 
-import json
 import math
 import os
 import tempfile
@@ -13,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from regard.look.file_format import LabelsDocument, RecordDocument, TraceDocument
+from regard.look.file_format import LabelsDocument, RecordDocument, TraceDocument, description
 from regard.look.labels import Labels
 from regard.look.records import Given, Record
 
 WHOLE = 2**21  # weights up to which a map is written whole
 LARGEST_FILE = 2**31
 _LARGEST_MAP = 2**40  # weights of a record: what a reader may be made to compute
-_HEADER, _JSON = 2**25, 2**24  # bytes
 
 
 class Largest:
@@ -205,33 +202,10 @@ def read(path: str | Path, *, limit: int = LARGEST_FILE) -> tuple[str, list[Reco
         raise ValueError(f"{path.name} has {size} bytes: at most {limit} are read")
     data = path.read_bytes()
     try:
-        document = TraceDocument.model_validate_json(_metadata(data))
-        tensors = load(data)
-        return document.title, _records(document, tensors), list(document.dropped)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path.name} is not a trace: {where}: {first['msg']}") from None
+        document = description(data, size)
+        return document.title, _records(document, load(data)), list(document.dropped)
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not a trace: {error}") from None
-
-
-def _metadata(data: bytes) -> str:
-    """The description in the header of a safetensors file."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(_HEADER, len(data) - 8):
-        raise ValueError("its header does not fit the file")
-    try:
-        header: Any = json.loads(data[8 : 8 + length])
-    except UnicodeDecodeError:
-        raise ValueError("its header is not text") from None
-    metadata = header.get("__metadata__") if isinstance(header, dict) else None
-    text = metadata.get("regard") if isinstance(metadata, dict) else None
-    if not isinstance(text, str):
-        raise ValueError("it has no description of a trace")
-    if len(text) > _JSON:
-        raise ValueError(f"its description has {len(text)} characters: at most {_JSON} are read")
-    return text
 
 
 def _records(document: TraceDocument, tensors: Mapping[str, Tensor]) -> list[Record]:
@@ -282,6 +256,11 @@ def _labels(described: LabelsDocument, tensors: Mapping[str, Tensor]) -> Labels:
         if not isinstance(grid, list) or len(grid) != 2 or any(side < 1 or side != int(side) for side in grid):
             raise ValueError("the grid of the labels must be two whole numbers")
         extra["grid"] = (int(grid[0]), int(grid[1]))
+    if "special" in extra:
+        special = extra["special"]
+        if not isinstance(special, float) or special != int(special):
+            raise ValueError("special of the labels must be a whole number")
+        extra["special"] = int(special)
     for name, place in described.pictures.items():
         tensor = tensors.get(place)
         if tensor is None or tensor.dtype != torch.uint8 or tensor.ndim != 1:

@@ -1,8 +1,13 @@
 """What the rows and columns of a map stand for: tokens, patches of an image, frames of sound, objects, or any list."""
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 KINDS = ("tokens", "patches", "frames", "objects", "list")
 
@@ -11,8 +16,9 @@ KINDS = ("tokens", "patches", "frames", "objects", "list")
 class Labels:
     """Names for the positions of one axis, with what a picture needs to show them in their place.
 
-    `extra` may hold, for patches, `image` (PNG bytes) and `grid` (rows, columns); for frames, `spectrogram` (PNG
-    bytes) and `seconds` (of one frame); for objects, lists `x`, `y`, `heading`, `speed`.
+    `extra` may hold, for patches, `image` (PNG bytes), `grid` (rows, columns) and `special` (how many items before the
+    patches are none of the image: a class token, registers); for frames, `spectrogram` (PNG bytes) and `seconds` (of
+    one frame); for objects, lists `x`, `y`, `heading`, `speed`.
 
     >>> len(Labels("tokens", ("the", "cat")))
     2
@@ -28,12 +34,50 @@ class Labels:
         wrong = [item for item in self.items if not isinstance(item, str)]
         if wrong:
             raise TypeError(f"labels must be strings, got {type(wrong[0]).__name__} {wrong[0]!r}")
+        special = self.extra.get("special", 0)
+        if not isinstance(special, int) or special < 0:
+            raise ValueError(f"special of the labels is a number of items, 0 or more, got {special!r}")
         grid = self.extra.get("grid")
-        if grid is not None and (len(grid) != 2 or grid[0] * grid[1] != len(self.items)):
-            raise ValueError(f"grid {tuple(grid)} of the labels does not hold {len(self.items)} patches")
+        if grid is None:
+            return
+        if len(grid) != 2 or grid[0] * grid[1] + special != len(self.items):
+            beside = f" and {special} special items" if special else ""
+            over = len(self.items) - special - (grid[0] * grid[1] if len(grid) == 2 else len(self.items))
+            hint = f"; if the first {over} are no patches, say special={special + over}" if 0 < over < 17 else ""
+            raise ValueError(f"grid {tuple(grid)} of the labels does not hold {len(self.items)} patches{beside}{hint}")
 
     def __len__(self) -> int:
         return len(self.items)
+
+
+def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, special: Sequence[str] = ()) -> Labels:
+    """Names for the patches of an image, (rows, columns) of them, row by row; `special` tokens stand before them.
+
+    `image` is a picture as Pillow has it, a file, or the bytes of one.
+
+    >>> from PIL import Image
+    >>> labels = patches(Image.new("RGB", (8, 8)), (2, 2), special=["[CLS]"])
+    >>> labels.items
+    ('[CLS]', '1,1', '1,2', '2,1', '2,2')
+    """
+    high, wide = grid
+    names = [f"{row},{column}" for row in range(1, high + 1) for column in range(1, wide + 1)]
+    extra = {"image": _png(image), "grid": (high, wide), "special": len(special)}
+    return Labels("patches", (*special, *names), extra)
+
+
+def _png(image: "bytes | str | Path | Image") -> bytes:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        opened = image if isinstance(image, Image.Image) else None
+        opened = opened or Image.open(io.BytesIO(image) if isinstance(image, bytes) else str(image))
+        file = io.BytesIO()
+        opened.convert("RGB").save(file, "PNG", optimize=True)
+    except UnidentifiedImageError:
+        what = "these bytes" if isinstance(image, bytes) else str(image)
+        raise ValueError(f"{what}: not a picture that can be read") from None
+    return file.getvalue()
 
 
 @runtime_checkable

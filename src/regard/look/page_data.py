@@ -93,14 +93,12 @@ def about(trace: Trace, *, batch: int = 0) -> Json:
     records = []
     for record in trace.records:
         item = min(batch, record.batch - 1)
-        note = record.note or ""
-        if record.batch > 1:
-            note = f"{note} Sequence {item + 1} of {record.batch} is shown.".strip()
+        which = f"Sequence {item + 1} of {record.batch} is shown." if record.batch > 1 else None
         records.append(
             {
                 **{name: getattr(record, name) for name in ("name", "call", "kind", "heads", "queries", "keys")},
                 "scale": None if record.scale is None else float(record.scale),
-                "note": note or None,
+                "note": sentences(record.note, which),
                 "check": _finite(record.check(batch=item)),
                 "rows": _place(record.row_labels, labels),
                 "columns": _place(record.column_labels, labels),
@@ -114,6 +112,16 @@ def about(trace: Trace, *, batch: int = 0) -> Json:
         "labels": [_described(label) for label in labels],
         "records": records,
     }
+
+
+def sentences(*parts: str | None) -> str | None:
+    """What there is to say, as sentences one after another; None where there is nothing.
+
+    >>> sentences("dropout was active", None, "Sequence 1 of 2 is shown.")
+    'Dropout was active. Sequence 1 of 2 is shown.'
+    """
+    said = [part.strip() for part in parts if part and part.strip()]
+    return " ".join(part[0].upper() + part[1:].rstrip(".") + "." for part in said) or None
 
 
 def pictures(trace: Trace) -> dict[str, bytes]:

@@ -1,9 +1,10 @@
 """Weights that are not kept but computed again, from queries and keys, for the rows and heads that are asked."""
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from regard.core.custom import Custom
 from regard.core.masks import Band
 from regard.core.normalizers import Hard
 from regard.core.problem import Problem
-from regard.core.scores import Additive, Bilinear, Score
+from regard.core.scores import Additive, Bilinear, Dot, ScaledDot, Score
 from regard.look.records import Kept, Record, Source
+from regard.look.short import Exact, Numbers, shorter
 
 _PAIR_NUMBERS = 2**25  # what a score may make on the way, where it makes many numbers for each pair
 
@@ -38,6 +40,13 @@ def _frozen(tensor: Tensor) -> Tensor:
     return tensor.detach().clone() if tensor.requires_grad else tensor
 
 
+class Shortened(NamedTuple):
+    """A source that keeps less, and what that costs in one sentence."""
+
+    source: "Pairs | Modified"
+    note: str
+
+
 class Pairs:
     """Weights of a problem of `regard.core`, whoever computed its output: any score, normaliser, mask and bias.
 
@@ -57,10 +66,13 @@ class Pairs:
             generator=None,
         )
         self._lead = query.shape[:-3]
-        self._query, self._key = (t.reshape(-1, *t.shape[-3:]) for t in (query, key))
+        self._query: Numbers
+        self._key: Numbers
+        self._query, self._key = (Exact(t.reshape(-1, *t.shape[-3:])) for t in (query, key))
         self._sinks = None if sinks is None else sinks.detach().clone().reshape(-1, 1, 1)
         parts = (self._problem.score, self._problem.mask, self._problem.bias)
-        self._kept = Kept(query, key, *(tensor for part in parts if part is not None for tensor in part.tensors()))
+        self._beside = [tensor for part in parts if part is not None for tensor in part.tensors()]
+        self._kept = Kept(query, key, *self._beside)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -68,7 +80,29 @@ class Pairs:
         return b, h, q, self._key.shape[-2]
 
     def holds(self) -> list[Tensor]:
-        return list(self._kept.tensors)
+        return list({t.untyped_storage().data_ptr(): t for t in (*self.numbers(), *self._kept.tensors)}.values())
+
+    def numbers(self) -> list[Tensor]:
+        """What queries and keys take."""
+        return [*self._query.holds(), *self._key.holds()]
+
+    def short(self) -> Shortened | None:
+        """The same from fewer bits; None where that cannot be, or saves nothing."""
+        score = self._problem.score
+        if isinstance(score, Custom):  # it may do anything with the last bits
+            return None
+        scale = 1.0 if isinstance(score, Dot) else None
+        if isinstance(score, ScaledDot):
+            scale = score.factor(self._query.shape[-1])
+        found = shorter(self._query, self._key, scale)
+        if found is None:
+            return None
+        other = copy.copy(self)
+        other._query, other._key, note = found
+        problem = self._problem
+        other._problem = replace(problem, query=_shape_of(problem.query), key=_shape_of(problem.key))
+        other._kept = Kept(*self._beside)
+        return Shortened(other, note)
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
         self._kept.check()
@@ -114,12 +148,14 @@ class Pairs:
             query = problem.query.index_select(-2, rows).to(problem.dtype)
             scores = problem.score(query, problem.repeat(problem.key).to(problem.dtype))
             return scores.reshape(-1, *scores.shape[-3:])[batch, heads.start : heads.stop]
-        query = self._query[batch, heads.start : heads.stop].index_select(-2, rows).to(problem.dtype)
+        query = self._query.take(lambda all_: all_[batch, heads.start : heads.stop].index_select(-2, rows))
+        query = query.to(problem.dtype)
         groups = [head // problem.group for head in heads]
         if len(groups) == groups[-1] - groups[0] + 1:
-            key = self._key[batch, groups[0] : groups[-1] + 1, : columns.stop]
+            key = self._key.take(lambda all_: all_[batch, groups[0] : groups[-1] + 1, : columns.stop])
         else:
-            key = self._key[batch, :, : columns.stop].index_select(1, torch.tensor(groups, device=rows.device))
+            chosen = torch.tensor(groups, device=rows.device)
+            key = self._key.take(lambda all_: all_[batch, :, : columns.stop].index_select(1, chosen))
         return _of_heads(problem.score, heads, self._query.shape[1])(query, key.to(problem.dtype))
 
     def _part(self, found: Tensor, batch: slice, heads: range) -> Tensor:
@@ -132,6 +168,11 @@ class Pairs:
         if found.ndim > 2 and found.shape[-3] != 1:
             found = found[..., heads.start : heads.stop, :, :]
         return found
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    """A tensor of that shape that takes no memory, where only the shape counts."""
+    return tensor.new_zeros(()).expand(tensor.shape)
 
 
 def _of_heads(score: Score, heads: range, count: int) -> Score:
@@ -162,10 +203,13 @@ class Modified:
         score_buffers: Sequence[Any] = (),
         mask_buffers: Sequence[Any] = (),
     ) -> None:
-        self._query, self._key, self._scale = kept(query), kept(key), scale
+        query, key = kept(query), kept(key)
+        self._query: Numbers = Exact(query)
+        self._key: Numbers = Exact(key)
+        self._scale = scale
         self._score_mod, self._mask_mod = score_mod, mask_mod
         self._score_buffers, self._mask_buffers = tuple(score_buffers), tuple(mask_buffers)
-        self._kept = Kept(self._query, self._key)
+        self._kept = Kept(query, key)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -173,7 +217,21 @@ class Modified:
         return b, h, q, self._key.shape[-2]
 
     def holds(self) -> list[Tensor]:
-        return list(self._kept.tensors)
+        return self.numbers()
+
+    def numbers(self) -> list[Tensor]:
+        """What queries and keys take."""
+        return [*self._query.holds(), *self._key.holds()]
+
+    def short(self) -> Shortened | None:
+        """The same from fewer bits; None where that saves nothing."""
+        found = shorter(self._query, self._key, None)
+        if found is None:
+            return None
+        other = copy.copy(self)
+        other._query, other._key, note = found
+        other._kept = Kept()
+        return Shortened(other, note)
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
         self._kept.check()
@@ -182,8 +240,8 @@ class Modified:
     @torch.no_grad()
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor:
         group = self._query.shape[1] // self._key.shape[1]
-        query = self._query[batch, heads.start : heads.stop].index_select(-2, rows)
-        key = self._key[batch].repeat_interleave(group, 1)[:, heads.start : heads.stop]
+        query = self._query.take(lambda all_: all_[batch, heads.start : heads.stop].index_select(-2, rows))
+        key = self._key.take(lambda all_: all_[batch]).repeat_interleave(group, 1)[:, heads.start : heads.stop]
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         scores = (query.to(wide) @ key.to(wide).mT) * self._scale
         device = query.device

@@ -18,10 +18,11 @@ from regard.core import attention as core
 from regard.core.attention import Attended
 from regard.core.problem import Problem
 from regard.look import capture_flex, capture_multihead, capture_regard, capture_sdpa, capture_softmax
-from regard.look.capture import Backward, Call, Function, Handler, checked
+from regard.look.capture import Backward, Call, Function, Handler, checked, shortened
 from regard.look.capture_transformers import interface
 from regard.look.capture_unseen import Expected, named, times
-from regard.look.records import Given, Record
+from regard.look.records import Given, Record, nbytes
+from regard.look.sources import Modified, Pairs
 from regard.look.trace import Trace
 
 Keep = str | Sequence[str] | Callable[[str], bool]
@@ -32,13 +33,21 @@ _HEADS = ("num_heads", "heads", "n_heads", "nhead", "num_attention_heads", "n_he
 
 @contextmanager
 def watch(
-    model: nn.Module, *, keep: Keep | None = None, limit: int = 2**30, gradients: bool = False, title: str | None = None
+    model: nn.Module,
+    *,
+    keep: Keep | None = None,
+    limit: int = 2**30,
+    exact: int = 100 * 2**20,
+    gradients: bool = False,
+    title: str | None = None,
 ) -> Iterator[Trace]:
     """Watch a model's attention: a `Trace` that fills while the model runs.
 
     Kept are queries and keys, not matrices; weights are computed again when they are asked for. `keep` chooses layers
     by a pattern such as "decoder.*", several, or a function of the name. `limit` bounds what is kept, in bytes;
-    `trace.dropped` says what did not fit and what could not be seen. `gradients` keeps what gradient maps need.
+    `trace.dropped` says what did not fit and what could not be seen. A call whose queries and keys take more than
+    `exact` bytes, or that would not fit the limit, is kept in 24 bits a number where it came in 32: its note says so,
+    and by how much a score may be off. `gradients` keeps what gradient maps need.
 
     Seen are torch's attention functions and layers, FlexAttention, Hugging Face models however they compute, compiled
     models (they run uncompiled meanwhile), attention written out with a softmax, and regard's own layers. Not seen are
@@ -57,8 +66,10 @@ def watch(
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if limit <= 0:
         raise ValueError(f"limit is a number of bytes above 0, got {limit}")
+    if exact < 0:
+        raise ValueError(f"exact is a number of bytes, 0 or more, got {exact}")
     trace = Trace(title or type(model).__name__)
-    eye = _Eye(model, trace, _chooser(keep), limit, gradients)
+    eye = _Eye(model, trace, _chooser(keep), limit, exact, gradients)
     with ExitStack() as stack:
         stack.callback(eye.finish)
         _open.append(eye)
@@ -77,7 +88,7 @@ class _Eye(TorchFunctionMode):
     """Meets every torch function while a model is watched."""
 
     def __init__(
-        self, model: nn.Module, trace: Trace, keeps: Callable[[str], bool], limit: int, gradients: bool
+        self, model: nn.Module, trace: Trace, keeps: Callable[[str], bool], limit: int, exact: int, gradients: bool
     ) -> None:
         super().__init__()
         self.trace = trace
@@ -86,7 +97,7 @@ class _Eye(TorchFunctionMode):
         self.thread = threading.get_ident()
         self._names = {id(module): named(name) for name, module in model.named_modules()}
         self._expected = Expected(model)
-        self._keeps, self._limit, self._gradients = keeps, limit, gradients
+        self._keeps, self._limit, self._exact, self._gradients = keeps, limit, exact, gradients
         self._calls: Counter[str] = Counter()
         self._full: Counter[str] = Counter()  # what did not fit
         self._blind: Counter[tuple[str, str]] = Counter()
@@ -180,18 +191,30 @@ class _Eye(TorchFunctionMode):
                 # The row is smaller than the keys, which may be a cache that the next step writes into.
                 rows = torch.zeros(1, dtype=torch.long, device=call.source.holds()[0].device)
                 call = replace(call, source=Given(call.source.block(slice(None), range(heads), rows)))
-        record = Record(name, kind, call.source, call=number, scale=call.scale, note=call.note, checked=checked(call))
-        held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in record.holds()}
-        new = sum(size for place, size in held.items() if place not in self._held)
-        if self._bytes + new > self._limit:
+        elif isinstance(call.source, Pairs | Modified) and nbytes(call.source.numbers()) > self._exact:
+            call = shortened(call) or call
+        record, fits = self._made(name, kind, number, call)
+        if not fits:
+            smaller = shortened(call)
+            if smaller is not None:
+                call = smaller
+                record, fits = self._made(name, kind, number, call)
+        if not fits:
             self._full[name] += 1
             return
-        self._bytes += new
+        held = _sizes(record)
+        self._bytes += sum(size for place, size in held.items() if place not in self._held)
         self._held |= set(held)
         if self._gradients and call.output is not None and call.value is not None and call.output.requires_grad:
             record.backward = Backward(call, name)
             call.output.register_hook(record.backward.hear)
         self.trace.records.append(record)
+
+    def _made(self, name: str, kind: str, number: int, call: Call) -> tuple[Record, bool]:
+        """The record of a call, and whether there is room for it."""
+        record = Record(name, kind, call.source, call=number, scale=call.scale, note=call.note, checked=checked(call))
+        new = sum(size for place, size in _sizes(record).items() if place not in self._held)
+        return record, self._bytes + new <= self._limit
 
     def finish(self) -> None:
         """Say what was left out."""
@@ -222,6 +245,11 @@ class _Eye(TorchFunctionMode):
                     foreign = foreign or owner
             frame = frame.f_back
         return foreign
+
+
+def _sizes(record: Record) -> dict[int, int]:
+    """Bytes of each storage that a record holds, by where it is."""
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in record.holds()}
 
 
 def _chooser(keep: Keep | None) -> Callable[[str], bool]:

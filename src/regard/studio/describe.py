@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from regard.look.page_data import about
+from regard.look.page_data import about, sentences
 from regard.studio.examples import Example
 from regard.studio.tiles import is_sampled
 
@@ -17,7 +17,7 @@ def described(example: Example) -> dict[str, Any]:
         entry["batch"] = record.batch
         if is_sampled(record):
             sampled = "The picture of the whole map, and each coarse part of it, reads some rows of every block."
-            entry["note"] = f"{entry['note']} {sampled}" if entry["note"] else sampled
+            entry["note"] = sentences(entry["note"], sampled)
         if record.heads * record.queries * record.keys <= FEW:
             entry["entropy"] = [round(value, 4) for value in record.entropy().mean(-1).nan_to_num().tolist()]
     return found

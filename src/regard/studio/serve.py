@@ -1,5 +1,6 @@
 """Start the studio: find the port, say where it is, and stop cleanly."""
 
+import errno
 import socket
 import threading
 import webbrowser
@@ -8,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.look.file_format import check
 from regard.studio.guard import is_loopback
 from regard.studio.runs import Translates, open_run
 
@@ -38,6 +40,8 @@ def serve(
     for path in wanted:
         if not path.exists():
             raise ValueError(f"{path} does not exist: expected a trace file or the directory of a run")
+        if path.is_file():
+            check(path)
     opened = [*runs, *(open_run(path) for path in wanted if path.is_dir())]
     given = [*(path for path in wanted if path.is_file()), *traces]
     listening = bind(host, port)
@@ -89,8 +93,8 @@ def bind(host: str, port: int) -> socket.socket:
         listening.listen(64)
     except OSError as error:
         listening.close()
-        reason = f"{host}:{port} cannot be used ({error.strerror}): is a studio running already? --port chooses another"
-        raise OSError(error.errno, reason) from None
+        advice = ": is a studio running already? --port chooses another" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(error.errno, f"{host}:{port} cannot be used ({error.strerror}){advice}") from None
     return listening
 
 

@@ -1,14 +1,37 @@
 """`--set key=value`: changes to a configuration, by the full dotted name of a field or the end of it."""
 
 import json
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from types import NoneType
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from regard.tasks.task import SettingError
 
 Config = TypeVar("Config", bound=BaseModel)
+
+_WHOLE = {"int_parsing", "int_type", "int_from_float", "int_parsing_size"}
+_NUMBER = {"float_parsing", "float_type", "finite_number"}
+_SWITCH = {"bool_parsing", "bool_type"}
+_BOUNDS = {
+    "greater_than": ("above", "gt"),
+    "greater_than_equal": ("of at least", "ge"),
+    "less_than": ("below", "lt"),
+    "less_than_equal": ("of at most", "le"),
+}
+
+
+class Setting(NamedTuple):
+    """One setting: its full name, what it is now, and what it means."""
+
+    name: str
+    value: Any
+    about: str
+    may_be_none: bool  # where none is a choice of its own, the word is that choice
+    number: str  # what a number of it is called
+    choices: tuple[str, ...]  # where it is one of a few words
 
 
 def changed(config: Config, settings: Mapping[str, str], *, aliases: Mapping[str, str] | None = None) -> Config:
@@ -19,19 +42,30 @@ def changed(config: Config, settings: Mapping[str, str], *, aliases: Mapping[str
     12
     >>> changed(TrainSettings(), {"step": "12"})
     Traceback (most recent call last):
-    regard.tasks.task.SettingError: no setting is called 'step': there are accumulate, average, ...
+    regard.tasks.task.SettingError: no setting is called 'step': did you mean steps? (--set help lists them all)
+    >>> changed(TrainSettings(), {"steps": "many"})
+    Traceback (most recent call last):
+    regard.tasks.task.SettingError: steps: expected a whole number, got 'many'
     """
     tree = config.model_dump(mode="json")
-    known = dict(_leaves(tree))
+    known = {one.name: one for one in listed(config)}
     for key, text in settings.items():
         place = _place((aliases or {}).get(key, key), known)
-        _put(tree, place.split("."), _value(text))
+        _put(tree, place.split("."), None if text == "none" and known[place].may_be_none else _value(text))
     try:
         return config.__class__.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise SettingError(f"{where}: {first['msg']}, got {first['input']!r}") from error
+        raise SettingError(_complaint(error.errors(include_url=False)[0], known)) from error
+
+
+def listed(config: BaseModel) -> list[Setting]:
+    """Every setting of a configuration, in the order of its fields: those that say what they mean.
+
+    >>> from regard.train.settings import TrainSettings
+    >>> [one.name for one in listed(TrainSettings())][:3]
+    ['steps', 'epochs', 'accumulate']
+    """
+    return list(_settings(config, ""))
 
 
 def parsed(items: list[str]) -> dict[str, str]:
@@ -49,16 +83,20 @@ def parsed(items: list[str]) -> dict[str, str]:
     return found
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in tree.items():
-        found.append((f"{prefix}{name}", value))
-        if isinstance(value, dict):
-            found += _leaves(value, f"{prefix}{name}.")
-    return found
+def _settings(config: BaseModel, prefix: str) -> Iterator[Setting]:
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield from _settings(value, f"{prefix}{name}.")
+        elif field.description:
+            kinds = get_args(field.annotation)
+            whole = "int" in repr(field.annotation)
+            number = "a whole number" if whole else "a number"
+            choices = tuple(map(str, kinds)) if get_origin(field.annotation) is Literal else ()
+            yield Setting(f"{prefix}{name}", value, field.description, NoneType in kinds, number, choices)
 
 
-def _place(key: str, known: Mapping[str, Any]) -> str:
+def _place(key: str, known: Mapping[str, Setting]) -> str:
     if key in known:
         return key
     ends = [name for name in known if name.endswith(f".{key}")]
@@ -66,8 +104,68 @@ def _place(key: str, known: Mapping[str, Any]) -> str:
         return ends[0]
     if ends:
         raise SettingError(f"{key!r} could be {' or '.join(sorted(ends))}: say which")
-    names = sorted(name for name, value in known.items() if not isinstance(value, dict))
-    raise SettingError(f"no setting is called {key!r}: there are {', '.join(names)}")
+    near = _nearest(key, known)
+    if near:
+        raise SettingError(
+            f"no setting is called {key!r}: did you mean {' or '.join(near)}? (--set help lists them all)"
+        )
+    raise SettingError(f"no setting is called {key!r}; there are (--set help tells what they mean)\n{_grouped(known)}")
+
+
+def _nearest(key: str, known: Mapping[str, Setting]) -> list[str]:
+    names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
+    return list(dict.fromkeys(names[name] for name in get_close_matches(key, names, n=3, cutoff=0.6)))
+
+
+def _grouped(known: Mapping[str, Setting]) -> str:
+    """The names, those of one part on lines of their own."""
+    groups: dict[str, list[str]] = {}
+    for name in known:
+        part, _, last = name.rpartition(".")
+        groups.setdefault(part, []).append(last)
+    return "\n".join(line for part, names in groups.items() for line in _wrapped(part, names))
+
+
+def _wrapped(part: str, names: list[str], wide: int = 76) -> Iterator[str]:
+    margin = max(8, len(part) + 1)
+    line = f"  {part:{margin}}"
+    for place, name in enumerate(names):
+        more = name if place == len(names) - 1 else f"{name}, "
+        if len(line) + len(more.rstrip()) > wide:
+            yield line.rstrip()
+            line = " " * (margin + 2)
+        line += more
+    yield line.rstrip()
+
+
+def _complaint(error: Mapping[str, Any], known: Mapping[str, Setting]) -> str:
+    """What was expected of which setting, and what came."""
+    path = [str(part) for part in error["loc"]]
+    while len(path) > 1 and ".".join(path) not in known:  # of a list, which item
+        path.pop()
+    setting = known.get(".".join(path))
+    return f"{'.'.join(path)}: expected {_expected(error, setting)}, got {error['input']!r}"
+
+
+def _expected(error: Mapping[str, Any], setting: Setting | None) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    number = "a number" if setting is None else setting.number
+    none = " or none" if setting is not None and setting.may_be_none else ""
+    if kind in _WHOLE or kind in _NUMBER:
+        return number + none
+    if kind in _SWITCH:
+        return "true or false"
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        return f"{number} {words} {context[name]:g}{none}"
+    if kind == "literal_error":
+        return f"one of {context['expected'].replace(chr(39), '').replace(' or ', ', ')}"
+    if kind in ("tuple_type", "list_type", "missing", "too_long", "too_short"):
+        like = list(setting.value) if setting is not None and setting.value else ["…"]
+        return f"a list such as {json.dumps(like, ensure_ascii=False, default=str)}"
+    if kind in ("string_type", "path_type"):
+        return "text"
+    return error["msg"].removeprefix("Value error, ")
 
 
 def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:

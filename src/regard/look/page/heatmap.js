@@ -7,6 +7,7 @@ import { pixels } from "./painter.js";
 
 const SIZE = 12; // of labels
 const LONGEST = 140; // pixels of a label
+const READABLE = 34; // pixels of a cell that holds a number
 const painted = new WeakMap(); // a grid's cells as a small picture, for one scale and theme
 
 export const heatmap = {
@@ -22,7 +23,9 @@ function layout(model, look) {
   const left = 14 + Math.min(LONGEST, longest(model.rows, record.queries));
   const widest = Math.min(LONGEST, longest(model.columns, record.keys));
   const room = Math.max(80, look.width - left - 12);
-  const fit = Math.min(record.keys <= 8 ? 64 : 44, room / Math.max(1, record.keys));
+  // A map that would nearly fit the window is made to, as long as its numbers can still be read.
+  const whole = (Math.max(384, 0.78 * innerHeight) - 20 - widest * Math.SQRT1_2) / Math.max(1, record.queries);
+  const fit = Math.min(record.keys <= 8 ? 64 : 44, room / Math.max(1, record.keys), whole >= READABLE ? whole : Infinity);
   const cell = Math.min(64, fit * look.zoom);
   const high = Math.min(64, Math.max(cell, Math.min(26, (160 / Math.max(1, record.queries)) * look.zoom)));
   const slanted = widest > cell - 6;
@@ -122,7 +125,7 @@ function ruled(painter, place, seen, colors) {
 
 function numbers(painter, place, seen, model, look) {
   const grid = model.tile ?? model.map;
-  if (place.cell < 34 || place.high < 16 || grid.rowBlock > 1 || grid.columnBlock > 1) return;
+  if (place.cell < READABLE || place.high < 16 || grid.rowBlock > 1 || grid.columnBlock > 1) return;
   const tops = look.scale === "row" ? rowTops(grid) : null;
   for (let i = seen.row0; i < seen.row0 + seen.rows; i++) {
     for (let j = seen.column0; j < seen.column0 + seen.columns; j++) {
@@ -162,14 +165,14 @@ function marks(painter, place, record, { hover, locked, colors }) {
 
 function rowNames(painter, box, place, seen, model, look) {
   const { colors, hover, locked, matches } = look;
-  const every = Math.max(1, nice(15 / place.high));
+  const every = Math.max(1, nice((model.rows ? 15 : 26) / place.high));
   painter.clip(box.x, box.y + place.top, place.left, box.height - place.top, () => {
     painter.rect(box.x, box.y + place.top, place.left, box.height, { fill: colors.page });
     for (let i = seen.row0; i < seen.row0 + seen.rows; i++) {
       const strong = i === hover?.row || i === locked?.row;
-      if (i % every && !strong && !matches.rows.has(i)) continue;
+      if (!ticked(model.rows, i, every) && !strong && !matches.rows.has(i)) continue;
       if (!strong && every > 1 && near(i, [hover?.row, locked?.row], every)) continue;
-      const y = place.top + place.high * (i + 0.5);
+      const y = place.top + Math.max(place.high * (i + 0.5), i ? 0 : SIZE / 2); // the first is not cut off
       const color = matches.rows.has(i) ? colors.accent : strong ? colors.text : colors.quiet;
       const style = { size: SIZE, color, anchor: "end", weight: strong || matches.rows.has(i) ? 600 : 400 };
       painter.text(fitted(labelOf(model.rows, i)), box.x + place.left - 8, y, style);
@@ -179,12 +182,12 @@ function rowNames(painter, box, place, seen, model, look) {
 
 function columnNames(painter, box, place, seen, model, look) {
   const { colors, hover, locked, matches } = look;
-  const every = Math.max(1, nice((place.slanted ? 17 : 24) / place.cell));
+  const every = Math.max(1, nice((place.slanted ? (model.columns ? 17 : 30) : 24) / place.cell));
   painter.clip(box.x + place.left - 2, box.y, box.width - place.left + 2, place.top, () => {
     painter.rect(box.x + place.left, box.y, box.width, place.top, { fill: colors.page });
     for (let j = seen.column0; j < seen.column0 + seen.columns; j++) {
       const strong = j === hover?.column || j === locked?.column;
-      if (j % every && !strong && !matches.columns.has(j)) continue;
+      if (!ticked(model.columns, j, every) && !strong && !matches.columns.has(j)) continue;
       if (!strong && every > 1 && near(j, [hover?.column, locked?.column], every)) continue;
       const x = place.left + place.cell * (j + 0.5);
       const color = matches.columns.has(j) ? colors.accent : strong ? colors.text : colors.quiet;
@@ -194,6 +197,11 @@ function columnNames(painter, box, place, seen, model, look) {
       else painter.text(name, x, box.y + place.top - 12, { ...style, anchor: "middle" });
     }
   });
+}
+
+// Of names, the first and every so many; of mere numbers 1, and then round ones.
+function ticked(labels, n, every) {
+  return labels ? n % every === 0 : n === 0 || (n + 1) % every === 0;
 }
 
 function near(place, others, every) {

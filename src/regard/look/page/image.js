@@ -1,10 +1,12 @@
 // An image lit where it is looked at: large for the chosen word, small for every word.
 
-import { stretch } from "./colors.js";
-import { labelOf, short, weight } from "./format.js";
+import { css, ink, stretch } from "./colors.js";
+import { labelOf, short, textWidth, weight } from "./format.js";
 import { pixels } from "./painter.js";
 
 const GAP = 16;
+const CHIP = 28; // height of a token that is none of the image
+const CHIPS = 64; // of them, at most
 
 export const image = {
   name: "image",
@@ -35,15 +37,20 @@ function layout(model, look) {
   const words = Math.min(side.words, 400);
   const large = Math.round(Math.min(look.width - 8, words ? 440 : 520, 520 / ratio));
   // The words' pictures stand beside the large one where there is room, else below it.
-  const beside = words > 0 && look.width - large > 330;
-  const left = beside ? large + 36 : 4;
-  const top = beside ? 4 : large * ratio + 56;
+  const apart = words > 0 && beside(look, large);
+  const left = apart ? large + 36 : 4;
+  const top = apart ? 4 : large * ratio + 56;
   const across = Math.max(2, Math.floor((look.width - left + GAP) / (128 + GAP)));
   const small = Math.min(150, Math.floor((look.width - left - 4 - GAP * (across - 1)) / across));
-  const place = { side, first, high, wide, ratio, words, large, across, small, left, top, step: small * ratio + 40 };
+  const flow = chipsOf(side, first, words || !beside(look, large) ? { x: 1, y: large * ratio + 40, wide: large }
+    : { x: large + 24, y: 0, wide: look.width - large - 28 });
+  const place = { side, first, high, wide, ratio, words, large, across, small, left, top, chips: flow.chips };
+  place.step = small * ratio + 40;
+  if (words && !apart) place.top += flow.high;
+  const below = large * ratio + 44 + (flow.x > large ? 0 : flow.high);
   return {
-    width: words ? Math.max(large, left + Math.min(words, across) * (small + GAP) - GAP + 4) : large,
-    height: Math.max(large * ratio + 44, words ? top + Math.ceil(words / across) * place.step : 0),
+    width: words ? Math.max(large, left + Math.min(words, across) * (small + GAP) - GAP + 4) : Math.max(large, flow.right),
+    height: Math.max(below, flow.x > large ? flow.y + flow.high : 0, words ? place.top + Math.ceil(words / across) * place.step : 0),
     deepest: null,
     axis: side.axis,
     draw: (painter, box) => draw(painter, box, place, model, look),
@@ -53,6 +60,25 @@ function layout(model, look) {
       return { x, y, left: 0, top: 0 };
     },
   };
+}
+
+function beside(look, large) {
+  return look.width - large > 330;
+}
+
+// Tokens of the sequence that are no part of the image, such as the one for the class: below the picture, or beside it.
+function chipsOf(side, first, { x, y, wide }) {
+  const chips = [];
+  let [left, top] = [x, y];
+  for (let n = 0; n < Math.min(first, CHIPS); n++) {
+    const name = short(labelOf(side.patches, n), 20);
+    const width = textWidth(name, 13, 600) + 68;
+    if (left + width > x + wide && left > x) [left, top] = [x, top + CHIP + 6];
+    chips.push({ n, name, x: left, y: top, width });
+    left += width + 6;
+  }
+  const right = chips.reduce((most, chip) => Math.max(most, chip.x + chip.width), 0);
+  return { chips, x, y, right: right + 2, high: chips.length ? top - y + CHIP + 12 : 0 };
 }
 
 function corner({ across, small, left, top, step }, n) {
@@ -66,6 +92,8 @@ function hit(x, y, place) {
     const patch = first + Math.floor((y / (large * ratio)) * high) * wide + Math.floor((x / large) * wide);
     return place.words ? found(null, patch) : { row: patch, column: null };
   }
+  const chip = place.chips.find((c) => x >= c.x && x < c.x + c.width && y >= c.y && y < c.y + CHIP);
+  if (chip) return place.words ? found(null, chip.n) : { row: chip.n, column: null };
   for (let n = 0; n < place.words; n++) {
     const at = corner(place, n);
     if (x >= at.x && x < at.x + small && y >= at.y && y < at.y + small * ratio + 24) return found(n, null);
@@ -79,13 +107,15 @@ function draw(painter, box, place, model, look) {
   const [word, patch] = side.axis === "row" ? ["row", "column"] : ["column", "row"];
   const chosen = side.axis === "row" ? look.active : (look.hover?.column ?? look.locked?.column ?? null);
   const matches = side.axis === "row" ? look.matches.rows : look.matches.columns;
-  const shown = chosen ?? (place.words ? 0 : null);
+  const shown = chosen ?? (place.words || place.first ? 0 : null); // of patches, what the class token looks at
   painter.rect(box.x, box.y, box.width, box.height, { fill: colors.page });
   lit(painter, 0, 0, place.large, place, model, look, shown);
   const marked = place.words ? (look.hover?.[patch] ?? look.locked?.[patch] ?? null) : shown;
   if (marked !== null) frame(painter, place, marked, colors.warm);
-  const name = shown === null ? look.say("received") : short(labelOf(place.words ? side.labels : side.patches, shown));
+  const name = shown === null ? look.say("received")
+    : place.words ? short(labelOf(side.labels, shown)) : `“${short(labelOf(side.patches, shown))}” ${look.say("looksAt")}`;
   painter.text(name, 0, place.large * place.ratio + 20, { size: 16, color: colors.text, weight: 600 });
+  special(painter, place, model, look, shown, marked);
   for (let n = 0; n < place.words; n++) {
     const { x, y } = corner(place, n);
     if (y > box.y + box.height || y + place.step < box.y) continue;
@@ -115,6 +145,23 @@ function lit(painter, x, y, width, place, model, look, word) {
   const dim = (n) => Math.round(205 * (1 - stretch(own[n] ?? 0, most, look.scale)));
   const veil = pixels(place.wide, place.high, (n) => [...shadow, dim(n)]);
   painter.clip(x, y, width, height, () => painter.image(veil, x, y, width, height, { smooth: true }));
+}
+
+// Each with the weight it gets, in the colour that says how that compares with the patches.
+function special(painter, { side, chips, words }, model, look, shown, marked) {
+  const weights = shown === null ? side.total : side.weights(shown);
+  const most = weights?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
+  for (const { n, name, x, y, width } of chips) {
+    const share = weights ? stretch(weights[n], most, look.scale) : 0;
+    painter.rect(x, y, width, CHIP, { fill: css(share, look.theme), radius: CHIP / 2 });
+    const asks = !words && n === shown;
+    const edge = n === marked || asks ? look.colors.warm : look.colors.line;
+    painter.rect(x, y, width, CHIP, { stroke: edge, line: n === marked || asks ? 2 : 1, radius: CHIP / 2 });
+    const color = ink(share, look.theme);
+    painter.text(name, x + 12, y + CHIP / 2 + 0.5, { size: 13, color, weight: 600 });
+    const value = weights ? weight(weights[n], 0.0004) : "";
+    painter.text(value, x + width - 12, y + CHIP / 2 + 0.5, { size: 12, color, anchor: "end" });
+  }
 }
 
 function frame(painter, { first, large, ratio, wide, high }, place, color) {

@@ -105,7 +105,9 @@ function names(painter, place, model, look, weights, self) {
     const [x, y] = place.at(n);
     const name = short(labelOf(model.columns, n), 16) + (weights ? `  ${weight(weights[n], 0.0004)}` : "");
     const half = textWidth(name, 12, strong ? 600 : 400) / 2 + 3;
-    const away = Math.max(8, (BROAD / 2) * place.scale) + 11;
+    const turn = model.columns.heading?.[n] ?? 0;
+    const tall = Math.abs(Math.sin(turn)) * LONG + Math.abs(Math.cos(turn)) * BROAD; // of the body, as it stands
+    const away = Math.max(8, (tall / 2) * place.scale) + 11;
     const apart = (other, at) => Math.abs(other.x - x) > other.half + half || Math.abs(other.y - at) > 15;
     const free = (at) => taken.every((other) => apart(other, at));
     const level = [y + away, y - away].find(free) ?? (strong ? y + away : null);

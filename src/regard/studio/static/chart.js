@@ -5,7 +5,7 @@ import { fixed } from "./numbers.js";
 import { svg } from "./svg.js";
 import { say } from "./words.js";
 
-const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT] = [360, 190, 40, 34, 10, 12];
+const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT] = [400, 200, 40, 34, 10, 12];
 const GRADIENT = "gradient × input";
 const CLEAR = 0.02; // less of an area than this is no difference
 const KINDS = { map: "map", random: "random", "gradient × input": "gradient" };

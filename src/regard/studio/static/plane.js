@@ -28,7 +28,7 @@ export function plane({ arrows, axes, choose, changed }) {
       picture.append(svg("text", { x: at, y: SIDE - zero + 13, class: "tick", "text-anchor": "end", text: show(share * reach) }), svg("text", { x: zero - 4, y: SIDE - at + 11, class: "tick", "text-anchor": "end", text: show(share * reach) }));
     }
   }
-  const placed = [];
+  const placed = new Map(); // of each arrow, the tip and the name: names must not cover each other
   const output = { name: say("stage3"), kind: "output", numbers: arrows[0].numbers.map(() => 0), fixed: true };
   const drawn = draw(output, { to, axes, zero, placed });
   drawn.group.style.display = "none";
@@ -52,6 +52,7 @@ function draw(arrow, { picture, to, scale, zero, axes, changed, placed }) {
   const line = svg("line", { x1: zero, y1: SIDE - zero, class: "shaft" });
   const tip = svg("circle", { r: arrow.fixed ? 4 : 6, class: "tip" });
   const name = svg("text", { class: "name", text: arrow.name });
+  const wide = Array.from(arrow.name).reduce((sum, letter) => sum + (letter > "\u2e7f" ? 12.5 : 7.2), 0);
   const group = svg("g", { class: `arrow ${arrow.kind}` }, line, tip, name);
   const place = () => {
     const [px, py] = to(arrow.numbers);
@@ -59,13 +60,10 @@ function draw(arrow, { picture, to, scale, zero, axes, changed, placed }) {
     for (const [attribute, value] of Object.entries({ x2: px, y2: py })) line.setAttribute(attribute, value);
     tip.setAttribute("cx", px);
     tip.setAttribute("cy", py);
-    let down = arrow.fixed ? 14 : -9;
-    while (placed.some(([a, b]) => Math.abs(a - px) < 44 && Math.abs(b - (py + down)) < 12)) down -= 13; // names must not cover each other
-    if (!name.hasAttribute("x")) placed.push([px, py + down]);
-    name.setAttribute("x", Math.min(SIDE - 4, Math.max(4, px + (right ? 5 : -5))));
-    name.setAttribute("y", Math.min(SIDE - 4, Math.max(12, py + down)));
-    if (arrow.fixed) name.setAttribute("x", px - 8);
-    name.setAttribute("text-anchor", arrow.fixed ? "end" : px > SIDE - 60 ? "end" : px < 60 ? "start" : right ? "start" : "end");
+    const spot = free(px, py, right, wide, [...placed].filter(([owner]) => owner !== arrow).map(([, box]) => box));
+    placed.set(arrow, spot);
+    name.setAttribute("x", spot.x);
+    name.setAttribute("y", spot.y);
     tip.setAttribute("aria-label", say("planeTip", { name: arrow.name, x: show(arrow.numbers[x]), y: show(arrow.numbers[y]) }));
   };
   place();
@@ -101,6 +99,19 @@ function draw(arrow, { picture, to, scale, zero, axes, changed, placed }) {
     tip.addEventListener("pointercancel", stop, { once: true });
   });
   return { group, place };
+}
+
+// Where a name stands: beside its tip, on the side the arrow points to, where it covers nothing.
+function free(px, py, right, wide, others) {
+  const [after, before] = [px + 8, px - 8 - wide];
+  const sides = right ? [after, before] : [before, after];
+  const spots = [-7, 16, 4, -23, 32].flatMap((down) => sides.map((x) => ({ x, y: py + down, wide, px, py })));
+  const inside = ({ x, y }) => x >= 4 && x + wide <= SIDE - 4 && y >= 12 && y <= SIDE - 5;
+  const meets = (spot, other) => spot.x < other.x + other.wide + 3 && other.x < spot.x + wide + 3 && Math.abs(spot.y - other.y) < 15.5;
+  const covers = ({ x, y }, other) => other.px > x - 6 && other.px < x + wide + 6 && other.py > y - 14 && other.py < y + 8;
+  const good = spots.filter(inside);
+  return good.find((spot) => others.every((other) => !meets(spot, other) && !covers(spot, other))) ?? good[0]
+    ?? { ...spots[0], x: Math.min(SIDE - 4 - wide, Math.max(4, spots[0].x)), y: Math.min(SIDE - 5, Math.max(12, spots[0].y)) };
 }
 
 // The next of 1, 2, 5, 10, 20, … that is large enough.

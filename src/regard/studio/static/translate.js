@@ -121,7 +121,7 @@ export async function open(place, kept) {
   }
 
   function instead(beam, word, force) {
-    if (word === undefined || word >= beam.tokens.length) return el("div", {}, el("h2", { text: say("target") }), el("p", { class: "quiet", text: say("chooseWord") }));
+    if (word === undefined || word >= beam.tokens.length) return el("div", {}, el("h2", { text: say("otherWords") }), el("p", { class: "quiet", text: say("chooseWord") }));
     const before = beam.tokens.slice(0, word);
     const field = el("input", { type: "text", class: "plain", maxlength: 100, placeholder: say("forceOther"), "aria-label": say("forceOther"), autocomplete: "off" });
     return el(

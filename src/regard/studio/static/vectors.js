@@ -33,7 +33,8 @@ export function editor({ kind, title, rows, most, changed, removed, added, reado
 function number(row, at, { label, reach, floor, changed, readonly }) {
   const bar = el("span", { class: "bar", "aria-hidden": "true" });
   const input = el("input", {
-    class: "number", type: "text", inputmode: "decimal", value: signed(String(row.numbers[at])), readonly,
+    class: "number", type: "text", inputmode: "decimal", value: signed(readonly ? tenths(row.numbers[at]) : String(row.numbers[at])), readonly,
+    title: readonly ? signed(String(row.numbers[at])) : null,
     role: "spinbutton", "aria-valuenow": row.numbers[at], "aria-label": say("component", { name: label, n: at + 1 }), autocomplete: "off",
   });
   const cell = el("span", { class: "cell" }, bar, input);
@@ -66,6 +67,12 @@ function number(row, at, { label, reach, floor, changed, readonly }) {
   });
   drag(cell, input, () => row.numbers[at], put, reach);
   return cell;
+}
+
+// Short enough for many to stand side by side: .4, −1.2, 0.
+function tenths(value) {
+  const rounded = Math.round(value * 10) / 10;
+  return rounded === 0 ? "0" : rounded.toFixed(1).replace(/^(-?)0\./, "$1.");
 }
 
 // Up and down changes the number; a press without a movement is for typing.

@@ -140,7 +140,7 @@ class PieceCoder:
         self.codes.save(directory)
 
     def _label(self, source: bool, number: int) -> str:
-        return (self.codes.source if source else self.codes.target).decode([number])
+        return (self.codes.source if source else self.codes.target).label(number)
 
 
 def load_coder(directory: Path, *, words: bool) -> Coder:

@@ -1,0 +1,148 @@
+"""Pictures of every view, for the documents and for the eye: python tests/studio/take_screenshots.py FOLDER [RUN] [all]
+
+FOLDER gets `studio-NAME-light.png` and so on. RUN is a trained translator, such as `demo/run`; without one the built-in
+toys translate. With `all`, every view is taken in light and dark, in English and Chinese; else only what the documents
+show.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+from conftest_studio import ARGUMENTS, CHROMIUM, running
+from measure_tiles import watched
+
+from regard.look.labels import Labels
+from regard.look.page import page
+from regard.look.watch import watch
+from regard.studio.runs import open_run
+
+
+def sentence(page: Page) -> None:
+    """The playground with a sentence instead of vectors."""
+    page.get_by_role("radio", name="Sentence").or_(page.get_by_role("radio", name="句子")).click()
+
+
+def compare(page: Page) -> None:
+    """Two runs side by side, one word chosen in each."""
+    page.locator("select").nth(1).select_option(index=2)
+    for side in range(2):
+        page.wait_for_timeout(900)
+        page.locator(".pair").nth(side).get_by_role("button").first.click()
+
+
+def warmer(page: Page) -> None:
+    """The playground at a temperature at which every key has a part."""
+    page.locator("input[type=range]").first.evaluate(
+        """(slider) => {
+          slider.value = Number(slider.min) + 0.775 * (slider.max - slider.min);
+          slider.dispatchEvent(new Event("input", { bubbles: true }));
+          slider.dispatchEvent(new Event("change", { bubbles: true }));
+        }"""
+    )
+
+
+# Name, address, what to do first, and whether the documents show it in the dark.
+View = tuple[str, str, Callable[[Page], None] | None, bool]
+VIEWS: list[View] = [
+    ("playground", "#/playground", warmer, False),
+    ("sentence", "#/playground", sentence, False),
+    ("image", "#/views/image", None, False),
+    ("sound", "#/views/sound", None, False),
+    ("sentiment", "#/views/sentiment", None, False),
+    ("reading", "#/views/reading", None, False),
+    ("scene", "#/views/scene", None, True),
+    ("translate", "#/translate", None, False),
+    ("compare", "#/translate", compare, False),
+    ("traces", "#/traces", None, False),
+]
+
+
+class Encoder(nn.Module):
+    """Something to draw a page of: a small encoder over a sentence, its weights larger than at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        layer = nn.TransformerEncoderLayer(48, 6, 96, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).eval()
+        for parameter in self.encoder.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=1.6 / parameter.shape[-1] ** 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x)
+
+
+def standalone(path: Path) -> None:
+    """A page of that encoder."""
+    sentence = "The quick brown fox did not jump over the lazy dog because it slept ."
+    words = Labels("tokens", tuple(sentence.split()))
+    model, place = Encoder(), torch.arange(len(words))[:, None] / torch.logspace(0, 2, 24)
+    x = torch.cat([place.sin(), place.cos()], -1) * 1.5 + 0.7 * torch.randn(len(words), 48)
+    with torch.no_grad(), watch(model, title="A small encoder") as trace:
+        model(x[None])
+    path.write_text(page(trace.label(rows=words, columns=words)), encoding="utf-8")
+
+
+def take(browser: Browser, address: str, file: Path, act: Callable[[Page], None] | None, **options: Any) -> None:
+    """One picture of a whole page."""
+    language, theme = options.pop("language", "en"), options.pop("theme", "light")
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 860}, color_scheme=theme, locale=language, device_scale_factor=1, **options
+    )
+    tab = context.new_page()
+    tab.goto(address)
+    tab.wait_for_load_state("networkidle")
+    tab.wait_for_timeout(600)
+    if act is not None:
+        act(tab)
+        tab.wait_for_timeout(900)
+    tab.mouse.move(2, 2)
+    tab.wait_for_timeout(300)
+    tab.screenshot(path=file, full_page=True)
+    context.close()
+    with Image.open(file) as picture:  # 256 colours that differ by hardly more than a step: a third of the bytes
+        few = picture.convert("RGB").quantize(
+            256, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE
+        )
+    few.save(file, optimize=True)
+
+
+def main(folder: Path, run: Path | None, everything: bool) -> None:
+    """Every view once, or in every language and colour. Two toys are compared, so that they differ."""
+    folder.mkdir(parents=True, exist_ok=True)
+    forms = [("light", "en"), ("dark", "en"), ("light", "zh"), ("dark", "zh")]
+    runs = [open_run(run)] if run else []
+    with (
+        running(runs, [watched()]) as studio,
+        running() as toys,
+        sync_playwright() as driver,
+        tempfile.TemporaryDirectory() as place,
+    ):
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        alone = Path(place) / "page.html"
+        standalone(alone)
+        views: list[View] = [("page", alone.as_uri(), None, False)]
+        for name, where, act, night in VIEWS:
+            address = (toys if name == "compare" else studio).address
+            views.append((f"studio-{name}", f"{address}/{where}", act, night))
+        for name, address, act, night in views:
+            for theme, language in forms if everything else [("dark" if night else "light", "en")]:
+                mark = "" if name in ("page", "studio-translate") and not everything else f"-{theme}"
+                file = folder / f"{name}{mark}{f'-{language}' if everything else ''}.png"
+                take(browser, address, file, act, theme=theme, language=language)
+        browser.close()
+
+
+if __name__ == "__main__":
+    given = [argument for argument in sys.argv[1:] if argument != "all"]
+    main(Path(given[0]), Path(given[1]) if len(given) > 1 else None, "all" in sys.argv)
