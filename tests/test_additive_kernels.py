@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import regard
 from regard.core.scores import ACTIVATIONS
 
 # All different and mostly prime; more keys than a span of 32.
@@ -206,6 +207,79 @@ def poison(device: str, dtype: torch.dtype) -> None:
     assert additive_attention(query, key, value, weight, **settings)[0].isnan().all()
 
 
+def forward_alone(device: str, dtype: torch.dtype) -> None:
+    """Without gradients half precision has a series of its own: its output and its log-sum-exp."""
+    from regard.core.backends.additive.operator import additive_attention
+
+    torch.manual_seed(8)
+    for scale in (1.0, 2.5):
+        query, key = torch.randn(1, 2, 41, 17) * scale, torch.randn(1, 1, 139, 17) * scale
+        value, weight = torch.randn(1, 1, 139, 5), torch.randn(2, 17) / 4
+        inputs = [x.to(device, dtype) for x in (query, key, value, weight)]
+        mask = torch.ones(1, 2, 41, 139, dtype=torch.bool, device=device)
+        true = explicit(*(x.double() for x in inputs), "tanh", mask, torch.zeros((), device=device))
+        with torch.no_grad():
+            found = additive_attention(*inputs)
+        for a, t, most in zip(found, true, ({BRAIN: 1e-2, HALF: 1e-3}[dtype], 1e-3), strict=True):
+            assert ((a.double() - t).norm() / t.norm()).item() < most
+
+
+def repeatable(device: str, dtype: torch.dtype) -> None:
+    """Where torch is asked for determinism, two runs agree to the last bit: no sum depends on who comes first."""
+    from regard.core.backends.additive.operator import additive_attention
+
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = []
+        for _ in range(2):
+            torch.manual_seed(9)
+            leaves = [torch.randn(2, 4, n, d) for n, d in ((131, 17), (211, 17), (211, 9))]
+            leaves += [torch.randn(4, 17) / 4, torch.randn(1, 4, 1, 211), torch.randn(4, 31)]
+            kinds = [dtype] * 4 + [FULL] * 2
+            leaves = [x.to(device, kind).requires_grad_() for x, kind in zip(leaves, kinds, strict=True)]
+            out = additive_attention(*leaves[:4], bias=leaves[4], relative=leaves[5], band=(-90, 70))[0]
+            found.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def wide_values(device: str) -> None:
+    """Values of many columns are taken some at a time: the same output and the same gradients."""
+    from regard.core.backends.additive import operator
+
+    torch.manual_seed(10)
+    most, found = operator._COLUMNS, []
+    leaves = [torch.randn(1, 1, n, d) for n, d in ((13, 7), (37, 7), (37, 5))] + [torch.randn(1, 7)]
+    leaves = [x.to(device).requires_grad_() for x in leaves]
+    for columns in (5, 3):
+        operator._COLUMNS = columns
+        out, lse = operator.additive_attention(*leaves, dropout=0.25, seed=3, band=(-9, 30))
+        found.append((out, lse, *torch.autograd.grad(out.square().sum() + lse.sin().sum(), leaves)))
+    operator._COLUMNS = most
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_rules_of_distance_as_tables() -> None:
+    """ALiBi and shifted tables reach the kernels as one number for each head and distance j - i."""
+    from regard.core.backends.fused_additive import _numbers
+    from regard.core.problem import build
+
+    torch.manual_seed(2)
+    query, key, value = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 11, 4), torch.randn(2, 3, 11, 2)
+    score = regard.Additive(torch.ones(4))
+    rules = [regard.alibi([0.5, 0.25, 1.0]), regard.alibi([0.5, 0.25, 1.0], offset=6), regard.alibi([0.3])]
+    rules += [regard.relative(torch.randn(3, 7), offset=n) for n in (0, 4, -9)] + [regard.relative(torch.randn(7), 2)]
+    for bias in rules:
+        problem = build(query, key, value, score, regard.Softmax(), None, bias, 0.0, None, None)
+        table = _numbers(problem, query.shape[:1])["relative"]
+        reach = table.shape[1] // 2
+        place = (torch.arange(11) - torch.arange(5)[:, None]).clamp(-reach, reach) + reach
+        torch.testing.assert_close(table[:, place], bias.values(range(5), range(11), FULL).expand(3, 5, 11))
+
+
 @pytest.mark.slow
 def test_interpreted() -> None:
     if importlib.util.find_spec("triton") is None:
@@ -219,7 +293,7 @@ def test_interpreted() -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert done.stdout.count("passed") == len(INTERPRETED) + 3, done.stdout
+    assert done.stdout.count("passed") == len(INTERPRETED) + 5, done.stdout
 
 
 def test_wants_cuda() -> None:
@@ -247,6 +321,23 @@ def test_compiled_poison(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [BRAIN, HALF])
+def test_compiled_forward_alone(dtype: torch.dtype) -> None:
+    forward_alone("cuda", dtype)
+
+
+@pytest.mark.cuda
+def test_compiled_wide_values() -> None:
+    wide_values("cuda")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [FULL, BRAIN])
+def test_repeatable(dtype: torch.dtype) -> None:
+    repeatable("cuda", dtype)
+
+
+@pytest.mark.cuda
 def test_in_a_graph() -> None:
     """Nothing in a call waits for the device, so a CUDA graph holds it."""
     from regard.core.backends.additive.operator import additive_attention
@@ -271,6 +362,10 @@ if __name__ == "__main__":
         print(each, "passed", round(time.time() - began), flush=True)
     dropout("cpu")
     print("dropout passed", flush=True)
+    forward_alone("cpu", HALF)
+    print("forward alone passed", flush=True)
+    wide_values("cpu")
+    print("wide values passed", flush=True)
     for kind in (FULL, BRAIN):
         poison("cpu", kind)
         print("poison", kind, "passed", flush=True)

@@ -25,6 +25,8 @@ from regard.core.spans import take
 
 NAME = "blocked"
 _BUDGET = 24 * 2**20  # bytes of one block with what its score makes on the way
+_CUDA_ROWS = 48 * 2**20  # bytes of whole rows on a GPU, which has many threads to feed and does not wait between them
+_CUDA_COLUMNS = 8192  # keys in one block there
 
 
 def refuses(problem: Problem) -> str | None:
@@ -231,8 +233,11 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     side = square(problem, _BUDGET)
     if not _two_pass(problem):
         return side, side
-    row_bytes = math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize
-    return max(1, min(side, _BUDGET // max(1, row_bytes))), side
+    row_bytes = max(1, math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize)
+    if problem.device.type == "cuda":
+        row_bytes *= max(1, round(problem.score.floats(problem.query.shape[-1])))
+        return max(1, _CUDA_ROWS // row_bytes), max(side, _CUDA_COLUMNS)
+    return max(1, min(side, _BUDGET // row_bytes)), side
 
 
 def seed(problem: Problem) -> int:

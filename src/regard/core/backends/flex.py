@@ -40,6 +40,9 @@ def refuses(problem: Problem) -> str | None:
         return f"it does not compute in {problem.query.dtype}"
     if clauses(problem.mask, *problem.shape[-2:]) is None:
         return "masks with | or ~ have no cheap list of blocks"
+    learned = problem.bias is not None and any(t.requires_grad for t in problem.bias.tensors())
+    if learned and torch.are_deterministic_algorithms_enabled():
+        return "its gradient of a learned bias is summed in no fixed order"
     sizes = (problem.query.shape[-1], problem.value.shape[-1])
     if any(size < 16 or size & (size - 1) for size in sizes):
         return f"sizes must be powers of two from 16, got {sizes[0]} and {sizes[1]}"

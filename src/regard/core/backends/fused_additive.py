@@ -17,7 +17,7 @@ from regard.core import recompute
 from regard.core.backends import blocked, steps
 from regard.core.backends.additive import exponential
 from regard.core.backends.result import Result
-from regard.core.biases import DenseBias, Relative
+from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.clauses import clauses
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Additive
@@ -48,9 +48,8 @@ def _kernels_refuse(problem: Problem) -> str | None:
         return f"softmax only on CUDA, not {problem.normalize.name}"
     if problem.query.dtype not in (*HALF, torch.float32):
         return f"its kernels do not compute in {problem.query.dtype}"
-    bias = problem.bias
-    if bias is not None and not (isinstance(bias, DenseBias) or (isinstance(bias, Relative) and bias.offset == 0)):
-        return "its kernels take a bias as a tensor or a relative table from position 0"
+    if problem.bias is not None and not isinstance(problem.bias, (DenseBias, Relative, Alibi)):
+        return "its kernels take a bias as a tensor or as a rule of distance"
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None:
         return "its kernels take masks without | and ~"
@@ -131,9 +130,17 @@ def _pairs(problem: Problem, lead: torch.Size) -> dict[str, Any]:
 
 def _numbers(problem: Problem, lead: torch.Size) -> dict[str, Any]:
     """The bias as the kernels take it."""
-    if isinstance(problem.bias, Relative):
-        return {"relative": problem.bias.table.expand(problem.shape[-3], -1)}
-    return {"bias": _four_axes(problem.bias.tensor, lead)} if isinstance(problem.bias, DenseBias) else {}
+    heads, bias = problem.shape[-3], problem.bias
+    if isinstance(bias, DenseBias):
+        return {"bias": _four_axes(bias.tensor, lead)}
+    if bias is None or (isinstance(bias, Relative) and bias.offset == 0):
+        return {} if bias is None else {"relative": bias.table.expand(heads, -1)}
+    assert isinstance(bias, (Relative, Alibi))  # refuses() has said so
+    # A rule as a table of all distances j - i that matter: as long as the sequences, not as large as their pairs.
+    reach = bias.reach if isinstance(bias, Relative) else max(problem.shape[-2:])
+    far = reach + abs(bias.offset)
+    table = bias.values(range(1), range(-far, far + 1), torch.float32).squeeze(-2)
+    return {"relative": table.expand(heads, -1)}
 
 
 def _four_axes(tensor: Tensor, lead: torch.Size) -> Tensor:

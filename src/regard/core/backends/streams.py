@@ -167,7 +167,8 @@ class EntmaxStream(Stream):
         output = centre = state.output
         if not state.blocks:
             return Finished(output, (output.new_tensor([0.0, math.inf]).expand(*output.shape[:-1], 2), centre))
-        threshold = entmax_threshold(torch.cat([block.scores for block in state.blocks], -1), self.alpha)
+        pieces = [block.scores for block in state.blocks]
+        threshold = entmax_threshold(pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1), self.alpha)
         total = torch.zeros_like(threshold[..., :1])
         for block in state.blocks:
             weights = entmax_weights(block.scores, threshold, self.alpha)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 ACTIVATIONS = ("tanh", "sigmoid", "gelu", "leaky_relu")
 FORMS = ("auto", "series", "exact")
+_COLUMNS = 256  # of the values in one program: with more, registers run out and compiling takes half a minute
 _LEAK = 0.2  # as in graph attention, and in regard.core.scores
 
 
@@ -89,7 +90,12 @@ def _fused(
     weight = weight.to(query.dtype) if weight.dtype == torch.float64 else weight
     weight = weight if weight.stride(-1) == 1 else weight.contiguous()
     table = None if relative is None else relative.contiguous()
-    return additive(query, key, value, weight, *ints, mask, bias, table, *band, kernel, dropout, seed, form)
+    rest = (weight, *ints, mask, bias, table, *band, kernel, dropout, seed, form)
+    if value.shape[-1] <= _COLUMNS:
+        return additive(query, key, value, *rest)
+    # Each part scores its pairs anew: outputs are columns side by side, and the gradients of parts add up.
+    parts = [additive(query, key, columns, *rest) for columns in value.split(_COLUMNS, -1)]
+    return torch.cat([output for output, _ in parts], -1), parts[0][1]
 
 
 def _check(

@@ -19,6 +19,7 @@ from regard.core.backends.additive.triton_pairs import (
     coarse,
     dropout_factor,
     fenced_exp2,
+    fenced_scale,
     key_range,
     next_pivot,
     product,
@@ -35,6 +36,7 @@ CALM = tl.constexpr(12.0)  # ... and here two; beyond, the gradient needs satura
 CAP = tl.constexpr(1e18)  # |D'| beyond this is as good as infinite, and two of them multiply safely
 TWO_LOG2E = tl.constexpr(2.8853900817779268)
 CALM_REACH = tl.constexpr(34.0)  # scores of weights with Σ|w| below this span less than a hundred powers of two
+WARPS = tl.constexpr(4)  # of a program: each has a share of the tile's keys, each thread a query of every span
 SATURATED = tl.constexpr(34.6)  # log2(e^24)
 
 
@@ -53,8 +55,8 @@ def tile_form(tops, sizes, z_q, z_k, i0, j0, q_pad, k_pad, BM: tl.constexpr, BN:
 
 @triton.jit
 def span_offset(i, f_pad):
-    """Where row i's first feature lies: rows come in spans, (feature, row) inside one, so that a tile is contiguous."""
-    return i // SPAN * (f_pad * SPAN) + i % SPAN
+    """Where row i's first feature lies: rows come in spans, (feature / 4, row, feature % 4) inside one."""
+    return i // SPAN * (f_pad * SPAN) + i % SPAN * 4
 
 
 @triton.jit
@@ -63,10 +65,11 @@ def clamp(d):
 
 
 @triton.jit
-def _four_terms(a_at, b1, b2, b3, b4, u1, u2, u3, u4, FORM: tl.constexpr, NATIVE: tl.constexpr):
-    """Σ 1 / D' of four features; a_at points at the first of them."""
-    a1, a2 = tl.load(a_at)[None, :], tl.load(a_at + SPAN)[None, :]
-    a3, a4 = tl.load(a_at + 2 * SPAN)[None, :], tl.load(a_at + 3 * SPAN)[None, :]
+def _four_terms(a, b, u, FORM: tl.constexpr, NATIVE: tl.constexpr):
+    """Σ 1 / D' of four features."""
+    a1, a2, a3, a4 = a
+    b1, b2, b3, b4 = b
+    u1, u2, u3, u4 = u
     if FORM == 2:
         d1 = tl.exp2(tl.minimum((a1 + b1) * TWO_LOG2E, SATURATED)) * u1 + u1
         d2 = tl.exp2(tl.minimum((a2 + b2) * TWO_LOG2E, SATURATED)) * u2 + u2
@@ -85,21 +88,41 @@ def _four_terms(a_at, b1, b2, b3, b4, u1, u2, u3, u4, FORM: tl.constexpr, NATIVE
 
 
 @triton.jit
+def _four(at, NATIVE: tl.constexpr):
+    """Four numbers that lie side by side, each in a tensor of its own.
+
+    As an instruction rather than a load: the compiler gives every thread the numbers it needs and does not spread them
+    over the threads first, to exchange them afterwards.
+    """
+    if NATIVE:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,l", [at.to(tl.int64)],
+            dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+
+
+@triton.jit
 def _factored_sum(a_at, b_at, u_at, f_pad, FORM: tl.constexpr, NATIVE: tl.constexpr,
                   BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """Σ_f 1 / D'_f over a tile (keys, queries); a_at and b_at point at feature 0 of the tile's queries and keys."""
-    total = tl.zeros((BN, BM), tl.float32)
+    """Σ_f 1 / D'_f over a tile (keys, queries); a_at and b_at point at feature 0 of the tile's first query and key."""
+    rows: tl.constexpr = BM // 32
+    keys: tl.constexpr = BN // WARPS
+    total = tl.zeros((rows, keys, WARPS, 32), tl.float32)
+    a_at += tl.arange(0, rows)[:, None, None, None] * (f_pad * SPAN) + tl.arange(0, 32)[None, None, None, :] * 4
+    key = tl.arange(0, WARPS)[None, None, :, None] * keys + tl.arange(0, keys)[None, :, None, None]
+    b_at += span_offset(key, f_pad)
     # a while loop, because the compiler moves the layout of the matrix product that follows into a for loop, and then
     # every warp computes the whole tile
     f = 0
     while f < f_pad:
         for _ in tl.static_range(0, DEPTH, 4):
-            b1, b2 = tl.load(b_at + f * SPAN)[:, None], tl.load(b_at + (f + 1) * SPAN)[:, None]
-            b3, b4 = tl.load(b_at + (f + 2) * SPAN)[:, None], tl.load(b_at + (f + 3) * SPAN)[:, None]
-            u1, u2, u3, u4 = tl.load(u_at + f), tl.load(u_at + f + 1), tl.load(u_at + f + 2), tl.load(u_at + f + 3)
-            total += _four_terms(a_at + f * SPAN, b1, b2, b3, b4, u1, u2, u3, u4, FORM, NATIVE)
+            a, b = _four(a_at + f * SPAN, NATIVE), _four(b_at + f * SPAN, NATIVE)
+            u = _four(u_at + f, NATIVE)
+            total += _four_terms(a, b, u, FORM, NATIVE)
             f += 4
-    return total
+    return tl.reshape(tl.permute(total, (2, 1, 0, 3)), (BN, BM))
 
 
 @triton.jit
@@ -124,7 +147,8 @@ def _plain_sum(a_at, b_at, w_at, f_size, ACT: tl.constexpr, NATIVE: tl.constexpr
     total = tl.zeros((BN, BM), tl.float32)
     f = 0
     while f < f_size:
-        x = tl.load(a_at + f * SPAN)[None, :] + tl.load(b_at + f * SPAN)[:, None]
+        step = f // 4 * (4 * SPAN) + f % 4
+        x = tl.load(a_at + step)[None, :] + tl.load(b_at + step)[:, None]
         total += tl.load(w_at + f).to(tl.float32) * even_part(x, ACT, NATIVE)
         f += 1
     return total
@@ -135,9 +159,8 @@ def tile_scores(raw, powers, tops, sizes, weight_at, scale, z_q, z_k, i0, j0, q_
                 ACT: tl.constexpr, FACTORED: tl.constexpr, NATIVE: tl.constexpr,
                 BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """Scores of a tile (keys, queries) in base 2; the factored form leaves out Σw, which a softmax does not see."""
-    i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BN)
-    q_at = z_q.to(tl.int64) * f_pad * q_pad + span_offset(i, f_pad)
-    k_at = z_k.to(tl.int64) * f_pad * k_pad + span_offset(j, f_pad)
+    q_at = (z_q.to(tl.int64) * q_pad + i0) * f_pad  # tiles begin at the beginning of a span
+    k_at = (z_k.to(tl.int64) * k_pad + j0) * f_pad
     if FACTORED:
         form = tile_form(tops, sizes, z_q, z_k, i0, j0, q_pad, k_pad, BM, BN)
         u_at = powers[2] + z_q * f_pad
@@ -151,8 +174,10 @@ def tile_scores(raw, powers, tops, sizes, weight_at, scale, z_q, z_k, i0, j0, q_
                 total = _factored_sum(a_at, b_at, u_at, f_pad, 1, NATIVE, BM, BN, DEPTH)
         else:
             total = _factored_sum(raw[0] + q_at, raw[1] + k_at, u_at, f_pad, 2, NATIVE, BM, BN, DEPTH)
-        return total * (scale * -2.0 * LOG2E)
+        return fenced_scale(total, scale * -2.0 * LOG2E, tl.minimum(f_size, 1))
     else:
+        q_at += span_offset(tl.arange(0, BM), f_pad)
+        k_at += span_offset(tl.arange(0, BN), f_pad)
         return _plain_sum(raw[0] + q_at, raw[1] + k_at, weight_at, f_size, ACT, NATIVE, BM, BN) * LOG2E
 
 

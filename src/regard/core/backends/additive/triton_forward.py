@@ -1,18 +1,62 @@
 """The forward pass: output and log-sum-exp; plain tensors in and out, no gradients recorded."""
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from regard.core.backends.additive import series, triton_exact, triton_series
+from regard.core.backends.additive.tiles import Tiles
 from regard.core.backends.additive.triton_buffers import Notes, factors, features, series_serves, survey, value_steps
 from regard.core.backends.additive.triton_pairs import Pairs
-from regard.core.backends.additive.triton_plan import DEFAULT, Inputs, Tuning, launch
+from regard.core.backends.additive.triton_plan import DEFAULT, Block, Inputs, Tuning, launch
+
+_TILES = Tiles()
+_SERIES = (DEFAULT, DEFAULT._replace(series_forward=Block(128, 128, 64, warps=8, stages=4), pieces=1),
+           DEFAULT._replace(series_forward=Block(64, 128, 64, stages=4), pieces=1))  # fmt: skip
+_EXACT = (DEFAULT, DEFAULT._replace(exact_forward=Block(128, 32, 4)), DEFAULT._replace(exact_forward=Block(64, 32, 8)))
+
+
+def _tuned(inputs: Inputs, pairs: Pairs, form: str, learning: bool) -> Tuning:
+    """The tiles for a call: the default ones, or those found best for its class of shapes."""
+    if not inputs.native:
+        return DEFAULT
+    s, series_first = inputs.sizes, form != "exact" and series_serves(inputs)
+    rough = [1 << (n - 1).bit_length() for n in (s.b * s.h, s.q, s.k)]
+    causal = "" if pairs.high is None else "causal "
+    kind = "series" if series_first else "exact"
+    where = (
+        f"{kind} {causal}{inputs.activation} {inputs.query.dtype} {s.f_block} {s.e_block} {rough} {inputs.query.device}"
+    )
+    choices, number = (_SERIES if s.e_block <= 64 else _SERIES[:1]) if series_first else _EXACT, _TILES.known(where)
+    if number is None:
+        if torch.cuda.is_current_stream_capturing():  # nothing can be measured there
+            return DEFAULT
+
+        def seconds(number: int) -> float:
+            settings: dict[str, Any] = {"form": form, "learning": learning, "tuning": choices[number]}
+            for _ in range(2):
+                forward(inputs, pairs, **settings)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            for _ in range(5):
+                forward(inputs, pairs, **settings)
+            end.record()
+            end.synchronize()
+            return begin.elapsed_time(end) / 5e3
+
+        device = torch.cuda.get_device_name(inputs.query.device)
+        names = [
+            f"{tuple(c.series_forward)} {c.pieces}" if series_first else str(tuple(c.exact_forward)) for c in choices
+        ]
+        number = _TILES.choose(where, device, names, seconds)
+    return choices[number]
 
 
 def forward(
-    inputs: Inputs, pairs: Pairs, *, form: str = "auto", learning: bool = False, tuning: Tuning = DEFAULT
+    inputs: Inputs, pairs: Pairs, *, form: str = "auto", learning: bool = False, tuning: Tuning | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output (b, h, q, e) and log-sum-exp (b, h, q).
 
@@ -22,6 +66,7 @@ def forward(
     kernels are launched too and return at once where it did.
     """
     s, device = inputs.sizes, inputs.query.device
+    tuning = tuning or _tuned(inputs, pairs, form, learning)
     output = torch.empty(s.b, s.h, s.q, s.e, device=device, dtype=inputs.value.dtype)
     lse = torch.empty(s.b, s.h, s.q, device=device, dtype=torch.float32)
     serves = form != "exact" and series_serves(inputs)

@@ -174,6 +174,15 @@ def fenced_exp2(x, one):
 
 
 @triton.jit
+def fenced_scale(x, by, one):
+    """x times a number, in one layout whatever is done with it."""
+    while one > 0:
+        x = x * by
+        one -= 1
+    return x
+
+
+@triton.jit
 def next_pivot(scores, most, calm, ceiling, AXIS: tl.constexpr):
     """What to subtract from base-2 scores, and the factor for sums made with the last one, `most`.
 

@@ -1,6 +1,8 @@
 """Tile sizes, shapes and slabs of the Triton kernels, and how they are launched."""
 
+import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +50,8 @@ DEFAULT = Tuning()
 
 def _trait(x: Any) -> Any:
     """What of an argument decides which compiled kernel serves: Triton's own rules, on the careful side."""
+    if x is None:
+        return None
     kind = type(x)
     if kind is int:
         return (x == 1) + 2 * (x & 15 == 0) + 4 * (-(2**31) <= x < 2**31)
@@ -69,8 +73,7 @@ def launch(kernel: Any, grid: tuple[int, int, int], *args: Any, block: Block | N
     if not isinstance(kernel, triton.runtime.JITFunction):  # the interpreter
         kernel[grid](*args, **constants, **options)
         return
-    device = torch.cuda.current_device()
-    key = (kernel, device, block, *map(_trait, args), *constants.values())
+    key = (kernel, torch.cuda.current_device(), block, *map(_trait, args), *constants.values())
     found = _compiled.get(key)
     if found is None:
         _compiled[key] = kernel[grid](*args, **constants, **options)
@@ -78,7 +81,13 @@ def launch(kernel: Any, grid: tuple[int, int, int], *args: Any, block: Block | N
         found[grid](*args, *(constants[name] for name in kernel.arg_names[len(args) :]))
 
 
+def _up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
 class Sizes(NamedTuple):
+    """Lengths of a call, and what they become in tiles."""
+
     b: int
     h: int
     g: int
@@ -86,30 +95,23 @@ class Sizes(NamedTuple):
     k: int
     f: int
     e: int
-    step: int = 16  # hidden units are padded to a multiple of this
-
-    @property
-    def q_pad(self) -> int:
-        return triton.cdiv(self.q, PAD) * PAD
-
-    @property
-    def k_pad(self) -> int:
-        return triton.cdiv(self.k, PAD) * PAD
-
-    @property
-    def f_pad(self) -> int:
-        return triton.cdiv(self.f, self.step) * self.step
-
-    @property
-    def e_block(self) -> int:
-        return max(16, triton.next_power_of_2(self.e))
-
-    @property
-    def f_block(self) -> int:
-        return min(64, max(16, triton.next_power_of_2(self.f)))
+    q_pad: int
+    k_pad: int
+    f_pad: int
+    e_block: int
+    f_block: int
 
 
-class Inputs(NamedTuple):
+@functools.lru_cache(maxsize=1024)
+def sizes_of(query: torch.Size, key: torch.Size, value: torch.Size, step: int) -> Sizes:
+    """Hidden units are padded to a multiple of `step`."""
+    (b, h, q, f), (_, g, k, _), e = query, key, value[3]
+    wide = [max(16, 1 << (n - 1).bit_length()) for n in (e, f)]
+    return Sizes(b, h, g, q, k, f, e, _up(q, PAD), _up(k, PAD), _up(f, step), wide[0], min(64, wide[1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
     """The operands of one call; weight is (f,) or (h, f)."""
 
     query: Tensor
@@ -119,12 +121,11 @@ class Inputs(NamedTuple):
     lengths: Tensor | None
     activation: str  # tanh, gelu or abs: what triton_exact.even_part knows
 
-    @property
+    @functools.cached_property
     def sizes(self) -> Sizes:
-        b, h, q, f = self.query.shape
         # the series' columns, 2 harmonics x units, come in blocks of 64 whatever the number of harmonics
         step = 16 if self.query.dtype == torch.float32 else 32
-        return Sizes(b, h, self.key.shape[1], q, self.key.shape[2], f, self.value.shape[3], step)
+        return sizes_of(self.query.shape, self.key.shape, self.value.shape, step)
 
     @property
     def weight_step(self) -> int:
@@ -170,11 +171,11 @@ class Slab(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return triton.cdiv(self.last_query - self.first_query, PAD) * PAD
+        return _up(self.last_query - self.first_query, PAD)
 
     @property
     def columns(self) -> int:
-        return triton.cdiv(self.last_key - self.first_key, 2 * PAD) * 2 * PAD
+        return _up(self.last_key - self.first_key, 2 * PAD)
 
 
 def slabs(s: Sizes, low: int | None, high: int | None, most_pairs: int) -> Iterator[Slab]:
@@ -182,7 +183,7 @@ def slabs(s: Sizes, low: int | None, high: int | None, most_pairs: int) -> Itera
     repeat, q_all = s.h // s.g, s.q_pad
     rows = q_all
     if low is not None and high is not None:  # a window: tall slabs would be mostly empty
-        rows = min(rows, max(512, triton.cdiv(high - low, PAD) * PAD))
+        rows = min(rows, max(512, _up(high - low, PAD)))
     rows = min(rows, max(PAD, most_pairs // (repeat * s.k_pad) // PAD * PAD)) if rows == q_all else rows
     pieces = []
     for first in range(0, s.q, rows):
@@ -191,7 +192,7 @@ def slabs(s: Sizes, low: int | None, high: int | None, most_pairs: int) -> Itera
         stop = s.k if high is None else min(s.k, last + high)
         if stop > start:
             pieces.append((first, last, start, stop))
-    widest = max((triton.cdiv(stop - start, 2 * PAD) * 2 * PAD for _, _, start, stop in pieces), default=1)
+    widest = max((_up(stop - start, 2 * PAD) for _, _, start, stop in pieces), default=1)
     units = max(1, min(s.b * s.g, most_pairs // (repeat * rows * widest)))
     for unit in range(0, s.b * s.g, units):
         for piece in pieces:

@@ -310,7 +310,11 @@ def factors(
             if ROW_MAJOR:
                 out = i[:, None].to(tl.int64) * f_pad + f[None, :]
             else:
-                out = (span * f_pad + f)[None, :].to(tl.int64) * SPAN + (i % SPAN)[:, None]
+                out = (
+                    (span * f_pad + f // 4 * 4)[None, :].to(tl.int64) * SPAN
+                    + (i % SPAN * 4)[:, None]
+                    + (f % 4)[None, :]
+                )
             room = (f < f_pad)[None, :]
             if is_query:
                 tl.store(query_raw + z.to(tl.int64) * f_pad * pad + out, t, mask=room)
