@@ -46,7 +46,7 @@ def _demo(
         bool, typer.Option("--stages", help="Only work attention through by hand, on one sentence: seconds.")
     ] = False,
     steps: Annotated[
-        int | None, typer.Option(help="Updates of the training: fewer are sooner and worse.", min=1)
+        int | None, typer.Option(help="Updates of the training: fewer are sooner and worse.", min=1, metavar="N")
     ] = None,
 ) -> None:
     """Train a translator on this machine, and see where each word came from: about two minutes."""
@@ -76,14 +76,19 @@ def _tasks() -> None:
 @app.command("train")
 def _train(
     task: Annotated[str, typer.Argument(help="What to train; `regard tasks` lists them.", metavar="TASK")],
-    preset: Annotated[str, typer.Option(help="A named configuration.")] = "small",
+    preset: Annotated[str, typer.Option(help="A named configuration.", metavar="NAME")] = "small",
     data: Annotated[
         list[Path] | None, typer.Option(help="Files or a folder; without any, the built-in world.", metavar="PATH")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change one setting; may be repeated.", metavar="KEY=VALUE")
+        list[str] | None,
+        typer.Option(
+            "--set", help="Change one setting; may be repeated. `--set help` lists them all.", metavar="KEY=VALUE"
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run directory.", metavar="DIR")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory; a new one in runs/ unless given.", metavar="DIR")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
 ) -> None:
     """Train a model for a task; everything goes into a run directory."""
@@ -110,10 +115,15 @@ def _evaluate(
 def _predict(
     run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
     inputs: Annotated[
-        list[str] | None, typer.Argument(help="Texts; without any, lines of standard input.", metavar="INPUT…")
+        list[str] | None, typer.Argument(help="Texts; without any, lines of standard input.", metavar="INPUT")
     ] = None,
     beam: Annotated[
-        int | None, typer.Option(help="Hypotheses kept; the run's own number unless given.", min=1, max=256)
+        int | None,
+        typer.Option(help="Hypotheses kept; the run's own number unless given.", min=1, max=256, metavar="N"),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Of the matrix products; int8 is for the CPU.", metavar="float32|bfloat16|int8"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with the alignment.")] = False,
     look: Annotated[Path | None, typer.Option(help="Write a page that shows the attention.", metavar="PAGE")] = None,
@@ -121,14 +131,14 @@ def _predict(
     """Answers of a trained model."""
     from regard.cli.runs import predict
 
-    predict(run, inputs=inputs or [], beam=beam, as_json=as_json, look=look)
+    predict(run, inputs=inputs or [], beam=beam, precision=precision, as_json=as_json, look=look)
 
 
 @app.command("look")
 def _look(
     what: Annotated[Path, typer.Argument(help="A trace file, or a run directory.", metavar="TRACE|RUN")],
     out: Annotated[Path, typer.Option(help="The page to write.", metavar="PAGE")] = Path("look.html"),
-    language: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    language: Annotated[str, typer.Option(help="Of the page.", metavar="en|zh")] = "en",
 ) -> None:
     """Write a page that shows where a model attends, and opens anywhere."""
     from regard.cli.pages import look
@@ -139,10 +149,12 @@ def _look(
 @app.command("studio")
 def _studio(
     paths: Annotated[
-        list[Path] | None, typer.Argument(help="Run directories and trace files.", metavar="[RUN|TRACE]…")
+        list[Path] | None, typer.Argument(help="Run directories and trace files.", metavar="RUN|TRACE")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at: this machine alone unless changed.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes any that is free.", min=0, max=65535)] = 7788,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at: this machine alone unless changed.", metavar="ADDRESS")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535, metavar="PORT")] = 7788,
     open_page: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Look at attention in a web page: a playground, translations, traces."""
@@ -172,3 +184,20 @@ def _bench_attention(
     from regard.cli.bench import attention
 
     attention(only=only or [], quick=quick, as_json=as_json, out=out)
+
+
+@_bench.command("decoding")
+def _bench_decoding(
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write the record there.", metavar="FILE")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes: does everything run? The times mean nothing.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder whose decoding.md gets the table.", file_okay=False, metavar="DIR")
+    ] = None,
+) -> None:
+    """Sentences a second of beam search, against HF generate and CTranslate2 with the same weights."""
+    from regard.cli.decoding_bench import decoding
+
+    decoding(device=device, quick=quick, as_json=as_json, out=out)

@@ -56,7 +56,7 @@ def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) 
     except OSError as error:
         raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
     if not as_json:
-        Console(highlight=False).print(header({"quick": quick, **_machine(device)}), markup=False)
+        Console(highlight=False).print(header({"quick": quick, **machine(device)}), markup=False)
 
     def done(record: dict[str, Any]) -> None:
         """After each case: a run that is cut keeps what it has found."""
@@ -65,8 +65,8 @@ def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) 
         if out is not None:
             write(record, out)
 
-    with _quiet():
-        record = run(chosen, device=device, quick=quick, say=_say, done=done)
+    with quiet():
+        record = run(chosen, device=device, quick=quick, say=say, done=done)
     if as_json:
         print(json.dumps(record, indent=2, ensure_ascii=False))
     else:
@@ -97,7 +97,7 @@ def run(
 
     `done` gets the record as it stands after each case.
     """
-    record: dict[str, Any] = {"bench": "attention", "quick": quick, **_machine(device), "cases": []}
+    record: dict[str, Any] = {"bench": "attention", "quick": quick, **machine(device), "cases": []}
     for number, case in enumerate(chosen, 1):
         measured = measure(
             case, quick=quick, say=lambda what, n=number, c=case: say(f"{n}/{len(chosen)} {c.name}: {what}")
@@ -255,9 +255,10 @@ def header(record: dict[str, Any]) -> str:
     return f"{record['date']}; {gpu}{cpu}; {tools}{quick}"
 
 
-def _machine(device: str) -> dict[str, Any]:
+def machine(device: str, packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
+    """When and where: the processor, the versions of what matters."""
     versions = {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    for name in PACKAGES:
+    for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {
@@ -281,7 +282,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _say(what: str) -> None:
+def say(what: str) -> None:
     """What is being measured, on standard error: in one line that changes, or line by line into a file."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
@@ -290,7 +291,7 @@ def _say(what: str) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Compilers talk a lot. What torch logs stays: that it gave up compiling explains a slow figure."""
     logging.getLogger("regard").setLevel(logging.ERROR)
     with warnings.catch_warnings():

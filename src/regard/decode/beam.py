@@ -1,18 +1,22 @@
 """Beam search: the best of several hypotheses for each row, all rows at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
+from regard.decode.captured import Captures, captured_search
+from regard.decode.front import Front, advance
 from regard.decode.penalties import GNMT, LengthPenalty, best_divisors, divisors
 from regard.decode.ranking import best
-from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, check_step, refuse_broken
+from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, check_step, grouped, refuse_broken
 from regard.decode.single import spread
 from regard.decode.trail import Trail
+
+# A hypothesis looks over the keys of all that stand beside it: beyond so many, copying its own is less work.
+_SIDE_BY_SIDE = 16
 
 
 def beam(
@@ -28,6 +32,7 @@ def beam(
     minimum: int = 0,
     never: Sequence[int] = (),
     shrink: float | None = 0.25,
+    captures: Captures | None = None,
 ) -> list[list[Hypothesis]]:
     """For each row the `n_best` hypotheses by log p(y) / penalty(length), best first; fewer where fewer exist.
 
@@ -35,8 +40,9 @@ def beam(
     apart. A row ends when `width` are done, or earlier when nothing that still runs can enter the n best: the
     log-probability of a hypothesis only falls, so its sum over the largest penalty within the limit bounds what it can
     reach, and stopping there changes no result. Ties go to the hypothesis that stood higher, then to the lower token.
-    `state` has one row for each of `start`; after the first step it is reordered to `width` rows for each.
-    The other arguments are those of `greedy`.
+    `state` has one row for each of `start`; after the first step it is reordered to `width` rows for each, or, where
+    it can be `grouped`, carries them side by side. Then on CUDA a whole step is captured as one graph; give the same
+    `captures` to every search of many, and it is captured once. The other arguments are those of `greedy`.
 
     >>> from types import SimpleNamespace as Step
     >>> table = torch.tensor([[0.0, 0.6, 0.4], [0.4, 0.3, 0.3], [0.0, 0.0, 1.0]]).log()
@@ -56,45 +62,37 @@ def beam(
         raise ValueError(f"n_best must be from 1 to width, {width}; got {n_best}")
     limits = bounds(start, stop, limit, minimum, never)
     table = divisors(length_penalty, limits.longest + 1, start.device)
-    return _search(step, state, limits, _Front.fresh(limits, width, n_best), table, shrink)
-
-
-@dataclass(frozen=True, eq=False)
-class _Front:
-    """Where a search stands: what runs on (s slots a row) and the best of what is done (n of them), for all rows."""
-
-    sums: Float[Tensor, "b s"]  # log-probabilities; −∞ is an empty slot
-    tokens: Int[Tensor, "b s"]
-    parents: Int[Tensor, "b s"]  # the slot each one came from in this step
-    values: Float[Tensor, "b s"]  # log-probability of the token alone
-    done_score: Float[Tensor, "b n"]
-    done_sum: Float[Tensor, "b n"]
-    done_time: Int[Tensor, "b n"]
-    done_slot: Int[Tensor, "b n"]  # the slot it had before it stopped
-    count: Int[Tensor, "b"]  # how many were done in all
-    closed: Bool[Tensor, "b"]
-    width: int
-
-    @staticmethod
-    def fresh(limits: Bounds, width: int, n_best: int) -> "_Front":
-        batch, device = limits.start.shape[0], limits.start.device
-        nothing = torch.zeros(batch, 1, dtype=torch.long, device=device)
-        zeros = torch.zeros(batch, 1, dtype=torch.float64, device=device)
-        none = zeros.new_full((batch, n_best), -torch.inf)
-        start, times = limits.start[:, None], nothing.expand(-1, n_best)
-        return _Front(
-            *(zeros, start, nothing, zeros, none, none, times, times, nothing[:, 0], nothing[:, 0] > 0), width=width
-        )
+    return searched(step, state, limits, table, width=width, n_best=n_best, shrink=shrink, captures=captures)
 
 
 @torch.no_grad()
+def searched(
+    step: StepFunction,
+    state: Any,
+    limits: Bounds,
+    table: Tensor,
+    *,
+    width: int,
+    n_best: int,
+    shrink: float | None,
+    captures: Captures | None,
+) -> list[list[Hypothesis]]:
+    """The search by the fastest way there is for this state."""
+    if limits.start.shape[0] == 0:
+        return []
+    if width <= _SIDE_BY_SIDE:
+        state = grouped(state)
+        found = captured_search(step, state, limits, table, width=width, n_best=n_best, captures=captures)
+        if found is not None:
+            return found
+    return _search(step, state, limits, Front.fresh(limits, width, n_best), table, shrink)
+
+
 def _search(
-    step: StepFunction, state: Any, limits: Bounds, front: _Front, table: Tensor, shrink: float | None
+    step: StepFunction, state: Any, limits: Bounds, front: Front, table: Tensor, shrink: float | None
 ) -> list[list[Hypothesis]]:
     """The loop. The bookkeeping keeps all rows from first to last; `rows` are those the model still works on."""
     batch, width = limits.start.shape[0], front.width
-    if batch == 0:
-        return []
     rows = torch.arange(batch, device=limits.start.device)
     broken = torch.zeros_like(front.closed)
     hope = best_divisors(table, limits.limit)
@@ -109,7 +107,7 @@ def _search(
         values, tokens = best(log_probs, 2 * width)
         by_row = [spread(part.unflatten(0, (-1, slots)), rows, batch) for part in (values, tokens, at_stop)]
         broken |= by_row[2].isnan().any(1) & ~front.closed
-        front = _advance(front, by_row[0], by_row[1], by_row[2], limits, time, table[time + 1], hope[:, time])
+        front = advance(front, by_row[0], by_row[1], by_row[2], limits, time, table[time + 1], hope[:, time])
         weights = None if produced.weights is None else produced.weights.unflatten(0, (-1, slots))
         trail.add(front.tokens, front.parents, front.values, None if weights is None else spread(weights, rows, batch))
         if time == limits.longest:
@@ -127,64 +125,12 @@ def _search(
     return trail.hypotheses(front.done_score, front.done_sum, front.done_time, front.done_slot)
 
 
-def _advance(
-    front: _Front,
-    values: Tensor,
-    tokens: Tensor,
-    at_stop: Tensor,
-    limits: Bounds,
-    time: int,
-    divisor: Tensor,
-    hope: Tensor,
-) -> _Front:
-    """One token further: `values` and `tokens` (b, s, c) are the best continuations of each slot."""
-    width, rank = front.width, values.shape[-1]
-    forced = (time >= limits.limit)[:, None, None]
-    first = torch.arange(rank, device=values.device) == 0
-    values = torch.where(forced, torch.where(first, at_stop[:, :, None], -torch.inf), values)
-    tokens = torch.where(forced & first, limits.stop, tokens)
-    # Sums in float64: adding must not make ties that the model's own scores have not.
-    totals = front.sums[:, :, None] + values.double()
-    totals = torch.where(front.closed[:, None, None], -torch.inf, totals)
-    totals, order = totals.flatten(1).sort(dim=1, descending=True, stable=True)
-    totals, order = totals[:, : 2 * width], order[:, : 2 * width]
-    slot, token, value = order // rank, tokens.flatten(1).gather(1, order), values.flatten(1).gather(1, order)
-
-    stopped = token == limits.stop
-    ended = (stopped & (totals > -torch.inf))[:, :width]
-    score = torch.where(ended, totals[:, :width] / divisor, -torch.inf)
-    done_score, ranks = torch.cat([front.done_score, score], 1).sort(dim=1, descending=True, stable=True)
-    n_best = front.done_score.shape[1]
-    done_score, ranks = done_score[:, :n_best], ranks[:, :n_best]
-    now = torch.full_like(slot[:, :width], time)
-    count = front.count + ended.sum(1)
-
-    # At most one continuation of each slot stops, so that at least `width` of the 2·width go on; where the vocabulary
-    # is too small for that many, places stay empty.
-    going = stopped.byte().argsort(dim=1, stable=True)[:, :width]
-    sums = totals.masked_fill(stopped, -torch.inf).gather(1, going)
-    # Nothing running can enter the n best: what can be reached is no better than the worst of them. An empty place
-    # among them counts −∞, and so does a row in which nothing runs.
-    closed = front.closed | (count >= width) | (done_score[:, -1] >= sums[:, 0] / hope)
-    return _Front(
-        sums=sums,
-        tokens=token.gather(1, going),
-        parents=slot.gather(1, going),
-        values=value.gather(1, going),
-        done_score=done_score,
-        done_sum=torch.cat([front.done_sum, totals[:, :width]], 1).gather(1, ranks),
-        done_time=torch.cat([front.done_time, now], 1).gather(1, ranks),
-        done_slot=torch.cat([front.done_slot, slot[:, :width]], 1).gather(1, ranks),
-        count=count,
-        closed=closed,
-        width=width,
-    )
-
-
 def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, state: Any) -> tuple[Tensor, Any]:
     """The rows that go on (those `kept` of the running ones, or all), and their state in the new order."""
     places = torch.arange(rows.numel(), device=rows.device) if kept is None else kept
     going = rows[places]
+    if hasattr(state, "regroup"):
+        return going, state.regroup(parents[going], kept)
     index = (places[:, None] * slots + parents[going]).flatten()
     same = index.device.type == "cpu" and slots == parents.shape[1] and kept is None
     if same and torch.equal(index, torch.arange(index.numel())):

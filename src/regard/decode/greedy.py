@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.decode.records import Hypothesis, StepFunction, bounds
+from regard.decode.captured import Captures, captured_search
+from regard.decode.penalties import divisors
+from regard.decode.records import Hypothesis, StepFunction, bounds, grouped
 from regard.decode.single import follow
 
 
+@torch.no_grad()
 def greedy(
     step: StepFunction,
     state: Any,
@@ -20,16 +24,16 @@ def greedy(
     minimum: int = 0,
     never: Sequence[int] = (),
     shrink: float | None = 0.25,
+    captures: Captures | None = None,
 ) -> list[Hypothesis]:
     """For each row, y_i = argmax p(y | y_<i); the lowest token on a tie. The same as a beam of width 1.
 
     A row has at most `limit` tokens (one number, or one for each row); then it must stop. It has at least `minimum`,
     unless its limit is lower. Tokens in `never` do not come. A state with a capacity needs room for limit + 1 tokens:
     `start` is read too. When the share `shrink` of the running rows has stopped, they are dropped with
-    `state.reorder`; None keeps every shape as it is, for a step that was captured.
+    `state.reorder`; None keeps every shape as it is, for a step that was captured. `captures` is as in `beam`.
 
     >>> from types import SimpleNamespace as Step
-    >>> import torch
     >>> table = torch.eye(4).roll(1, 1)  # after token i comes i + 1
     >>> def step(state, tokens):
     ...     return Step(logits=table[tokens], state=state, weights=None)
@@ -38,4 +42,9 @@ def greedy(
     (1, 2)
     """
     limits = bounds(start, stop, limit, minimum, never)
+    state = grouped(state)
+    table = divisors(None, limits.longest + 1, start.device)
+    found = captured_search(step, state, limits, table, width=1, n_best=1, captures=captures)
+    if found is not None:
+        return [one for [one] in found]
     return follow(step, state, lambda log_probs, rows: log_probs.argmax(1), limits, shrink)

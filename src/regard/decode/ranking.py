@@ -5,7 +5,24 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.decode.records import Bounds
+
 CHUNK = 64
+_KERNEL = (torch.bfloat16, torch.float16, torch.float32)
+_LONGEST = 32  # tokens ranked that a kernel takes one by one
+
+
+def ranked(
+    logits: Float[Tensor, "n v"], limits: Bounds, time: Int[Tensor, " 1"], count: int, *, kernels: bool
+) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"], Float[Tensor, " n"]]:
+    """Log-probabilities and tokens of the `count` best that may come, and the stop token's own log-probability."""
+    if kernels and logits.dtype in _KERNEL and count <= _LONGEST:
+        from regard.decode.triton_ranking import rank  # imports Triton: only where it is used
+
+        return rank(logits, limits.never, time, stop=limits.stop, minimum=limits.minimum, count=count)
+    log_probs, at_stop = limits.distribution(logits, time)
+    values, tokens = best(log_probs, count)
+    return values, tokens, at_stop
 
 
 def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"]]:
@@ -24,7 +41,7 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
         return values.amax(1, keepdim=True), values.argmax(1, keepdim=True)
     if values.device.type == "cpu" and size > count:
         # Without ties there is one answer. On the CPU it costs no wait to look, and sorting costs more.
-        found, index = values.topk(count + 1, dim=1)
+        found, index = _largest(values, count + 1)
         if not bool((found[:, 1:] == found[:, :-1]).any()):
             return found[:, :count], index[:, :count]
     if size < 2 * CHUNK * count:
@@ -41,3 +58,20 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
     place = place[:, :count]
     index = order.gather(1, place // CHUNK) * CHUNK + place % CHUNK
     return found[:, :count], index.clamp(max=size - 1)
+
+
+def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row, ties anyhow; but where an entry that counts has equals, two of them come.
+
+    Looking for them in the chunks with the largest maxima alone reads the rows once, where topk copies them first.
+    """
+    rows, size = values.shape
+    if size < 2 * CHUNK * count:
+        return values.topk(count, dim=1)
+    if size % CHUNK:
+        values = F.pad(values, (0, CHUNK - size % CHUNK), value=-torch.inf)
+    chunks = values.view(rows, -1, CHUNK)
+    order = chunks.amax(-1).topk(count, dim=1).indices
+    inside = chunks.gather(1, order[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
+    found, place = inside.topk(count, dim=1)
+    return found, order.gather(1, place // CHUNK) * CHUNK + place % CHUNK

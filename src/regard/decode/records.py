@@ -25,6 +25,11 @@ class Produced(Protocol):
 
 # step(state, tokens (b,)): reads the last token of each row and scores the next one. A state has `reorder(index)`: the
 # state of the rows named by `index` (n,), which may repeat rows or leave some out.
+#
+# A state may know how to carry several hypotheses of a row at once. Then it has `grouped()`, which gives such a state,
+# or None where it cannot; that has `regroup(parents (r, s), kept (r,) or None)`, the hypotheses that come from these of
+# the rows kept, and is stepped with the tokens of all of them, row by row. It may also have `static(width, steps)`: see
+# `regard.decode.captured`.
 StepFunction = Callable[[Any, Tensor], Produced]
 
 
@@ -54,13 +59,19 @@ class Bounds:
     minimum: int
     never: Int[Tensor, "n"] | None
 
-    def distribution(self, logits: Tensor, time: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (b, v) with what must not come at −∞, and the stop token's own (b,) before that."""
-        log_probs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+    def distribution(self, logits: Tensor, time: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (b, v) with what must not come at −∞, and the stop token's own (b,) before that.
+
+        `time` is a number, or one on the device.
+        """
+        log_probs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         stop = log_probs[:, self.stop].clone()
         if self.never is not None:
             log_probs.index_fill_(1, self.never, -torch.inf)
-        if time < self.minimum:
+        if isinstance(time, Tensor):
+            if self.minimum:
+                log_probs[:, self.stop] = torch.where(time < self.minimum, -torch.inf, stop)
+        elif time < self.minimum:
             log_probs[:, self.stop] = -torch.inf
         return log_probs, stop
 
@@ -90,6 +101,12 @@ def bounds(start: Tensor, stop: int, limit: int | Tensor, minimum: int, never: S
         raise ValueError(f"stop must be a token that may come; got {stop}, never={tuple(never)}")
     barred = torch.tensor(sorted(set(never)), device=start.device) if never else None
     return Bounds(start.long(), stop, limits.long(), longest, minimum, barred)
+
+
+def grouped(state: Any) -> Any:
+    """The state that carries hypotheses side by side, where there is one, or else the state itself."""
+    found = state.grouped() if hasattr(state, "grouped") else None
+    return state if found is None else found
 
 
 def check_step(produced: Produced, rows: int, stop: int) -> None:

@@ -8,10 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.decode.ranking import best
-from regard.decode.records import Hypothesis, StepFunction, bounds
+from regard.decode.records import Hypothesis, StepFunction, bounds, grouped
 from regard.decode.single import follow
 
 
+@torch.no_grad()
 def sample(
     step: StepFunction,
     state: Any,
@@ -56,7 +57,7 @@ def sample(
         points = torch.rand(batch, dtype=torch.float64, device=device, generator=generator)[rows]
         return draw(log_probs, points, temperature=temperature, top_k=top_k, top_p=top_p)
 
-    return follow(step, state, choose, limits, shrink)
+    return follow(step, grouped(state), choose, limits, shrink)
 
 
 def draw(

@@ -1,5 +1,6 @@
 """The steps of a beam search, and the way back through them."""
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -8,10 +9,7 @@ from regard.decode.records import Hypothesis
 
 
 class Trail:
-    """What every step did, in the order of its slots: nothing is copied when a beam is reordered.
-
-    A hypothesis is read off at the end, from its last slot back to the first: each slot knows the one it came from.
-    """
+    """What every step did, in the order of its slots: nothing is copied when a beam is reordered."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -34,35 +32,58 @@ class Trail:
         times: Int[Tensor, "b n"],
         slots: Int[Tensor, "b n"],
     ) -> list[list[Hypothesis]]:
-        """The hypotheses that stopped at these steps, coming from these slots; those with score −∞ do not exist."""
-        tokens: list[Tensor] = []
-        values: list[Tensor] = []
-        looked: list[Tensor] = []
-        for time in reversed(range(self.length)):
-            before = time < times
-            token, parent, value = (part.gather(1, slots.clamp(max=part.shape[1] - 1)) for part in self._steps[time])
-            tokens.append(token)
-            values.append(value)
-            if self._weights:
-                weights = self._weights[time]
-                index = torch.where(before, parent, 0).clamp(max=weights.shape[1] - 1)
-                looked.append(weights[torch.arange(weights.shape[0], device=index.device)[:, None], index])
-            slots = torch.where(before, parent, slots)
-        all_tokens = torch.stack(tokens[::-1], 2).cpu()
-        all_values = torch.stack(values[::-1], 2).cpu()
-        all_weights = torch.stack(looked[::-1], 2).cpu() if looked else None
-        lengths, totals = times.tolist(), sums.tolist()
-        return [
-            [
-                Hypothesis(
-                    tokens=tuple(all_tokens[i, j, : lengths[i][j]].tolist()),
-                    score=score,
-                    log_probs=all_values[i, j, : lengths[i][j]].clone(),
-                    weights=None if all_weights is None else all_weights[i, j, : lengths[i][j]].clone(),
-                    log_prob=totals[i][j],
-                )
-                for j, score in enumerate(row)
-                if score > -torch.inf
-            ]
-            for i, row in enumerate(scores.tolist())
+        """The hypotheses that stopped at these steps, coming from these slots."""
+        tokens, parents, values = (torch.stack(parts) for parts in zip(*self._steps, strict=True))
+        weights = None
+        if self._weights:  # the first step had one slot: the others are never asked for
+            first, later = self._weights[0], self._weights[1:]
+            width = later[0].shape[1] if later else 1
+            weights = torch.stack([first.expand(-1, width, *first.shape[2:]), *later])
+        return walk(tokens, parents, values, weights, scores, sums, times, slots)
+
+
+def walk(
+    tokens: Int[Tensor, "t b s"],
+    parents: Int[Tensor, "t b s"],
+    values: Float[Tensor, "t b s"],
+    weights: Float[Tensor, "t b s2 ..."] | None,
+    scores: Float[Tensor, "b n"],
+    sums: Float[Tensor, "b n"],
+    times: Int[Tensor, "b n"],
+    slots: Int[Tensor, "b n"],
+) -> list[list[Hypothesis]]:
+    """Hypotheses read off from their last slot back to the first: each slot knows the one it came from.
+
+    Those with score −∞ do not exist. The way back is walked on the CPU: it is short steps, one after another.
+    """
+    until, slot, parent_of = times.cpu().numpy(), slots.cpu().numpy(), parents.cpu().numpy()
+    at = np.empty((parent_of.shape[0], *slot.shape), dtype=np.int64)  # the slot of each hypothesis after each step
+    asked = np.zeros_like(at)  # and before it
+    for time in reversed(range(parent_of.shape[0])):
+        at[time] = slot
+        origin = np.take_along_axis(parent_of[time], slot, 1)
+        slot = np.where(time < until, origin, slot)
+        asked[time] = np.where(time < until, origin, 0)
+    index = torch.from_numpy(at)
+    all_tokens = tokens.cpu().gather(2, index).permute(1, 2, 0).tolist()
+    all_values = values.cpu().gather(2, index).permute(1, 2, 0)
+    all_weights = None
+    if weights is not None:
+        index = torch.from_numpy(asked).to(weights.device).clamp(max=weights.shape[2] - 1)
+        index = index.view(*index.shape, *[1] * (weights.ndim - 3)).expand(*index.shape, *weights.shape[3:])
+        all_weights = weights.gather(2, index).movedim(0, 2).cpu()
+    lengths, totals = until.tolist(), sums.tolist()
+    return [
+        [
+            Hypothesis(
+                tokens=tuple(all_tokens[i][j][: lengths[i][j]]),
+                score=score,
+                log_probs=all_values[i, j, : lengths[i][j]].clone(),
+                weights=None if all_weights is None else all_weights[i, j, : lengths[i][j]].clone(),
+                log_prob=totals[i][j],
+            )
+            for j, score in enumerate(row)
+            if score > -torch.inf
         ]
+        for i, row in enumerate(scores.tolist())
+    ]

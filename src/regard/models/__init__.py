@@ -36,6 +36,8 @@ _HOME = {
     "sequence_loss": "regard.models.transformer_training",
     "compile_layers": "regard.models.transformer_training",
     "CapturedStep": "regard.models.transformer_training",
+    "quantize": "regard.models.quantized",
+    "pack": "regard.models.quantized",
 }
 
 __all__ = [*_HOME]
@@ -53,6 +55,8 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.models.pointer import Pointed as Pointed
     from regard.models.pointer import SpanPointer as SpanPointer
     from regard.models.pointer import best_span as best_span
+    from regard.models.quantized import pack as pack
+    from regard.models.quantized import quantize as quantize
     from regard.models.recurrent_cells import Recurrence as Recurrence
     from regard.models.recurrent_decoder import RecurrentDecoder as RecurrentDecoder
     from regard.models.recurrent_encoder import RecurrentEncoder as RecurrentEncoder

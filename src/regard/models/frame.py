@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core.requests import Request
-from regard.models.memory import Decoded, DecoderState, Memory, Step
+from regard.models.memory import Decoded, DecoderState, Memory, Step, pure
 
 
 class EncoderDecoder(nn.Module):
@@ -54,6 +54,7 @@ class EncoderDecoder(nn.Module):
         memory: Memory = self.encoder(source, lengths)
         return self.decoder.start(memory, limit=limit)
 
+    @pure
     def step(self, state: DecoderState, tokens: Tensor) -> Step:
         """Give one token for each row (b,) and get the scores of the next."""
         return self.decoder.step(state, tokens)

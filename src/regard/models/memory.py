@@ -1,10 +1,24 @@
 """The records that travel through the frame: what an encoder gives, what a decoder gives, and one step of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+def pure(step: Called) -> Called:
+    """Mark a step that does the same each time, and nothing but compute: it may be captured once and replayed.
+
+    It says so of the step with states that have shapes of their own (`static`); a step that a caller wraps is not
+    marked, and is called every time.
+    """
+    marked: Any = step
+    marked.pure = True
+    return step
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 from regard.core.masks import causal, padding
 from regard.core.requests import Request, full
-from regard.models.memory import Decoded, Memory, Step
+from regard.models.memory import Decoded, Memory, Step, pure
+from regard.models.transformer_beams import StaticBeams, TransformerBeams, grouped
 from regard.models.transformer_input import Added, Inside, TokenInput, embedding_for, inside, positions_of
 from regard.models.transformer_stack import DecoderStack, EncoderStack, Stacked
 from regard.nn.cache import KeyValueCache
@@ -134,6 +135,12 @@ class TransformerState:
     mask: Bool[Tensor, "b k"] | None
     length: int
     weights: Request | None
+    decoder: "TransformerDecoder"
+
+    def grouped(self) -> TransformerBeams | None:
+        """The same for hypotheses side by side, which share their memory; None where they must go one by one."""
+        looks = self.weights is not None
+        return grouped(self.decoder, self.memory, self.caches, self.memory_caches, self.mask, self.length, looks)
 
     def reorder(self, index: Int[Tensor, " n"]) -> "TransformerState":
         """The rows of the batch named by `index`, as beam search wants them."""
@@ -182,6 +189,7 @@ class TransformerDecoder(nn.Module):
         self.size = size
         self.input = _input(vocabulary, size, placed, embedding, dropout)
         self.output = None if tied else nn.Linear(size, vocabulary)
+        self.prepared_output: nn.Module | None = None  # gives the logits in its place: see models.quantized
         self.stack = DecoderStack(
             (
                 TransformerDecoderLayer(
@@ -219,6 +227,8 @@ class TransformerDecoder(nn.Module):
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
         """Scores of the next token."""
+        if self.prepared_output is not None:
+            return self.prepared_output(states)
         return F.linear(states, self.output_weight, self.output_bias)
 
     @property
@@ -235,10 +245,13 @@ class TransformerDecoder(nn.Module):
         """The state before the first token; `limit` is the most tokens that will be asked, `weights` fills Step's."""
         caches = [KeyValueCache(capacity=limit) for _ in self.stack.layers]
         projected = [KeyValueCache() for _ in self.stack.layers]
-        return TransformerState(memory, caches, projected, memory.mask, 0, full() if weights else None)
+        return TransformerState(memory, caches, projected, memory.mask, 0, full() if weights else None, self)
 
-    def step(self, state: TransformerState, tokens: Int[Tensor, " b"]) -> Step:
+    @pure
+    def step(self, state: TransformerState | TransformerBeams | StaticBeams, tokens: Int[Tensor, " b"]) -> Step:
         """Give one token for each row and get the scores of the next; weights are the mean over the last heads."""
+        if not isinstance(state, TransformerState):
+            return state.step(tokens)
         done = self.stack(
             self.input(tokens.unsqueeze(1), offset=state.length),
             *(() if state.memory is None else (state.memory.keys, _values(state.memory))),

@@ -29,7 +29,10 @@ from regard.train.updates import Loss
 _VALIDATED = 200  # sentences translated at each validation
 _GRID = 8  # lengths of batches are multiples of it where steps are replayed
 _EXPLAINED = 40  # translations whose faithfulness is measured
-CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "decode.beam", "decode.length_penalty")
+CHANGEABLE = (
+    *("train.steps", "train.epochs", "train.patience"),
+    *("decode.beam", "decode.length_penalty", "decode.precision"),
+)
 
 
 class Batches:

@@ -1,7 +1,8 @@
 """A trained translator: text in, text out, with the weights that tell where each piece came from."""
 
+import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -9,13 +10,16 @@ from torch import Tensor
 
 from regard.data.batches import Batch, collate
 from regard.decode.beam import beam
+from regard.decode.captured import Captures
 from regard.decode.greedy import greedy
 from regard.decode.penalties import Gnmt
 from regard.decode.records import Hypothesis
 from regard.models.frame import EncoderDecoder
+from regard.models.quantized import pack, quantize
 from regard.models.transformer import TransformerDecoder
+from regard.tasks.task import SettingError
 from regard.tasks.translation.coding import Coder, Reading, load_coder
-from regard.tasks.translation.config import DecodeSettings, TranslationConfig
+from regard.tasks.translation.config import DecodeSettings, Precision, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.train.run import Run
 
@@ -51,6 +55,8 @@ class Translator:
     coder: Coder
     settings: DecodeSettings
     end_mark: bool = True
+    captures: Captures = field(default_factory=Captures)  # searches of nearly the same size share their preparation
+    exact: EncoderDecoder | None = None  # the model as it was trained, where this one was rounded
 
     @classmethod
     def load(cls, run: Run, device: torch.device | str | None = None) -> "Translator":
@@ -59,8 +65,27 @@ class Translator:
         coder = load_coder(run.path, words=not config.data.files)
         model = build(config.model, coder.sizes, shared=coder.shared)
         run.load_model(model)
-        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(model.to(place).eval(), coder, config.decode, config.data.end_mark)
+        made = cls(model.eval(), coder, config.decode, config.data.end_mark)
+        place = device or ("cuda" if torch.cuda.is_available() and config.decode.precision != "int8" else "cpu")
+        model.to(place)
+        return made if config.decode.precision == "float32" else made.in_precision(config.decode.precision)
+
+    def in_precision(self, precision: Precision | str) -> "Translator":
+        """The same translator made ready to translate in a precision; int8 takes it to the CPU.
+
+        The copy is for inference alone, and does not follow what the model learns after.
+        """
+        exact = self.exact or self.model
+        if precision not in ("float32", "bfloat16", "int8"):
+            raise SettingError(f"precision must be float32, bfloat16 or int8, got {precision!r}")
+        model = copy.deepcopy(exact).eval()
+        if precision == "int8":
+            model = quantize(model.cpu())
+        elif precision == "bfloat16":
+            model = model.to(torch.bfloat16)
+        elif self.device.type == "cpu" and torch.backends.mkldnn.is_available():
+            model = pack(model)
+        return replace(self, model=model, captures=Captures(), exact=exact)
 
     @property
     def device(self) -> torch.device:
@@ -104,7 +129,10 @@ class Translator:
         state = decoder.start(memory, limit=int(limit.max()) + 1, **wanted)
         start = torch.full((len(sources),), BOS, device=self.device)
         if width == 1:
-            return [[one] for one in greedy(decoder.step, state, start=start, stop=EOS, limit=limit, never=(PAD, BOS))]
+            found = greedy(
+                decoder.step, state, start=start, stop=EOS, limit=limit, never=(PAD, BOS), captures=self.captures
+            )
+            return [[one] for one in found]
         penalty = Gnmt(self.settings.length_penalty)
         return beam(
             decoder.step,
@@ -116,11 +144,12 @@ class Translator:
             n_best=n_best,
             length_penalty=penalty,
             never=(PAD, BOS),
+            captures=self.captures,
         )
 
     def _translation(self, source: Reading, hypotheses: Sequence[Hypothesis]) -> Translation:
         best = hypotheses[0]
-        weights = None if best.weights is None else best.weights[:, : len(source.numbers) + self.end_mark]
+        weights = None if best.weights is None else best.weights[:, : len(source.numbers) + self.end_mark].float()
         labels = self.coder.labels(best.tokens, source, weights)
         text = self.coder.write(best.tokens, source, weights)
         others = tuple((self.coder.write(one.tokens, source, one.weights), one.score) for one in hypotheses[1:])
