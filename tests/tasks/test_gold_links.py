@@ -90,15 +90,15 @@ def test_a_word_is_told_from_the_step_that_predicts_it_or_from_the_one_that_read
     assert found["by_layer"]["predicted"][0] == 0.0
     assert found["by_layer"]["read"][1] == 0.0
     assert found["by_layer"]["predicted"][1] == pytest.approx(2 / 3, abs=1e-4)  # off by one: right for the first alone
-    assert rates(monkeypatch, "read")["told"] == "read"
-    assert rates(monkeypatch, "predicted") == {"aer": 0.0, "told": "predicted"}
+    assert rates(monkeypatch, "read")["when"] == "read"
+    assert rates(monkeypatch, "predicted") == {"aer": 0.0, "when": "predicted"}
 
 
 def test_heads_are_judged_one_by_one_too(monkeypatch) -> None:
     first, second = torch.eye(4), torch.eye(4)[[1, 0, 2, 3]]  # the second head swaps the first two words
     monkeypatch.setattr(scoring, "_weights", lambda *_: [torch.stack((second, first))[None]])
     found = judged()
-    assert found["best_head"] == {"aer": 0.0, "layer": 0, "head": 1}
+    assert found["best_head"] == {"aer": 0.0, "layer": 0, "head": 1, "when": "predicted"}
     monkeypatch.setattr(scoring, "_weights", lambda *_: [torch.stack((second, second))[None]])
     # Predicted: one of three links is right, 2/3. Read: 0 from 0 is right, 1 from 2 is not, 2 from the end: 1 - 2/5.
     assert judged()["aer"] == judged()["best_head"]["aer"] == 0.6

@@ -177,8 +177,9 @@ class TokenBatches:
     def resume(self, state: dict[str, Any]) -> None:
         """Continues where `state` was taken. The pairs, budget and seed must be the same, or the order would not be."""
         for name, value in self._facts().items():
-            if state.get(name) != value:
-                raise ValueError(f"{name} was {state.get(name)} when the state was taken, and is {value} now")
+            before = state.get(name, 1 if name == "grid" else None)  # a state without a grid has none
+            if before != value:
+                raise ValueError(f"{name} was {before} when the state was taken, and is {value} now")
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
 
     def _facts(self) -> dict[str, int]:
@@ -189,7 +190,7 @@ class TokenBatches:
             "seed": self._seed,
             "bucket": self._bucket,
             "ranks": self._ranks,
-            **({"grid": self._grid} if self._grid > 1 else {}),
+            "grid": self._grid,
         }
 
     def _all(self, epoch: int) -> Iterator[list[int]]:

@@ -48,15 +48,19 @@ class RecurrentEncoder(nn.Module):
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
         """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
         mask = None
+        captured = recurrent_captured.serves(self.network) and source.numel() > 0
         if lengths is not None:
-            lengths = lengths.cpu()  # the packer wants them there
-            _check(source, lengths)
+            if captured and lengths.is_cuda:  # nothing here may wait for the device: how long they are is taken as told
+                _check_shape(source, lengths)
+            else:
+                lengths = lengths.cpu()  # the packer wants them there
+                _check(source, lengths)
             mask = torch.arange(source.shape[1], device=source.device) < lengths.to(source.device).unsqueeze(-1)
         if recurrent_reading.serves(self.network) and source.numel():
             found = self._by_hand(source, lengths)
             return Memory(found.states, found.states, mask, found.last)
         vectors = self.dropout(self.embedding(source))
-        if recurrent_captured.serves(self.network) and source.numel():
+        if captured:
             found = recurrent_captured.read(self.network, vectors, mask)
             return Memory(found.states, found.states, mask, found.last)
         if lengths is None or mask is None:
@@ -92,11 +96,15 @@ class RecurrentEncoder(nn.Module):
         return torch.cat(tuple(hidden[-directions:]), -1)
 
 
-def _check(source: Tensor, lengths: Tensor) -> None:
+def _check_shape(source: Tensor, lengths: Tensor) -> None:
     if lengths.shape != source.shape[:1]:
         raise ValueError(
             f"lengths must have one number for each of the {len(source)} sources, got {tuple(lengths.shape)}"
         )
+
+
+def _check(source: Tensor, lengths: Tensor) -> None:
+    _check_shape(source, lengths)
     if lengths.numel():
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > source.shape[1]:

@@ -1,7 +1,9 @@
 """Gradients by CUDA graph: a small model's step is some hundred launches, and a graph makes one of them."""
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.train.updates import LossFunction, differentiated
 
-_MOST = 64  # graphs kept; they share their memory
+_MOST = 64  # graphs; they share their memory, and shapes beyond so many run as they are
 _AGAIN = 2  # a graph is recorded when a shape comes so often: the first time compiles and warms what it calls
 
 _log = logging.getLogger(__name__)
@@ -22,65 +24,69 @@ class Captured:
     """Leaves a batch's gradients in the parameters as `differentiated` does, replayed for shapes that come again.
 
     A batch is a dataclass of tensors, and batches should come in few shapes. The loss must not wait for the device, and
-    its count must be a tensor there. Where recording fails, that is said once, and every batch runs as it is.
+    its count must be a tensor there. Where it waits, that is said once, and every batch runs as it is.
     """
 
     def __init__(self, loss: LossFunction, model: Any, precision: torch.dtype, device: torch.device) -> None:
         self._loss, self._model, self._precision, self._device = loss, model, precision, device
-        self._graphs: OrderedDict[Shapes, _Graph] = OrderedDict()
+        self._graphs: dict[Shapes, _Graph] = {}
         self._seen: Counter[Shapes] = Counter()
-        self._gradients: list[tuple[nn.Parameter, Tensor]] = []  # places that stay the same over all graphs
+        self._places: dict[nn.Parameter, Tensor] = {}  # gradients that stay where they are over all graphs
         self._works = device.type == "cuda"
         self._pool: Any = None
 
     def begin(self) -> None:
         """Before the batches of an update: no gradient yet."""
-        if not self._gradients:
-            for parameter in self._model.parameters():
-                parameter.grad = None
-            return
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
-        torch._foreach_zero_([gradient for _, gradient in self._gradients])
+        for parameter in self._model.parameters():
+            parameter.grad = self._places.get(parameter)
+        if self._places:
+            torch._foreach_zero_(list(self._places.values()))
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
         """The batch's total and count; its gradients are added to those in the parameters."""
         shapes = _shapes(batch) if self._works else None
         if shapes is None:
             return self._plain(batch)
-        if shapes not in self._graphs:
-            self._seen[shapes] += 1
-            if self._seen[shapes] < _AGAIN or not self._gradients or not self._record(shapes, batch):
-                found = self._plain(batch)
-                self._settle_places()
-                return found
-        self._graphs.move_to_end(shapes)
-        return self._graphs[shapes].replay(batch)
+        if shapes in self._graphs:
+            return self._graphs[shapes].replay(batch)
+        self._seen[shapes] += 1
+        if self._seen[shapes] >= _AGAIN and self._places and len(self._graphs) < _MOST:
+            return self._recorded(shapes, batch)
+        found = self._plain(batch)
+        # After the first batch it is known which parameters have gradients: these tensors will hold them for good.
+        self._places = self._places or self._gradients()
+        return found
 
     def _plain(self, batch: Any) -> tuple[Tensor, Tensor]:
         return differentiated(self._loss, self._model, batch, self._precision, self._device)
 
-    def _settle_places(self) -> None:
-        """After the first batch it is known which parameters have gradients: these tensors will hold them for good."""
-        if not self._gradients:
-            self._gradients = [(p, p.grad) for p in self._model.parameters() if p.grad is not None]
+    def _gradients(self) -> dict[nn.Parameter, Tensor]:
+        return {p: p.grad for p in self._model.parameters() if p.grad is not None}
 
-    def _record(self, shapes: Shapes, batch: Any) -> bool:
-        """Records the batch's shapes, without running them; False where that cannot be done."""
+    def _recorded(self, shapes: Shapes, batch: Any) -> tuple[Tensor, Tensor]:
+        """Runs the batch once more as it is, and where it never waited for the device, records its shapes."""
         held = type(batch)(*(getattr(batch, field.name).to(self._device).clone() for field in fields(batch)))
-        graph = torch.cuda.CUDAGraph()
+        before = [gradient.clone() for gradient in self._places.values()]
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                outputs = self._plain(held)
+            with _no_waiting():
+                found = self._plain(held)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
+            # Found out before recording: a recording that fails half-way leaves torch's random numbers unusable.
             _log.warning("no CUDA graphs for this model: %s", str(error).partition("\n")[0])
             self._works = False
-            return False
-        self._pool = graph.pool()
-        if len(self._graphs) >= _MOST:
-            self._graphs.popitem(last=False)
-        self._graphs[shapes] = _Graph(graph, held, outputs)
-        return True
+            self.begin()
+            torch._foreach_add_(list(self._places.values()), before)
+            return self._plain(batch)
+        if self._gradients().keys() == self._places.keys():  # else this batch went another way than the first
+            with torch.cuda.device(self._device):
+                graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
+                with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                    outputs = self._plain(held)
+            self._pool = graph.pool()
+            self._graphs[shapes] = _Graph(graph, held, outputs)
+        return found
 
 
 class _Graph:
@@ -95,6 +101,17 @@ class _Graph:
         self._graph.replay()
         total, count = self._outputs
         return total.clone(), count.clone()
+
+
+@contextmanager
+def _no_waiting() -> Generator[None, None, None]:
+    """Whatever makes the host wait for the device raises."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def _shapes(batch: Any) -> Shapes | None:

@@ -236,7 +236,8 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     row_bytes = max(1, math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize)
     if problem.device.type == "cuda":
         row_bytes *= max(1, round(problem.score.floats(problem.query.shape[-1])))
-        return max(1, _CUDA_ROWS // row_bytes), max(side, _CUDA_COLUMNS)
+        columns = problem.shape[-1] * _CUDA_ROWS // row_bytes  # of one row: not all of it where that is too much
+        return max(1, _CUDA_ROWS // row_bytes), max(side, min(_CUDA_COLUMNS, columns))
     return max(1, min(side, _BUDGET // row_bytes)), side
 
 

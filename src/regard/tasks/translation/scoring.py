@@ -34,7 +34,7 @@ def judge(
     texts, references = [one.text for one in translations], [example.reference for example in examples]
     metrics = text_figures(texts, references, tokenize)
     metrics["by_length"] = _by_length(examples, texts, metrics["tokenize"])
-    gold = [place for place, example in enumerate(examples) if example.links]
+    gold = [place for place, example in enumerate(examples) if example.links or example.possible]
     attention: dict[str, Any] = {}
     if gold:
         attention = alignment(translator, [examples[place] for place in gold], [sources[place] for place in gold])
@@ -83,7 +83,8 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
     """Alignment error rate of the weights while the gold target is read; of several layers, the best and which.
 
     A word may be told from the step that predicts it, or from the next, which reads it: in a Transformer's lower
-    layers the second is the sharper one, for only then does the model know the word (Chen et al. 2020).
+    layers the second may be the sharper one, for only then does the model know the word (Chen et al. 2020). The layer,
+    the head and the moment are chosen by the gold links themselves: it is what the weights can tell.
     """
     found: dict[_Told, list[set[tuple[int, int]]]] = {}
     for first in range(0, len(examples), 64):
@@ -106,13 +107,14 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
     whole = {key: rate for key, rate in rates.items() if key.head is None}
     layers = 1 + max(key.layer for key in whole)
     best = min(whole, key=lambda key: whole[key])
-    figures: dict[str, Any] = {"aer": whole[best], "told": best.when}
+    figures: dict[str, Any] = {"aer": whole[best], "when": best.when}
     if layers > 1:
         by_layer = {name: [whole[_Told(n, None, name)] for n in range(layers)] for name in ("predicted", "read")}
         figures |= {"layer": best.layer, "by_layer": by_layer}
-    if len(rates) > len(whole):
-        sharpest = min(rates, key=lambda key: rates[key])
-        figures["best_head"] = {"aer": rates[sharpest], "layer": sharpest.layer, "head": sharpest.head}
+    heads = {key: rate for key, rate in rates.items() if key.head is not None}
+    if heads:
+        sharpest = min(heads, key=lambda key: heads[key])
+        figures["best_head"] = {"aer": heads[sharpest], **sharpest._asdict()}
     return figures
 
 

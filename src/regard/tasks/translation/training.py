@@ -67,9 +67,8 @@ def train(
     config: TranslationConfig, out: Path, *, resume: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Train into the run directory `out`, judge on the test part, and give the result that is written there."""
-    if not config.data.files:  # the world speaks these, whatever the suffix of files would be
-        languages = {"source": "en", "target": "zh"}
-        config = config.model_copy(update={"data": config.data.model_copy(update=languages)})
+    if not config.data.files:
+        config = config.model_copy(update={"data": config.data.model_copy(update=_languages(out, resume))})
     fresh = not out.exists()
     run = Run.create(out, config.model_dump(mode="json"), resume=resume, changeable=CHANGEABLE)
     began = time.monotonic()
@@ -179,6 +178,13 @@ def _facts(
         "seed": config.train.seed,
         "example": _example(material.test) if config.data.files else "Tom chases Jerry",
     }
+
+
+def _languages(out: Path, resume: bool) -> dict[str, str]:
+    """What the built-in world speaks, whatever the suffix of files would be; of a run that goes on, what it says."""
+    languages = {"source": "en", "target": "zh"}
+    kept = Run.open(out).config().get("data", {}) if resume and (out / "config.json").is_file() else {}
+    return {name: kept.get(name, language) for name, language in languages.items()}
 
 
 def _example(examples: Sequence[Example]) -> str | None:

@@ -26,9 +26,10 @@ def wanted() -> bool:
 
 def path() -> Path:
     """The file; `REGARD_CACHE` names another folder for it."""
-    chosen = os.environ.get("REGARD_CACHE")
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (Path(chosen) if chosen else Path(home) / "regard") / "additive.json"
+    if chosen := os.environ.get("REGARD_CACHE"):
+        return Path(chosen) / "additive.json"
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "regard" / "additive.json"
 
 
 def kept() -> dict[str, Any]:
@@ -39,8 +40,8 @@ def kept() -> dict[str, Any]:
             raise ValueError("not an object")
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as problem:
-        _log.warning("ignoring %s, which cannot be read: %s", path(), problem)
+    except (OSError, ValueError, RuntimeError) as problem:  # RuntimeError: this user has no home
+        _log.warning("ignoring the file of tiles, which cannot be read: %s", problem)
         return {}
     return found
 
@@ -60,8 +61,8 @@ def keep(name: str, value: Any) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-    except OSError as problem:
-        _log.warning("could not write %s: %s", path(), problem)
+    except (OSError, RuntimeError) as problem:
+        _log.warning("could not write the file of tiles: %s", problem)
 
 
 class Tiles:
