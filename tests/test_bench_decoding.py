@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from regard.cli import decoding_bench, decoding_peers
 from regard.cli.decoding_bench import TINY
@@ -17,15 +18,15 @@ PEERS = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, str]:
-    """What a quick run writes, the folder it wrote to, and what it printed."""
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
+    """What a quick run prints, and the page it wrote."""
     folder = tmp_path_factory.mktemp("decoding")
     (folder / "docs").mkdir()
     (folder / "docs" / "decoding.md").write_text("# Ours\n\n<!-- cpu -->\nold\n<!-- end -->\n\nThe end.\n")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "regard", "bench", "decoding", "--device", "cpu", "--quick"),
-            *("--json", "found.json", "--out", "docs"),
+            *("--json", "--out", "docs"),
         ],
         cwd=folder,
         env={**os.environ, "PYTHONUTF8": "1", "COLUMNS": "140"},
@@ -34,11 +35,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, str]
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads((folder / "found.json").read_text()), folder / "docs" / "decoding.md", done.stdout
+    return json.loads(done.stdout), folder / "docs" / "decoding.md"  # nothing else is on standard output
 
 
 def test_the_record_has_every_side(measured):
-    record, _, _ = measured
+    record, _ = measured
     assert record["setting"] == vars(TINY)
     found = {each["name"]: each for each in record["contenders"]}
     for name in ("regard float32", "regard int8", "HF generate"):
@@ -49,8 +50,11 @@ def test_the_record_has_every_side(measured):
     assert {"torch", "transformers"} <= record["versions"].keys()
 
 
-def test_the_table_is_on_the_screen_and_on_the_page(measured):
-    record, page, printed = measured
+def test_the_table_is_on_the_screen_and_on_the_page(measured, capsys, monkeypatch):
+    record, page = measured
+    monkeypatch.setenv("COLUMNS", "140")
+    decoding_bench.show(record)
+    printed = capsys.readouterr().out
     text = page.read_text()
     assert text.startswith("# Ours\n")
     assert text.endswith("The end.\n")
@@ -109,6 +113,30 @@ def test_a_side_that_fails_keeps_its_place(monkeypatch):
     assert found["regard int8"] == "RuntimeError: no such thing"
     assert found["HF generate"] is None
     assert "Not run: CTranslate2 int8: ctranslate2 is not installed." in decoding_bench.markdown(record)
+
+
+@pytest.mark.parametrize("place", ["file/below", "held"])
+def test_a_place_that_cannot_be_written_is_told_first(place, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "held" / "decoding.md").mkdir(parents=True)
+    monkeypatch.setattr(decoding_bench, "run", lambda *_, **__: pytest.fail("it ran"))
+    with pytest.raises(typer.BadParameter, match=r"cannot write to .*(file.below|held): [A-Z]"):
+        decoding_bench.decoding(device="cpu", quick=True, as_json=True, out=tmp_path / place)
+
+
+def test_a_try_leaves_the_page_as_it_was(tmp_path, monkeypatch, capsys):
+    (tmp_path / "decoding.md").write_text("# Ours\n")
+    seen = []
+
+    def run(*_, **__):
+        seen.append(((tmp_path / "decoding.md").read_text(), sorted(tmp_path.iterdir())))
+        return {"contenders": []}
+
+    monkeypatch.setattr(decoding_bench, "run", run)
+    monkeypatch.setattr(decoding_bench, "write", lambda record, out: out)
+    decoding_bench.decoding(device="cpu", quick=True, as_json=True, out=tmp_path)
+    assert seen == [("# Ours\n", [tmp_path / "decoding.md"])]
+    assert json.loads(capsys.readouterr().out) == {"contenders": []}
 
 
 def test_a_wrong_device_is_named():

@@ -1,13 +1,17 @@
 """A translator in other precisions: nearly the same answers, the exact model kept."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from regard.models.quantized import QuantizedLinear, TensorQuantizedLinear
 from regard.tasks.task import SettingError
+from regard.tasks.translation import translator as module
 from regard.tasks.translation.coding import Reading
-from regard.tasks.translation.config import DecodeSettings, ModelSettings
+from regard.tasks.translation.config import DecodeSettings, ModelSettings, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.tasks.translation.translator import Translator
 
@@ -65,6 +69,79 @@ def test_the_exact_model_comes_back(as_installed):
     assert [one.text for one in back.translate(TEXTS)] == [one.text for one in exact.translate(TEXTS)]
     assert next(small.in_precision("bfloat16").model.parameters()).dtype == torch.bfloat16
     assert next(exact.model.parameters()).dtype == torch.float32
+
+
+class Saved:
+    """A run whose model is the one built for its settings."""
+
+    path = None
+
+    def __init__(self, precision: str = "float32") -> None:
+        model = ModelSettings(kind="transformer", size=32, heads=4, layers=1, dropout=0.0)
+        self.settings = TranslationConfig(model=model, decode=DecodeSettings(beam=3, precision=precision))
+
+    def config(self) -> dict[str, Any]:
+        return self.settings.model_dump(mode="json")
+
+    def load_model(self, model: nn.Module) -> None:
+        """The weights stay as they were made."""
+
+
+@pytest.fixture
+def made(monkeypatch) -> list[str]:
+    """What was made ready, in order; coders need no files."""
+    calls: list[str] = []
+    for name in ("quantize", "pack"):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda model, name=name, real=real: (calls.append(name), real(model))[1])
+    coder = Numbers()
+    coder.sizes, coder.shared = (23, 19), False
+    monkeypatch.setattr(module, "load_coder", lambda path, words: coder)
+    return calls
+
+
+def test_nothing_is_made_ready_twice(made, as_installed):
+    small = Translator.load(Saved("int8"))
+    assert small.in_precision("int8") is small
+    assert made == ["quantize"]
+    packed = Translator.load(Saved("int8"), precision="float32")
+    assert packed.in_precision("float32") is packed
+    assert made == ["quantize", "pack"]
+    assert Translator.load(Saved()).exact is None  # as it was trained
+    assert made == ["quantize", "pack"]
+
+
+def test_where_there_is_nothing_to_make_ready_there_is_no_copy(made, as_installed):
+    elsewhere = Translator.load(Saved(), device="meta")  # stands for a GPU
+    assert elsewhere.in_precision("float32") is elsewhere
+    lower = elsewhere.in_precision("bfloat16")
+    assert lower.device.type == "meta"
+    assert lower.in_precision("float32").model is elsewhere.model
+    assert made == []
+
+
+def test_the_place_is_that_of_the_last_precision(made, monkeypatch, as_installed):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    small = Translator.load(Saved("int8"))  # nothing goes to the GPU for int8
+    assert (small.device.type, small.place) == ("cpu", torch.device("cuda"))
+    moved = replace(small, place=torch.device("meta")).in_precision("float32")
+    assert moved.device.type == "meta"
+    assert made == ["quantize"]
+
+
+@pytest.mark.parametrize(("own", "asked"), [("int8", None), ("float32", "int8")])
+def test_a_device_that_cannot_be_is_named(own, asked, made, as_installed):
+    with pytest.raises(SettingError, match="int8 is for the CPU, and the device is cuda"):
+        Translator.load(Saved(own), device="cuda", precision=asked)
+    assert Translator.load(Saved(own), device="cpu", precision=asked).device.type == "cpu"
+
+
+def test_without_one_dnn_the_setting_is_named(monkeypatch, as_installed):
+    exact = translator("transformer")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(SettingError, match="int8 cannot be: int8 needs oneDNN, and this build of torch has none"):
+        exact.in_precision("int8")
+    assert exact.in_precision("float32") is exact
 
 
 def test_another_precision_is_refused(as_installed):

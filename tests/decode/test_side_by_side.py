@@ -1,6 +1,7 @@
 """Hypotheses carried side by side, and with fixed shapes, against those carried one by one."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -139,6 +140,58 @@ def test_new_weights_are_seen():
         parameter.data = parameter.data * 1.1  # elsewhere
     same(search(made, "fixed", captures=captures), search(made, "one by one"))
     assert len(captures.held) == 2
+
+
+@pytest.mark.parametrize("rows", [19, 17])
+def test_a_search_that_broke_leaves_nothing_behind(rows):
+    made, captures = model(), Captures(devices=EVERYWHERE)
+    kept = {name: held.clone() for name, held in made.state_dict().items()}
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.fill_(math.nan)
+    with pytest.raises(ValueError, match="step gave logits that are NaN"):
+        search(made, "fixed", captures=captures)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            parameter.copy_(kept[name])
+    same(search(made, "fixed", rows, captures), search(made, "one by one", rows))
+    assert len(captures.held) == 1  # the same storage
+
+
+def test_the_memory_that_graphs_share_ends_with_the_last_of_them(monkeypatch):
+    handles = iter(range(100))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    captures, first, second = Captures(), torch.device("cuda", 0), torch.device("cuda", 1)
+    held = SimpleNamespace(graph=SimpleNamespace(pool=lambda: "shared"), device=first)
+    fresh = SimpleNamespace(graph=None, device=first)
+    captures.held = [held, fresh]
+    assert captures.pool(first) == "shared"
+    assert captures.pool(second) == 0
+    captures.held = [fresh]
+    assert captures.pool(first) == 1
+
+
+def never_stops(device: str = "cpu") -> EncoderDecoder:
+    made = model(device=device, tied=False)
+    with torch.no_grad():
+        made.decoder.output.bias[END] = -math.inf
+    return made
+
+
+@pytest.mark.parametrize("devices", [EVERYWHERE, ()])
+def test_greedy_answers_where_it_may_not_stop(devices):
+    made = never_stops()
+    source, lengths, limit = batch()
+    state = made.decoder.start(made.encoder(source, lengths), limit=MOST + 1, weights=True)
+    options = {"start": torch.full((19,), BEGIN), "stop": END, "limit": limit}
+    found = greedy(made.step, state, **options, captures=Captures(devices=devices))
+    assert [len(one.tokens) for one in found] == limit.tolist()
+    assert {one.log_prob for one in found} == {one.score for one in found} == {-math.inf}
+    plain = Plain(made.decoder.start(made.encoder(source, lengths), limit=MOST + 1, weights=True))
+    wanted = greedy(plain.step, plain, **options)
+    assert [one.tokens for one in found] == [one.tokens for one in wanted]
+    for one, two in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.log_probs, two.log_probs, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("devices", [EVERYWHERE, ()])
@@ -377,6 +430,15 @@ def test_captured_is_one_by_one(positions, kernels):
             parameter.mul_(0.9)
     same(search(made, "captured", captures=captures), search(made, "one by one"))
     same(search(made, "captured"), search(made, "one by one"))  # without any kept
+
+
+@pytest.mark.cuda
+def test_one_graph_after_another():
+    made, captures = model(device="cuda"), Captures(keep=1)
+    for rows in (3, 5, 3):  # each in place of the one before
+        same(search(made, "captured", rows, captures), search(made, "one by one", rows))
+    assert len(captures.held) == 1
+    assert captures.held[0].graph is not None
 
 
 @pytest.mark.cuda

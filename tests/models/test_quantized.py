@@ -187,6 +187,35 @@ def test_a_recurrent_model_agrees():
     assert 0 < (found - wanted).abs().max() < 0.1 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+def test_no_weight_is_unpacked_in_a_step(order, monkeypatch):
+    torch.manual_seed(3)
+    decoder = RecurrentDecoder(19, 24, memory_size=48, attention=Attention(24, 48), order=order)
+    small = quantize(EncoderDecoder(RecurrentEncoder(23, 24), decoder).eval())
+    assert type(small.decoder.readout) is nn.Linear
+    assert type(small.decoder.output) is not nn.Linear
+    with torch.no_grad():
+        state = small.start(torch.randint(3, 23, (5, 7)))
+
+        def read(_):
+            raise AssertionError("a rounded weight was read")
+
+        for kind in (QuantizedLinear, TensorQuantizedLinear):
+            monkeypatch.setattr(kind, "weight", property(read))
+        for token in (3, 4):
+            done = small.step(state, torch.full((5,), token))
+            state = done.state
+    assert done.logits.shape == (5, 19)
+
+
+@pytest.mark.parametrize("make", [quantize, pack])
+def test_a_model_without_anything_to_replace_is_refused(make):
+    with pytest.raises(ValueError, match=r"and Linear holds none: put a single layer into nn\.Sequential"):
+        make(nn.Linear(3, 3))
+    with pytest.raises(ValueError, match="inside a model, and GRU holds none"):
+        make(nn.GRU(3, 3))
+
+
 def test_what_cannot_be_is_said():
     with pytest.raises(ValueError, match=re.escape("int8 starts from float32, the model has torch.float64")):
         quantize(nn.Linear(3, 3).double())

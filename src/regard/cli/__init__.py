@@ -189,7 +189,7 @@ def _bench_attention(
 @_bench.command("decoding")
 def _bench_decoding(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
-    as_json: Annotated[Path | None, typer.Option("--json", help="Write the record there.", metavar="FILE")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny sizes: does everything run? The times mean nothing.")
     ] = False,

@@ -9,6 +9,7 @@ import json
 import re
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from regard.models.transformer import TransformerDecoder, TransformerEncoder
 PACKAGES = ("transformers", "ctranslate2", "triton")
 COLUMNS = ("contender", "sentences/s", "× HF", "time", "a step")
 ROUNDS = 5
+PAGE = "decoding.md"
 
 
 @dataclass(frozen=True)
@@ -67,18 +69,24 @@ class Found:
     reason: str | None = None
 
 
-def decoding(*, device: str | None, quick: bool, as_json: Path | None, out: Path | None) -> None:
+def decoding(*, device: str | None, quick: bool, as_json: bool, out: Path | None) -> None:
     """Measure, then print and write what was found."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in SETTINGS or (device == "cuda" and not torch.cuda.is_available()):
         raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
+    if out is not None:
+        try:  # before anything takes minutes
+            _try(out)
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
     setting = TINY if quick else SETTINGS[device]
     with quiet():
         record = run(setting, device=device, quick=quick, say=say)
     say("")
-    show(record)
-    if as_json is not None:
-        as_json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps(record, indent=2, ensure_ascii=False))
+    else:
+        show(record)
     if out is not None:
         print(f"wrote {write(record, out)}", file=sys.stderr)
 
@@ -138,7 +146,7 @@ def contenders(setting: Setting, device: str) -> dict[str, Callable[[], Decode]]
 
 
 def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """What `--json` writes: the machine, the setting, and what was found of each contender."""
+    """What `--json` prints: the machine, the setting, and what was found of each contender."""
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(3, setting.vocabulary, (setting.sentences, setting.tokens), generator=generator).to(device)
     found: dict[str, Found] = {}
@@ -236,7 +244,7 @@ def markdown(record: dict[str, Any]) -> str:
 def write(record: dict[str, Any], out: Path) -> Path:
     """The table into decoding.md of a folder, between its marks; all else on the page stays."""
     out.mkdir(parents=True, exist_ok=True)
-    page, mark = out / "decoding.md", f"<!-- {record['device']} -->"
+    page, mark = out / PAGE, f"<!-- {record['device']} -->"
     known = page.read_text(encoding="utf-8") if page.exists() else "# Decoding\n"
     part = f"{mark}\n{markdown(record)}<!-- end -->\n"
     pattern = re.escape(mark) + r"\n.*?<!-- end -->\n"
@@ -246,6 +254,16 @@ def write(record: dict[str, Any], out: Path) -> Path:
         known += f"\n{part}"
     page.write_text(known, encoding="utf-8")
     return page
+
+
+def _try(out: Path) -> None:
+    """Raises where the page could not be written later; what is there stays."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=out):
+        pass
+    if (out / PAGE).exists():
+        with (out / PAGE).open("r+b"):
+            pass
 
 
 def _seconds(decode: Decode, source: Tensor, tokens: int) -> float:

@@ -47,7 +47,6 @@ class Captures:
         self.keep, self.devices, self.kernels = keep, tuple(devices), kernels
         self.lock = threading.RLock()  # storage serves one search at a time
         self.held: list[_Session] = []
-        self.pool: Any = None  # one for all graphs: they run one after another
 
     def __repr__(self) -> str:
         return f"Captures(keep={self.keep}, held={len(self.held)})"
@@ -64,6 +63,15 @@ class Captures:
         self.held = [one for one in self.held if one is not found][-(self.keep - 1) :] if self.keep > 1 else []
         self.held.append(found)
         return found
+
+    def pool(self, device: torch.device) -> Any:
+        """The memory that a graph shares with those held: they run one after another.
+
+        A pool ends with the last of its graphs, and may not be asked for again.
+        """
+        living = (one.graph for one in self.held if one.graph is not None and one.device == device)
+        first = next(living, None)
+        return torch.cuda.graph_pool_handle() if first is None else first.pool()
 
 
 def captured_search(
@@ -93,6 +101,7 @@ class _Session:
     def __init__(self, step: StepFunction, static: Any, limits: Bounds, width: int, n_best: int, kernels: bool) -> None:
         self.step, self.static, self.width, self.n_best, self.kernels = step, static, width, n_best, kernels
         rows, device, steps = static.rows, limits.start.device, static.steps
+        self.device = device
         self.limits = replace(
             limits, start=limits.start.new_zeros(rows), limit=limits.limit.new_zeros(rows), longest=steps
         )
@@ -128,7 +137,7 @@ class _Session:
         if self.trail is None:
             self._first(state, limits)
             self._load(state, limits, table)
-        if self.graph is None and limits.start.is_cuda:
+        if self.graph is None and self.device.type == "cuda":
             self._capture(captures)
         done = 0
         while done <= limits.longest:
@@ -171,7 +180,7 @@ class _Session:
 
     def _first(self, state: Any, limits: Bounds) -> None:
         """A step to see what comes: what there is to keep, and on CUDA all that libraries load."""
-        with _aside(limits.start.is_cuda):
+        with _aside(self.device):
             produced = self.step(self.static, self.front.tokens.flatten())
             check_step(produced, self.static.rows * self.width, limits.stop)
             values = self.front.values.to(torch.promote_types(produced.logits.dtype, torch.float32))
@@ -226,11 +235,9 @@ class _Session:
 
     def _capture(self, captures: Captures) -> None:
         """Record a step. Nothing runs meanwhile, and nothing may be freed by Python's collector."""
-        graph = torch.cuda.CUDAGraph()
-        if captures.pool is None:
-            captures.pool = torch.cuda.graph_pool_handle()
-        with _aside(True), _uncollected():
-            graph.capture_begin(pool=captures.pool, capture_error_mode="thread_local")
+        with _aside(self.device), _uncollected():
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=captures.pool(self.device), capture_error_mode="thread_local")
             try:
                 self._once()
             finally:
@@ -246,16 +253,17 @@ def _put(new: Front, held: Front) -> None:
 
 
 @contextmanager
-def _aside(cuda: bool) -> Iterator[None]:
-    """On a stream of its own, as a capture needs; the usual one waits for it."""
-    if not cuda:
+def _aside(device: torch.device) -> Iterator[None]:
+    """On a stream of the device's own, as a capture needs; the usual one waits for it."""
+    if device.type != "cuda":
         yield
         return
-    usual, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(usual)
-    with torch.cuda.stream(side):
-        yield
-    usual.wait_stream(side)
+    with torch.cuda.device(device):  # which need not be the current one
+        usual, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(usual)
+        with torch.cuda.stream(side):
+            yield
+        usual.wait_stream(side)
 
 
 @contextmanager

@@ -45,6 +45,7 @@ def greedy(
     state = grouped(state)
     table = divisors(None, limits.longest + 1, start.device)
     found = captured_search(step, state, limits, table, width=1, n_best=1, captures=captures)
-    if found is not None:
+    # A row that may not stop where it must has no hypothesis in a beam; here it has one, as unlikely as can be.
+    if found is not None and all(found):
         return [one for [one] in found]
     return follow(step, state, lambda log_probs, rows: log_probs.argmax(1), limits, shrink)

@@ -3,7 +3,7 @@
 int8: weights are rounded once, each output with a scale of its own; what goes in is rounded as it comes, with one scale
 for all of it (torch does that in one call, the fastest) or one for each row (then a row gives the same whatever stands
 beside it). Products are added up in int32. All else stays float32: embeddings, normalisations, softmax, recurrent
-cells. (For the Transformer: Bhandare et al. 2019.)
+cells and a recurrent decoder's readout. (For the Transformer: Bhandare et al. 2019.)
 """
 
 import copy
@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.models.recurrent_decoder import RecurrentDecoder
 from regard.nn.projection import HeadProjection
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -67,16 +68,26 @@ def _copied(model: Model, linear: "Linear", what: str) -> Model:
         raise ValueError(f"{what} starts from float32, the model has {', '.join(sorted(dtypes))}")
     if not torch.backends.mkldnn.is_available():
         raise ValueError(f"{what} needs oneDNN, and this build of torch has none")
-    done = copy.deepcopy(model).eval().requires_grad_(False)
+    done, count = copy.deepcopy(model).eval().requires_grad_(False), 0
     for part in list(done.modules()):
         for name, child in list(part.named_children()):
+            if isinstance(part, RecurrentDecoder) and child is part.readout:
+                continue  # its weight is read at every step, in parts: it must be there as it is
             if type(child) is nn.Linear:
                 setattr(part, name, linear(child.weight, child.bias))
+                count += 1
             elif type(child) is HeadProjection:
                 setattr(part, name, PreparedProjection(child, linear))
+                count += 1
         if hasattr(part, "prepared_output") and hasattr(part, "output_weight"):
             decoder: Any = part
             decoder.prepared_output = linear(decoder.output_weight, decoder.output_bias)
+            count += 1
+    if not count:
+        raise ValueError(
+            f"{what} replaces the nn.Linear and HeadProjection inside a model, and {type(model).__name__} holds none: "
+            "put a single layer into nn.Sequential"
+        )
     return done
 
 

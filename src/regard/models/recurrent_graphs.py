@@ -22,7 +22,7 @@ def run(loop: Loop, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ..
     replays do not touch them.
     """
     first = next(tensor for tensor in tensors if tensor is not None)
-    if first.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+    if first.device.type != "cuda" or _capturing(first.device):
         return loop(*tensors)
     key = _key(loop, tensors, first)
     found = _graphs.get(key)
@@ -37,7 +37,7 @@ def run(loop: Loop, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ..
     if len(_graphs) >= _MOST:
         _graphs.popitem(last=False)
     del _seen[key]
-    found = _graphs[key] = _Graph(loop, tensors)
+    found = _graphs[key] = _Graph(loop, tensors, first.device)
     return found.replay(tensors)
 
 
@@ -45,6 +45,11 @@ def clear() -> None:
     """Forget every graph and give their memory back."""
     _graphs.clear()
     _seen.clear()
+
+
+def _capturing(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _key(loop: Loop, tensors: Sequence[Tensor | None], first: Tensor) -> tuple[Any, ...]:
@@ -56,13 +61,15 @@ def _key(loop: Loop, tensors: Sequence[Tensor | None], first: Tensor) -> tuple[A
 
 
 class _Graph:
-    """One loop over tensors of fixed places."""
+    """One loop over tensors of fixed places, all on one device."""
 
-    def __init__(self, loop: Loop, tensors: Sequence[Tensor | None]) -> None:
+    def __init__(self, loop: Loop, tensors: Sequence[Tensor | None], device: torch.device) -> None:
         self.inputs = [None if tensor is None else tensor.detach().clone() for tensor in tensors]
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.outputs = loop(*self.inputs)
+        # The stream that torch records on by itself is one for all devices, and of the first that was recorded on.
+        with torch.cuda.device(device):
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+                self.outputs = loop(*self.inputs)
 
     def replay(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         for place, tensor in zip(self.inputs, tensors, strict=True):

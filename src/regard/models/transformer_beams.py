@@ -184,11 +184,18 @@ class StaticBeams:
         return mine == asked and self.steps == _rounded(steps, 16) and self.parameters == _addresses(self.decoder)
 
     def load(self, state: TransformerBeams) -> None:
-        """Begin a search from that state. Rows beyond its own repeat nothing: they see zeros."""
+        """Begin a search from that state. Rows beyond its own repeat nothing: they see zeros.
+
+        So does all that it does not fill: what a mask hides must be a number, and the search before may have left none.
+        """
         rows, _, keys, _ = state.memory[0][0].shape
         for mine, theirs in zip(self.memory, state.memory, strict=True):
             for storage, new in zip(mine, theirs, strict=True):
                 storage[:rows, :, :keys] = new
+                storage[rows:].zero_()
+                storage[:rows, :, keys:].zero_()
+        for storage in self.storage:
+            storage.zero_()
         self.real.fill_(-torch.inf)
         self.real[:rows, :, :, :keys] = 0 if state.real is None else state.real
         self.real[rows:] = 0

@@ -56,36 +56,52 @@ class Translator:
     settings: DecodeSettings
     end_mark: bool = True
     captures: Captures = field(default_factory=Captures)  # searches of nearly the same size share their preparation
-    exact: EncoderDecoder | None = None  # the model as it was trained, where this one was rounded
+    exact: EncoderDecoder | None = None  # the model as it was trained, where this one was made of it
+    prepared: str | None = None  # the precision that the model was made ready for
+    place: torch.device | None = None  # where it is when its precision lets it be; None: where the model is
 
     @classmethod
-    def load(cls, run: Run, device: torch.device | str | None = None) -> "Translator":
-        """The translator of a run, on the GPU where there is one."""
+    def load(
+        cls, run: Run, device: torch.device | str | None = None, *, precision: Precision | str | None = None
+    ) -> "Translator":
+        """The translator of a run, on the GPU where there is one and the precision is for it.
+
+        A precision makes it ready as `in_precision` does; None is that of the run's settings, float32 being the model
+        as it was trained.
+        """
         config = TranslationConfig.model_validate(run.config())
+        wanted = precision or config.decode.precision
+        if wanted == "int8" and device is not None and torch.device(device).type != "cpu":
+            raise SettingError(f"int8 is for the CPU, and the device is {device}: choose another of the two")
         coder = load_coder(run.path, words=not config.data.files)
         model = build(config.model, coder.sizes, shared=coder.shared)
         run.load_model(model)
-        made = cls(model.eval(), coder, config.decode, config.data.end_mark)
-        place = device or ("cuda" if torch.cuda.is_available() and config.decode.precision != "int8" else "cpu")
-        model.to(place)
-        return made if config.decode.precision == "float32" else made.in_precision(config.decode.precision)
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if wanted != "int8":
+            model.to(place)
+        made = cls(model.eval(), coder, config.decode, config.data.end_mark, place=place)
+        return made if precision is None and wanted == "float32" else made.in_precision(wanted)
 
     def in_precision(self, precision: Precision | str) -> "Translator":
         """The same translator made ready to translate in a precision; int8 takes it to the CPU.
 
-        The copy is for inference alone, and does not follow what the model learns after.
+        It has a copy of the model, for inference alone, that does not follow what the model learns after. Where there
+        is nothing to make ready, as in float32 on CUDA, it has the model itself, and is this translator if that has.
         """
-        exact = self.exact or self.model
         if precision not in ("float32", "bfloat16", "int8"):
             raise SettingError(f"precision must be float32, bfloat16 or int8, got {precision!r}")
-        model = copy.deepcopy(exact).eval()
-        if precision == "int8":
-            model = quantize(model.cpu())
-        elif precision == "bfloat16":
-            model = model.to(torch.bfloat16)
-        elif self.device.type == "cpu" and torch.backends.mkldnn.is_available():
-            model = pack(model)
-        return replace(self, model=model, captures=Captures(), exact=exact)
+        if precision == self.prepared:
+            return self
+        exact = self.exact or self.model
+        if self.place is not None and precision != "int8":
+            exact.to(self.place)
+        try:
+            model = _prepared(exact, precision)
+        except ValueError as error:
+            raise SettingError(f"{precision} cannot be: {error}") from error
+        if model is self.model:
+            return self
+        return replace(self, model=model, captures=Captures(), exact=exact, prepared=precision)
 
     @property
     def device(self) -> torch.device:
@@ -154,6 +170,16 @@ class Translator:
         text = self.coder.write(best.tokens, source, weights)
         others = tuple((self.coder.write(one.tokens, source, one.weights), one.score) for one in hypotheses[1:])
         return Translation(source, text, best.tokens, labels, weights, best.score, others)
+
+
+def _prepared(exact: EncoderDecoder, precision: str) -> EncoderDecoder:
+    """A copy of the model in a precision, or the model itself where that is it."""
+    here = next(exact.parameters()).device.type
+    if precision == "int8":
+        return quantize(exact if here == "cpu" else copy.deepcopy(exact).cpu())
+    if precision == "bfloat16":
+        return copy.deepcopy(exact).eval().to(torch.bfloat16)
+    return pack(exact) if here == "cpu" and torch.backends.mkldnn.is_available() else exact
 
 
 def _by_length(sources: Sequence[Reading], tokens: int) -> Iterator[list[int]]:
