@@ -9,34 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from watching import Bare, seen
 
 from regard.core.attention import attention, listeners
 from regard.core.masks import causal, window
 from regard.core.normalizers import Hard, Sigmoid, Sparsemax
 from regard.core.requests import full
 from regard.core.scores import Additive, Bilinear, ScaledDot
-from regard.look.trace import Trace
 from regard.look.watch import watch
 
 B, H, Q, K, D = 2, 3, 5, 7, 11
-
-
-class Bare(nn.Module):
-    """Whatever function, as a model."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors):
-        return self.function(*tensors)
-
-
-def seen(function, *tensors, **options) -> Trace:
-    model = Bare(function)
-    with watch(model, **options) as trace:
-        model(*tensors)
-    return trace
 
 
 def tensors(heads=H, key_heads=H, queries=Q, keys=K, **options):

@@ -8,30 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
+from watching import seen
 
 from regard.core.attention import attention
 from regard.core.scores import Additive, ScaledDot
 from regard.look.short import ROUNDING, Exact, Short, shorter, worst_score
-from regard.look.trace import Trace
 from regard.look.watch import watch
 
 B, H, G, Q, K, D = 2, 6, 3, 37, 41, 8
-
-
-class Bare(nn.Module):
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors):
-        return self.function(*tensors)
-
-
-def seen(function, *tensors, **options) -> Trace:
-    model = Bare(function)
-    with watch(model, **options) as trace:
-        model(*tensors)
-    return trace
 
 
 def tensors(spread=1.0, key_heads=G):

@@ -1,0 +1,25 @@
+"""Any function as a model, and what is seen of it."""
+
+from torch import nn
+
+from regard.look.trace import Trace
+from regard.look.watch import watch
+
+
+class Bare(nn.Module):
+    """Whatever function, as a model."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors):
+        return self.function(*tensors)
+
+
+def seen(function, *tensors, **options) -> Trace:
+    """The trace of one call."""
+    model = Bare(function)
+    with watch(model, **options) as trace:
+        model(*tensors)
+    return trace
