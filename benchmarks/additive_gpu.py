@@ -389,7 +389,7 @@ def items(tune: bool) -> list[tuple[str, str, Callable[[bool], str]]]:
 
 def tiles(add: Callable[..., None]) -> None:
     """Other tile sizes than the default ones."""
-    for pieces in (1, 2, 4):
+    for pieces in (1, 2):
         for block in (Block(128, 256, 64, 8, 4), Block(128, 128, 64, 8, 4), Block(64, 128, 64, 4, 4)):
             add("tile", f"{tuple(block)} {pieces=}", forward_tile, BF, "series_forward", block, pieces=pieces)
     for block in (Block(128, 32, 4), Block(128, 32, 16), Block(128, 64, 8)):

@@ -208,7 +208,7 @@ def poison(device: str, dtype: torch.dtype) -> None:
 
 
 def forward_alone(device: str, dtype: torch.dtype) -> None:
-    """Without gradients half precision has a series of its own: its output and its log-sum-exp."""
+    """Without gradients half precision has a series of its own, with a slope that the log-sum-exp must count."""
     from regard.core.backends.additive.operator import additive_attention
 
     torch.manual_seed(8)

@@ -1,5 +1,7 @@
 """FlexAttention on CUDA: windows, segments, ALiBi, softcaps and relative biases inside one compiled kernel.
 
+Plain windows in half precision have a kernel of their own.
+
 The mask is handed over twice: as a rule for single pairs, and as a list of blocks worth visiting, which comes from
 the mask's own block-by-block account, so that no n × n tensor is ever made.
 """
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.core.backends import steps
 from regard.core.backends.result import Result
 from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.clauses import Clauses, clauses
@@ -23,6 +26,7 @@ from regard.core.scores import ScaledDot
 
 NAME = "flex"
 _BLOCK = 128
+_NARROW = 2048  # keys in a window up to which its own kernel takes it
 _WORTH = 1024  # queries and keys below which its set-up costs more than it saves
 
 
@@ -76,24 +80,62 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
         query, key, scale = product
     elif isinstance(problem.score, ScaledDot):
         scale = problem.score.factor(query.shape[-1])
-    lead = problem.query.shape[:-3]
-    query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, problem.value))
+    lead, value = problem.query.shape[:-3], problem.value
+    if len(lead) != 1:
+        query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
+    found = clauses(problem.mask, *problem.shape[-2:])
+    assert found is not None  # refuses() has said so
+    if compiled and query.shape[-1] == problem.query.shape[-1] and _narrow(problem, found):
+        return Result(_led(_by_window(query, key, value, found, scale), lead))
 
     from torch.nn.attention.flex_attention import flex_attention  # imports the compiler: seconds, so only here
 
-    found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # refuses() has said so
     kernel = _compiled() if compiled else flex_attention
     rules = {"score_mod": _score_rule(problem, softcap, lead), "block_mask": _block_mask(problem, found, lead)}
-    with _many_kernels() if compiled else contextlib.nullcontext():
+    with _many_kernels(problem, query, key, value, scale) if compiled else contextlib.nullcontext():
         output = kernel(query, key, value, **rules, scale=scale, enable_gqa=problem.group > 1)
-    return Result(output.reshape(*lead, *output.shape[-3:]))
+    return Result(_led(output, lead))
 
 
-def _many_kernels() -> Any:
-    """Shapes and windows each have a kernel of their own; after a few, torch would go on without compiling at all."""
+def _led(output: Tensor, lead: torch.Size) -> Tensor:
+    return output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:])
+
+
+def _narrow(problem: Problem, found: Clauses) -> bool:
+    """A plain window in half precision: a kernel of our own starts in a fraction of FlexAttention's time."""
+    if found.low is None or found.high is None or found.lengths is not None or found.segments or found.dense:
+        return False
+    plain = problem.bias is None and _softcap(problem) is None and problem.query.dtype in HALF
+    sizes = problem.query.shape[-1], problem.value.shape[-1]
+    small = max(sizes) <= 128 and found.high - found.low <= _NARROW
+    return plain and small and steps.kernels() and not torch.compiler.is_compiling()
+
+
+def _by_window(query: Tensor, key: Tensor, value: Tensor, found: Clauses, scale: float) -> Tensor:
+    from regard.core.backends.triton_window import window_attention  # imports Triton: only where it is used
+
+    assert found.low is not None
+    assert found.high is not None
+    return window_attention(query, key, value, found.low, found.high, scale)
+
+
+_served: set[Any] = set()  # calls whose kernel is compiled
+
+
+def _many_kernels(problem: Problem, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Any:
+    """Shapes and windows each have a kernel of their own; after a few, torch would go on without compiling at all.
+
+    Lifting its limit costs as much as a short kernel, so a call that differs in nothing from an earlier one does not.
+    """
     if torch.compiler.is_compiling():
         return contextlib.nullcontext()
+    if isinstance(problem.mask, Band) and problem.bias is None:
+        tensors = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in (query, key, value))
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
+        call = tensors, modes, problem.mask.low, problem.mask.high, scale, _softcap(problem), torch.get_num_threads()
+        if call in _served:
+            return contextlib.nullcontext()
+        _served.add(call)
     return torch._dynamo.config.patch(recompile_limit=256)
 
 

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -22,8 +21,9 @@ from regard.core.backends.additive.triton_buffers import (
     factors,
     features,
     output_gradient,
+    plain_factors,
+    ranges,
     series_serves,
-    survey,
     value_steps,
 )
 from regard.core.backends.additive.triton_pairs import Pairs
@@ -48,7 +48,6 @@ class _Work(NamedTuple):
     pairs: Pairs
     tuning: Tuning
     made: Features | None
-    table: Tensor | None  # the series', not the relative bias's
     plan: Tensor | None
     notes: Notes
     by_feature: Factors
@@ -98,15 +97,15 @@ def backward(
     s, device, repeat = inputs.sizes, inputs.query.device, inputs.sizes.h // inputs.sizes.g
     change = torch.zeros_like(lse) if grad_lse is None else torch.where(lse == float("-inf"), 0.0, grad_lse).float()
     serves = form != "exact" and series_serves(inputs)
-    found, notes = survey(inputs, "backward" if serves else None), Notes.empty(inputs)
-    made = features(inputs, found, notes, inputs.query.dtype, series.GROUPS["backward"]) if serves else None
-    plan = found.plan
-    dtype = inputs.query.dtype
+    notes, dtype = Notes.empty(inputs), inputs.query.dtype
+    made = features(inputs, notes, dtype, "backward", series.GROUPS["backward"]) if serves else None
+    plan, found = made.plan if made else None, ranges(inputs) if inputs.factored else None
+    by_feature = plain_factors(made.raw) if made else factors(inputs, notes, found=found, plan=None, by_row=False)
     parts = list(slabs(s, pairs.low, pairs.high, _slab_pairs(inputs, made, tuning)))
     split = len({p.first_query for p in parts}) > 1
     work = _Work(
-        inputs, pairs, tuning, made, found.table, plan, notes,
-        factors(inputs, found, notes, by_row=False), factors(inputs, found, notes, by_row=True),
+        inputs, pairs, tuning, made, plan, notes,
+        by_feature, factors(inputs, notes, found=found, plan=plan, by_row=True),
         grad_output, lse, change, *output_gradient(inputs, output, grad_output, change, plan),
         _boost(inputs, grad_output),
         torch.zeros(s.b * s.h, s.q_pad // SPAN * _MOST_SEGMENTS, s.f, device=device, dtype=torch.float32), split,
@@ -173,7 +172,7 @@ def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tenso
             TensorDescriptor.from_tensor(made.query, [block.rows, block.depth]),
             TensorDescriptor.from_tensor(made.key, [block.columns, block.depth]),
             TensorDescriptor.from_tensor(work.notes.value, [block.columns, s.e_block]),
-            *work.weight, work.table, work.plan, pairs, work.grad_output, *work.grad_output.stride(), work.lse,
+            *work.weight, made.table, work.plan, pairs, work.grad_output, *work.grad_output.stride(), work.lse,
             work.delta, work.boost, TensorDescriptor.from_tensor(slab, [block.rows, block.columns]), grad_v,
             *where, part.rows, part.columns, *work.numbers, s.e, segments,
             WIDTH=series.WIDTH, PRECISION=inputs.precision, BM=block.rows, BN=block.columns, BK=block.depth,
@@ -205,18 +204,18 @@ def _feature_gradients(work: _Work, part: Slab, slab: Tensor, grad: Tensor, *, i
         block, own = work.tuning.series_feature, inputs.query if is_query else inputs.key
         units = block.columns // (2 * series.GROUPS["backward"])
         inner = [block.rows, block.depth] if is_query else [block.depth, block.rows]
-        grid = (triton.cdiv(s.f, units), triton.cdiv(extent, block.rows), heads)
+        grid = (-(-s.f // units), -(-extent // block.rows), heads)
         launch(
             triton_series_gradient.series_feature, grid, TensorDescriptor.from_tensor(slab, inner),
             TensorDescriptor.from_tensor(made.key if is_query else made.query, [block.depth, block.columns]),
-            own, *own.stride(), *work.weight, work.table, work.plan, work.pairs, work.boost, grad, *grad.stride(),
+            own, *own.stride(), *work.weight, made.table, work.plan, work.pairs, work.boost, grad, *grad.stride(),
             work.weight_part, work.change, *place, *work.numbers, work.weight_part.shape[1],
             QUERY=is_query, ADD=add, ODD=inputs.activation == "tanh", NATIVE=inputs.native,
             PRECISION=inputs.precision, WIDTH=series.WIDTH, BM=block.rows, UNITS=units, BK=block.depth, block=block,
         )  # fmt: skip
     block = work.tuning.exact_feature
     wide = min(block.columns, s.f_block)
-    grid = (extent // block.rows, triton.cdiv(s.f, wide), heads)
+    grid = (extent // block.rows, -(-s.f // wide), heads)
     # where the series may have served, it has written to the gradient itself, and little is left to do here
     segments = 1 if made else _segments(grid[0] * grid[1] * heads, 2 * work.tuning.programs, _MOST_SEGMENTS)
     out = grad
@@ -259,7 +258,7 @@ def _add_bias_gradients(
     if grad_table is not None:
         count = rows + columns - 1
         sums = torch.empty(heads, count, device=slab.device, dtype=torch.float32)
-        grid = (triton.cdiv(count, 128), heads, 1)
+        grid = (-(-count // 128), heads, 1)
         launch(
             triton_bias_gradient.diagonal_sums, grid, slab, boost, sums, part.rows, part.columns, rows, columns,
             ROWS=16, WIDE=128,

@@ -7,10 +7,10 @@ import torch
 import triton
 from torch import Tensor
 
-from regard.core.backends.additive import series, triton_prepare
+from regard.core.backends.additive import series, triton_features, triton_prepare
 from regard.core.backends.additive.triton_plan import SPAN, Inputs, Sizes, launch
 
-PARTS = 32  # of the rows, in the search for ranges
+PARTS = 8  # of the rows, in the search for ranges; every program that needs them reduces so many
 
 
 def series_serves(inputs: Inputs) -> bool:
@@ -33,35 +33,23 @@ def _operands(inputs: Inputs, *, value: bool) -> list[Any]:
     return [*parts, v, *v.stride(), inputs.weight, inputs.weight_step, inputs.lengths] if value else parts
 
 
-class Survey(NamedTuple):
-    """What the inputs' ranges decide, on the device alone."""
+class Ranges(NamedTuple):
+    """Least and largest value of every feature of a head, by parts of its rows."""
 
-    centre: Tensor  # (b * g, f): tanh(a + b) does not see it, the exponentials do
-    table: Tensor | None
-    plan: Tensor | None  # (b * g,): row of the table, or -1 where the exact kernels serve
+    lows: Tensor  # (b * h + b * g, PARTS, f)
+    highs: Tensor
 
 
-def survey(inputs: Inputs, fit: str | None) -> Survey:
-    """Read query and key once; with a fit, its direction, also choose from the series' table."""
-    s, device = inputs.sizes, inputs.query.device
+def ranges(inputs: Inputs) -> Ranges:
+    """Read query and key once."""
+    s = inputs.sizes
     heads = s.b * (s.h + s.g)
-    lows = torch.empty(heads, PARTS, s.f, device=device, dtype=torch.float32)
-    highs = torch.empty_like(lows)
+    both = torch.empty(2, heads, PARTS, s.f, device=inputs.query.device, dtype=torch.float32)
+    found = Ranges(both[0], both[1])
     launch(
         triton_prepare.ranges, (PARTS, heads, 1),
-        *_operands(inputs, value=False), inputs.lengths, lows, highs, s.h, s.g, s.q, s.k, s.f, s.b * s.h,
-        PARTS=PARTS, ROWS=64, FB=s.f_block,
-    )  # fmt: skip
-    found = Survey(
-        torch.empty(s.b * s.g, s.f, device=device, dtype=torch.float32),
-        None if fit is None else _table(inputs.activation, inputs.query.dtype, fit, device),
-        None if fit is None else torch.empty(s.b * s.g, device=device, dtype=torch.int32),
-    )
-    rows = 1 if found.table is None else found.table.shape[0]
-    launch(
-        triton_prepare.survey, (s.b * s.g, 1, 1),
-        lows, highs, inputs.weight, inputs.weight_step, found.table, found.plan, found.centre,
-        s.g, s.f, s.h // s.g, s.b * s.h, TABLE_ROWS=rows, WIDTH=series.WIDTH, PARTS=PARTS, FB=s.f_block,
+        *_operands(inputs, value=False), inputs.lengths, *found, s.h, s.g, s.q, s.k, s.f, s.b * s.h,
+        PARTS=PARTS, ROWS=64, FB=s.f_block, known=inputs.traits,
     )  # fmt: skip
     return found
 
@@ -89,6 +77,10 @@ class Notes(NamedTuple):
 class Features(NamedTuple):
     query: Tensor  # (b * h * q_pad, 32 * f_pad)
     key: Tensor
+    raw: tuple[Tensor, Tensor]  # plain copies where the series does not serve
+    shifts: tuple[Any, Any]  # what the series' slope adds to queries and to keys; None without one
+    table: Tensor
+    plan: Tensor  # (b * g,): row of the table, or -1 where the exact kernels serve
 
 
 class Factors(NamedTuple):
@@ -98,48 +90,70 @@ class Factors(NamedTuple):
     sizes: tuple[Any, Any]
 
 
-def features(inputs: Inputs, found: Survey, notes: Notes, dtype: torch.dtype, group: int = 1) -> Features:
-    """Features of the series chosen, `group` harmonics of a hidden unit side by side."""
+def _raw(s: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
+    return (
+        torch.empty(s.b * s.h, s.q_pad, s.f_pad, device=device, dtype=torch.float32),
+        torch.empty(s.b * s.g, s.k_pad, s.f_pad, device=device, dtype=torch.float32),
+    )
+
+
+def features(inputs: Inputs, notes: Notes, dtype: torch.dtype, direction: str, group: int = 1) -> Features:
+    """Features of the series that reaches as far as query and key do, `group` harmonics of a hidden unit side by side.
+
+    How far that is, and so which row of the table, the device alone knows.
+    """
     s, device = inputs.sizes, inputs.query.device
+    found = ranges(inputs)
+    shifts = (None, None)
+    if direction == "forward":
+        shifts = tuple(torch.empty(s.b * s.h, n, device=device, dtype=torch.float32) for n in (s.q_pad, s.k_pad))
     made = Features(
         torch.empty(s.b * s.h * s.q_pad, 2 * series.MOST * s.f_pad, device=device, dtype=dtype),
         torch.empty(s.b * s.g * s.k_pad, 2 * series.MOST * s.f_pad, device=device, dtype=dtype),
+        _raw(s, device),
+        (shifts[0], shifts[1]),
+        _table(inputs.activation, inputs.query.dtype, direction, device),
+        torch.empty(s.b * s.g, device=device, dtype=torch.int32),
     )
     launch(
-        triton_prepare.features, (max(s.q_pad, s.k_pad) // SPAN, s.b * (s.h + s.g), 1),
-        *_operands(inputs, value=True), found.table, found.plan, made.query, made.key, *notes,
-        s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, s.b * s.h, WIDTH=series.WIDTH, GROUP=group, ROWS=SPAN,
+        triton_features.features, (max(s.q_pad, s.k_pad) // SPAN, s.b * (s.h + s.g), 1),
+        *_operands(inputs, value=True), *found, made.table, made.plan, made.query, made.key, *made.raw, *made.shifts,
+        *notes, s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, s.b * s.h,
+        TABLE_ROWS=made.table.shape[0], WIDTH=series.WIDTH, PARTS=PARTS, GROUP=group,
+        ODD=series.TARGETS[inputs.activation][1], ROWS=SPAN,
         FB=min(64 if group == 1 else 16, s.f_block), RB=s.f_block, EB=s.e_block, NATIVE=inputs.native,
+        known=(inputs.traits, dtype, direction),
     )  # fmt: skip
     return made
 
 
-def factors(inputs: Inputs, found: Survey, notes: Notes, *, by_row: bool) -> Factors:
-    """Operands of the exact kernels, feature by feature or row by row."""
-    plan = found.plan
+def factors(inputs: Inputs, notes: Notes, *, found: Ranges | None, plan: Tensor | None, by_row: bool) -> Factors:
+    """Operands of the exact kernels, feature by feature or row by row; ranges are for the exponential form."""
     s, device = inputs.sizes, inputs.query.device
     factored = inputs.factored
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, device=device, dtype=torch.float32)
 
-    def sides() -> tuple[Tensor, Tensor]:
-        return empty(s.b * s.h, s.q_pad, s.f_pad), empty(s.b * s.g, s.k_pad, s.f_pad)
-
     def facts() -> tuple[Tensor, Tensor]:
         return empty(s.b * s.h, s.q_pad // SPAN), empty(s.b * s.g, s.k_pad // SPAN)
 
-    raw = sides()
-    powers = (*sides(), empty(s.b * s.h, s.f_pad)) if factored else (None, None, None)
+    raw = _raw(s, device)
+    powers = (*_raw(s, device), empty(s.b * s.h, s.f_pad)) if factored else (None, None, None)
     tops, sizes = (facts(), facts()) if factored else ((None, None), (None, None))
     launch(
         triton_prepare.factors, (max(s.q_pad, s.k_pad) // SPAN, s.b * (s.h + s.g), 1),
-        *_operands(inputs, value=True), found.centre, plan, *raw, *powers, tops[0], sizes[0], tops[1], sizes[1], *notes,
-        s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, s.b * s.h, inputs.low_step,
-        ROW_MAJOR=by_row, FACTORED=factored, COPY=plan is None, SPLIT=inputs.split, FB=min(16, s.f_block),
-        EB=s.e_block,
+        *_operands(inputs, value=True), *(found or (None, None)), plan, *raw, *powers, tops[0], sizes[0], tops[1],
+        sizes[1], *notes, s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, s.b * s.h, inputs.low_step,
+        PARTS=PARTS, ROW_MAJOR=by_row, FACTORED=factored, COPY=plan is None, SPLIT=inputs.split,
+        FB=min(16, s.f_block), EB=s.e_block, known=(inputs.traits, plan is None),
     )  # fmt: skip
     return Factors(raw, powers, tops, sizes)
+
+
+def plain_factors(raw: tuple[Tensor, Tensor]) -> Factors:
+    """Operands of the exact kernels that `features` has made already, for where the series does not serve."""
+    return Factors(raw, (None, None, None), (None, None), (None, None))
 
 
 def value_steps(s: Sizes, plan: Tensor | None) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from regard.core.backends.additive.triton_pairs import (
     tile_allowed,
     tile_state,
 )
-from regard.core.backends.additive.triton_prepare import LIMIT, reciprocal
+from regard.core.backends.additive.triton_prepare import LIMIT, reciprocal, span_place
 
 # With x the largest sum and u its reciprocal weight, |D'| is at most u + u e^{2x}; u itself is at most 1e8.
 QUIET = tl.constexpr(11.0)  # x + ln(u) / 2 up to here: four D' multiply inside float32
@@ -51,12 +51,6 @@ def tile_form(tops, sizes, z_q, z_k, i0, j0, q_pad, k_pad, BM: tl.constexpr, BN:
     size = tl.maximum(tl.max(tl.load(query_size + q_at), 0), tl.max(tl.load(key_size + k_at), 0))
     free = tl.where(top <= QUIET, -1, tl.where(top <= CALM, 0, 1))
     return tl.where(size <= LIMIT, free, 2)
-
-
-@triton.jit
-def span_offset(i, f_pad):
-    """Where row i's first feature lies: rows come in spans, (feature / 4, row, feature % 4) inside one."""
-    return i // SPAN * (f_pad * SPAN) + i % SPAN * 4
 
 
 @triton.jit
@@ -104,6 +98,18 @@ def _four(at, NATIVE: tl.constexpr):
 
 
 @triton.jit
+def _spread(at, NATIVE: tl.constexpr, like):
+    x1, x2, x3, x4 = _four(at, NATIVE)
+    shape: tl.constexpr = like.shape
+    return (
+        tl.broadcast_to(x1, shape),
+        tl.broadcast_to(x2, shape),
+        tl.broadcast_to(x3, shape),
+        tl.broadcast_to(x4, shape),
+    )
+
+
+@triton.jit
 def _factored_sum(a_at, b_at, u_at, f_pad, FORM: tl.constexpr, NATIVE: tl.constexpr,
                   BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """Σ_f 1 / D'_f over a tile (keys, queries); a_at and b_at point at feature 0 of the tile's first query and key."""
@@ -112,16 +118,21 @@ def _factored_sum(a_at, b_at, u_at, f_pad, FORM: tl.constexpr, NATIVE: tl.conste
     total = tl.zeros((rows, keys, WARPS, 32), tl.float32)
     a_at += tl.arange(0, rows)[:, None, None, None] * (f_pad * SPAN) + tl.arange(0, 32)[None, None, None, :] * 4
     key = tl.arange(0, WARPS)[None, None, :, None] * keys + tl.arange(0, keys)[None, :, None, None]
-    b_at += span_offset(key, f_pad)
+    b_at += span_place(key, 0, f_pad)
     # a while loop, because the compiler moves the layout of the matrix product that follows into a for loop, and then
     # every warp computes the whole tile
+    # What the next features need is loaded while these are summed; the tensors are carried in the shape of the tile, so
+    # that they keep its layout.
+    a, b, u = _spread(a_at, NATIVE, total), _spread(b_at, NATIVE, total), _spread(u_at + key * 0, NATIVE, total)
     f = 0
     while f < f_pad:
         for _ in tl.static_range(0, DEPTH, 4):
-            a, b = _four(a_at + f * SPAN, NATIVE), _four(b_at + f * SPAN, NATIVE)
-            u = _four(u_at + f, NATIVE)
-            total += _four_terms(a, b, u, FORM, NATIVE)
             f += 4
+            to = tl.minimum(f, f_pad - 4)
+            c, d = _spread(a_at + to * SPAN, NATIVE, total), _spread(b_at + to * SPAN, NATIVE, total)
+            v = _spread(u_at + to + key * 0, NATIVE, total)
+            total += _four_terms(a, b, u, FORM, NATIVE)
+            a, b, u = c, d, v
     return tl.reshape(tl.permute(total, (2, 1, 0, 3)), (BN, BM))
 
 
@@ -176,8 +187,8 @@ def tile_scores(raw, powers, tops, sizes, weight_at, scale, z_q, z_k, i0, j0, q_
             total = _factored_sum(raw[0] + q_at, raw[1] + k_at, u_at, f_pad, 2, NATIVE, BM, BN, DEPTH)
         return fenced_scale(total, scale * -2.0 * LOG2E, tl.minimum(f_size, 1))
     else:
-        q_at += span_offset(tl.arange(0, BM), f_pad)
-        k_at += span_offset(tl.arange(0, BN), f_pad)
+        q_at += span_place(tl.arange(0, BM), 0, f_pad)
+        k_at += span_place(tl.arange(0, BN), 0, f_pad)
         return _plain_sum(raw[0] + q_at, raw[1] + k_at, weight_at, f_size, ACT, NATIVE, BM, BN) * LOG2E
 
 
@@ -206,7 +217,7 @@ def _attend(state, s, value, v_n, v_e, low_step, calm, ceiling, pairs, bad, bad_
     if not every:
         s = tl.where(tile_allowed(pairs, b, h, i[None, :], j[:, None], n_q, n_k), s, float("-inf"))
     pivot, fade, most = next_pivot(s, most, calm, ceiling, 0)
-    p = fenced_exp2(s - pivot[None, :], tl.minimum(n_q, 1))
+    p = fenced_exp2(s - pivot[None, :], tl.minimum(n_q, 1), PRECISION != "interpreted")
     total = total * fade + tl.sum(p, 0)
     spans = tl.load(bad_span + y * (k_pad // SPAN) + j0 // SPAN + tl.arange(0, BN // SPAN))
     if tl.max(spans, 0) > 0:
@@ -323,7 +334,7 @@ def exact_score(
                     row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse) * LOG2E
                     if not every:
                         s = tl.where(tile_allowed(pairs, b, h, i[None, :], j[:, None], n_q, n_k), s, float("-inf"))
-                    p = fenced_exp2(s - row_lse[None, :], tl.minimum(n_q, 1))
+                    p = fenced_exp2(s - row_lse[None, :], tl.minimum(n_q, 1), NATIVE)
                     rows_at = grad_by_row + (z.to(tl.int64) * q_pad + i)[:, None] * EB + e[None, :]
                     dp = tl.zeros((BM, BN), tl.float32)
                     if PRECISION == "three":

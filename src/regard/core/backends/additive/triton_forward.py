@@ -3,15 +3,22 @@
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from regard.core.backends.additive import series, triton_exact, triton_series
 from regard.core.backends.additive.tiles import Tiles
-from regard.core.backends.additive.triton_buffers import Notes, factors, features, series_serves, survey, value_steps
+from regard.core.backends.additive.triton_buffers import (
+    Notes,
+    factors,
+    features,
+    plain_factors,
+    ranges,
+    series_serves,
+    value_steps,
+)
 from regard.core.backends.additive.triton_pairs import Pairs
-from regard.core.backends.additive.triton_plan import DEFAULT, Block, Inputs, Tuning, launch
+from regard.core.backends.additive.triton_plan import DEFAULT, Block, Inputs, Tuning, launch, trait
 
 _TILES = Tiles()
 _SERIES = (DEFAULT, DEFAULT._replace(series_forward=Block(128, 128, 64, warps=8, stages=4), pieces=1),
@@ -69,35 +76,38 @@ def forward(
     tuning = tuning or _tuned(inputs, pairs, form, learning)
     output = torch.empty(s.b, s.h, s.q, s.e, device=device, dtype=inputs.value.dtype)
     lse = torch.empty(s.b, s.h, s.q, device=device, dtype=torch.float32)
-    serves = form != "exact" and series_serves(inputs)
-    found, notes = survey(inputs, ("backward" if learning else "forward") if serves else None), Notes.empty(inputs)
-    plan = found.plan
+    notes, plan = Notes.empty(inputs), None
+    known = (inputs.traits, trait(pairs), form, learning)
     numbers = (s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e)
     bounded = inputs.activation == "tanh" and pairs.bias is None and pairs.table is None
-    if serves:
+    if form != "exact" and series_serves(inputs):
         # float16 rounds features less than bfloat16 does, at the same speed
-        dtype = inputs.query.dtype if learning else torch.float16
-        made = features(inputs, found, notes, dtype)
+        dtype, direction = (inputs.query.dtype, "backward") if learning else (torch.float16, "forward")
+        made = features(inputs, notes, dtype, direction)
+        plan, exact = made.plan, plain_factors(made.raw)
         # wider values leave less shared memory for the columns on their way
         block, pieces = (tuning.series_forward, tuning.pieces) if s.e_block <= 64 else (tuning.series_wide, 1)
         launch(
-            triton_series.series_forward, (triton.cdiv(s.q, block.rows), s.b * s.h, 1),
+            triton_series.series_forward, (-(-s.q // block.rows), s.b * s.h, 1),
             TensorDescriptor.from_tensor(made.query, [block.rows, block.depth]),
             TensorDescriptor.from_tensor(made.key, [block.columns, block.depth]),
             TensorDescriptor.from_tensor(notes.value, [block.columns // pieces, s.e_block]),
-            notes.bad, notes.bad_span, notes.query_bad, inputs.weight, inputs.weight_step,
-            found.table, plan, pairs, output, lse, *numbers, *output.stride(),
+            *made.shifts, notes.bad, notes.bad_span, notes.query_bad, inputs.weight, inputs.weight_step,
+            made.table, plan, pairs, output, lse, *numbers, *output.stride(),
             WIDTH=series.WIDTH, BOUNDED=bounded, PIECES=pieces,
             PRECISION=inputs.precision, BM=block.rows, BN=block.columns, BK=block.depth, FB=s.f_block, EB=s.e_block,
-            block=block,
+            block=block, known=known,
         )  # fmt: skip
-    made, block = factors(inputs, found, notes, by_row=False), tuning.exact_forward
+    else:
+        found = ranges(inputs) if inputs.factored else None
+        exact = factors(inputs, notes, found=found, plan=None, by_row=False)
+    block = tuning.exact_forward
     launch(
-        triton_exact.exact_forward, (triton.cdiv(s.q, block.rows), s.b * s.h, 1),
-        *made, *value_steps(s, plan), *notes, inputs.weight, inputs.weight_step, plan, pairs, output, lse,
+        triton_exact.exact_forward, (-(-s.q // block.rows), s.b * s.h, 1),
+        *exact, *value_steps(s, plan), *notes, inputs.weight, inputs.weight_step, plan, pairs, output, lse,
         *numbers, inputs.low_step, *output.stride(),
         ACT=inputs.activation, BOUNDED=bounded, FACTORED=inputs.factored, NATIVE=inputs.native,
         PRECISION=inputs.precision, BM=block.rows, BN=block.columns, DEPTH=block.depth, FB=s.f_block, EB=s.e_block,
-        block=block,
+        block=block, known=known,
     )  # fmt: skip
     return output, lse

@@ -1,11 +1,10 @@
-"""What the main kernels read instead of query, key and value: ranges, trigonometric features, exponentials."""
+"""What the main kernels read instead of query, key and value: ranges, exponentials, values without NaN."""
 
 import triton
 import triton.language as tl
 
 from regard.core.backends.additive.triton_pairs import LOG2E, SPAN, coarse
 
-HEAVY = tl.constexpr(4096.0)  # query features of a larger weight would leave float16
 LIMIT = tl.constexpr(34.0)  # |x| up to which e^{2x} over the least weight is inside float32
 LEAST = tl.constexpr(1e-8)  # weights smaller than this share of the largest are held there
 FAR = tl.constexpr(1e9)  # reciprocal weight of padding features: their terms vanish in the rounding
@@ -22,34 +21,22 @@ def reciprocal(x, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def sine_cosine(turns, NATIVE: tl.constexpr):
-    """sin 2πt and cos 2πt; the special-function unit is exact enough once t is within half a turn."""
-    shift = 12582912.0  # 1.5 * 2^23: adding and taking it away rounds to a whole number
-    t = (turns - ((turns + shift) - shift)) * 6.283185307179586
-    if NATIVE:
-        s = tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [t], dtype=tl.float32, is_pure=True, pack=1)
-        c = tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [t], dtype=tl.float32, is_pure=True, pack=1)
-        return s, c
-    else:
-        return tl.sin(t), tl.cos(t)
-
-
-@triton.jit
 def _span_of(x, x_n, x_f, first, last, f_size, low_at, high_at, ROWS: tl.constexpr, FB: tl.constexpr):
     for f0 in range(0, f_size, FB):
         f = f0 + tl.arange(0, FB)
-        low = tl.full((FB,), float("inf"), tl.float32)
-        high = tl.full((FB,), float("-inf"), tl.float32)
+        # whole tiles of least and largest values: threads meet once, at the end
+        low = tl.full((ROWS, FB), float("inf"), tl.float32)
+        high = tl.full((ROWS, FB), float("-inf"), tl.float32)
         for r in range(first, last, ROWS):
             i = r + tl.arange(0, ROWS)
             inside = (i < last)[:, None] & (f < f_size)[None, :]
             spot = x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f
             t = tl.load(spot, mask=inside, other=0.0).to(tl.float32)
             good = inside & (t == t)
-            low = tl.minimum(low, tl.min(tl.where(good, t, float("inf")), 0))
-            high = tl.maximum(high, tl.max(tl.where(good, t, float("-inf")), 0))
-        tl.store(low_at + f, low, mask=f < f_size)
-        tl.store(high_at + f, high, mask=f < f_size)
+            low = tl.minimum(low, tl.where(good, t, float("inf")))
+            high = tl.maximum(high, tl.where(good, t, float("-inf")))
+        tl.store(low_at + f, tl.min(low, 0), mask=f < f_size)
+        tl.store(high_at + f, tl.max(high, 0), mask=f < f_size)
 
 
 @triton.jit
@@ -81,47 +68,21 @@ def ranges(
 @triton.jit
 def unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr):
     """Ranges of query and key features f, over all query heads that share the key head `unit`."""
-    parts = tl.arange(0, PARTS)
-    spot = parts[:, None] * f_size + f[None, :]
-    good = (f < f_size)[None, :]
-    at = (batch_heads + unit) * PARTS * f_size
-    k_low = tl.min(tl.load(lows + at + spot, mask=good, other=0.0), 0)
-    k_high = tl.max(tl.load(highs + at + spot, mask=good, other=0.0), 0)
+    good = f < f_size
+    at = (batch_heads + unit) * PARTS * f_size + f
+    k_low = tl.load(lows + at, mask=good, other=0.0)
+    k_high = tl.load(highs + at, mask=good, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        k_low = tl.minimum(k_low, tl.load(lows + at + part * f_size, mask=good, other=0.0))
+        k_high = tl.maximum(k_high, tl.load(highs + at + part * f_size, mask=good, other=0.0))
     q_low = k_low * 0.0 + float("inf")
     q_high = k_low * 0.0 - float("inf")
     for r in range(repeat):
-        at = (unit * repeat + r) * PARTS * f_size
-        q_low = tl.minimum(q_low, tl.min(tl.load(lows + at + spot, mask=good, other=0.0), 0))
-        q_high = tl.maximum(q_high, tl.max(tl.load(highs + at + spot, mask=good, other=0.0), 0))
+        at = (unit * repeat + r) * PARTS * f_size + f
+        for part in tl.static_range(PARTS):
+            q_low = tl.minimum(q_low, tl.load(lows + at + part * f_size, mask=good, other=0.0))
+            q_high = tl.maximum(q_high, tl.load(highs + at + part * f_size, mask=good, other=0.0))
     return q_low, q_high, k_low, k_high
-
-
-@triton.jit
-def survey(
-    lows, highs, weight, w_h, table, plan, centre, groups, f_size, repeat, batch_heads,
-    TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, FB: tl.constexpr,
-):  # fmt: skip
-    """For each key head the centre of each feature, and the table's first row that reaches every sum query + key.
-
-    The row is -1 where none does, or where a query feature would be too large.
-    """
-    unit = tl.program_id(0)
-    reach = 0.0
-    heaviest = 0.0
-    for f0 in range(0, f_size, FB):
-        f = f0 + tl.arange(0, FB)
-        q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS)
-        top = tl.maximum(tl.abs(q_low + k_low), tl.abs(q_high + k_high))
-        reach = tl.maximum(reach, tl.max(tl.where((k_low <= k_high) & (f < f_size), top, 0.0), 0))
-        middle = ((k_low + k_high) - (q_low + q_high)) * 0.25
-        tl.store(centre + unit * f_size + f, tl.where(tl.abs(middle) < float("inf"), middle, 0.0), mask=f < f_size)
-        for r in range(repeat):
-            w = tl.load(weight + ((unit % groups) * repeat + r) * w_h + f, mask=f < f_size, other=0.0).to(tl.float32)
-            heaviest = tl.maximum(heaviest, tl.max(tl.abs(w), 0))
-    if table is not None:
-        row = tl.arange(0, TABLE_ROWS)
-        short = tl.sum((tl.load(table + row * WIDTH) < reach).to(tl.int32), 0)
-        tl.store(plan + unit, tl.where((short < TABLE_ROWS) & (heaviest <= HEAVY), short, -1))
 
 
 @triton.jit
@@ -163,90 +124,9 @@ def copy_values(value, v_n, v_e, stop, i0, e_size, bad, copy_at, c_n, c_e, low_s
 
 
 @triton.jit
-def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, sines, cosines, base, groups, out_at,
-                    GROUP: tl.constexpr, QUERY: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
-                    NATIVE: tl.constexpr):  # fmt: skip
-    """Feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
-
-    Columns are [group of harmonics][feature / 4][GROUP harmonics][feature % 4][2]: with groups of two, a thread of a
-    matrix product's result holds all harmonics of its features, which the gradients sum.
-    """
-    i = i0 + tl.arange(0, ROWS)
-    member = tl.arange(0, GROUP)
-    for f0 in range(0, f_pad, FB):
-        f = f0 + tl.arange(0, FB)
-        inside = (i < n)[:, None] & (f < f_size)[None, :]
-        t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
-        turns = tl.reshape(tl.where(t == t, t, 0.0) * base, (ROWS, FB // 4, 1, 4))
-        filled = tl.reshape(inside, (ROWS, FB // 4, 1, 4))
-        # from one group of harmonics to the next the angle grows by 2 GROUP times the first: a rotation
-        s, c = sine_cosine(turns * (2 * member + 1).to(tl.float32)[None, None, :, None], NATIVE)
-        turn_s, turn_c = sine_cosine(turns * (2.0 * GROUP), NATIVE)
-        for group in range(groups):
-            if QUERY:
-                w = tl.load(weight + f, mask=f < f_size, other=0.0).to(tl.float32) * LOG2E
-                w = tl.reshape(w, (1, FB // 4, 1, 4))
-                p = tl.load(sines + member + group * GROUP)[None, None, :, None] * w
-                q = tl.load(cosines + member + group * GROUP)[None, None, :, None] * w
-                first, second = p * s + q * c, p * c - q * s
-            else:
-                first, second = c, s
-            if GROUP == 1:  # all first ones, then all second ones: no exchange between threads
-                spot = out_at + i[:, None].to(tl.int64) * (f_pad * 32) + (2 * group * f_pad + f)[None, :]
-                first = tl.reshape(tl.where(filled, first, 0.0), (ROWS, FB)).to(out_at.dtype.element_ty)
-                second = tl.reshape(tl.where(filled, second, 0.0), (ROWS, FB)).to(out_at.dtype.element_ty)
-                tl.store(spot, first, mask=(f < f_pad)[None, :])
-                tl.store(spot + f_pad, second, mask=(f < f_pad)[None, :])
-            else:
-                both = tl.join(tl.where(filled, first, 0.0), tl.where(filled, second, 0.0))
-                both = tl.reshape(both, (ROWS, FB * 2 * GROUP)).to(out_at.dtype.element_ty)
-                column = (group * f_pad + f0) * (2 * GROUP) + tl.arange(0, FB * 2 * GROUP)
-                room = (f0 * 2 * GROUP + tl.arange(0, FB * 2 * GROUP)) < f_pad * 2 * GROUP
-                tl.store(out_at + i[:, None].to(tl.int64) * (f_pad * 32) + column[None, :], both, mask=room[None, :])
-            s, c = s * turn_c + c * turn_s, c * turn_c - s * turn_s
-
-
-@triton.jit
-def features(
-    query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, value, v_b, v_h, v_n, v_e, weight, w_h, lengths,
-    table, plan, query_out, key_out, value_out, query_bad, bad, bad_span,
-    heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, batch_heads, WIDTH: tl.constexpr, GROUP: tl.constexpr,
-    ROWS: tl.constexpr, FB: tl.constexpr, RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
-    """Sine-series features of query and key, and the copy of value."""
-    i0, z = tl.program_id(0) * ROWS, tl.program_id(1)
-    repeat = heads // groups
-    if z < batch_heads:
-        if i0 < q_pad:
-            x = query + (z // heads).to(tl.int64) * q_b + (z % heads) * q_h
-            nans = nan_rows(x, q_n, q_f, n_q, i0, f_size, ROWS, RB)
-            tl.store(query_bad + z * q_pad + i0 + tl.arange(0, ROWS), nans.to(tl.int8))
-            row = tl.load(plan + z // repeat)
-            if row >= 0:
-                fit = table + row * WIDTH
-                count = tl.load(fit + 1).to(tl.int32) // GROUP
-                out = query_out + z.to(tl.int64) * q_pad * (f_pad * 32)
-                _write_features(x, q_n, q_f, n_q, i0, f_size, f_pad, weight + (z % heads) * w_h, fit + 8, fit + 24,
-                                tl.load(fit + 2), count, out, GROUP, True, ROWS, FB, NATIVE)  # fmt: skip
-    else:
-        y = z - batch_heads
-        b = y // groups
-        if i0 < k_pad:
-            stop = n_k
-            if lengths is not None:
-                stop = tl.minimum(stop, tl.load(lengths + b))
-            row = tl.load(plan + y)
-            x = key + b.to(tl.int64) * k_b + (y % groups) * k_h
-            if row >= 0:
-                fit = table + row * WIDTH
-                count = tl.load(fit + 1).to(tl.int32) // GROUP
-                out = key_out + y.to(tl.int64) * k_pad * (f_pad * 32)
-                _write_features(x, k_n, k_f, stop, i0, f_size, f_pad, weight, fit + 8, fit + 24,
-                                tl.load(fit + 2), count, out, GROUP, False, ROWS, FB, NATIVE)  # fmt: skip
-            nans = nan_rows(x, k_n, k_f, stop, i0, f_size, ROWS, RB)
-            copy_values(value + b.to(tl.int64) * v_b + (y % groups) * v_h, v_n, v_e, stop, i0, e_size, nans,
-                        value_out + y.to(tl.int64) * k_pad * EB, EB, 1, 0, bad + y * k_pad,
-                        bad_span + y * (k_pad // ROWS), False, ROWS, EB)  # fmt: skip
+def span_place(i, f, f_pad):
+    """Where feature f of row i lies: rows come in spans, (feature / 4, row, feature % 4) inside one."""
+    return (i // SPAN * f_pad + f // 4 * 4).to(tl.int64) * SPAN + i % SPAN * 4 + f % 4
 
 
 @triton.jit
@@ -262,10 +142,10 @@ def _exp(x):
 @triton.jit
 def factors(
     query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, value, v_b, v_h, v_n, v_e, weight, w_h, lengths,
-    centre, plan, query_raw, key_raw, query_exp, key_exp, inverse, query_top, query_size, key_top, key_size,
+    lows, highs, plan, query_raw, key_raw, query_exp, key_exp, inverse, query_top, query_size, key_top, key_size,
     value_out, query_bad, bad, bad_span,
     heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, batch_heads, low_step,
-    ROW_MAJOR: tl.constexpr, FACTORED: tl.constexpr, COPY: tl.constexpr, SPLIT: tl.constexpr,
+    PARTS: tl.constexpr, ROW_MAJOR: tl.constexpr, FACTORED: tl.constexpr, COPY: tl.constexpr, SPLIT: tl.constexpr,
     FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
     """Float32 copies of query and key and, for tanh, e^{2(a+c)} / w and e^{2(b-c)}, by feature or by row.
@@ -310,18 +190,16 @@ def factors(
             if ROW_MAJOR:
                 out = i[:, None].to(tl.int64) * f_pad + f[None, :]
             else:
-                out = (
-                    (span * f_pad + f // 4 * 4)[None, :].to(tl.int64) * SPAN
-                    + (i % SPAN * 4)[:, None]
-                    + (f % 4)[None, :]
-                )
+                out = span_place(i[:, None], f[None, :], f_pad)
             room = (f < f_pad)[None, :]
             if is_query:
                 tl.store(query_raw + z.to(tl.int64) * f_pad * pad + out, t, mask=room)
             else:
                 tl.store(key_raw + y.to(tl.int64) * f_pad * pad + out, t, mask=room)
             if FACTORED:
-                middle = tl.load(centre + unit * f_size + f, mask=f < f_size, other=0.0)
+                q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS)
+                middle = ((k_low + k_high) - (q_low + q_high)) * 0.25
+                middle = tl.where(tl.abs(middle) < float("inf"), middle, 0.0)
                 t = tl.where(is_query, t + middle[None, :], t - middle[None, :])
                 t = tl.where(inside, t, 0.0)
                 w = tl.load(weight + (z % heads) * w_h + f, mask=f < f_size, other=0.0).to(tl.float32) / w_top

@@ -17,6 +17,7 @@ from regard.core.backends.additive.triton_pairs import (
     dropout_factor,
     key_range,
     next_pivot,
+    power_of_two,
     product,
     query_range,
     tile_allowed,
@@ -36,17 +37,19 @@ def _tile_scores(query_at, key_at, q_row, k_row, columns, PRECISION: tl.constexp
 
 
 @triton.jit
-def _attend(state, s, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0, n_q, n_k, k_pad, every,
-            PRECISION: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+def _attend(state, s, value_at, key_shift, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0, n_q, n_k, k_pad,
+            every, PRECISION: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """A score tile into the running softmax and the running output."""
     most, total, poison, acc = state
     v = value_at.load([y * k_pad + j0, 0])
     j = j0 + tl.arange(0, BN)
+    if key_shift is not None:
+        s += tl.load(key_shift + z * k_pad + j, mask=j < k_pad, other=0.0)[None, :]
     s = add_bias(s, pairs, b, h, i[:, None], j[None, :], n_q, n_k, LOG2E)
     if not every:
         s = tl.where(tile_allowed(pairs, b, h, i[:, None], j[None, :], n_q, n_k), s, float("-inf"))
     pivot, fade, most = next_pivot(s, most, calm, ceiling, 1)
-    p = tl.exp2(s - pivot[:, None])
+    p = power_of_two(s - pivot[:, None], PRECISION != "interpreted")
     total = total * fade + tl.sum(p, 1)
     if spoilt:
         here = tl.load(bad + y * k_pad + j, mask=j < k_pad, other=0).to(tl.int32)
@@ -59,8 +62,8 @@ def _attend(state, s, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i
 
 @triton.jit
 def series_forward(
-    query_at, key_at, value_at, bad, bad_span, query_bad, weight, w_h, table, plan, pairs, output, lse,
-    heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, o_b, o_h, o_n, o_e,
+    query_at, key_at, value_at, query_shift, key_shift, bad, bad_span, query_bad, weight, w_h, table, plan, pairs,
+    output, lse, heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, o_b, o_h, o_n, o_e,
     WIDTH: tl.constexpr, BOUNDED: tl.constexpr, PIECES: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
@@ -77,6 +80,9 @@ def series_forward(
         _, weight_sum, reach = weight_facts(weight + h * w_h, f_size, FB)
         calm = BOUNDED & (reach < CALM_REACH)
         ceiling = reach * LOG2E
+        if query_shift is not None:  # the tiles' scores lack it
+            row_shift = tl.load(query_shift + z * q_pad + i, mask=i < n_q, other=0.0)
+            ceiling -= row_shift * LOG2E
         most = tl.full((BM,), float("-inf"), tl.float32)
         total = tl.zeros((BM,), tl.float32)
         poison = tl.load(query_bad + z * q_pad + i, mask=i < n_q, other=0).to(tl.int32)
@@ -89,28 +95,15 @@ def series_forward(
                 s = _tile_scores(query_at, key_at, z * q_pad + i0, y * k_pad + j0, columns, PRECISION, BM, BN, BK)
                 state = (most, total, poison, acc)
                 if PIECES == 1:
-                    state = _attend(state, s, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
-                                    n_q, n_k, k_pad, every, PRECISION, BN)  # fmt: skip
-                else:  # part of the temporary numbers at a time: registers are what a program is short of
+                    state = _attend(state, s, value_at, key_shift, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
+                                    j0, n_q, n_k, k_pad, every, PRECISION, BN)  # fmt: skip
+                else:  # half of the temporary numbers at a time: registers are what a program is short of
                     half: tl.constexpr = BN // 2
                     s1, s2 = tl.split(tl.permute(tl.reshape(s, (BM, 2, half)), (0, 2, 1)))
-                    if PIECES == 2:
-                        state = _attend(state, s1, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
-                                        n_q, n_k, k_pad, every, PRECISION, half)  # fmt: skip
-                        state = _attend(state, s2, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
-                                        j0 + half, n_q, n_k, k_pad, every, PRECISION, half)  # fmt: skip
-                    else:
-                        part: tl.constexpr = BN // 4
-                        s3, s4 = tl.split(tl.permute(tl.reshape(s1, (BM, 2, part)), (0, 2, 1)))
-                        state = _attend(state, s3, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
-                                        n_q, n_k, k_pad, every, PRECISION, part)  # fmt: skip
-                        state = _attend(state, s4, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
-                                        j0 + part, n_q, n_k, k_pad, every, PRECISION, part)  # fmt: skip
-                        s3, s4 = tl.split(tl.permute(tl.reshape(s2, (BM, 2, part)), (0, 2, 1)))
-                        state = _attend(state, s3, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
-                                        j0 + half, n_q, n_k, k_pad, every, PRECISION, part)  # fmt: skip
-                        state = _attend(state, s4, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
-                                        j0 + half + part, n_q, n_k, k_pad, every, PRECISION, part)  # fmt: skip
+                    state = _attend(state, s1, value_at, key_shift, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
+                                    j0, n_q, n_k, k_pad, every, PRECISION, half)  # fmt: skip
+                    state = _attend(state, s2, value_at, key_shift, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
+                                    j0 + half, n_q, n_k, k_pad, every, PRECISION, half)  # fmt: skip
                 most, total, poison, acc = state
         empty = total == 0.0
         acc = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, total)[:, None])
@@ -120,6 +113,8 @@ def series_forward(
         tl.store(at, acc.to(output.dtype.element_ty), mask=inside)
         shift = weight_sum * tl.load(table + row * WIDTH + 4)
         row_lse = (most + tl.log2(tl.where(empty, 1.0, total))) / LOG2E + shift
+        if query_shift is not None:
+            row_lse += row_shift
         tl.store(lse + z.to(tl.int64) * n_q + i, tl.where(empty, float("-inf"), row_lse), mask=i < n_q)
 
 
@@ -165,7 +160,7 @@ def series_score(
                     row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse) * LOG2E
                     if not every:
                         s = tl.where(tile_allowed(pairs, b, h, i[:, None], j[None, :], n_q, n_k), s, float("-inf"))
-                    p = tl.exp2(s - row_lse[:, None])
+                    p = power_of_two(s - row_lse[:, None], PRECISION != "interpreted")
                     inside = (i < n_q)[:, None] & (e < e_size)[None, :]
                     at = grad_output + b.to(tl.int64) * g_b + h * g_h + i.to(tl.int64)[:, None] * g_n
                     v = value_at.load([y * k_pad + j0, 0])

@@ -7,8 +7,8 @@ side, so the chain rule through sin ωa and cos ωa is applied to the sums in re
 import triton
 import triton.language as tl
 
+from regard.core.backends.additive.triton_features import sine_cosine
 from regard.core.backends.additive.triton_pairs import LOG2E, key_range, product, query_range
-from regard.core.backends.additive.triton_prepare import sine_cosine
 
 GROUP = tl.constexpr(2)  # harmonics that lie side by side in the feature columns; series.GROUPS["backward"]
 

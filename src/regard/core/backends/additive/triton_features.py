@@ -1,0 +1,185 @@
+"""Sine-series features of query and key rows, made on the device once per pass."""
+
+import triton
+import triton.language as tl
+
+from regard.core.backends.additive.triton_pairs import LOG2E
+from regard.core.backends.additive.triton_prepare import copy_values, nan_rows, span_place, unit_range
+
+HEAVY = tl.constexpr(4096.0)  # query features of a larger weight would leave float16
+
+
+@triton.jit
+def sine_cosine(turns, NATIVE: tl.constexpr):
+    """sin 2πt and cos 2πt; the special-function unit is exact enough once t is within half a turn."""
+    shift = 12582912.0  # 1.5 * 2^23: adding and taking it away rounds to a whole number
+    t = (turns - ((turns + shift) - shift)) * 6.283185307179586
+    if NATIVE:
+        s = tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [t], dtype=tl.float32, is_pure=True, pack=1)
+        c = tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [t], dtype=tl.float32, is_pure=True, pack=1)
+        return s, c
+    else:
+        return tl.sin(t), tl.cos(t)
+
+
+@triton.jit
+def table_row(lows, highs, weight, w_h, table, unit, groups, batch_heads, f_size, repeat,
+              TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, FB: tl.constexpr):  # fmt: skip
+    """The table's first row that reaches every sum query + key of a key head.
+
+    -1 where none does, or where a query feature would be too large.
+    """
+    reach = 0.0
+    for f0 in range(0, f_size, FB):
+        f = f0 + tl.arange(0, FB)
+        q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS)
+        top = tl.maximum(tl.abs(q_low + k_low), tl.abs(q_high + k_high))
+        top = tl.where(k_low <= k_high, top, 0.0)
+        for r in range(repeat):
+            w = tl.load(weight + ((unit % groups) * repeat + r) * w_h + f, mask=f < f_size, other=0.0).to(tl.float32)
+            top = tl.where(tl.abs(w) > HEAVY, float("inf"), top)
+        reach = tl.maximum(reach, tl.max(tl.where(f < f_size, top, 0.0), 0))
+    row = tl.arange(0, TABLE_ROWS)
+    short = tl.sum((tl.load(table + row * WIDTH) < reach).to(tl.int32), 0)
+    return tl.where(short < TABLE_ROWS, short, -1)
+
+
+@triton.jit
+def _weighted(x, x_n, x_f, stop, i0, f_size, weight, ROWS: tl.constexpr, FB: tl.constexpr):
+    """Σ_f w_f x_f of rows i0 .. i0 + ROWS, NaN as 0."""
+    i = i0 + tl.arange(0, ROWS)
+    total = tl.zeros((ROWS,), tl.float32)
+    for f0 in range(0, f_size, FB):
+        f = f0 + tl.arange(0, FB)
+        inside = (i < stop)[:, None] & (f < f_size)[None, :]
+        t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
+        w = tl.load(weight + f, mask=f < f_size, other=0.0).to(tl.float32)
+        total += tl.sum(tl.where(t == t, t, 0.0) * w[None, :], 1)
+    return total
+
+
+@triton.jit
+def _write_raw(x, x_n, x_f, stop, i0, f_size, f_pad, out_at, ROWS: tl.constexpr, FB: tl.constexpr):
+    """A float32 copy for the exact kernels; NaN and rows from stop on are 0."""
+    i = i0 + tl.arange(0, ROWS)
+    for f0 in range(0, f_pad, FB):
+        f = f0 + tl.arange(0, FB)
+        inside = (i < stop)[:, None] & (f < f_size)[None, :]
+        t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
+        t = tl.where(t == t, t, 0.0)
+        tl.store(out_at + span_place(i[:, None], f[None, :], f_pad), t, mask=(f < f_pad)[None, :])
+
+
+@triton.jit
+def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, fit, out_at,
+                    GROUP: tl.constexpr, QUERY: tl.constexpr, ODD: tl.constexpr, ROWS: tl.constexpr,
+                    FB: tl.constexpr, NATIVE: tl.constexpr):  # fmt: skip
+    """Feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
+
+    Columns are [group of harmonics][feature / 4][GROUP harmonics][feature % 4][2]: with groups of two, a thread of a
+    matrix product's result holds all harmonics of its features, which the gradients sum.
+    """
+    i = i0 + tl.arange(0, ROWS)
+    member = tl.arange(0, GROUP)
+    groups, base, lowest = tl.load(fit + 1).to(tl.int32) // GROUP, tl.load(fit + 2), tl.load(fit + 5)
+    sines, cosines = fit + 8, fit + 24
+    for f0 in range(0, f_pad, FB):
+        f = f0 + tl.arange(0, FB)
+        inside = (i < n)[:, None] & (f < f_size)[None, :]
+        t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
+        turns = tl.reshape(tl.where(t == t, t, 0.0) * base, (ROWS, FB // 4, 1, 4))
+        # from one group of harmonics to the next the angle grows by 2 GROUP times the first: a rotation
+        s, c = sine_cosine(turns * (lowest + (2 * member).to(tl.float32))[None, None, :, None], NATIVE)
+        turn_s, turn_c = sine_cosine(turns * (2.0 * GROUP), NATIVE)
+        scale = inside.to(tl.float32)  # what is turned may be scaled first, to nothing in padding
+        if QUERY:
+            scale *= tl.load(weight + f, mask=f < f_size, other=0.0).to(tl.float32)[None, :] * LOG2E
+        scale = tl.reshape(scale, (ROWS, FB // 4, 1, 4))
+        s, c = s * scale, c * scale
+        for group in range(groups):
+            if QUERY:
+                p = tl.load(sines + member + group * GROUP)[None, None, :, None]
+                if ODD:
+                    first, second = p * s, p * c
+                else:
+                    q = tl.load(cosines + member + group * GROUP)[None, None, :, None]
+                    first, second = p * s + q * c, p * c - q * s
+            else:
+                first, second = c, s
+            if GROUP == 1:  # all first ones, then all second ones: no exchange between threads
+                spot = out_at + i[:, None].to(tl.int64) * (f_pad * 32) + (2 * group * f_pad + f)[None, :]
+                first = tl.reshape(first, (ROWS, FB)).to(out_at.dtype.element_ty)
+                second = tl.reshape(second, (ROWS, FB)).to(out_at.dtype.element_ty)
+                tl.store(spot, first, mask=(f < f_pad)[None, :])
+                tl.store(spot + f_pad, second, mask=(f < f_pad)[None, :])
+            else:
+                both = tl.join(first, second)
+                both = tl.reshape(both, (ROWS, FB * 2 * GROUP)).to(out_at.dtype.element_ty)
+                column = (group * f_pad + f0) * (2 * GROUP) + tl.arange(0, FB * 2 * GROUP)
+                room = (f0 * 2 * GROUP + tl.arange(0, FB * 2 * GROUP)) < f_pad * 2 * GROUP
+                tl.store(out_at + i[:, None].to(tl.int64) * (f_pad * 32) + column[None, :], both, mask=room[None, :])
+            s, c = s * turn_c + c * turn_s, c * turn_c - s * turn_s
+
+
+@triton.jit
+def features(
+    query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, value, v_b, v_h, v_n, v_e, weight, w_h, lengths,
+    lows, highs, table, plan, query_out, key_out, query_raw, key_raw, query_shift, key_shift,
+    value_out, query_bad, bad, bad_span,
+    heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, batch_heads,
+    TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, ODD: tl.constexpr,
+    ROWS: tl.constexpr, FB: tl.constexpr, RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Features of query and key where a row of the table serves, plain copies for the exact kernels where none does.
+
+    Beside them what the row's slope adds: to a query's log-sum-exp, and to a key's base-2 scores for each
+    of its query heads.
+    """
+    i0, z = tl.program_id(0) * ROWS, tl.program_id(1)
+    i = i0 + tl.arange(0, ROWS)
+    repeat = heads // groups
+    if z < batch_heads:
+        if i0 < q_pad:
+            x = query + (z // heads).to(tl.int64) * q_b + (z % heads) * q_h
+            nans = nan_rows(x, q_n, q_f, n_q, i0, f_size, ROWS, RB)
+            tl.store(query_bad + z * q_pad + i, nans.to(tl.int8))
+            row = table_row(lows, highs, weight, w_h, table, z // repeat, groups, batch_heads, f_size, repeat,
+                            TABLE_ROWS, WIDTH, PARTS, RB)  # fmt: skip
+            if row >= 0:
+                fit, own = table + row * WIDTH, weight + (z % heads) * w_h
+                out = query_out + z.to(tl.int64) * q_pad * (f_pad * 32)
+                _write_features(x, q_n, q_f, n_q, i0, f_size, f_pad, own, fit, out, GROUP, True, ODD, ROWS, FB, NATIVE)
+                if query_shift is not None:
+                    shift = _weighted(x, q_n, q_f, n_q, i0, f_size, own, ROWS, RB) * tl.load(fit + 3)
+                    tl.store(query_shift + z * q_pad + i, shift)
+            else:
+                _write_raw(x, q_n, q_f, n_q, i0, f_size, f_pad, query_raw + z.to(tl.int64) * q_pad * f_pad, ROWS, RB)
+    else:
+        y = z - batch_heads
+        b = y // groups
+        if i0 < k_pad:
+            stop = n_k
+            if lengths is not None:
+                stop = tl.minimum(stop, tl.load(lengths + b))
+            row = table_row(lows, highs, weight, w_h, table, y, groups, batch_heads, f_size, repeat,
+                            TABLE_ROWS, WIDTH, PARTS, RB)  # fmt: skip
+            if i0 == 0:
+                tl.store(plan + y, row)
+            x = key + b.to(tl.int64) * k_b + (y % groups) * k_h
+            if row >= 0:
+                fit = table + row * WIDTH
+                out = key_out + y.to(tl.int64) * k_pad * (f_pad * 32)
+                _write_features(x, k_n, k_f, stop, i0, f_size, f_pad, weight, fit, out, GROUP, False, ODD,
+                                ROWS, FB, NATIVE)  # fmt: skip
+                if key_shift is not None:
+                    for r in range(repeat):
+                        h = (y % groups) * repeat + r
+                        own = weight + h * w_h
+                        shift = _weighted(x, k_n, k_f, stop, i0, f_size, own, ROWS, RB) * (tl.load(fit + 3) * LOG2E)
+                        tl.store(key_shift + (b * heads + h) * k_pad + i, shift)
+            else:
+                _write_raw(x, k_n, k_f, stop, i0, f_size, f_pad, key_raw + y.to(tl.int64) * k_pad * f_pad, ROWS, RB)
+            nans = nan_rows(x, k_n, k_f, stop, i0, f_size, ROWS, RB)
+            copy_values(value + b.to(tl.int64) * v_b + (y % groups) * v_h, v_n, v_e, stop, i0, e_size, nans,
+                        value_out + y.to(tl.int64) * k_pad * EB, EB, 1, 0, bad + y * k_pad,
+                        bad_span + y * (k_pad // ROWS), False, ROWS, EB)  # fmt: skip

@@ -1,0 +1,68 @@
+"""The kernels of windows, interpreted on the CPU, against float64 softmax over a dense mask."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+# batch, heads, key heads, queries, keys, size, value size, low, high
+SHAPES = (
+    (1, 2, 2, 151, 151, 16, 16, -20, 0),
+    (2, 4, 2, 131, 203, 16, 32, -7, 9),
+    (1, 1, 1, 71, 41, 16, 16, -5, -30),  # most rows see nothing
+    (1, 2, 1, 139, 307, 32, 16, 60, 90),
+)
+
+
+def explicit(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float) -> Tensor:
+    group = query.shape[1] // key.shape[1]
+    key, value = (t.repeat_interleave(group, 1) for t in (key, value))
+    i, j = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])[None, :]
+    allowed = ((j - i >= low) & (j - i <= high)).to(query.device)
+    filled = allowed.any(-1, keepdim=True)
+    scores = torch.where(allowed, query @ key.mT * scale, torch.where(filled, -torch.inf, 0.0).double())
+    return torch.where(filled, torch.softmax(scores, -1), 0.0) @ value
+
+
+def check(device: str, dtype: torch.dtype) -> None:
+    from regard.core.backends.triton_window import window_attention
+
+    most = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    torch.manual_seed(3)
+    for b, h, g, q, k, d, e, low, high in SHAPES:
+        leaves = [torch.randn(b, x, n, s) for x, n, s in ((h, q, d), (g, k, d), (g, k, e))]
+        leaves = [x.to(device, dtype) for x in leaves]
+        mine = [x.clone().requires_grad_() for x in leaves]
+        true = [x.double().requires_grad_() for x in leaves]
+        out, real = window_attention(*mine, low, high, 0.3), explicit(*true, low, high, 0.3)
+        change = torch.randn_like(real)
+        found = (out, *torch.autograd.grad(out, mine, change.to(dtype)))
+        for a, t in zip(found, (real, *torch.autograd.grad(real, true, change)), strict=True):
+            assert (a.double() - t).norm().item() <= most * max(t.norm().item(), 1e-6)
+
+
+def test_interpreted() -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("TRITON IS NOT INSTALLED: the kernels of windows are not tested at all")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "passed" in done.stdout
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_compiled(dtype: torch.dtype) -> None:
+    check("cuda", dtype)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    check("cpu", torch.float32)
+    print("passed", flush=True)
