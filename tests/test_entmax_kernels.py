@@ -42,49 +42,81 @@ def rows() -> Tensor:
     return scores
 
 
+def chunked(scores: Tensor, size: int) -> Tensor:
+    """(slices, rows, keys) as (chunks, slices, rows, size), with numbers after the last key that must not be read."""
+    missing = -scores.shape[-1] % size
+    padded = torch.nn.functional.pad(scores, (0, missing), value=1e30)
+    return padded.unflatten(-1, (-1, size)).permute(2, 0, 1, 3).contiguous()
+
+
 def check(device: str) -> None:
+    """Thresholds, weights and the gradient of the scores, in one chunk and in several."""
     from regard.core.backends import triton_entmax
 
     for alpha in ALPHAS:
         scores = rows().to(device)
         true = explicit(scores.cpu(), alpha).to(device)
+        torch.manual_seed(8)
+        change = torch.randn_like(scores)
+        slope = torch.where(true > 0, torch.where(true > 0, true, 1).pow(2 - alpha), 0)
+        mean = (slope * change).sum(-1, keepdim=True) / slope.sum(-1, keepdim=True).clamp_min(1e-300)
+        for size in (83, 32):
+            tiles, dtiles = chunked(scores[None], size), chunked(change[None], size)
+            found = torch.zeros(1, 7, 2, device=device)
+            triton_entmax.weigh(tiles.clone(), found, alpha, i0=0, j0=0, n=83, weights=False)
+            again = tiles.clone()
+            triton_entmax.weigh(again, found, alpha, i0=0, j0=0, n=83)
+            triton_entmax.weigh_back(tiles, dtiles, found, alpha, i0=0, j0=0, n=83)
+            weights, dscores = (t.permute(1, 2, 0, 3).flatten(-2)[0] for t in (tiles, dtiles))
+            torch.testing.assert_close(again, tiles, rtol=0, atol=0)
+            torch.testing.assert_close(weights[:, :83].double(), true, rtol=2e-4, atol=2e-6)
+            # The slope of a weight near 0 is as uncertain as its threshold.
+            torch.testing.assert_close(dscores[:, :83].double(), slope * (change - mean), rtol=4e-3, atol=8e-3)
+            assert not weights[:, 83:].any()
+            assert not dscores[:, 83:].any()
         threshold = triton_entmax.entmax_threshold(scores, alpha)
-        weights, slopes, totals = triton_entmax.entmax_weights(scores, threshold, alpha)
-        torch.testing.assert_close(weights.double(), true, rtol=2e-4, atol=2e-6)
-        real = torch.where(true > 0, true, 1).pow(2 - alpha)
-        seen = true > 1e-4  # the slope of a weight near 0 is as uncertain as its threshold
-        torch.testing.assert_close(slopes.double()[seen], real[seen], rtol=2e-3, atol=2e-5)
-        torch.testing.assert_close(totals, slopes.sum(-1, keepdim=True))
-        change, mean = torch.randn_like(scores), torch.randn(7, 1, device=device)
-        expected = slopes * (change - mean)
-        given, again = triton_entmax.entmax_gradient(scores, threshold, change, mean, alpha)
-        torch.testing.assert_close(given, expected)
-        torch.testing.assert_close(again, weights, rtol=0, atol=0)
+        torch.testing.assert_close(threshold, found[0], rtol=1e-6, atol=1e-7)
     spoilt = rows().to(device)
     spoilt[2, 3] = torch.nan
-    threshold = triton_entmax.entmax_threshold(spoilt, 1.5)
-    weights = triton_entmax.entmax_weights(spoilt, threshold, 1.5)[0]
-    assert weights[2].isnan().all()
-    assert weights[[0, 1, 3, 4, 5, 6]].isfinite().all()
+    tiles = chunked(spoilt[None], 32)
+    triton_entmax.weigh(tiles, torch.zeros(1, 7, 2, device=device), 1.5, i0=0, j0=0, n=83)
+    assert tiles[:, 0, 2].isnan().all()
+    assert tiles[:, 0, [0, 1, 3, 4, 5, 6]].isfinite().all()
 
 
-def through_the_blocks(device: str) -> None:
-    """The whole attention by the kernels, output and gradients, against the reference."""
-    from regard.core.backends import streams
+MASKS = {
+    "none": lambda device: None,
+    "causal": lambda device: regard.causal(),
+    "window": lambda device: regard.window(9, 4),
+    "ahead": lambda device: regard.window(2, 3, offset=28),  # the last rows have nothing to attend
+    "lengths": lambda device: regard.padding(torch.tensor([0, 23], device=device)),
+    "both": lambda device: regard.causal() & regard.padding(torch.tensor([5, 37], device=device)),
+}
 
-    plain = streams.EntmaxStream._by_kernels
+
+def through_the_rows(device: str) -> None:
+    """The whole attention by the kernels, output and gradients, against the reference in float64."""
     torch.manual_seed(6)
-    query, key, value = (torch.randn(2, 2, n, 11, device=device, requires_grad=True) for n in (29, 53, 53))
-    for normalize in (regard.Sparsemax(), regard.Entmax(1.5)):
-        for mask in (None, regard.causal(), regard.padding(torch.tensor([0, 31], device=device))):
-            found = []
-            for backend in ("blocked", "reference"):
-                streams.EntmaxStream._by_kernels = lambda self, scores: True
-                output = regard.attention(query, key, value, normalize=normalize, mask=mask, backend=backend).output
-                found.append((output, *torch.autograd.grad(output.square().sum(), (query, key, value))))
-                streams.EntmaxStream._by_kernels = plain
-            for a, b in zip(*found, strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    inputs = [torch.randn(2, h, n, d, device=device) for h, n, d in ((2, 13, 11), (1, 37, 11), (1, 37, 7))]
+    scaled, cosine = regard.ScaledDot(), regard.Cosine(5.0)
+    cases = [(scaled, regard.Sparsemax(), name) for name in MASKS]
+    cases += [(cosine, regard.Entmax(1.5), "both"), (scaled, regard.Entmax(1.25), "none")]
+    for score, normalize, name in cases:
+        found = []
+        for backend, dtype in (("blocked", torch.float32), ("reference", torch.float64)):
+            leaves = [t.to(dtype).requires_grad_() for t in inputs]
+            settings = {"score": score, "normalize": normalize, "mask": MASKS[name](device), "backend": backend}
+            output = regard.attention(*leaves, **settings).output
+            found.append((output, *torch.autograd.grad(output.square().sum(), leaves)))
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def small_blocks() -> None:
+    """Chunks, blocks of rows and groups of slices so small that a short sequence has several of each."""
+    from regard.core.backends import sparse_rows
+
+    sparse_rows.CHUNK, sparse_rows._BYTES, sparse_rows._ROWS = 16, 4 * 37 * 5 * 3, 5
 
 
 def test_interpreted() -> None:
@@ -99,14 +131,25 @@ def test_interpreted() -> None:
 
 
 @pytest.mark.cuda
-def test_compiled() -> None:
+def test_compiled(monkeypatch) -> None:
+    from regard.core.backends import sparse_rows
+
     check("cuda")
-    through_the_blocks("cuda")
+    through_the_rows("cuda")
+    for name in ("CHUNK", "_BYTES", "_ROWS"):
+        monkeypatch.setattr(sparse_rows, name, getattr(sparse_rows, name))  # set back after the test
+    small_blocks()
+    through_the_rows("cuda")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     check("cpu")
     print("rows passed", flush=True)
-    through_the_blocks("cpu")
-    print("blocks passed", flush=True)
+    from regard.core.backends import sparse_rows
+
+    small_blocks()
+    # On the CPU nothing but the device stands against the kernels, which are interpreted here.
+    sparse_rows.serves = lambda problem: problem.dtype == torch.float32
+    through_the_rows("cpu")
+    print("attention passed", flush=True)

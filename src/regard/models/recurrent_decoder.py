@@ -143,12 +143,19 @@ class RecurrentDecoder(nn.Module):
         parts = first.unflatten(-1, (self.recurrence.parts, self.recurrence.layers, self.size)).permute(1, 2, 0, 3)
         projected = None
         if self.attention is not None:
-            values, mask = memory.values, memory.mask
-            if mask is not None:  # zero times whatever stands at a padded position must be zero, in gradients too
-                values = values.masked_fill(~mask.unsqueeze(-1), 0.0)
-            projected = self.attention.project(values, mask=mask)
+            projected = self._projected(memory, self.attention)
         hidden = tuple(part.contiguous() for part in parts)
         return RecurrentState(hidden, torch.zeros_like(hidden[0][0]), None, projected, summary)
+
+    def _projected(self, memory: Memory, attention: Attends) -> Projected:
+        """Keys and values as the mechanism reads them."""
+        keys, values, mask = memory.keys, memory.values, memory.mask
+        same = keys is values
+        if mask is not None:  # zero times whatever stands at a padded position must be zero, in gradients too
+            keys = keys.masked_fill(~mask.unsqueeze(-1), 0.0)
+            values = keys if same else values.masked_fill(~mask.unsqueeze(-1), 0.0)
+        projected = attention.project(keys, mask=mask)
+        return projected if same else projected._replace(value=attention.project(values, mask=mask).value)
 
     def step(self, state: RecurrentState, tokens: Int[Tensor, "b"]) -> Step:
         """One token further; the same numbers as `forward`."""

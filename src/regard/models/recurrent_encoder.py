@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.models import recurrent_captured, recurrent_reading
 from regard.models.memory import Memory
+from regard.models.memory_words import Content, check_content, with_words
 from regard.models.recurrent_cells import Recurrence
 from regard.models.recurrent_tokens import embedded
 
@@ -19,6 +20,10 @@ class RecurrentEncoder(nn.Module):
     source (b, k) → `Memory` with keys = values (b, k, m), m = size for one direction and 2 · size for two; `summary`
     is the last state of the top layer, of both directions: what the reader knows at the end. Padding changes nothing:
     the states of a sequence are those it has alone, and padded positions are zeros.
+
+    A state knows its neighbours, so a decoder may look beside the word it means. `keys` and `values` choose what the
+    memory is searched by and what is taken from it: the "states" h_j, the "words" alone, W_x x_j, or "both", their
+    sum. With values of words what is taken can only be the word looked at (Nguyen & Chiang 2018, section 4).
 
     >>> encoder = RecurrentEncoder(11, 4)
     >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
@@ -36,17 +41,31 @@ class RecurrentEncoder(nn.Module):
         bidirectional: bool = True,
         embedding_size: int | None = None,
         dropout: float = 0.0,
+        keys: Content = "states",
+        values: Content = "states",
     ) -> None:
         super().__init__()
+        check_content(keys=keys, values=values)
         recurrence = Recurrence(cell=cell, layers=layers, embedding_size=embedding_size, dropout=dropout)
         self.size = size
         self.memory_size = size * (2 if bidirectional else 1)
         self.embedding = nn.Embedding(vocabulary, embedding_size or size)
         self.network = recurrence.network(embedding_size or size, size, bidirectional=bidirectional)
         self.dropout = nn.Dropout(dropout)
+        self.keys, self.values = keys, values
+        plain = keys == values == "states"
+        self.words = None if plain else nn.Linear(embedding_size or size, self.memory_size, bias=False)
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
         """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
+        memory = self._read(source, lengths)
+        if self.words is None:
+            return memory
+        words = self.words(self.dropout(self.embedding(source)))
+        return with_words(memory, words, keys=self.keys, values=self.values)
+
+    def _read(self, source: Tensor, lengths: Tensor | None) -> Memory:
+        """The memory whose keys and values are the states."""
         mask = None
         captured = recurrent_captured.serves(self.network) and source.numel() > 0
         if lengths is not None:

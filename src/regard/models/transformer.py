@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from regard.core.masks import causal, padding
 from regard.core.requests import Request, full
 from regard.models.memory import Decoded, Memory, Step, pure
+from regard.models.memory_words import Content, check_content, with_words
 from regard.models.transformer_beams import StaticBeams, TransformerBeams, grouped
 from regard.models.transformer_input import Added, Inside, TokenInput, embedding_for, inside, positions_of
 from regard.models.transformer_stack import DecoderStack, EncoderStack, Stacked
@@ -51,7 +52,8 @@ class TransformerEncoder(nn.Module):
     source (b, k) → `Memory` with keys = values (b, k, size); `summary` is their mean over the real positions.
     `feed_forward` is the hidden size of a ReLU layer (4 · size unless given), or a function that makes another kind,
     such as `lambda: FeedForward(512, 1376, activation="swiglu")`. `positions`: sinusoidal, learned, relative, rotary,
-    alibi, a module of `regard.nn`, or None (a bag of words). `embedding` may be shared with a decoder.
+    alibi, a module of `regard.nn`, or None (a bag of words). `embedding` may be shared with a decoder. `keys` and
+    `values` of the memory are the "states", the "words" with their positions as the first layer reads them, or "both".
 
     >>> encoder = TransformerEncoder(11, 8, layers=2, heads=2, positions="rotary").eval()
     >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
@@ -72,8 +74,12 @@ class TransformerEncoder(nn.Module):
         normalization: Normalization = nn.LayerNorm,
         dropout: float = 0.0,
         embedding: nn.Embedding | None = None,
+        keys: Content = "states",
+        values: Content = "states",
     ) -> None:
         super().__init__()
+        check_content(keys=keys, values=values)
+        self.keys, self.values = keys, values
         placed = positions_of(positions, size, heads)
         self.size = self.memory_size = size
         self.input = _input(vocabulary, size, placed, embedding, dropout)
@@ -95,11 +101,15 @@ class TransformerEncoder(nn.Module):
         """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
         states = self.read(source, lengths).output
         if lengths is None:
-            return Memory(states, states, None, states.mean(1))
-        mask = _real(source, lengths)
-        states = torch.where(mask.unsqueeze(-1), states, 0)
-        summary = states.sum(1) / lengths.clamp(min=1).unsqueeze(-1)
-        return Memory(states, states, mask, summary.to(states.dtype))
+            memory = Memory(states, states, None, states.mean(1))
+        else:
+            mask = _real(source, lengths)
+            states = torch.where(mask.unsqueeze(-1), states, 0)
+            summary = states.sum(1) / lengths.clamp(min=1).unsqueeze(-1)
+            memory = Memory(states, states, mask, summary.to(states.dtype))
+        if self.keys == self.values == "states":
+            return memory
+        return with_words(memory, self.input(source), keys=self.keys, values=self.values)
 
     def read(
         self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None, *, weights: Request | None = None

@@ -1,6 +1,7 @@
 """Gradients by CUDA graph: a small model's step is some hundred launches, and a graph makes one of them."""
 
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -107,7 +108,9 @@ class _Graph:
 def _no_waiting() -> Generator[None, None, None]:
     """Whatever makes the host wait for the device raises."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.backends import reference
+from regard.core.backends import reference, sparse_rows
 from regard.core.backends.blocks import Grid, grid, square
+from regard.core.backends.once import once_only
 from regard.core.backends.result import Result
 from regard.core.backends.streams import Block, EntmaxStream, Finished, Stream, Upstream, stream
 from regard.core.biases import DenseBias
@@ -53,6 +54,8 @@ def working_bytes(problem: Problem) -> int:
 def attend(problem: Problem) -> Result:
     """Attention block by block."""
     problem, marks = cleaned(problem)
+    if marks is None and sparse_rows.serves(problem):
+        return sparse_rows.attend(problem)
     bias = problem.bias.tensor if isinstance(problem.bias, DenseBias) and problem.bias.tensor.requires_grad else None
     learned = tuple(t for t in problem.learned if t is not bias)
     rule = stream(problem.normalize, problem.sample)
@@ -198,14 +201,6 @@ class _Sums:
                 "the score uses parameters that were not seen when it was tried on the first pairs: their gradient "
                 "would be lost; use backend='reference', or pass the score as a torch.nn.Module that holds them"
             )
-
-
-def once_only(backend: str) -> None:
-    """Raise if the backward pass is itself being differentiated: its graph would end here without a word."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            f"backend {backend!r} is differentiable once: use backend='reference' for second derivatives"
-        )
 
 
 def _joined(finished: list[Finished]) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, ...]]:

@@ -28,7 +28,7 @@ from regard.core.normalizers import (
     entmax_weights,
 )
 
-_LONGEST = 32_768  # keys of a row that the kernels of sparsemax and entmax hold in registers
+_LONGEST = 32_768  # keys of a row that the kernel of sparsemax and entmax holds in registers
 
 
 class Block(NamedTuple):
@@ -174,42 +174,27 @@ class EntmaxStream(Stream):
         threshold = self._threshold(pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1))
         total = torch.zeros_like(threshold[..., :1])
         for block in state.blocks:
-            weights, slope, part = self._weights(block.scores, threshold)
+            weights = entmax_weights(block.scores, threshold, self.alpha)
+            slope = entmax_slope(weights, self.alpha)
             output = output + block.drop(weights) @ block.values
             centre = centre + block.drop(slope) @ block.values
-            total = total + part
+            total = total + slope.sum(-1, keepdim=True)
         return Finished(output, (threshold, centre / torch.where(total == 0, 1, total)))
 
     def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
         threshold, centre = kept
-        mean = (upstream.output * centre).sum(-1, keepdim=True)
-        if self._by_kernels(block.scores):
-            from regard.core.backends import triton_entmax
-
-            change = upstream.weights(block)
-            dscores, weights = triton_entmax.entmax_gradient(block.scores, threshold, change, mean, self.alpha)
-            return Gradient(dscores, block.drop(weights))
         weights = entmax_weights(block.scores, threshold, self.alpha)
+        mean = (upstream.output * centre).sum(-1, keepdim=True)
         return Gradient(entmax_slope(weights, self.alpha) * (upstream.weights(block) - mean), block.drop(weights))
 
     def _threshold(self, scores: Tensor) -> Tensor:
-        if self._by_kernels(scores):
-            from regard.core.backends import triton_entmax
+        if self._by_kernel(scores):
+            from regard.core.backends import triton_entmax  # imports Triton: only where it is used
 
             return triton_entmax.entmax_threshold(scores, self.alpha)
         return entmax_threshold(scores, self.alpha)
 
-    def _weights(self, scores: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights, slopes, and the sum of the slopes."""
-        if self._by_kernels(scores):
-            from regard.core.backends import triton_entmax
-
-            return triton_entmax.entmax_weights(scores, threshold, self.alpha)
-        weights = entmax_weights(scores, threshold, self.alpha)
-        slope = entmax_slope(weights, self.alpha)
-        return weights, slope, slope.sum(-1, keepdim=True)
-
-    def _by_kernels(self, scores: Tensor) -> bool:
+    def _by_kernel(self, scores: Tensor) -> bool:
         """One launch instead of a dozen, and no sorting. Beyond 2 the sum is not convex: no steps climb to its root."""
         plain = scores.is_cuda and scores.dtype == torch.float32 and steps.kernels()
         return plain and 1 < self.alpha <= 2 and 0 < scores.shape[-1] <= _LONGEST

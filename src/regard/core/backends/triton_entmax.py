@@ -2,12 +2,19 @@
 
 The threshold is the root of Σ [m - τ]₊^p - 1 with margins m = (α - 1)(s - best) <= 0 and p = 1 / (α - 1) >= 1, convex
 and falling: Newton's steps from τ = -1, where the sum is at least 1, climb to it without ever passing it, and no score
-is sorted.  The row stays in registers meanwhile, so it is read once.
+is sorted. The row stays in registers meanwhile, so it is read once.
+
+Scores stand in chunks, (chunks, slices, rows, C): `regard.core.backends.sparse_rows` says why. One chunk is a matrix.
 """
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+_ROUNDS = 60  # Newton's steps at most; six to ten are usual
 
 
 @triton.jit
@@ -32,15 +39,50 @@ def _weight(z, POWER: tl.constexpr):
 
 
 @triton.jit
-def thresholds(scores, s_row, found, n, rounds, POWER: tl.constexpr, BLOCK: tl.constexpr):
-    """(best, τ) of each row; τ is inf for a row with nothing in it, NaN for one with a NaN."""
-    row = tl.program_id(0).to(tl.int64)
-    j = tl.arange(0, BLOCK)
-    s = tl.load(scores + row * s_row + j, mask=j < n, other=float("-inf"))
+def _row(
+    scores, lengths, slices, rows, width, i0, j0, n, count, low, high,
+    C: tl.constexpr, BLOCK: tl.constexpr, BAND: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """Where the program's row stands, what of it is there to be stored, and its scores, -inf where nothing may be."""
+    z, r = tl.program_id(0) // rows, tl.program_id(0) % rows
+    t = tl.arange(0, BLOCK)
+    at = (((t // C).to(tl.int64) * slices + z) * rows + r) * width + t % C
+    j = j0 + t
+    allowed = (t < count) & (j < n)
+    if BAND:
+        distance = j - (i0 + r)
+        allowed = allowed & (distance >= low) & (distance <= high)
+    if PADDED:
+        allowed = allowed & (j < tl.load(lengths + z))
+    return at, t < count, tl.load(scores + at, mask=allowed, other=float("-inf"))
+
+
+_FREE = [
+    "slices",
+    "rows",
+    "i0",
+    "j0",
+    "n",
+    "count",
+    "low",
+    "high",
+    "rounds",
+]  # no kernels of their own for 1 or 16
+
+
+@triton.jit(do_not_specialize=_FREE)
+def rows_forward(
+    scores, found, f_slice, lengths, slices, rows, width, i0, j0, n, count, low, high, rounds,
+    POWER: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+    BAND: tl.constexpr, PADDED: tl.constexpr, WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    """(best, τ) of each row: τ is inf for a row with nothing in it, NaN for one with a NaN. Weights replace scores."""
+    at, there, s = _row(scores, lengths, slices, rows, width, i0, j0, n, count, low, high, C, BLOCK, BAND, PADDED)
     best = tl.max(tl.where(s == s, s, float("-inf")), 0)
     spoilt = tl.max((s != s).to(tl.int32), 0) > 0
     empty = best == float("-inf")
-    margin = tl.where(s > float("-inf"), (s - tl.where(empty, 0.0, best)) / POWER, float("-inf"))
+    best = tl.where(empty, 0.0, best)
+    margin = tl.where(s > float("-inf"), (s - best) / POWER, float("-inf"))
     tau = -1.0
     left = tl.where(empty | spoilt, 0, rounds)
     while left > 0:
@@ -52,80 +94,80 @@ def thresholds(scores, s_row, found, n, rounds, POWER: tl.constexpr, BLOCK: tl.c
         tau = tl.maximum(next_tau, tau)
     tau = tl.where(empty, float("inf"), tau)
     tau = tl.where(spoilt, float("nan"), tau)
-    tl.store(found + row * 2, tl.where(empty, 0.0, best))
-    tl.store(found + row * 2 + 1, tau)
+    place = found + (tl.program_id(0) // rows).to(tl.int64) * f_slice + (i0 + tl.program_id(0) % rows) * 2
+    tl.store(place, best)
+    tl.store(place + 1, tau)
+    if WEIGHTS:
+        weights = _weight(tl.where(margin > tau, margin - tau, 0.0), POWER)
+        tl.store(scores + at, tl.where(spoilt, float("nan"), weights), mask=there)
 
 
-@triton.jit
-def _row_weights(scores, found, row, s_row, j, n, POWER: tl.constexpr):
-    s = tl.load(scores + row * s_row + j, mask=j < n, other=float("-inf"))
-    best, tau = tl.load(found + row * 2), tl.load(found + row * 2 + 1)
+@triton.jit(do_not_specialize=_FREE[:-1])
+def rows_backward(
+    scores, change, found, f_slice, lengths, slices, rows, width, i0, j0, n, count, low, high,
+    POWER: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BAND: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """Weights in the place of the scores, and the scores' gradient in the place of the weights'."""
+    at, there, s = _row(scores, lengths, slices, rows, width, i0, j0, n, count, low, high, C, BLOCK, BAND, PADDED)
+    place = found + (tl.program_id(0) // rows).to(tl.int64) * f_slice + (i0 + tl.program_id(0) % rows) * 2
+    best, tau = tl.load(place), tl.load(place + 1)
     margin = tl.where(s == float("-inf"), float("-inf"), (s - best) / POWER)
     z = tl.where(margin > tau, margin - tau, 0.0)
     weights = _weight(z, POWER)
     slope = _slope(z, weights, POWER)
-    return tl.where(tau == tau, weights, float("nan")), tl.where(tau == tau, slope, float("nan"))
+    dw = tl.load(change + at, mask=there & (slope != 0.0), other=0.0)
+    total = tl.sum(slope, 0)
+    mean = tl.sum(slope * dw, 0) / tl.where(total == 0.0, 1.0, total)
+    spoilt = tau != tau
+    tl.store(scores + at, tl.where(spoilt, float("nan"), weights), mask=there)
+    tl.store(change + at, tl.where(spoilt, float("nan"), slope * (dw - mean)), mask=there)
 
 
-@triton.jit
-def weigh(scores, s_row, found, out, slopes, totals, n, POWER: tl.constexpr, BLOCK: tl.constexpr):
-    """Weights of a row, their slopes, and the slopes' sum."""
-    row = tl.program_id(0).to(tl.int64)
-    j = tl.arange(0, BLOCK)
-    weights, slope = _row_weights(scores, found, row, s_row, j, n, POWER)
-    tl.store(out + row * n + j, weights, mask=j < n)
-    tl.store(slopes + row * n + j, slope, mask=j < n)
-    tl.store(totals + row, tl.sum(slope, 0))
+def _launch(chunks: int, size: int) -> dict[str, int]:
+    block = max(128, triton.next_power_of_2(chunks * size))
+    # One chunk may have any size, and a kernel for each size would be many: it ends where the block does.
+    return {"C": size if chunks > 1 else block, "BLOCK": block, "num_warps": min(32, max(1, block // 1024))}
 
 
-@triton.jit
-def gradient(scores, s_row, found, out, change, mean, n, POWER: tl.constexpr, BLOCK: tl.constexpr):
-    """Weights of a row, and in the place of their gradient that of the scores."""
-    row = tl.program_id(0).to(tl.int64)
-    j = tl.arange(0, BLOCK)
-    weights, slope = _row_weights(scores, found, row, s_row, j, n, POWER)
-    at = change + row * n + j
-    dw = tl.load(at, mask=j < n, other=0.0)
-    tl.store(at, tl.where(slope == 0.0, 0.0, slope * (dw - tl.load(mean + row))), mask=j < n)
-    tl.store(out + row * n + j, weights, mask=j < n)
+def _limits(low: int | None, high: int | None, lengths: Tensor | None) -> tuple[tuple[int, int], dict[str, bool]]:
+    far = 2**30
+    band = -far if low is None else low, far if high is None else high
+    return band, {"BAND": low is not None or high is not None, "PADDED": lengths is not None}
 
 
-def _launch(n: int) -> dict[str, int]:
-    block = max(32, triton.next_power_of_2(n))
-    return {"BLOCK": block, "num_warps": min(32, max(1, block // 1024))}
+def weigh(
+    scores: Tensor, found: Tensor, alpha: float, *, i0: int, j0: int, n: int,
+    low: int | None = None, high: int | None = None, lengths: Tensor | None = None, weights: bool = True,
+) -> None:  # fmt: skip
+    """Writes (best, τ) of the rows from `i0` into `found` (slices, queries, 2), and the weights over their scores.
+
+    `scores` (chunks, slices, rows, C) are those of the keys from `j0`; keys from `n` do not exist.
+    """
+    chunks, slices, rows, size = scores.shape
+    band, limits = _limits(low, high, lengths)
+    rows_forward[(slices * rows,)](
+        scores, found, found.stride(0), found if lengths is None else lengths, slices, rows, size, i0, j0, n,
+        chunks * size, *band, _ROUNDS, POWER=1.0 / (alpha - 1.0), WEIGHTS=weights, **limits, **_launch(chunks, size),
+    )  # fmt: skip
+
+
+def weigh_back(
+    scores: Tensor, change: Tensor, found: Tensor, alpha: float, *, i0: int, j0: int, n: int,
+    low: int | None = None, high: int | None = None, lengths: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Writes the weights over the scores, and the gradient of the scores over `change`, that of the weights."""
+    chunks, slices, rows, size = scores.shape
+    band, limits = _limits(low, high, lengths)
+    rows_backward[(slices * rows,)](
+        scores, change, found, found.stride(0), found if lengths is None else lengths, slices, rows, size, i0, j0, n,
+        chunks * size, *band, POWER=1.0 / (alpha - 1.0), **limits, **_launch(chunks, size),
+    )  # fmt: skip
 
 
 def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
     """Best score and threshold of each row, (…, 2), as `regard.core.normalizers.entmax_threshold` gives them."""
     n = scores.shape[-1]
-    flat = scores.reshape(-1, n)
-    found = scores.new_empty(*scores.shape[:-1], 2)
-    thresholds[(flat.shape[0],)](flat, flat.stride(0), found, n, 60, POWER=1.0 / (alpha - 1.0), **_launch(n))
-    return found
-
-
-def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights, their slopes, and the slopes' sum (…, 1)."""
-    n = scores.shape[-1]
-    flat = scores.reshape(-1, n)
-    weights, slopes = scores.new_empty(scores.shape), scores.new_empty(scores.shape)
-    totals = scores.new_empty(*scores.shape[:-1], 1)
-    weigh[(flat.shape[0],)](
-        flat, flat.stride(0), threshold.contiguous(), weights, slopes, totals, n,
-        POWER=1.0 / (alpha - 1.0), **_launch(n),
-    )  # fmt: skip
-    return weights, slopes, totals
-
-
-def entmax_gradient(
-    scores: Tensor, threshold: Tensor, change: Tensor, mean: Tensor, alpha: float
-) -> tuple[Tensor, Tensor]:
-    """Gradient of the scores, in the place of `change`, that of the weights; and the weights themselves."""
-    n = scores.shape[-1]
-    flat, change = scores.reshape(-1, n), change.contiguous()
-    weights = scores.new_empty(scores.shape)
-    gradient[(flat.shape[0],)](
-        flat, flat.stride(0), threshold.contiguous(), weights, change, mean.contiguous(), n,
-        POWER=1.0 / (alpha - 1.0), **_launch(n),
-    )  # fmt: skip
-    return change, weights
+    flat: Any = scores.reshape(1, 1, -1, n).contiguous()
+    found = torch.empty(1, flat.shape[2], 2, dtype=scores.dtype, device=scores.device)
+    weigh(flat, found, alpha, i0=0, j0=0, n=n, weights=False)
+    return found.view(*scores.shape[:-1], 2)

@@ -163,7 +163,7 @@ class Tuning(NamedTuple):
 
 
 SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8))  # sizes up to 64
-LARGE = Tuning(Block(128, 64, warps=8), Block(128, 64, warps=8, stages=2), Block(64, 128, warps=8, stages=2))
+LARGE = Tuning(Block(64, 64, warps=4), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2))
 
 
 def _place(*tensors: Tensor) -> list[int]:

@@ -101,6 +101,10 @@ class ModelSettings(_Settings):
     """Of the recurrent model's word vectors; none: the size."""
     layers: PositiveInt = 1
     """Of encoder and decoder each."""
+    keys: Literal["states", "words", "both"] = "states"
+    """What the source is searched by: the encoder's states, the words alone, or their sum."""
+    values: Literal["states", "words", "both"] = "states"
+    """What is taken from where the decoder looks, likewise: of words alone, it has to look at the word it means."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """In training."""
 

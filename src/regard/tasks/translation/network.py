@@ -30,6 +30,8 @@ def build(settings: ModelSettings, sizes: tuple[int, int], *, shared: bool) -> E
         layers=settings.layers,
         embedding_size=embedding,
         dropout=settings.dropout,
+        keys=settings.keys,
+        values=settings.values,
     )
     decoder = RecurrentDecoder(
         target,
@@ -81,6 +83,8 @@ def _transformer(settings: ModelSettings, sizes: tuple[int, int], shared: bool) 
         norm=settings.norm,
         dropout=settings.dropout,
         embedding=embedding,
+        keys=settings.keys,
+        values=settings.values,
     )
     decoder = TransformerDecoder(
         sizes[1],

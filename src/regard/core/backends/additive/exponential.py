@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.backends.blocked import once_only
+from regard.core.backends.once import once_only
 from regard.core.scores import Additive, Score, Swap
 
 _log = logging.getLogger("regard")

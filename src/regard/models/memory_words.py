@@ -1,0 +1,36 @@
+"""Memories that are searched by, or give, the words themselves beside what an encoder has made of them."""
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.models.memory import Memory
+
+Content = Literal["states", "words", "both"]
+CONTENTS: tuple[Content, ...] = ("states", "words", "both")
+
+
+def check_content(**named: str) -> None:
+    """An error for a content that there is not."""
+    for name, content in named.items():
+        if content not in CONTENTS:
+            raise ValueError(f"{name} must be one of {', '.join(CONTENTS)}, got {content!r}")
+
+
+def with_words(memory: Memory, words: Float[Tensor, "b k m"], *, keys: Content, values: Content) -> Memory:
+    """A memory of states with the words (b, k, m), of the states' size, in their place or added to them.
+
+    >>> states, words = torch.zeros(1, 2, 3), torch.ones(1, 2, 3)
+    >>> memory = with_words(Memory(states, states, None, states[:, 0]), words, keys="states", values="words")
+    >>> memory.keys is states, memory.values.sum()
+    (True, tensor(6.))
+    """
+    if memory.mask is not None:  # padded positions stay zeros
+        words = torch.where(memory.mask.unsqueeze(-1), words, 0)
+    found = {"states": memory.keys, "words": words}
+    if "both" in (keys, values):
+        found["both"] = memory.keys + words
+    return replace(memory, keys=found[keys], values=found[values])
