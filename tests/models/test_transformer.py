@@ -316,3 +316,22 @@ def test_a_captured_step_is_the_plain_step():
         found.append(losses)
     assert found[0][2] < found[0][0]
     torch.testing.assert_close(*(torch.tensor(x) for x in found), rtol=1e-3, atol=1e-3)
+
+
+def test_inner_dropout_falls_inside_the_parts_alone():
+    source = torch.tensor([[3, 4, 5, 6, 7]])
+    for settings, random in (
+        ({"dropout": 0.0, "inner_dropout": 0.6}, True),
+        ({"dropout": 0.6, "inner_dropout": 0.0}, True),
+        ({"dropout": 0.0, "inner_dropout": 0.0}, False),
+        ({"dropout": 0.0}, False),
+    ):
+        torch.manual_seed(4)
+        encoder = TransformerEncoder(11, 8, layers=1, heads=2, **settings).train()
+        torch.manual_seed(5)
+        first = encoder(source).values
+        assert (not torch.equal(first, encoder(source).values)) == random
+    torch.manual_seed(6)
+    # Before the attention nothing falls out: the embeddings are the same in training and after.
+    encoder = TransformerEncoder(11, 8, layers=1, heads=2, dropout=0.0, inner_dropout=0.6)
+    assert torch.equal(encoder.train().input(source), encoder.eval().input(source))

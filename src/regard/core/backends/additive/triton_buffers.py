@@ -8,9 +8,9 @@ import triton
 from torch import Tensor
 
 from regard.core.backends.additive import series, triton_features, triton_prepare
-from regard.core.backends.additive.triton_plan import SPAN, Inputs, Sizes, launch
+from regard.core.backends.additive.triton_plan import SPAN, Block, Inputs, Sizes, launch
 
-PARTS = 8  # of the rows, in the search for ranges; every program that needs them reduces so many
+PARTS = 16  # of the rows, in the search for ranges; every program that needs them reduces so many
 
 
 def series_serves(inputs: Inputs) -> bool:
@@ -46,10 +46,11 @@ def ranges(inputs: Inputs) -> Ranges:
     heads = s.b * (s.h + s.g)
     both = torch.empty(2, heads, PARTS, s.f, device=inputs.query.device, dtype=torch.float32)
     found = Ranges(both[0], both[1])
+    block = Block(128 if s.f_block <= 64 else 32, s.f_block, warps=8)  # few steps: each waits for its rows
     launch(
         triton_prepare.ranges, (PARTS, heads, 1),
         *_operands(inputs, value=False), inputs.lengths, *found, s.h, s.g, s.q, s.k, s.f, s.b * s.h,
-        PARTS=PARTS, ROWS=64, FB=s.f_block, known=inputs.traits,
+        PARTS=PARTS, ROWS=block.rows, FB=s.f_block, block=block, known=inputs.traits,
     )  # fmt: skip
     return found
 

@@ -26,9 +26,11 @@ from regard.core.backends.additive.triton_pairs import (
 
 
 @triton.jit
-def _tile_scores(query_at, key_at, q_row, k_row, columns, PRECISION: tl.constexpr,
+def _tile_scores(query_at, key_at, q_row, k_row, columns, shift, PRECISION: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     s = tl.zeros((BM, BN), tl.float32)
+    if shift is not None:  # where the sum begins: added at its end, it would take registers that are not there
+        s += shift[None, :]
     for c in tl.range(0, columns, BK):
         q = query_at.load([q_row, c])
         k = key_at.load([k_row, c])
@@ -37,14 +39,12 @@ def _tile_scores(query_at, key_at, q_row, k_row, columns, PRECISION: tl.constexp
 
 
 @triton.jit
-def _attend(state, s, value_at, key_shift, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0, n_q, n_k, k_pad,
-            every, PRECISION: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+def _attend(state, s, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0, n_q, n_k, k_pad, every,
+            PRECISION: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """A score tile into the running softmax and the running output."""
     most, total, poison, acc = state
     v = value_at.load([y * k_pad + j0, 0])
     j = j0 + tl.arange(0, BN)
-    if key_shift is not None:
-        s += tl.load(key_shift + z * k_pad + j, mask=j < k_pad, other=0.0)[None, :]
     s = add_bias(s, pairs, b, h, i[:, None], j[None, :], n_q, n_k, LOG2E)
     if not every:
         s = tl.where(tile_allowed(pairs, b, h, i[:, None], j[None, :], n_q, n_k), s, float("-inf"))
@@ -92,17 +92,22 @@ def series_forward(
         for j0 in range(start, stop, BN):
             some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
             if some:
-                s = _tile_scores(query_at, key_at, z * q_pad + i0, y * k_pad + j0, columns, PRECISION, BM, BN, BK)
+                shift = None
+                if key_shift is not None:
+                    j = j0 + tl.arange(0, BN)
+                    shift = tl.load(key_shift + z * k_pad + j, mask=j < k_pad, other=0.0)
+                s = _tile_scores(query_at, key_at, z * q_pad + i0, y * k_pad + j0, columns, shift, PRECISION,
+                                 BM, BN, BK)  # fmt: skip
                 state = (most, total, poison, acc)
                 if PIECES == 1:
-                    state = _attend(state, s, value_at, key_shift, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
-                                    j0, n_q, n_k, k_pad, every, PRECISION, BN)  # fmt: skip
+                    state = _attend(state, s, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
+                                    n_q, n_k, k_pad, every, PRECISION, BN)  # fmt: skip
                 else:  # half of the temporary numbers at a time: registers are what a program is short of
                     half: tl.constexpr = BN // 2
                     s1, s2 = tl.split(tl.permute(tl.reshape(s, (BM, 2, half)), (0, 2, 1)))
-                    state = _attend(state, s1, value_at, key_shift, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
-                                    j0, n_q, n_k, k_pad, every, PRECISION, half)  # fmt: skip
-                    state = _attend(state, s2, value_at, key_shift, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
+                    state = _attend(state, s1, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
+                                    n_q, n_k, k_pad, every, PRECISION, half)  # fmt: skip
+                    state = _attend(state, s2, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i,
                                     j0 + half, n_q, n_k, k_pad, every, PRECISION, half)  # fmt: skip
                 most, total, poison, acc = state
         empty = total == 0.0
@@ -152,7 +157,8 @@ def series_score(
                 some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
                 if some:
                     i = i0 + tl.arange(0, BM)
-                    s = _tile_scores(query_at, key_at, z * q_pad + i0, y * k_pad + j0, columns, PRECISION, BM, BN, BK)
+                    s = _tile_scores(query_at, key_at, z * q_pad + i0, y * k_pad + j0, columns, None, PRECISION,
+                                     BM, BN, BK)  # fmt: skip
                     s = add_bias(s, pairs, b, h, i[:, None], j[None, :], n_q, n_k, LOG2E)
                     row = z.to(tl.int64) * n_q + i
                     row_lse = tl.load(lse + row, mask=i < n_q, other=float("inf")) - shift

@@ -1,0 +1,61 @@
+"""Training texts cut into sub-words in several ways: the same text every time, and the same cuts when a run goes on."""
+
+import numpy as np
+import pytest
+
+from regard.data.bpe import train_bpe
+from regard.tasks.translation.config import DataSettings
+from regard.tasks.translation.material import file_material
+
+WORDS = "the quick brown fox jumps over the lazy dog while seven wizards boxed quietly in gloomy weather".split()
+
+
+@pytest.fixture
+def files(tmp_path):
+    dice = np.random.default_rng(3)
+    lines = [" ".join(dice.choice(WORDS, size=dice.integers(3, 9))) for _ in range(60)]
+    for suffix, text in (("en", lines), ("de", [line[::-1] for line in lines])):
+        (tmp_path / f"text.{suffix}").write_text("\n".join(text) + "\n", encoding="utf-8")
+    return tuple(tmp_path / f"text.{suffix}" for suffix in ("en", "de"))
+
+
+def settings(files, **more):
+    return DataSettings(files=files, vocabulary=340, valid=5, test=5, **more)
+
+
+def test_every_pair_stands_once_as_usual_and_then_in_other_cuts(files, tmp_path):
+    plain = file_material(settings(files), tmp_path / "a")
+    loose = file_material(settings(files, merge_dropout=0.4, cuts=3), tmp_path / "b")
+    count = len(plain.train)
+    assert len(loose.train) == 3 * count
+    assert [len(side) for side in loose.lengths] == [3 * count] * 2
+    other = 0
+    for place in range(3 * count):
+        found, usual = loose.train[place], plain.train[place % count]
+        for side, codes in enumerate((loose.coder.codes.source, loose.coder.codes.target)):
+            assert codes.decode(found[side].tolist()) == codes.decode(usual[side].tolist())
+            assert loose.lengths[side][place] == len(found[side]) + 1
+            if place < count:
+                assert np.array_equal(found[side], usual[side])
+            else:
+                other += not np.array_equal(found[side], usual[side])
+    assert other > 2 * count  # of four times as many texts
+
+
+def test_a_run_that_goes_on_finds_the_same_cuts(files, tmp_path):
+    first = file_material(settings(files, merge_dropout=0.4, cuts=2), tmp_path / "cache")
+    again = file_material(settings(files, merge_dropout=0.4, cuts=2), tmp_path / "cache", first.coder.codes)
+    assert len(first.train) == len(again.train)
+    for place in range(len(first.train)):
+        assert all(np.array_equal(a, b) for a, b in zip(first.train[place], again.train[place], strict=True))
+
+
+def test_what_is_judged_is_cut_as_usual(files, tmp_path):
+    loose = file_material(settings(files, merge_dropout=0.9, cuts=2), tmp_path / "cache")
+    words = loose.test[0].source
+    assert loose.coder.read_words(words).numbers == loose.coder.read_words(words).numbers
+
+
+def test_dropout_out_of_range_is_refused():
+    with pytest.raises(ValueError, match=r"dropout must be from 0 to 1, got 1\.5"):
+        train_bpe(["Tom"], size=270).loosened(1.5)
