@@ -76,6 +76,7 @@ def compare(
     groups: int = GROUPS,
     keys: int = KEYS,
     form: str = "auto",
+    heavy: float = 1.0,
 ) -> None:
     """Output, log-sum-exp and every gradient, each within a few times what the type itself rounds off."""
     from regard.core.backends.additive.operator import additive_attention
@@ -85,7 +86,7 @@ def compare(
     query = torch.randn(BATCH, HEADS, QUERIES, FEATURES) * scale + shift
     key = torch.randn(BATCH, groups, keys, FEATURES) * scale - shift
     value = torch.randn(BATCH, groups, keys, SIZE)
-    weight = torch.randn(HEADS, FEATURES) / FEATURES**0.5
+    weight = heavy * torch.randn(HEADS, FEATURES) / FEATURES**0.5
     out_grad, lse_grad = torch.randn(*shape[:3], SIZE, device=device), torch.randn(shape[:3], device=device)
     chosen = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in (settings() if settings else {}).items()}
     leaves = [x.to(device, dtype) for x in (query, key, value, weight)]
@@ -134,6 +135,8 @@ CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "float32": (FULL, {}),
     "bfloat16, several tiles": (BRAIN, {"keys": 149}),
     "float16": (HALF, {}),
+    "float16, heavy weights": (HALF, {"heavy": 8.0}),  # far from their ceiling, weights would leave the type
+    "float16, heavy weights, exact": (HALF, {"heavy": 8.0, "form": "exact"}),
     "every head its keys": (FULL, {"groups": HEADS}),
     "causal": (FULL, {"settings": lambda: {"band": (None, 0)}}),
     "window": (BRAIN, {"settings": lambda: {"band": (-11, 7)}}),

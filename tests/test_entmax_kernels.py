@@ -76,12 +76,20 @@ def check(device: str) -> None:
             assert not dscores[:, 83:].any()
         threshold = triton_entmax.entmax_threshold(scores, alpha)
         torch.testing.assert_close(threshold, found[0], rtol=1e-6, atol=1e-7)
-    spoilt = rows().to(device)
-    spoilt[2, 3] = torch.nan
-    tiles = chunked(spoilt[None], 32)
-    triton_entmax.weigh(tiles, torch.zeros(1, 7, 2, device=device), 1.5, i0=0, j0=0, n=83)
-    assert tiles[:, 0, 2].isnan().all()
-    assert tiles[:, 0, [0, 1, 3, 4, 5, 6]].isfinite().all()
+    for bad in (torch.nan, torch.inf):
+        spoilt = rows().to(device)
+        spoilt[2, 3] = bad
+        tiles = chunked(spoilt[None], 32)
+        triton_entmax.weigh(tiles, torch.zeros(1, 7, 2, device=device), 1.5, i0=0, j0=0, n=83)
+        assert tiles[:, 0, 2].isnan().all()
+        assert tiles[:, 0, [0, 1, 3, 4, 5, 6]].isfinite().all()
+    torch.manual_seed(11)
+    wide = 1e-5 * torch.randn(1, 5, 5003, device=device)  # every score in the support: the sum rounds the most
+    for alpha in ALPHAS[:2]:
+        tiles = chunked(wide, 5003)
+        triton_entmax.weigh(tiles, torch.zeros(1, 5, 2, device=device), alpha, i0=0, j0=0, n=5003)
+        off = (tiles[0].double() - explicit(wide.cpu(), alpha).to(device)).abs().sum(-1)
+        assert off.max() < 4e-6
 
 
 MASKS = {
@@ -99,24 +107,42 @@ def through_the_rows(device: str) -> None:
     torch.manual_seed(6)
     inputs = [torch.randn(2, h, n, d, device=device) for h, n, d in ((2, 13, 11), (1, 37, 11), (1, 37, 7))]
     scaled, cosine = regard.ScaledDot(), regard.Cosine(5.0)
+    general = regard.Bilinear(torch.randn(11, 11, device=device) / 3)
     cases = [(scaled, regard.Sparsemax(), name) for name in MASKS]
     cases += [(cosine, regard.Entmax(1.5), "both"), (scaled, regard.Entmax(1.25), "none")]
-    for score, normalize, name in cases:
+    plain = [(case, torch.float32, 2e-4, 2e-5) for case in cases]
+    # Scores are never rounded to half: what is left is one rounding of the output, and of each gradient.
+    half = [((general, regard.Sparsemax(), "causal"), torch.bfloat16, 8e-3, 8e-3)]
+    for (score, normalize, name), dtype, relative, absolute in (*plain, *half):
         found = []
-        for backend, dtype in (("blocked", torch.float32), ("reference", torch.float64)):
-            leaves = [t.to(dtype).requires_grad_() for t in inputs]
+        rounded = [t.to(dtype) for t in inputs]
+        for backend, used in (("blocked", dtype), ("reference", torch.float64)):
+            leaves = [t.to(used).requires_grad_() for t in rounded]
             settings = {"score": score, "normalize": normalize, "mask": MASKS[name](device), "backend": backend}
             output = regard.attention(*leaves, **settings).output
-            found.append((output, *torch.autograd.grad(output.square().sum(), leaves)))
+            change = torch.ones_like(output) if dtype != torch.float32 else 2 * output.detach()
+            found.append((output, *torch.autograd.grad(output, leaves, change)))
         for a, b in zip(*found, strict=True):
-            torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+            bounds = {"rtol": relative, "atol": absolute}
+            torch.testing.assert_close(a.double(), b, **bounds, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def inside_autocast(device: str) -> None:
+    """The backward pass may be called there too."""
+    leaves = [torch.randn(1, 1, 9, 5, device=device, requires_grad=True) for _ in range(3)]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        output = regard.attention(*leaves, normalize=regard.Sparsemax(), backend="blocked").output
+        inside = torch.autograd.grad(output.sum(), leaves)
+    output = regard.attention(*leaves, normalize=regard.Sparsemax(), backend="reference").output
+    for a, b in zip(inside, torch.autograd.grad(output.sum(), leaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=5e-2)  # autocast rounds the inputs
 
 
 def small_blocks() -> None:
     """Chunks, blocks of rows and groups of slices so small that a short sequence has several of each."""
     from regard.core.backends import sparse_rows
 
-    sparse_rows.CHUNK, sparse_rows._BYTES, sparse_rows._ROWS = 16, 4 * 37 * 5 * 3, 5
+    sparse_rows.CHUNK, sparse_rows.BYTES, sparse_rows.ROWS = 16, 4 * 48 * 5 * 3, 5
 
 
 def test_interpreted() -> None:
@@ -135,8 +161,13 @@ def test_compiled(monkeypatch) -> None:
     from regard.core.backends import sparse_rows
 
     check("cuda")
+    taken = []
+    attend = sparse_rows.attend
+    monkeypatch.setattr(sparse_rows, "attend", lambda problem: taken.append(problem) or attend(problem))
     through_the_rows("cuda")
-    for name in ("CHUNK", "_BYTES", "_ROWS"):
+    assert len(taken) == len(MASKS) + 3  # each case took this way
+    inside_autocast("cuda")
+    for name in ("CHUNK", "BYTES", "ROWS"):
         monkeypatch.setattr(sparse_rows, name, getattr(sparse_rows, name))  # set back after the test
     small_blocks()
     through_the_rows("cuda")
@@ -152,4 +183,5 @@ if __name__ == "__main__":
     # On the CPU nothing but the device stands against the kernels, which are interpreted here.
     sparse_rows.serves = lambda problem: problem.dtype == torch.float32
     through_the_rows("cpu")
+    inside_autocast("cpu")
     print("attention passed", flush=True)

@@ -9,12 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+import regard
+
 # batch, heads, key heads, queries, keys, size, value size, low, high
 SHAPES = (
     (1, 2, 2, 151, 151, 16, 16, -20, 0),
     (2, 4, 2, 131, 203, 16, 32, -7, 9),
     (1, 1, 1, 71, 41, 16, 16, -5, -30),  # most rows see nothing
     (1, 2, 1, 139, 307, 32, 16, 60, 90),
+    (1, 1, 1, 67, 67, 128, 64, -9, 0),  # the tiles of large sizes
 )
 
 
@@ -36,7 +39,8 @@ def check(device: str, dtype: torch.dtype) -> None:
     for b, h, g, q, k, d, e, low, high in SHAPES:
         leaves = [torch.randn(b, x, n, s) for x, n, s in ((h, q, d), (g, k, d), (g, k, e))]
         leaves = [x.to(device, dtype) for x in leaves]
-        mine = [x.clone().requires_grad_() for x in leaves]
+        # (b, n, h, d) in memory, as projections leave it: heads lie between the rows
+        mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
         true = [x.double().requires_grad_() for x in leaves]
         out, real = window_attention(*mine, low, high, 0.3), explicit(*true, low, high, 0.3)
         change = torch.randn_like(real)
@@ -60,6 +64,17 @@ def test_interpreted() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_compiled(dtype: torch.dtype) -> None:
     check("cuda", dtype)
+
+
+@pytest.mark.cuda
+def test_a_scale_is_the_callers_own() -> None:
+    """A whole number first: it must not become a constant of the kernel that the next call shares."""
+    query, key, value = (torch.randn(1, 2, 1500, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    for scale in (1, 0.125, 2):
+        settings = {"score": regard.ScaledDot(scale), "mask": regard.window(40, 0)}
+        found = regard.attention(query, key, value, backend="flex", **settings).output
+        true = regard.attention(*(t.double() for t in (query, key, value)), backend="reference", **settings).output
+        assert (found.double() - true).norm() <= 1e-2 * true.norm()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -223,7 +223,8 @@ def _heard(problem: Problem, name: str) -> Attended:
 
 
 def _run(problem: Problem, name: str) -> Attended:
-    result = BACKENDS[name].attend(problem)
+    with _on(problem.device):
+        result = BACKENDS[name].attend(problem)
     weights = result.weights
     if problem.request is not None and weights is None:
         weights = recompute.weights(problem, result.chosen)
@@ -235,6 +236,13 @@ def _run(problem: Problem, name: str) -> Attended:
     if problem.headless:
         output, weights, log_prob = _drop_head(output), _drop_head(weights), _drop_head(log_prob)
     return Attended(output, weights, log_prob)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels of Triton run on the current device, which may be another GPU than the tensors'."""
+    if device.type != "cuda" or torch.compiler.is_compiling() or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def _drop_head(found):  # type: ignore[no-untyped-def]

@@ -44,6 +44,8 @@ def not_worth_it(problem: Problem) -> str | None:
 
 def working_bytes(problem: Problem) -> int:
     """One block, however long the sequences; whole rows of it for sparsemax and entmax."""
+    if sparse_rows.serves(problem):
+        return sparse_rows.working_bytes(problem)
     rows, columns = _sizes(problem)
     slices, floats = math.prod(problem.shape[:-2]), 3 + problem.score.floats(problem.query.shape[-1])
     whole = 4 * rows * problem.shape[-1] if _two_pass(problem) else 0

@@ -27,6 +27,7 @@ from regard.core.scores import ScaledDot
 NAME = "flex"
 _BLOCK = 128
 _NARROW = 2048  # keys in a window up to which its own kernel takes it
+_PROGRAMS = 65_535  # on the second axis of a launch
 _WORTH = 1024  # queries and keys below which its set-up costs more than it saves
 
 
@@ -107,7 +108,8 @@ def _narrow(problem: Problem, found: Clauses) -> bool:
         return False
     plain = problem.bias is None and _softcap(problem) is None and problem.query.dtype in HALF
     sizes = problem.query.shape[-1], problem.value.shape[-1]
-    small = max(sizes) <= 128 and found.high - found.low <= _NARROW
+    many = math.prod(problem.shape[:-2])
+    small = max(sizes) <= 128 and found.high - found.low <= _NARROW and many <= _PROGRAMS
     return plain and small and steps.kernels() and not torch.compiler.is_compiling()
 
 
@@ -120,6 +122,7 @@ def _by_window(query: Tensor, key: Tensor, value: Tensor, found: Clauses, scale:
 
 
 _served: set[Any] = set()  # calls whose kernel is compiled
+_MANY = 4096
 
 
 def _many_kernels(problem: Problem, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Any:
@@ -135,6 +138,8 @@ def _many_kernels(problem: Problem, query: Tensor, key: Tensor, value: Tensor, s
         call = tensors, modes, problem.mask.low, problem.mask.high, scale, _softcap(problem), torch.get_num_threads()
         if call in _served:
             return contextlib.nullcontext()
+        if len(_served) >= _MANY:
+            _served.clear()
         _served.add(call)
     return torch._dynamo.config.patch(recompile_limit=256)
 

@@ -6,7 +6,8 @@ over the keys is one processor's; here each chunk has its own, and their outputs
 a block's scores again, and its rows are whole, so nothing but the thresholds is kept.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from regard.core.problem import Problem
 
 CHUNK = 256  # keys
 LONGEST = 32_768  # keys of a row that a kernel holds in registers
-_BYTES = 64 * 2**20  # scores of a block
-_ROWS = 256  # at least; slices wait for each other rather than that a block has fewer
+BYTES = 64 * 2**20  # scores of a block
+ROWS = 256  # at least; slices wait for each other rather than that a block has fewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,36 +52,49 @@ def serves(problem: Problem) -> bool:
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None or found.segments or found.dense or problem.bias is not None or problem.bad_keys is not None:
         return False
-    if problem.dropout > 0.0 or problem.sample or problem.dtype != torch.float32 or problem.shape[-1] > LONGEST:
+    if problem.dropout > 0.0 or problem.sample or problem.dtype != torch.float32 or problem.score.why_no_product():
         return False
-    alpha = _alpha(problem)
-    # Beyond 2 the sum is not convex: no steps climb to its root.
-    plain = alpha is not None and 1 < alpha <= 2 and problem.score.why_no_product() is None
-    return plain and 0 not in problem.shape and problem.device.type == "cuda" and steps.kernels()
+    alpha, sizes = _alpha(problem), (*problem.shape, problem.value.shape[-1])
+    return alpha is not None and climbs(alpha, problem.shape[-1]) and 0 not in sizes and problem.device.type == "cuda"
+
+
+def climbs(alpha: float, keys: int) -> bool:
+    """Do the kernels find the threshold of such rows? Beyond 2 the sum is not convex: no steps climb to its root."""
+    return 1 < alpha <= 2 and 0 < keys <= LONGEST and steps.kernels()
+
+
+def working_bytes(problem: Problem) -> int:
+    """Scores and outputs of a block, its rows spread over the chunks, and the chunks of keys and values."""
+    at_once, rows, keys = _block(problem)
+    chunks, sizes = -(-keys // CHUNK), problem.query.shape[-1] + problem.value.shape[-1]
+    return 4 * at_once * chunks * (rows * (CHUNK + sizes) + CHUNK * sizes)
+
+
+def _block(problem: Problem) -> tuple[int, int, int]:
+    """Slices at once, rows of each at once, and keys with what fills up the last chunk."""
+    *lead, queries, keys = problem.shape
+    keys += -keys % CHUNK
+    at_once = max(1, min(math.prod(lead), BYTES // (4 * keys * min(queries, ROWS))))
+    return at_once, min(queries, max(1, BYTES // (4 * keys * at_once))), keys
 
 
 def attend(problem: Problem) -> Result:
-    """Attention by whole rows."""
-    product, alpha = problem.score.as_product(problem.query, problem.key), _alpha(problem)
-    found = clauses(problem.mask, *problem.shape[-2:])
-    assert product is not None  # serves() has said so
-    assert alpha is not None
-    assert found is not None
-    query, key, scale = product
-    *lead, queries, keys = problem.shape
-    parts = (query * scale, problem.repeat(key), problem.repeat(problem.value))
-    flat = [t.to(torch.float32).reshape(-1, *t.shape[-2:]) for t in parts]
-    lengths = _lengths(found, lead)
-    slices = flat[0].shape[0]
-    at_once = max(1, min(slices, _BYTES // (4 * keys * min(queries, _ROWS))))
-    rows = min(queries, max(1, _BYTES // (4 * keys * at_once)))
-    rule = Rule(alpha, found.low, found.high, lengths, rows)
-    outputs = [
-        _Rows.apply(rule if lengths is None else _narrowed(rule, z, at_once), *(t[z : z + at_once] for t in flat))
-        for z in range(0, slices, at_once)
-    ]
+    """Attention by whole rows, in float32 from the beginning."""
+    alpha, found = _alpha(problem), clauses(problem.mask, *problem.shape[-2:])
+    query, key, value = (t.to(torch.float32) for t in (problem.query, problem.key, problem.value))
+    with torch.autocast(problem.device.type, enabled=False):
+        product = problem.score.as_product(query, key)
+        assert product is not None  # serves() has said so
+        assert alpha is not None
+        assert found is not None
+        parts = (product.query * product.scale, problem.repeat(product.key), problem.repeat(value))
+        at_once, rows, _ = _block(problem)
+        split = [t.reshape(-1, *t.shape[-2:]).split(at_once) for t in parts]
+        rule = Rule(alpha, found.low, found.high, _lengths(found, problem.shape), rows)
+        groups = enumerate(zip(*split, strict=True))
+        outputs = [_Rows.apply(_part(rule, n * at_once, at_once), *slices) for n, slices in groups]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return Result(output.reshape(*lead, queries, -1).to(problem.query.dtype))
+    return Result(output.reshape(*problem.shape[:-1], -1).to(problem.query.dtype))
 
 
 def _alpha(problem: Problem) -> float | None:
@@ -92,13 +106,15 @@ def _alpha(problem: Problem) -> float | None:
     return None
 
 
-def _lengths(found: Clauses, lead: list[int]) -> Tensor | None:
-    return None if found.lengths is None else found.lengths.expand(lead).reshape(-1).to(torch.int32).contiguous()
+def _lengths(found: Clauses, shape: tuple[int, ...]) -> Tensor | None:
+    if found.lengths is None:
+        return None
+    return found.lengths.expand(shape[:-2]).reshape(-1).clamp(max=shape[-1]).to(torch.int32)
 
 
-def _narrowed(rule: Rule, start: int, count: int) -> Rule:
-    assert rule.lengths is not None
-    return Rule(rule.alpha, rule.low, rule.high, rule.lengths[start : start + count], rule.rows)
+def _part(rule: Rule, start: int, count: int) -> Rule:
+    """The rule of some slices."""
+    return rule if rule.lengths is None else replace(rule, lengths=rule.lengths[start : start + count])
 
 
 class _Rows(torch.autograd.Function):
@@ -123,26 +139,33 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
-        from regard.core.backends import triton_entmax
-
         once_only("blocked")
         (change,) = upstream
-        query, key, value, found = ctx.saved_tensors
-        rule, keys, queries = ctx.rule, key.shape[-2], query.shape[-2]
-        keyed, valued = _chunked(key), _chunked(value)
-        dquery, dkey, dvalue = torch.zeros_like(query), torch.zeros_like(keyed), torch.zeros_like(valued)
-        for i0 in range(0, queries, rule.rows):
-            rows = slice(i0, min(i0 + rule.rows, queries))
-            c0, c1 = rule.columns(i0, rows.stop, keys)
-            if c1 == c0:
-                continue
-            asked, arriving = (_spread(t[:, rows], c1 - c0) for t in (query, change))
-            scores, dweights = asked @ keyed[c0:c1].mT, arriving @ valued[c0:c1].mT
-            triton_entmax.weigh_back(scores, dweights, found, rule.alpha, **rule.limits(i0, c0, keys))
-            torch.sum(dweights @ keyed[c0:c1], 0, out=dquery[:, rows])
-            _add_product(dkey[c0:c1], dweights.mT, asked)
-            _add_product(dvalue[c0:c1], scores.mT, arriving)
-        return None, dquery, _whole(dkey, keys), _whole(dvalue, keys)
+        with torch.autocast(change.device.type, enabled=False):
+            return None, *_gradients(ctx.rule, change, *ctx.saved_tensors)
+
+
+def _gradients(
+    rule: Rule, change: Tensor, query: Tensor, key: Tensor, value: Tensor, found: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of query, key and value."""
+    from regard.core.backends import triton_entmax
+
+    keys, queries = key.shape[-2], query.shape[-2]
+    keyed, valued = _chunked(key), _chunked(value)
+    dquery, dkey, dvalue = torch.zeros_like(query), torch.zeros_like(keyed), torch.zeros_like(valued)
+    for i0 in range(0, queries, rule.rows):
+        rows = slice(i0, min(i0 + rule.rows, queries))
+        c0, c1 = rule.columns(i0, rows.stop, keys)
+        if c1 == c0:
+            continue
+        asked, arriving = (_spread(t[:, rows], c1 - c0) for t in (query, change))
+        scores, dweights = asked @ keyed[c0:c1].mT, arriving @ valued[c0:c1].mT
+        triton_entmax.weigh_back(scores, dweights, found, rule.alpha, **rule.limits(i0, c0, keys))
+        torch.sum(dweights @ keyed[c0:c1], 0, out=dquery[:, rows])
+        _add_product(dkey[c0:c1], dweights.mT, asked)
+        _add_product(dvalue[c0:c1], scores.mT, arriving)
+    return dquery, _whole(dkey, keys), _whole(dvalue, keys)
 
 
 def _chunked(tensor: Tensor) -> Tensor:

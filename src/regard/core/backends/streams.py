@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.core.backends import steps
+from regard.core.backends import sparse_rows
 from regard.core.normalizers import (
     Entmax,
     Hard,
@@ -27,8 +27,6 @@ from regard.core.normalizers import (
     entmax_threshold,
     entmax_weights,
 )
-
-_LONGEST = 32_768  # keys of a row that the kernel of sparsemax and entmax holds in registers
 
 
 class Block(NamedTuple):
@@ -195,9 +193,8 @@ class EntmaxStream(Stream):
         return entmax_threshold(scores, self.alpha)
 
     def _by_kernel(self, scores: Tensor) -> bool:
-        """One launch instead of a dozen, and no sorting. Beyond 2 the sum is not convex: no steps climb to its root."""
-        plain = scores.is_cuda and scores.dtype == torch.float32 and steps.kernels()
-        return plain and 1 < self.alpha <= 2 and 0 < scores.shape[-1] <= _LONGEST
+        """One launch instead of a dozen, and no sorting."""
+        return scores.is_cuda and scores.dtype == torch.float32 and sparse_rows.climbs(self.alpha, scores.shape[-1])
 
 
 class Candidate(NamedTuple):

@@ -1,8 +1,8 @@
 """Sparsemax and entmax of whole rows of scores on CUDA, a row to a program: threshold, weights, gradient of scores.
 
 The threshold is the root of Σ [m - τ]₊^p - 1 with margins m = (α - 1)(s - best) <= 0 and p = 1 / (α - 1) >= 1, convex
-and falling: Newton's steps from τ = -1, where the sum is at least 1, climb to it without ever passing it, and no score
-is sorted. The row stays in registers meanwhile, so it is read once.
+and falling: Newton's steps from τ = -1, where the sum is at least 1, climb to it and pass it by a rounding at most, and
+no score is sorted. The row stays in registers meanwhile, so it is read once.
 
 Scores stand in chunks, (chunks, slices, rows, C): `regard.core.backends.sparse_rows` says why. One chunk is a matrix.
 """
@@ -57,17 +57,8 @@ def _row(
     return at, t < count, tl.load(scores + at, mask=allowed, other=float("-inf"))
 
 
-_FREE = [
-    "slices",
-    "rows",
-    "i0",
-    "j0",
-    "n",
-    "count",
-    "low",
-    "high",
-    "rounds",
-]  # no kernels of their own for 1 or 16
+# Numbers that have no kernel of their own where they are 1 or a multiple of 16.
+_FREE = ["slices", "rows", "i0", "j0", "n", "count", "low", "high", "rounds"]
 
 
 @triton.jit(do_not_specialize=_FREE)
@@ -76,10 +67,10 @@ def rows_forward(
     POWER: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
     BAND: tl.constexpr, PADDED: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """(best, τ) of each row: τ is inf for a row with nothing in it, NaN for one with a NaN. Weights replace scores."""
+    """(best, τ) of each row: τ is inf where nothing is in it, NaN with a NaN or +inf. Weights replace the scores."""
     at, there, s = _row(scores, lengths, slices, rows, width, i0, j0, n, count, low, high, C, BLOCK, BAND, PADDED)
     best = tl.max(tl.where(s == s, s, float("-inf")), 0)
-    spoilt = tl.max((s != s).to(tl.int32), 0) > 0
+    spoilt = (tl.max((s != s).to(tl.int32), 0) > 0) | (best == float("inf"))
     empty = best == float("-inf")
     best = tl.where(empty, 0.0, best)
     margin = tl.where(s > float("-inf"), (s - best) / POWER, float("-inf"))
@@ -89,9 +80,10 @@ def rows_forward(
         z = tl.maximum(margin - tau, 0.0)
         weights = _weight(z, POWER)
         slope = tl.sum(_slope(z, weights, POWER), 0) * POWER
-        next_tau = tau + (tl.sum(weights, 0) - 1.0) / slope
-        left = tl.where(next_tau > tau, left - 1, 0)
-        tau = tl.maximum(next_tau, tau)
+        step = (tl.sum(weights, 0) - 1.0) / tl.maximum(slope, 1e-30)
+        # A step down means that rounding has carried the last one past the root: it is taken, and is the last.
+        left = tl.where(tau + step > tau, left - 1, 0)
+        tau += step
     tau = tl.where(empty, float("inf"), tau)
     tau = tl.where(spoilt, float("nan"), tau)
     place = found + (tl.program_id(0) // rows).to(tl.int64) * f_slice + (i0 + tl.program_id(0) % rows) * 2

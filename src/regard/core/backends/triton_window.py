@@ -10,10 +10,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.core.backends.additive.triton_pairs import power_of_two
 from regard.core.backends.additive.triton_plan import Block, launch, trait
+from regard.core.backends.once import once_only
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -41,7 +41,7 @@ def window_forward(
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     z = tl.program_id(1)
-    b, h = (z // heads).to(tl.int64), z % heads
+    b, h = (z // heads).to(tl.int64), (z % heads).to(tl.int64)
     i0 = tl.program_id(0) * BM
     i = i0 + tl.arange(0, BM)
     q = _tile(query + b * q_b + h * q_h, i, n_q, q_n, D)
@@ -84,7 +84,7 @@ def window_rows(
 ):  # fmt: skip
     """Gradient of query rows, and Σ dO O of each for the keys' pass."""
     z = tl.program_id(1)
-    b, h = (z // heads).to(tl.int64), z % heads
+    b, h = (z // heads).to(tl.int64), (z % heads).to(tl.int64)
     i0 = tl.program_id(0) * BM
     i = i0 + tl.arange(0, BM)
     q = _tile(query + b * q_b + h * q_h, i, n_q, q_n, D)
@@ -120,7 +120,7 @@ def window_keys(
     """Gradients of keys and values, over all query heads that share them."""
     y = tl.program_id(1)
     groups = heads // group
-    b, g = (y // groups).to(tl.int64), y % groups
+    b, g = (y // groups).to(tl.int64), (y % groups).to(tl.int64)
     j0 = tl.program_id(0) * BN
     j = j0 + tl.arange(0, BN)
     k = _tile(key + b * k_b + g * k_h, j, n_k, k_n, D)
@@ -192,8 +192,9 @@ class _Window(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
+        once_only("flex")
+        (change,) = upstream
         query, key, value, output, lse = ctx.saved_tensors
         (b, h, q, d), (_, g, k, e) = query.shape, value.shape
         change = change if change.stride(-1) == 1 else change.contiguous()
@@ -222,4 +223,5 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, low: int, high: 
     query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are powers of two from 16 to 128.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    return _Window.apply(query, key, value, low, high, scale)
+    # An integer would be a kernel of its own, or a constant in one that others share.
+    return _Window.apply(query, key, value, low, high, float(scale))

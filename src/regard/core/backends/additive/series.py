@@ -8,8 +8,8 @@ with it the harmonics are all multiples, ``ω_r = (2r + 2) π / (2P)``.  It cost
 all keys, and its key part is one number for each key.
 
 The backward pass uses the series' derivative too, so its fit minimises the larger of the value's and a quarter of the
-derivative's worst error.  The forward pass needs the value alone, and may be off by three times as much near the ends
-of the range, where few sums lie: X is the largest of them all.
+derivative's worst error.  The forward pass needs the value alone, and may be off by more away from the middle, from
+0.3 X on and by three times as much from 0.65 X on, where few sums lie: X is the largest of them all.
 
 ``python -m regard.core.backends.additive.series`` writes ``series_table.py`` anew.
 """

@@ -36,6 +36,7 @@ CALM = tl.constexpr(12.0)  # ... and here two; beyond, the gradient needs satura
 CAP = tl.constexpr(1e18)  # |D'| beyond this is as good as infinite, and two of them multiply safely
 TWO_LOG2E = tl.constexpr(2.8853900817779268)
 CALM_REACH = tl.constexpr(34.0)  # scores of weights with Σ|w| below this span less than a hundred powers of two
+CALM_FLOAT16 = tl.constexpr(8.3)  # ... and below this less than 24 of them
 WARPS = tl.constexpr(4)  # of a program: each has a share of the tile's keys, each thread a query of every span
 SATURATED = tl.constexpr(34.6)  # log2(e^24)
 
@@ -208,6 +209,22 @@ def weight_facts(weight_at, f_size, FB: tl.constexpr):
 
 
 @triton.jit
+def calm_ceiling(reach, BOUNDED: tl.constexpr, FLOAT16: tl.constexpr, DROPOUT: tl.constexpr):
+    """Can scores within ±Σ|w| do without their maximum, and what is taken from them then, in base 2?
+
+    A weight is rounded to the values' type before it is multiplied. That of float16 ends at 2^-14, so its weights lie
+    between 2^12 and 2^-12, and where dropout makes some of them larger still, the maximum is taken.
+    """
+    if FLOAT16:
+        calm = BOUNDED & (reach < CALM_FLOAT16) & (not DROPOUT)
+        ceiling = reach * LOG2E - 12.0
+    else:
+        calm = BOUNDED & (reach < CALM_REACH)
+        ceiling = reach * LOG2E
+    return calm, ceiling
+
+
+@triton.jit
 def _attend(state, s, value, v_n, v_e, low_step, calm, ceiling, pairs, bad, bad_span, b, h, z, y, i, j0, n_q, n_k,
             k_pad, every, PRECISION: tl.constexpr, BN: tl.constexpr, EB: tl.constexpr):  # fmt: skip
     """A score tile (keys, queries) into the running softmax and the running output."""
@@ -254,8 +271,7 @@ def exact_forward(
         e = tl.arange(0, EB)
         weight_at = weight + h * w_h
         scale, weight_sum, reach = weight_facts(weight_at, f_size, FB)
-        calm = BOUNDED & (reach < CALM_REACH)
-        ceiling = reach * LOG2E
+        calm, ceiling = calm_ceiling(reach, BOUNDED, output.dtype.element_ty == tl.float16, pairs.keep is not None)
         if FACTORED:
             ceiling -= weight_sum * LOG2E
         most = tl.full((BM,), float("-inf"), tl.float32)

@@ -140,7 +140,7 @@ def features(
     repeat = heads // groups
     if z < batch_heads:
         if i0 < q_pad:
-            x = query + (z // heads).to(tl.int64) * q_b + (z % heads) * q_h
+            x = query + (z // heads).to(tl.int64) * q_b + (z % heads).to(tl.int64) * q_h
             nans = nan_rows(x, q_n, q_f, n_q, i0, f_size, ROWS, RB)
             tl.store(query_bad + z * q_pad + i, nans.to(tl.int8))
             row = table_row(lows, highs, weight, w_h, table, z // repeat, groups, batch_heads, f_size, repeat,
@@ -165,7 +165,7 @@ def features(
                             TABLE_ROWS, WIDTH, PARTS, RB)  # fmt: skip
             if i0 == 0:
                 tl.store(plan + y, row)
-            x = key + b.to(tl.int64) * k_b + (y % groups) * k_h
+            x = key + b.to(tl.int64) * k_b + (y % groups).to(tl.int64) * k_h
             if row >= 0:
                 fit = table + row * WIDTH
                 out = key_out + y.to(tl.int64) * k_pad * (f_pad * 32)
@@ -180,6 +180,7 @@ def features(
             else:
                 _write_raw(x, k_n, k_f, stop, i0, f_size, f_pad, key_raw + y.to(tl.int64) * k_pad * f_pad, ROWS, RB)
             nans = nan_rows(x, k_n, k_f, stop, i0, f_size, ROWS, RB)
-            copy_values(value + b.to(tl.int64) * v_b + (y % groups) * v_h, v_n, v_e, stop, i0, e_size, nans,
+            copied = value + b.to(tl.int64) * v_b + (y % groups).to(tl.int64) * v_h
+            copy_values(copied, v_n, v_e, stop, i0, e_size, nans,
                         value_out + y.to(tl.int64) * k_pad * EB, EB, 1, 0, bad + y * k_pad,
                         bad_span + y * (k_pad // ROWS), False, ROWS, EB)  # fmt: skip

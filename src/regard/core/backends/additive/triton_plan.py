@@ -65,6 +65,7 @@ def trait(x: Any) -> Any:
 
 
 _compiled: dict[Any, Any] = {}
+_MANY = 4096
 
 
 def launch(
@@ -82,6 +83,8 @@ def launch(
     key = (kernel, torch.cuda.current_device(), block, traits, *constants.values())
     found = _compiled.get(key)
     if found is None:
+        if len(_compiled) >= _MANY:  # every length has entries of its own
+            _compiled.clear()
         compiled = kernel[grid](*args, **constants, **options)
         _compiled[key] = compiled, tuple(kernel.arg_names[len(args) :])
     else:

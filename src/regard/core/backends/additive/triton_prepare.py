@@ -50,7 +50,7 @@ def ranges(
     at = (z * PARTS + part) * f_size
     if z < batch_heads:
         share = tl.cdiv(n_q, PARTS)
-        x = query + (z // heads).to(tl.int64) * q_b + (z % heads) * q_h
+        x = query + (z // heads).to(tl.int64) * q_b + (z % heads).to(tl.int64) * q_h
         first = part * share
         _span_of(x, q_n, q_f, first, tl.minimum(first + share, n_q), f_size, lows + at, highs + at, ROWS, FB)
     else:
@@ -60,7 +60,7 @@ def ranges(
         if lengths is not None:
             stop = tl.minimum(stop, tl.load(lengths + b))
         share = tl.cdiv(n_k, PARTS)
-        x = key + b.to(tl.int64) * k_b + (y % groups) * k_h
+        x = key + b.to(tl.int64) * k_b + (y % groups).to(tl.int64) * k_h
         first = part * share
         _span_of(x, k_n, k_f, first, tl.minimum(first + share, stop), f_size, lows + at, highs + at, ROWS, FB)
 
@@ -181,10 +181,10 @@ def factors(
             f = f0 + tl.arange(0, FB)
             inside = (i < rows)[:, None] & (f < f_size)[None, :]
             if is_query:
-                spot = (z // heads).to(tl.int64) * q_b + (z % heads) * q_h + i.to(tl.int64)[:, None] * q_n
+                spot = (z // heads).to(tl.int64) * q_b + (z % heads).to(tl.int64) * q_h + i.to(tl.int64)[:, None] * q_n
                 t = tl.load(query + spot + f[None, :] * q_f, mask=inside, other=0.0).to(tl.float32)
             else:
-                spot = b.to(tl.int64) * k_b + (y % groups) * k_h + i.to(tl.int64)[:, None] * k_n
+                spot = b.to(tl.int64) * k_b + (y % groups).to(tl.int64) * k_h + i.to(tl.int64)[:, None] * k_n
                 t = tl.load(key + spot + f[None, :] * k_f, mask=inside, other=0.0).to(tl.float32)
             t = tl.where(t == t, t, 0.0)
             if ROW_MAJOR:
@@ -226,13 +226,14 @@ def factors(
     if COPY:
         if is_query:
             if span * SPAN < q_pad:
-                x = query + b.to(tl.int64) * q_b + (z % heads) * q_h
+                x = query + b.to(tl.int64) * q_b + (z % heads).to(tl.int64) * q_h
                 nans = nan_rows(x, q_n, q_f, n_q, span * SPAN, f_size, SPAN, FB)
                 tl.store(query_bad + z * q_pad + i, nans.to(tl.int8))
         elif span * SPAN < k_pad:
-            x = key + b.to(tl.int64) * k_b + (y % groups) * k_h
+            x = key + b.to(tl.int64) * k_b + (y % groups).to(tl.int64) * k_h
             nans = nan_rows(x, k_n, k_f, rows, span * SPAN, f_size, SPAN, FB)
-            copy_values(value + b.to(tl.int64) * v_b + (y % groups) * v_h, v_n, v_e, rows, span * SPAN, e_size, nans,
+            copied = value + b.to(tl.int64) * v_b + (y % groups).to(tl.int64) * v_h
+            copy_values(copied, v_n, v_e, rows, span * SPAN, e_size, nans,
                         value_out + y.to(tl.int64) * k_pad * EB, 1, k_pad, low_step, bad + y * k_pad,
                         bad_span + y * (k_pad // SPAN), SPLIT, SPAN, EB)  # fmt: skip
 

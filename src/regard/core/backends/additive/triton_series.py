@@ -8,7 +8,7 @@ Query features carry the weight and log2(e): scores come out in base 2.
 import triton
 import triton.language as tl
 
-from regard.core.backends.additive.triton_exact import CALM_REACH, weight_facts
+from regard.core.backends.additive.triton_exact import calm_ceiling, weight_facts
 from regard.core.backends.additive.triton_pairs import (
     LOG2E,
     SPAN,
@@ -78,8 +78,7 @@ def series_forward(
         i = i0 + tl.arange(0, BM)
         e = tl.arange(0, EB)
         _, weight_sum, reach = weight_facts(weight + h * w_h, f_size, FB)
-        calm = BOUNDED & (reach < CALM_REACH)
-        ceiling = reach * LOG2E
+        calm, ceiling = calm_ceiling(reach, BOUNDED, output.dtype.element_ty == tl.float16, pairs.keep is not None)
         if query_shift is not None:  # the tiles' scores lack it
             row_shift = tl.load(query_shift + z * q_pad + i, mask=i < n_q, other=0.0)
             ceiling -= row_shift * LOG2E
