@@ -108,9 +108,16 @@ def _narrow(problem: Problem, found: Clauses) -> bool:
         return False
     plain = problem.bias is None and _softcap(problem) is None and problem.query.dtype in HALF
     sizes = problem.query.shape[-1], problem.value.shape[-1]
-    many = math.prod(problem.shape[:-2])
-    small = max(sizes) <= 128 and found.high - found.low <= _NARROW and many <= _PROGRAMS
-    return plain and small and steps.kernels() and not torch.compiler.is_compiling()
+    small = max(sizes) <= 128 and found.high - found.low <= _NARROW and math.prod(problem.shape[:-2]) <= _PROGRAMS
+    return plain and small and _near(problem) and steps.kernels() and not torch.compiler.is_compiling()
+
+
+def _near(problem: Problem) -> bool:
+    """Do the heads of a batch row lie within 2³¹ numbers, as the kernel counts them?"""
+    *_, heads, queries, keys = problem.shape
+    tensors = problem.query, problem.key, problem.value
+    farthest = max(queries, keys) * max(t.shape[-1] for t in tensors)  # of a copy without gaps
+    return heads * max(farthest, *(t.stride(-3) for t in tensors)) < 2**31
 
 
 def _by_window(query: Tensor, key: Tensor, value: Tensor, found: Clauses, scale: float) -> Tensor:

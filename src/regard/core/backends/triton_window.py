@@ -16,6 +16,7 @@ from regard.core.backends.additive.triton_plan import Block, launch, trait
 from regard.core.backends.once import once_only
 
 LOG2E = tl.constexpr(1.4426950408889634)
+REACH = 2**31 - 1  # the heads of a batch row lie within so many numbers: their places are counted in 32 bits
 
 
 @triton.jit
@@ -41,7 +42,7 @@ def window_forward(
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     z = tl.program_id(1)
-    b, h = (z // heads).to(tl.int64), (z % heads).to(tl.int64)
+    b, h = (z // heads).to(tl.int64), z % heads
     i0 = tl.program_id(0) * BM
     i = i0 + tl.arange(0, BM)
     q = _tile(query + b * q_b + h * q_h, i, n_q, q_n, D)
@@ -84,7 +85,7 @@ def window_rows(
 ):  # fmt: skip
     """Gradient of query rows, and Σ dO O of each for the keys' pass."""
     z = tl.program_id(1)
-    b, h = (z // heads).to(tl.int64), (z % heads).to(tl.int64)
+    b, h = (z // heads).to(tl.int64), z % heads
     i0 = tl.program_id(0) * BM
     i = i0 + tl.arange(0, BM)
     q = _tile(query + b * q_b + h * q_h, i, n_q, q_n, D)
@@ -120,7 +121,7 @@ def window_keys(
     """Gradients of keys and values, over all query heads that share them."""
     y = tl.program_id(1)
     groups = heads // group
-    b, g = (y // groups).to(tl.int64), (y % groups).to(tl.int64)
+    b, g = (y // groups).to(tl.int64), y % groups
     j0 = tl.program_id(0) * BN
     j = j0 + tl.arange(0, BN)
     k = _tile(key + b * k_b + g * k_h, j, n_k, k_n, D)
@@ -197,7 +198,8 @@ class _Window(torch.autograd.Function):
         (change,) = upstream
         query, key, value, output, lse = ctx.saved_tensors
         (b, h, q, d), (_, g, k, e) = query.shape, value.shape
-        change = change if change.stride(-1) == 1 else change.contiguous()
+        if change.stride(-1) != 1 or h * change.stride(1) > REACH:
+            change = change.contiguous()
         grads = [torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (query, key, value)]
         delta, tuning = torch.empty_like(lse), SMALL if max(d, e) <= 64 else LARGE
         numbers = (h, h // g, q, k, *ctx.settings)
@@ -220,7 +222,8 @@ class _Window(torch.autograd.Function):
 def window_attention(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float) -> Tensor:
     """softmax over low <= j - i <= high of scale · ⟨query, key⟩, applied to the values.
 
-    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are powers of two from 16 to 128.
+    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are powers of two from 16 to 128, and all heads of
+    a tensor lie within `REACH` numbers.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     # An integer would be a kernel of its own, or a constant in one that others share.

@@ -29,7 +29,7 @@ _SHARES = {"forward": 0.0, "backward": 0.25}  # of the derivative in the fit
 # Largest error of value and derivative allowed for each feature type and pass: about the rounding that plain arithmetic
 # of the type makes in one activation.
 BUDGETS = {
-    ("bfloat16", "forward"): (3e-3, math.inf),
+    ("bfloat16", "forward"): (3.2e-3, math.inf),
     ("bfloat16", "backward"): (2.8e-3, 6e-3),
     ("float16", "forward"): (3.2e-4, math.inf),
     ("float16", "backward"): (3.2e-4, 1e-3),
