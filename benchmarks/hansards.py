@@ -2,6 +2,7 @@
 
     python benchmarks/hansards.py CORPUS OUT
     regard train translation --data OUT --set data.target=fr --out RUN
+    python benchmarks/alignments.py RUN
 
 CORPUS holds train/train.{en,fr}.gz, the debates, and gold/enfr.{src-tgt,gold}, 447 sentences with links drawn by people
 (Och and Ney 2003). The debates' French has no accents, and the gold text is cut finer than print: "du" is "de le"
@@ -79,7 +80,7 @@ def write(corpus: Path, out: Path) -> None:
     gold = [line.split("|||") for line in (corpus / "gold/enfr.src-tgt").read_text().splitlines()]
     for side, language in ((0, "en"), (1, "fr")):
         (out / f"test.{language}").write_text("".join(" ".join(folded(row[side]).split()) + "\n" for row in gold))
-    (out / "test.links").write_text((corpus / "gold/enfr.gold").read_text())
+    (out / "test.en-fr.links").write_text((corpus / "gold/enfr.gold").read_text())
     print(f"{len(rows) - HELD:,} lines to train on, {HELD:,} to validate, {len(gold)} with gold links, in {out}")
 
 

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from regard.data.alignment import alignment_error_rate, links_from_weights, parse_links, read_links, words_of_weights
+from regard.data.alignment import (
+    alignment_error_rate,
+    joined_links,
+    links_from_weights,
+    parse_links,
+    read_links,
+    words_of_weights,
+)
 from regard.data.parallel import DataError
 
 
@@ -72,3 +79,24 @@ def test_pieces_are_summed_over_the_source_and_averaged_over_the_target():
     assert links_from_weights(weights, source=[0, 1, 1, 2], target=[0, 0, 1]) == {(1, 0), (0, 1)}
     with pytest.raises(ValueError, match=r"weights are \(4, 5\), but 4 × 6 pieces are told"):
         words_of_weights(weights, source=[0, 1, 2, 3, 4, 5])
+
+
+def test_gold_from_the_other_side():
+    gold = parse_links("1-2 3p1").reversed()
+    assert gold.sure == {(1, 0)}
+    assert gold.possible == {(1, 0), (0, 2)}
+
+
+def test_links_of_two_directions_joined():
+    forward, backward = {(0, 0), (1, 1), (5, 2)}, {(0, 0), (1, 1), (2, 2), (4, 1)}
+    assert joined_links(forward, backward, way="intersection") == {(0, 0), (1, 1)}
+    assert joined_links(forward, backward, way="union") == forward | backward
+    # (2, 2) is next to (1, 1); (5, 2) is next to nothing, (4, 1) too, and its target has a link.
+    assert joined_links(forward, backward) == {(0, 0), (1, 1), (2, 2)}
+
+
+def test_joined_links_grow_from_what_has_grown():
+    assert joined_links({(0, 0), (1, 1), (2, 2)}, {(0, 0)}) == {(0, 0), (1, 1), (2, 2)}
+    # Both words of (1, 0) have a link once (1, 1) is there; before that its source has none.
+    assert joined_links({(0, 0), (1, 1)}, {(0, 0), (1, 1), (1, 0)}) == {(0, 0), (1, 1)}
+    assert joined_links({(0, 1)}, {(1, 0)}) == set()  # nothing to grow from

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.core.normalizers import Hard, Sparsemax
 from regard.core.requests import entropy, full, received, rows, top
+from regard.models import recurrent_cpu, recurrent_gates, recurrent_scores
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
 from regard.models.recurrent_cells import Recurrence
@@ -357,21 +358,46 @@ def test_the_compiled_scores_are_those_of_tanh(as_installed):
         decoder.float()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("features", [32, 19])
+def test_the_compiled_loop_is_the_loop(features, precision, monkeypatch, as_installed):
+    """All of it compiled, though it is small, with features in blocks of 16 and without; in bfloat16 by autocast."""
+    for module in (recurrent_cpu, recurrent_gates, recurrent_scores):
+        monkeypatch.setattr(module, "_WORTH", 0)
+    decoder = RecurrentDecoder(VOCABULARY, D, memory_size=M, attention=Attention(D, M, hidden_size=features))
+    encoder = RecurrentEncoder(VOCABULARY, M // 2)
+    source, prefix, lengths = tokens(B, K), tokens(B, T), torch.tensor([4, K, 7])
+    found = {}
+    for dtype in (precision, torch.float64):
+        model = EncoderDecoder(encoder, decoder).to(torch.promote_types(dtype, torch.float32))
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            decoded = model(source, prefix, lengths, weights=full())
+        generator = torch.Generator().manual_seed(1)
+        both = (decoded.states, decoded.weights)
+        loss = sum((x * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum() for x in both)
+        wanted = [p for name, p in model.named_parameters() if ".output." not in name]
+        found[dtype] = [*(x.detach() for x in both), *torch.autograd.grad(loss, wanted)]
+    error = 1e-5 if precision == torch.float32 else 0.06
+    for actual, expected in zip(*found.values(), strict=True):
+        assert float((actual.double() - expected).norm() / expected.norm()) < error
+
+
 KERNELS = """
 import torch
 from regard.models.recurrent_loop import Given, unrolled
 torch.manual_seed(0)
 t, b, k, f, d = 3, 2, 5, 37, 21
-shapes = [(t, b, 3 * d), (b, k, f), (f,), (b, k, 3 * d), None, (b, d), (3 * d + f, d), (3 * d + f,)]
-given = [None if shape is None else torch.randn(shape) / 2 for shape in shapes]
+shapes = [(t, b, 3 * d), (b, k, f), (f,), (b, k, 3 * d), (b, d), (3 * d + f, d), (3 * d + f,)]
+given = [torch.randn(shape) / 2 for shape in shapes]
 up = torch.randn(t, b, d), torch.randn(t, b, k)
 for mask in (None, torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()):
     found = []
     for dtype in (torch.float32, torch.float64):  # float64 has no kernel
-        leaves = [None if x is None else x.detach().to(dtype).clone().requires_grad_() for x in given]
+        leaves = [x.detach().to(dtype).clone().requires_grad_() for x in given]
         out = unrolled(Given(*leaves, mask))
         sum((x * y).sum() for x, y in zip(out, up)).backward()
-        found.append([*out, *(x.grad for x in leaves if x is not None)])
+        found.append([*out, *(x.grad for x in leaves)])
     for actual, expected in zip(*found):
         actual, expected = actual.detach().double(), expected.detach()
         torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))

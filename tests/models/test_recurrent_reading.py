@@ -1,5 +1,6 @@
 """The GRUs that read a source by hand, on the CPU and as a CUDA graph, against torch's."""
 
+import copy
 import importlib.util
 import os
 import subprocess
@@ -166,3 +167,23 @@ def test_the_encoder_on_cuda_is_that_on_the_cpu() -> None:
             results.append([memory.values.detach(), memory.summary.detach(), *(p.grad for p in model.parameters())])
         for actual, expected in zip(*results, strict=True):
             torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_under_autocast_the_gradients_are_those_of_float64(lengths: list[int] | None) -> None:
+    """What goes round is float32: no worse than torch's own under the same autocast."""
+    torch.manual_seed(0)
+    encoder = RecurrentEncoder(29, 16)
+    source = torch.randint(29, (3, 7))
+    told = None if lengths is None else torch.tensor(lengths)
+    exact = copy.deepcopy(encoder).double()
+    memory = exact(source, told)
+    upstream = torch.randn(memory.values.shape, dtype=torch.float64)
+    expected = torch.autograd.grad((memory.values * upstream).sum(), list(exact.parameters()))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = encoder(source, told)
+    assert found.values.dtype == torch.bfloat16
+    torch.testing.assert_close(found.values.double(), memory.values.detach(), rtol=0, atol=0.01)
+    gradients = torch.autograd.grad((found.values * upstream).sum(), list(encoder.parameters()))
+    for actual, wanted in zip(gradients, expected, strict=True):
+        assert float((actual.double() - wanted).norm() / wanted.norm()) < 0.02

@@ -7,7 +7,21 @@ from regard.data.bpe import train_bpe
 from regard.tasks.translation.config import DataSettings
 from regard.tasks.translation.material import file_material
 
-WORDS = "the quick brown fox jumps over the lazy dog while seven wizards boxed quietly in gloomy weather".split()
+WORDS = (
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "lazy",
+    "dog",
+    "while",
+    "seven",
+    "wizards",
+    "boxed",
+    "weather",
+)
 
 
 @pytest.fixture

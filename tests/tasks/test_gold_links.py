@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from regard.data.bpe import Codes, train_bpe
 from regard.data.parallel import DataError
 from regard.data.vocabulary import Vocabulary
+from regard.models.memory import Memory
 from regard.tasks.translation import scoring
 from regard.tasks.translation.coding import PieceCoder, WordCoder
 from regard.tasks.translation.config import DataSettings, DecodeSettings, ModelSettings
@@ -44,6 +46,17 @@ def test_words_may_be_counted_from_zero(tmp_path: Path) -> None:
     assert read(folder(tmp_path, "0-0 2-3\n1-1\n"), first=0)[0].links == {(0, 0), (2, 3)}
 
 
+def test_links_named_by_their_languages_serve_both_directions(tmp_path: Path) -> None:
+    (folder(tmp_path, "9-9\n9-9\n") / "test_2016.en-fr.links").write_text("1-1 3p4\n1-1 2-2\n")
+    there, back = (
+        examples_of([tmp_path], DataSettings(source=source, target=target))[0]
+        for source, target in (("en", "fr"), ("fr", "en"))
+    )
+    assert (there.links, there.possible) == ({(0, 0)}, {(0, 0), (2, 3)})
+    assert (back.links, back.possible) == ({(0, 0)}, {(0, 0), (3, 2)})
+    assert back.target == ("the", "cat", "sleeps")
+
+
 def test_without_links_the_examples_have_none(tmp_path: Path) -> None:
     (folder(tmp_path, "") / "test_2016.links").unlink()
     assert all(example.links == frozenset() for example in read(tmp_path))
@@ -76,12 +89,13 @@ def rates(monkeypatch: pytest.MonkeyPatch, *layers: str) -> dict:
     return judged()
 
 
-def judged() -> dict:
+def judged(kind: Literal["recurrent", "transformer"] = "recurrent", *, posterior: bool = False) -> dict:
     """One sentence, of which target word j comes from source word j."""
     coder = WordCoder(Vocabulary.build([("a", "b", "c")]), Vocabulary.build([("x", "y", "z")]))
-    model = build(ModelSettings(size=8), coder.sizes, shared=False)
+    model = build(ModelSettings(size=8, kind=kind), coder.sizes, shared=False)
     example = Example(("a", "b", "c"), "xyz", ("x", "y", "z"), frozenset({(0, 0), (1, 1), (2, 2)}))
-    return scoring.alignment(Translator(model, coder, DecodeSettings()), [example], [coder.read_words(example.source)])
+    translator = Translator(model, coder, DecodeSettings(posterior=posterior))
+    return scoring.alignment(translator, [example], [coder.read_words(example.source)])
 
 
 def test_a_word_is_told_from_the_step_that_predicts_it_or_from_the_one_that_reads_it(monkeypatch) -> None:
@@ -92,6 +106,18 @@ def test_a_word_is_told_from_the_step_that_predicts_it_or_from_the_one_that_read
     assert found["by_layer"]["predicted"][1] == pytest.approx(2 / 3, abs=1e-4)  # off by one: right for the first alone
     assert rates(monkeypatch, "read")["when"] == "read"
     assert rates(monkeypatch, "predicted") == {"aer": 0.0, "when": "predicted"}
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "transformer"])
+def test_weights_are_corrected_once_the_word_is_known(monkeypatch, kind) -> None:
+    assert "aer_posterior" not in judged(kind)
+
+    def likely(decoder: object, memory: Memory, prefix: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        assert (memory.keys.shape[:2], prefix.shape, target.shape) == ((1, 4), (1, 4), (1, 4))
+        return torch.full((4, 4), -1e4).fill_diagonal_(0.0)[None]  # word j is from place j, whatever was expected
+
+    monkeypatch.setattr(scoring, "log_likelihood", likely)
+    assert judged(kind, posterior=True)["aer_posterior"] == 0.0
 
 
 def test_heads_are_judged_one_by_one_too(monkeypatch) -> None:

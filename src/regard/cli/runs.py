@@ -27,7 +27,13 @@ from regard.tasks.translation.translator import Translation
 from regard.train.run import Run, RunError
 from regard.train.stops import Interrupted, Stopped
 
-_NAMES = {"bleu": "BLEU", "chrf": "chrF", "exact": "exactly as the reference", "aer": "alignment error rate"}
+_NAMES = {
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "exact": "exactly as the reference",
+    "aer": "alignment error rate",
+    "aer_posterior": "alignment error rate, the word known",
+}
 
 
 def list_tasks() -> None:
@@ -153,7 +159,7 @@ def show_result(result: dict[str, Any], console: Console) -> None:
         figures = {**part.get("metrics", {}), **part.get("attention", {})}
         for name, value in figures.items():
             if isinstance(value, float):
-                shown = f"{value:.1%}" if name in ("aer", "exact") else f"{value:.1f}"
+                shown = f"{value:.1%}" if name in ("aer", "aer_posterior", "exact") else f"{value:.1f}"
                 table.add_row(prefix + _NAMES.get(name, name), shown)
     for name, value in result.get("faithfulness", {}).items():
         what = "the source word attended most" if name == "attended" else "another source word"

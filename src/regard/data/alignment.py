@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -23,6 +24,10 @@ class Gold:
 
     sure: frozenset[Link]
     possible: frozenset[Link]
+
+    def reversed(self) -> "Gold":
+        """The same links from the target's side."""
+        return Gold(frozenset(link[::-1] for link in self.sure), frozenset(link[::-1] for link in self.possible))
 
 
 def parse_links(text: str, *, first: int = 1) -> Gold:
@@ -125,3 +130,34 @@ def links_from_weights(
         for row, (weight, column) in enumerate(zip(best.tolist(), place.tolist(), strict=True))
         if weight > least
     }
+
+
+def joined_links(
+    forward: Links, backward: Links, *, way: Literal["intersection", "union", "grow"] = "grow"
+) -> set[Link]:
+    """Links (source, target) of two models, one for each direction, as one set (Och and Ney 2003, section 4.3).
+
+    `backward` are those of the reversed model, turned to (source, target). "grow" starts from the links that both have
+    and adds, next to links it has, those of one side alone whose source or target word has no link yet.
+
+    >>> sorted(joined_links({(0, 0), (1, 1), (1, 2)}, {(0, 0), (1, 1), (3, 4)}))
+    [(0, 0), (1, 1), (1, 2)]
+    """
+    first, second = set(forward), set(backward)
+    if way != "grow":
+        return first & second if way == "intersection" else first | second
+    found, left = first & second, sorted(first ^ second)
+    while True:
+        sources, targets = {link[0] for link in found}, {link[1] for link in found}
+        new = next((link for link in left if _grows(link, found, sources, targets)), None)
+        if new is None:
+            return found
+        found.add(new)
+        left.remove(new)
+
+
+def _grows(link: Link, found: set[Link], sources: set[int], targets: set[int]) -> bool:
+    """Whether a word of the link has none yet, and a link that was found is next to it, corners counted."""
+    if link[0] in sources and link[1] in targets:
+        return False
+    return any((link[0] + i, link[1] + j) in found for i in (-1, 0, 1) for j in (-1, 0, 1))

@@ -9,20 +9,28 @@ from torch import Tensor, nn
 from regard.core import attention as calls
 from regard.core.normalizers import Softmax
 from regard.core.scores import Additive
-from regard.models import recurrent_feeding, recurrent_loop
+from regard.models import recurrent_cpu, recurrent_feeding, recurrent_loop
 from regard.nn.attention import Attention
 from regard.nn.protocol import Projected
 
 
 class Found(NamedTuple):
-    """States, or with feeding what the output layer sees, (b, t, d), and weights (b, t, k)."""
+    """States, or with feeding what the output layer sees, (b, t, d); weights (b, t, k); what was read (b, t, e).
+
+    `turned` says that states and contexts have time first: on the CPU they are mapped further as they lie.
+    """
 
     states: Tensor
     weights: Tensor
+    contexts: Tensor | None = None
+    turned: bool = False
 
 
-def serves(network: nn.GRU | nn.LSTM, attention: object) -> bool:
-    """A GRU of one layer with additive attention and softmax; compilers and watchers see the plain loop instead."""
+def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = False) -> bool:
+    """A GRU of one layer with additive attention and softmax; compilers and watchers see the plain loop instead.
+
+    Under autocast on the CPU it is bfloat16 without input feeding.
+    """
     if calls.listeners:
         return False
     if not isinstance(network, nn.GRU) or network.num_layers > 1:
@@ -34,7 +42,8 @@ def serves(network: nn.GRU | nn.LSTM, attention: object) -> bool:
     device = network.get_parameter("weight_hh_l0").device.type
     plain = attention.dropout == 0.0 or not attention.training
     cast = torch.is_autocast_enabled(device) and device != "cuda"
-    return additive and plain and attention.query is not None and not cast and not torch.compiler.is_compiling()
+    known = not cast or (device == "cpu" and torch.get_autocast_dtype("cpu") == torch.bfloat16 and not feeding)
+    return additive and plain and attention.query is not None and known and not torch.compiler.is_compiling()
 
 
 def bahdanau(
@@ -45,12 +54,17 @@ def bahdanau(
     recurrent = torch.cat((network.get_parameter("weight_hh_l0"), query))
     hidden = network.get_parameter("bias_hh_l0")
     bias = torch.cat((hidden, hidden.new_zeros(len(query))))
-    values, left = projected.value, mapping
-    if state.is_cuda:  # the values are mapped to the gates once, so that a step has one matrix product fewer
-        values, left = F.linear(values, mapping), None
-    score = attention.score().weight
-    narrow = _narrow(gates, projected.key, score, values, left, state, recurrent, bias)
-    return _batch_first(recurrent_loop.unrolled(recurrent_loop.Given._make([*narrow, projected.mask])))
+    values, score = projected.value, attention.score().weight
+    if state.device.type == "cpu":
+        keys, score, state = _wide(gates, projected.key, score, state)
+        _, values, mapping, recurrent, bias = _narrow(gates, values, mapping, recurrent, bias)
+        given = recurrent_cpu.Given(gates, keys, score, values, mapping, state, recurrent, bias, projected.mask)
+        states, contexts, weights = recurrent_cpu.unrolled(given)
+        return Found(states, weights.transpose(0, 1), contexts, turned=True)
+    # The values are mapped to the gates once, so that a step has one matrix product fewer.
+    narrow = _narrow(gates, projected.key, score, F.linear(values, mapping), state, recurrent, bias)
+    found = _batch_first(recurrent_loop.unrolled(recurrent_loop.Given._make([*narrow, projected.mask])))
+    return found._replace(contexts=found.weights @ values)
 
 
 def feeding(
@@ -76,6 +90,12 @@ def feeding(
 def _narrow(gates: Tensor, *others: Tensor | None) -> list[Any]:
     """All in the dtype of the gates, which under autocast is its own."""
     return [gates, *(None if other is None else other.to(gates.dtype) for other in others)]
+
+
+def _wide(gates: Tensor, *others: Tensor) -> list[Any]:
+    """All in float32, or in the dtype of the gates where that is wider."""
+    dtype = torch.promote_types(gates.dtype, torch.float32)
+    return [other.to(dtype) for other in others]
 
 
 def _batch_first(found: tuple[Tensor, Tensor]) -> Found:

@@ -13,6 +13,7 @@ from regard.models import recurrent_additive
 from regard.models.memory import Decoded, Memory, Step
 from regard.models.recurrent_cells import Hidden, Recurrence, advance, run
 from regard.models.recurrent_tokens import Tokens, embedded
+from regard.nn.products import linear
 from regard.nn.protocol import Attends, Projected
 
 ORDERS = ("bahdanau", "luong")
@@ -173,14 +174,15 @@ class RecurrentDecoder(nn.Module):
     ) -> Decoded:
         """Step after step, where one step's output is the next one's input."""
         words = embedded(self.embedding, self.dropout, prefix)
-        if recurrent_additive.serves(self.network, self.attention):
+        if recurrent_additive.serves(self.network, self.attention, feeding=self.input_feeding):
             gates, mapping = self._gates(words.turned())
             assert mapping is not None
             assert state.projected is not None
             found = self._by_hand(gates, mapping, state.hidden[0][0], state.projected)
             states = found.states
-            if not self.input_feeding:
-                states = self._mixed(states, found.weights @ state.projected.value, words)
+            if found.contexts is not None:
+                states = self._mixed(states, found.contexts, words.turned() if found.turned else words)
+            states = states.transpose(0, 1) if found.turned else states
             return Decoded(self.dropout(states), None if request is None else request.of(found.weights))
         gates, mapping = self._gates(words)
         # Rows are counted over all steps, and what a key receives is summed over them: both need every weight.
@@ -254,7 +256,7 @@ class RecurrentDecoder(nn.Module):
         first, second = (hidden, context) if self.order == "bahdanau" else (context, hidden)
         sizes = [first.shape[-1], second.shape[-1]]
         weights = self.readout.weight.split([*sizes, self.readout.in_features - sum(sizes)], 1)
-        found = F.linear(first, weights[0], self.readout.bias) + F.linear(second, weights[1])
+        found = linear(first, weights[0], self.readout.bias) + linear(second, weights[1])
         if self.order == "bahdanau" and words is not None:
             found = found + words.mapped(weights[2])
         return torch.tanh(found)

@@ -16,6 +16,7 @@ from torch import Tensor
 from regard.models import recurrent_graphs
 from regard.models.recurrent_loop import gru, gru_back, weighed
 from regard.models.recurrent_scores import prepare, scores, slope, sums
+from regard.nn.products import matrix
 
 
 class Unrolled(NamedTuple):
@@ -78,13 +79,13 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     gates = torch.empty_like(given.inputs)
     products = given.inputs.new_empty(steps + 1, batch, len(given.recurrent))
     weights = given.inputs.new_empty(steps, batch, given.keys.shape[1])
-    recurrent, feeding = given.recurrent.t(), given.feeding.t()
+    recurrent, feeding = (matrix(weight, batch, uses=steps) for weight in (given.recurrent, given.feeding))
     closed = None if given.mask is None else ~given.mask
-    torch.addmm(given.bias, states[0], recurrent, out=products[0])
+    recurrent.into(products[0], states[0], given.bias)
     for i in range(steps):
-        torch.addmm(given.inputs[i], outputs[i], feeding, out=gates[i])
+        feeding.into(gates[i], outputs[i], given.inputs[i])
         gru(gates[i], products[i, :, :gate_size], states[i], states[i + 1])
-        torch.addmm(given.bias, states[i + 1], recurrent, out=products[i + 1])
+        recurrent.into(products[i + 1], states[i + 1], given.bias)
         _, query, rest = products[i + 1].split([gate_size, features, size], -1)
         weighed(scores(query, keys), closed, weights[i])
         mixed = torch.baddbmm(rest.unsqueeze(1), weights[i].unsqueeze(1), given.values)
@@ -95,9 +96,10 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     given, kept = Given(*arguments[: len(Given._fields)]), Kept(*arguments[len(Given._fields) : -2])
     upstream, upweights = arguments[-2:]
-    steps, _, gate_size = given.inputs.shape
+    steps, batch, gate_size = given.inputs.shape
     size, features = given.state.shape[-1], given.keys.shape[-1]
-    keys = prepare(given.keys, given.score, steps)
+    keys = prepare(given.keys, given.score, steps, back=True)
+    recurrent, feeding = (matrix(weight.t(), batch, uses=steps) for weight in (given.recurrent, given.feeding))
     dgates, dproducts = torch.empty_like(kept.gates), torch.zeros_like(kept.products)
     dscores, dmixed = torch.empty_like(kept.weights), torch.empty_like(kept.outputs[1:])
     share = doutput = torch.zeros_like(given.state)
@@ -111,11 +113,11 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
         _, query, _ = kept.products[i + 1].split([gate_size, features, size], -1)
         dproducts[i + 1, :, gate_size : gate_size + features] = slope(query, keys, dscores[i])
         dproducts[i + 1, :, gate_size + features :] = dmixed[i]
-        dstate = torch.addmm(share, dproducts[i + 1], given.recurrent)
+        dstate = recurrent.times(dproducts[i + 1], share)
         hidden, dhidden = kept.products[i, :, :gate_size], dproducts[i, :, :gate_size]
         share = gru_back(kept.gates[i], hidden, kept.states[i], dstate, dgates[i], dhidden)
-        doutput = dgates[i] @ given.feeding
-    dstate = torch.addmm(share, dproducts[0], given.recurrent)
+        doutput = feeding.times(dgates[i])
+    dstate = recurrent.times(dproducts[0], share)
     queries = kept.products[1:, :, gate_size : gate_size + features]
     dkeys, dscore = sums(queries, keys, dscores)
     dvalues = torch.bmm(kept.weights.permute(1, 2, 0), dmixed.transpose(0, 1))

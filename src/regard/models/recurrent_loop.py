@@ -4,11 +4,11 @@ For each step i, with everything that does not depend on the state before alread
 
     [h; q] = [W_hh; W_q] s_{i-1} + b        one matrix product
     a = softmax(v · tanh(q + k_j))
-    s_i = gru(x_i + W_c Σ_j a_j h_j, h, s_{i-1})
+    s_i = gru(x_i + Σ_j a_j W_c h_j, h, s_{i-1})      the values are mapped before the loop
 
 Autograd would keep the hidden layer of every step and add to every matrix's gradient at every step. Here only states,
 gates and weights are kept; the way back makes one matrix product a step over the state, and the gradients of matrices,
-keys and values come from all steps at once, after the loop.
+keys and values come from all steps at once, after the loop. `recurrent_cpu` is the same for the CPU.
 """
 
 import os
@@ -33,13 +33,12 @@ class Unrolled(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What the loop starts from. `mapping` is None where the values are already mapped to the gates."""
+    """What the loop starts from."""
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
     keys: Tensor  # (b, k, f)
     score: Tensor  # (f,)
-    values: Tensor  # (b, k, e)
-    mapping: Tensor | None  # (3d, e)
+    values: Tensor  # (b, k, 3d): mapped to the gates
     state: Tensor  # (b, d)
     recurrent: Tensor  # (3d + f, d): hidden-to-hidden above query
     bias: Tensor  # (3d + f,)
@@ -53,7 +52,6 @@ class Kept(NamedTuple):
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
     products: Tensor  # (t, b, 3d + f): h and q
     weights: Tensor  # (t, b, k)
-    contexts: Tensor  # (t, b, e); empty where the values are already mapped
 
 
 def unrolled(given: Given) -> Unrolled:
@@ -76,10 +74,10 @@ class _Loop(torch.autograd.Function):
 
 
 def _kernels(given: Given) -> bool:
-    """Do the Triton kernels serve? They take values mapped to the gates, and no more keys than a program can hold."""
+    """Do the Triton kernels serve? They take no more keys than a program can hold."""
     device = given.inputs.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     known = given.inputs.dtype in (*HALF, torch.float32) and 0 < given.keys.shape[1] <= _MOST_KEYS
-    return device and known and given.mapping is None and given.inputs.numel() > 0 and triton()
+    return device and known and given.inputs.numel() > 0 and triton()
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -94,20 +92,15 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     gates = torch.empty_like(given.inputs)
     products = given.inputs.new_empty(steps, batch, len(given.recurrent))
     weights = given.inputs.new_empty(steps, batch, given.keys.shape[1])
-    contexts = given.inputs.new_empty(0 if given.mapping is None else steps, batch, given.values.shape[-1])
     recurrent = given.recurrent.t()
     closed = None if given.mask is None else ~given.mask
     for i in range(steps):
         torch.addmm(given.bias, states[i], recurrent, out=products[i])
         weighed(scores(products[i, :, gate_size:], keys), closed, weights[i])
         read = weights[i].unsqueeze(1)
-        if given.mapping is None:
-            torch.baddbmm(given.inputs[i].unsqueeze(1), read, given.values, out=gates[i].unsqueeze(1))
-        else:
-            torch.bmm(read, given.values, out=contexts[i].unsqueeze(1))
-            torch.addmm(given.inputs[i], contexts[i], given.mapping.t(), out=gates[i])
+        torch.baddbmm(given.inputs[i].unsqueeze(1), read, given.values, out=gates[i].unsqueeze(1))
         gru(gates[i], products[i, :, :gate_size], states[i], states[i + 1])
-    return Kept(states, gates, products, weights, contexts)
+    return Kept(states, gates, products, weights)
 
 
 def weighed(energy: Tensor, closed: Tensor | None, out: Tensor) -> None:
@@ -150,30 +143,25 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     if _kernels(given):
         return _backward_by_kernels(given, kept, upstream, upweights)
     steps, _, gate_size = given.inputs.shape
-    keys = prepare(given.keys, given.score, steps)
+    keys = prepare(given.keys, given.score, steps, back=True)
     dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
-    dscores, dcontexts = torch.empty_like(kept.weights), torch.empty_like(kept.contexts)
+    dscores = torch.empty_like(kept.weights)
     dstate = torch.zeros_like(given.state)
     for i in reversed(range(steps)):
         dstate = dstate + upstream[i]
         hidden, query = kept.products[i, :, :gate_size], kept.products[i, :, gate_size:]
         dstate = gru_back(kept.gates[i], hidden, kept.states[i], dstate, dgates[i], dproducts[i, :, :gate_size])
-        dread = dgates[i]
-        if given.mapping is not None:
-            dread = torch.mm(dgates[i], given.mapping, out=dcontexts[i])
         # A row times a matrix: as a matrix times a column it would be four times slower on the CPU.
-        dweights = torch.baddbmm(upweights[i].unsqueeze(1), dread.unsqueeze(1), given.values.mT).squeeze(1)
+        dweights = torch.baddbmm(upweights[i].unsqueeze(1), dgates[i].unsqueeze(1), given.values.mT).squeeze(1)
         share = kept.weights[i] * dweights
         torch.addcmul(share, kept.weights[i], share.sum(-1, keepdim=True), value=-1, out=dscores[i])
         dproducts[i, :, gate_size:] = slope(query, keys, dscores[i])
         dstate = torch.addmm(dstate, dproducts[i], given.recurrent)
     queries = kept.products[:, :, gate_size:]
     dkeys, dscore = sums(queries, keys, dscores)
-    dread = dgates if given.mapping is None else dcontexts
-    dvalues = torch.bmm(kept.weights.permute(1, 2, 0), dread.transpose(0, 1))
-    dmapping = None if given.mapping is None else dgates.flatten(0, 1).t() @ kept.contexts.flatten(0, 1)
+    dvalues = torch.bmm(kept.weights.permute(1, 2, 0), dgates.transpose(0, 1))
     drecurrent = dproducts.flatten(0, 1).t() @ kept.states[:-1].flatten(0, 1)
-    return dgates, dkeys, dscore, dvalues, dmapping, dstate, drecurrent, dproducts.sum((0, 1))
+    return dgates, dkeys, dscore, dvalues, dstate, drecurrent, dproducts.sum((0, 1))
 
 
 def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
@@ -193,7 +181,7 @@ def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
             products[i], given.keys, given.score, given.values, given.inputs[i], states[i], given.mask,
             weights[i], gates[i], states[i + 1],
         )  # fmt: skip
-    return Kept(states, gates, products, weights, given.inputs.new_empty(0))
+    return Kept(states, gates, products, weights)
 
 
 def _backward_by_kernels(given: Given, kept: Kept, upstream: Tensor, upweights: Tensor) -> tuple[Tensor | None, ...]:
@@ -215,4 +203,4 @@ def _backward_by_kernels(given: Given, kept: Kept, upstream: Tensor, upweights: 
     dkeys, dscore = triton_recurrent.sums(kept.products, given.keys, given.score, dscores, given.state.shape[-1])
     dvalues = torch.bmm(kept.weights.permute(1, 2, 0).to(dgates.dtype), dgates.transpose(0, 1))
     drecurrent = dproducts.flatten(0, 1).t() @ kept.states[:-1].flatten(0, 1)
-    return dgates, dkeys, dscore, dvalues, None, dstate, drecurrent, dproducts.sum((0, 1))
+    return dgates, dkeys, dscore, dvalues, dstate, drecurrent, dproducts.sum((0, 1))

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.nn.products import linear
+
 _SHARE = 0.6  # up to this share of different tokens, mapping them and copying is faster than mapping all
 _FEW = 256  # with fewer tokens nothing is worth the trouble
 
@@ -26,7 +28,7 @@ class Tokens:
 
     def mapped(self, weight: Float[Tensor, "o e"], bias: Float[Tensor, "o"] | None = None) -> Float[Tensor, "b t o"]:
         """W y + b for every token."""
-        found = F.linear(self.vectors, weight, bias)
+        found = linear(self.vectors, weight, bias)
         return found if self.index is None else F.embedding(self.index, found)
 
 

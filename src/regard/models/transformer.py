@@ -54,6 +54,8 @@ class TransformerEncoder(nn.Module):
     such as `lambda: FeedForward(512, 1376, activation="swiglu")`. `positions`: sinusoidal, learned, relative, rotary,
     alibi, a module of `regard.nn`, or None (a bag of words). `embedding` may be shared with a decoder. `keys` and
     `values` of the memory are the "states", the "words" with their positions as the first layer reads them, or "both".
+    `dropout` falls on the embeddings and on what each part adds, `inner_dropout` (as `dropout` unless given) on the
+    attention weights and inside the feed-forward parts.
 
     >>> encoder = TransformerEncoder(11, 8, layers=2, heads=2, positions="rotary").eval()
     >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
@@ -73,6 +75,7 @@ class TransformerEncoder(nn.Module):
         norm: Norm = "pre",
         normalization: Normalization = nn.LayerNorm,
         dropout: float = 0.0,
+        inner_dropout: float | None = None,
         embedding: nn.Embedding | None = None,
         keys: Content = "states",
         values: Content = "states",
@@ -81,13 +84,14 @@ class TransformerEncoder(nn.Module):
         check_content(keys=keys, values=values)
         self.keys, self.values = keys, values
         placed = positions_of(positions, size, heads)
+        inner = dropout if inner_dropout is None else inner_dropout
         self.size = self.memory_size = size
         self.input = _input(vocabulary, size, placed, embedding, dropout)
         self.stack = EncoderStack(
             (
                 TransformerEncoderLayer(
-                    MultiHeadAttention(size, heads, dropout=dropout, positions=inside(placed)),
-                    _feed(feed_forward, size, dropout),
+                    MultiHeadAttention(size, heads, dropout=inner, positions=inside(placed)),
+                    _feed(feed_forward, size, inner),
                     norm=norm,
                     normalization=normalization,
                     dropout=dropout,
@@ -190,12 +194,14 @@ class TransformerDecoder(nn.Module):
         norm: Norm = "pre",
         normalization: Normalization = nn.LayerNorm,
         dropout: float = 0.0,
+        inner_dropout: float | None = None,
         memory_size: int | None = None,
         embedding: nn.Embedding | None = None,
         tied: bool = True,
     ) -> None:
         super().__init__()
         placed = positions_of(positions, size, heads)
+        inner = dropout if inner_dropout is None else inner_dropout
         self.size = size
         self.input = _input(vocabulary, size, placed, embedding, dropout)
         self.output = None if tied else nn.Linear(size, vocabulary)
@@ -203,9 +209,9 @@ class TransformerDecoder(nn.Module):
         self.stack = DecoderStack(
             (
                 TransformerDecoderLayer(
-                    MultiHeadAttention(size, heads, dropout=dropout, positions=inside(placed)),
-                    MultiHeadAttention(size, heads, key_size=memory_size, dropout=dropout),
-                    _feed(feed_forward, size, dropout),
+                    MultiHeadAttention(size, heads, dropout=inner, positions=inside(placed)),
+                    MultiHeadAttention(size, heads, key_size=memory_size, dropout=inner),
+                    _feed(feed_forward, size, inner),
                     norm=norm,
                     normalization=normalization,
                     dropout=dropout,

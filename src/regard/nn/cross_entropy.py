@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.nn.products import matrix
+
 _NUMBERS = {"cuda": 2**27, "cpu": 2**22}  # logits made at a time: enough work for a GPU, little enough for a cache
 _TILE = 128
 _HALF = (torch.float16, torch.bfloat16)
@@ -109,7 +111,8 @@ def _by_rows(
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     exact = _wide(states.dtype)
-    parted = _kernel(states)
+    rows = min(rows or _rows(states, weight), max(1, states.shape[0]))
+    parted = _kernel(states, rows, weight.shape[0])
     narrow = weight.to(states.dtype)
     added = None if bias is None else bias.to(states.dtype)
     target = target.contiguous()
@@ -118,17 +121,19 @@ def _by_rows(
     to_states = torch.empty_like(states) if wanted[0] else states.new_empty(0)
     to_weight = weight.new_zeros(weight.shape, dtype=exact) if wanted[1] else weight.new_empty(0)
     to_bias = weight.new_zeros(weight.shape[:1], dtype=exact) if wanted[2] else weight.new_empty(0)
-    for part in _parts(states.shape[0], rows or _rows(states, weight)):
+    parts = _parts(states.shape[0], rows)
+    forth, back = (matrix(way, rows, uses=len(parts)) for way in (narrow, narrow.T))
+    for part in parts:
         some = states[part]
-        logits = some @ narrow.T if added is None else torch.addmm(added, some, narrow.T)
+        logits = forth.times(some, added)
         losses, gradients = parted(logits, target[part], smoothing, ignore, any(wanted))
         loss += losses.sum(dtype=exact)
         if wanted[0]:
-            torch.mm(gradients, narrow, out=to_states[part])
+            back.into(to_states[part], gradients)
         if wanted[1]:
             _add_product(to_weight, gradients.T, some)
         if wanted[2]:
-            to_bias += gradients.sum(0, dtype=exact)
+            to_bias += _total(gradients)
         del logits, gradients
     return loss, to_states, to_weight.to(weight.dtype), to_bias if bias is None else to_bias.to(bias.dtype)
 
@@ -165,19 +170,48 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
+def _total(rows: Tensor) -> Tensor:
+    """The sum of all rows, in float32 at least."""
+    if rows.device.type != "cpu" or rows.dtype not in _HALF:
+        return rows.sum(0, dtype=_wide(rows.dtype))
+    # On the CPU such a sum would copy all rows to float32 first. A product adds in float32 and rounds at the end.
+    return (rows.new_ones(1, len(rows)) @ rows).squeeze(0).to(_wide(rows.dtype))
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _HALF else dtype
 
 
-def _losses(logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool) -> tuple[Tensor, Tensor]:
+class _Space(NamedTuple):
+    """Where the parts of a batch are worked out on the CPU, one after the other: numbers (rows, v) in three dtypes.
+
+    Memory asked for and given back at each part would be new to the process each time, and cost more than its use.
+    """
+
+    wide: Tensor
+    weights: Tensor
+    narrow: Tensor
+
+    @staticmethod
+    def of(rows: int, vocabulary: int, dtype: torch.dtype) -> "_Space":
+        same = dtype == _wide(dtype)
+        weights = torch.empty(rows, vocabulary, dtype=_wide(dtype))
+        others = [weights if same else torch.empty(rows, vocabulary, dtype=kind) for kind in (_wide(dtype), dtype)]
+        return _Space(others[0], weights, others[1])
+
+
+def _losses(
+    logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool, space: _Space | None = None
+) -> tuple[Tensor, Tensor]:
     """The loss of each row, and where asked the gradients of the losses with respect to the logits."""
-    z = logits.to(_wide(logits.dtype))
+    exact, rows, vocabulary = _wide(logits.dtype), *logits.shape
+    copied = space is not None and exact != logits.dtype
+    z = space.wide[:rows].copy_(logits) if space is not None and copied else logits.to(exact)
     real = target != ignore
-    vocabulary = z.shape[1]
     label = torch.where(real, target, 0).clamp(0, vocabulary - 1).unsqueeze(1)
     if gradient:
         # A softmax takes each row through the cache once. Its largest weight is e^{z - lse} of the largest logit.
-        weights = torch.softmax(z, 1)
+        weights = torch.softmax(z, 1) if space is None else torch.softmax(z, 1, out=space.weights[:rows])
         lse = z.amax(1, keepdim=True) - weights.amax(1, keepdim=True).log()
     else:
         weights, lse = z, z.logsumexp(1, keepdim=True)
@@ -188,8 +222,10 @@ def _losses(logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradi
         if smoothing > 0.0:
             weights.sub_(smoothing / vocabulary)
         weights.scatter_add_(1, label, torch.full_like(lse, smoothing - 1))
-        weights.mul_(real.unsqueeze(1))
-    return torch.where(real, loss.squeeze(1), 0), weights.to(logits.dtype)
+        if space is None or not bool(real.all()):  # to look at numbers on a GPU is to wait for it
+            weights.mul_(real.unsqueeze(1))
+    losses = torch.where(real, loss.squeeze(1), 0)
+    return losses, space.narrow[:rows].copy_(weights) if space is not None and copied else weights.to(logits.dtype)
 
 
 @functools.cache
@@ -197,14 +233,16 @@ def _kernels() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _kernel(states: Tensor) -> Any:
+def _kernel(states: Tensor, rows: int, vocabulary: int) -> Any:
     """The Triton kernel on CUDA (and in Triton's interpreter), the same in plain operations elsewhere."""
     fast = states.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     if fast and states.dtype != torch.float64 and _kernels():
         from regard.nn.triton_cross_entropy import overwrite  # imports Triton: only where it is used
 
         return overwrite
-    return _losses
+    if states.device.type != "cpu":
+        return _losses
+    return functools.partial(_losses, space=_Space.of(rows, vocabulary, states.dtype))
 
 
 @_summed.register_fake

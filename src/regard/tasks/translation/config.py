@@ -60,6 +60,10 @@ class DataSettings(_Settings):
     """Sub-words of files."""
     shared: bool = True
     """One set of sub-words for both languages."""
+    merge_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the merges left out at random when a training text is cut into sub-words."""
+    cuts: int = Field(default=8, ge=2)
+    """With merge_dropout: how often each pair stands in the training set, once cut as usual."""
     end_mark: bool = True
     """Whether a source ends with a mark, which a model may attend when it looks at no word."""
     batch_tokens: PositiveInt = 2048
@@ -101,12 +105,16 @@ class ModelSettings(_Settings):
     """Of the recurrent model's word vectors; none: the size."""
     layers: PositiveInt = 1
     """Of encoder and decoder each."""
+    decoder_layers: PositiveInt | None = None
+    """Of the decoder, where it has more or fewer than the encoder."""
     keys: Literal["states", "words", "both"] = "states"
     """What the source is searched by: the encoder's states, the words alone, or their sum."""
     values: Literal["states", "words", "both"] = "states"
     """What is taken from where the decoder looks, likewise: of words alone, it has to look at the word it means."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """In training."""
+    inner_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Of the Transformer's attention weights and inside its feed-forward parts; none: as dropout."""
 
 
 class DecodeSettings(_Settings):
@@ -118,6 +126,8 @@ class DecodeSettings(_Settings):
     """Exponent of the penalty that makes longer hypotheses comparable."""
     precision: Precision = "float32"
     """Of the matrix products when a run is loaded to translate; int8 is for the CPU."""
+    posterior: bool = False
+    """Whether gold links are also compared with weights corrected once the word is known, which takes its time."""
 
 
 class TranslationConfig(_Settings):

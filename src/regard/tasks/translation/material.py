@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data import world
-from regard.data.alignment import Links, read_links
+from regard.data.alignment import Gold, Links, read_links
 from regard.data.batches import Ids
-from regard.data.bpe import Codes, train_bpe
+from regard.data.bpe import Codes, Subwords, train_bpe
 from regard.data.corpus import TextCorpus, TokenCorpus, encode, index
 from regard.data.parallel import DataError, Limits, find_rows, load_pairs
 from regard.data.sentences import Pair
@@ -46,16 +46,19 @@ class Material:
 
 
 class _Chosen(Sequence[Any]):
-    """Some rows of a corpus."""
+    """Some rows of a corpus, of each of its cuts into tokens."""
 
-    def __init__(self, corpus: TokenCorpus, rows: NDArray[np.int64]) -> None:
-        self.corpus, self.rows = corpus, rows
+    def __init__(self, cuts: Sequence[TokenCorpus], rows: NDArray[np.int64]) -> None:
+        self.cuts, self.rows = cuts, rows
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.cuts) * len(self.rows)
 
     def __getitem__(self, place: Any) -> Any:
-        return self.corpus[int(self.rows[place])]
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        cut, row = divmod(int(place), len(self.rows))
+        return self.cuts[cut][int(self.rows[row])]
 
 
 def world_material(settings: DataSettings) -> Material:
@@ -103,19 +106,35 @@ def file_material(settings: DataSettings, cache: Path, known: Codes | None = Non
         settings.test if not test else 0,
     )
     codes = known or _trained(corpus, rows, settings)
-    size = max(codes.source.size, codes.target.size)
-    key = codes.source.key + codes.target.key
-    tokens = encode(corpus, codes.source.encode_all, codes.target.encode_all, size=size, key=key, cache=cache)
-    lengths = tokens.lengths_source[rows] + 1, tokens.lengths_target[rows] + 1
+    cuts = _cut(corpus, codes, settings, cache)
+    source, target = ([getattr(cut, f"lengths_{side}")[rows] + 1 for cut in cuts] for side in ("source", "target"))
     return Material(
         PieceCoder(codes),
-        _Chosen(tokens, rows),
-        lengths,
+        _Chosen(cuts, rows),
+        (np.concatenate(source), np.concatenate(target)),
         _examples(valid) if valid else held[0],
         _examples(test, settings) if test else held[1],
         [],
         about=f"{len(rows):,} pairs ({corpus.report})",
     )
+
+
+def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) -> list[TokenCorpus]:
+    """The corpus in sub-words, and with merge_dropout in other cuts of the same text too."""
+    size = max(codes.source.size, codes.target.size)
+    ways = [(codes.source, codes.target)]
+    if settings.merge_dropout > 0.0:
+        loose = codes.source.loosened(settings.merge_dropout), codes.target.loosened(settings.merge_dropout)
+        ways += [loose] * (settings.cuts - 1)
+    return [
+        encode(corpus, *(one.encode_all for one in way), size=size, key=_named_cut(way, number), cache=cache)
+        for number, way in enumerate(ways)
+    ]
+
+
+def _named_cut(way: tuple[Subwords, Subwords], number: int) -> str:
+    key = way[0].key + way[1].key
+    return f"{key}{number}" if number else key
 
 
 def examples_of(paths: Sequence[Path], settings: DataSettings) -> list[Example]:
@@ -132,21 +151,28 @@ def _examples(paths: Sequence[Path], settings: DataSettings | None = None) -> li
     """Pairs to judge by; with settings, gold links are looked for beside them."""
     pairs, _ = load_pairs(find_rows(list(paths)))
     examples = [Example(tuple(source.split()), target) for source, target in pairs]
-    beside = _links_beside(paths[0]) if settings else None
-    return examples if settings is None or beside is None else _linked(examples, beside, settings.first_word)
+    if settings is None or (beside := _links_beside(paths[0], settings)) is None:
+        return examples
+    path, reversed_ = beside
+    gold = read_links(path, first=settings.first_word)
+    return _linked(examples, [one.reversed() for one in gold] if reversed_ else gold, path, settings.first_word)
 
 
-def _links_beside(path: Path) -> Path | None:
-    """test.en or test.en.gz has its gold links in test.links, maybe .gz."""
+def _links_beside(path: Path, settings: DataSettings) -> tuple[Path, bool] | None:
+    """The gold links of test.en, maybe .gz, and whether they name the target's word first.
+
+    They are in test.en-fr.links, which serves both directions, or in test.links, which names the source's word first.
+    """
     bare = path.with_name(path.name.removesuffix(".gz"))
-    for name in (f"{bare.stem}.links", f"{bare.stem}.links.gz"):
-        if (found := bare.with_name(name)).is_file():
-            return found
+    there, back = f".{settings.source}-{settings.target}", f".{settings.target}-{settings.source}"
+    for way, reversed_ in ((there, False), (back, True), ("", False)):
+        for name in (f"{bare.stem}{way}.links", f"{bare.stem}{way}.links.gz"):
+            if (found := bare.with_name(name)).is_file():
+                return found, reversed_
     return None
 
 
-def _linked(examples: list[Example], path: Path, first: int) -> list[Example]:
-    gold = read_links(path, first=first)
+def _linked(examples: list[Example], gold: list[Gold], path: Path, first: int) -> list[Example]:
     if len(gold) != len(examples):
         raise DataError(f"{path}: {len(gold)} lines of links for {len(examples)} pairs; each pair needs a line")
     found = []

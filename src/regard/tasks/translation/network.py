@@ -40,7 +40,7 @@ def build(settings: ModelSettings, sizes: tuple[int, int], *, shared: bool) -> E
         attention=attention(settings, encoder.memory_size),
         order=settings.order,
         input_feeding=settings.input_feeding,
-        recurrence=Recurrence(settings.cell, settings.layers, embedding, settings.dropout),
+        recurrence=Recurrence(settings.cell, settings.decoder_layers or settings.layers, embedding, settings.dropout),
     )
     return EncoderDecoder(encoder, decoder)
 
@@ -82,6 +82,7 @@ def _transformer(settings: ModelSettings, sizes: tuple[int, int], shared: bool) 
         positions=positions,
         norm=settings.norm,
         dropout=settings.dropout,
+        inner_dropout=settings.inner_dropout,
         embedding=embedding,
         keys=settings.keys,
         values=settings.values,
@@ -89,12 +90,13 @@ def _transformer(settings: ModelSettings, sizes: tuple[int, int], shared: bool) 
     decoder = TransformerDecoder(
         sizes[1],
         settings.size,
-        layers=settings.layers,
+        layers=settings.decoder_layers or settings.layers,
         heads=settings.heads,
         feed_forward=settings.feed_forward,
         positions=positions,
         norm=settings.norm,
         dropout=settings.dropout,
+        inner_dropout=settings.inner_dropout,
         embedding=embedding,
     )
     return EncoderDecoder(encoder, decoder)

@@ -99,7 +99,9 @@ def paper_multi30k() -> TranslationConfig:
     return TranslationConfig(
         preset="paper-multi30k",
         data=DataSettings(batch_tokens=4096, vocabulary=10_000, shared=True, tokenize="none"),
-        model=ModelSettings(kind="transformer", size=128, layers=4, heads=4, feed_forward=256, dropout=0.3),
+        model=ModelSettings(
+            kind="transformer", size=128, layers=4, heads=4, feed_forward=256, dropout=0.3, inner_dropout=0.0
+        ),
         train=TrainSettings(
             steps=16_000,
             learning_rate=5e-3,
@@ -108,8 +110,8 @@ def paper_multi30k() -> TranslationConfig:
             watch="bleu",
             watch_for="highest",
             patience=10,
-            average="checkpoints",
-            average_last=10,
+            average="ema",
+            graphs=True,
         ),
         decode=DecodeSettings(beam=5),
     )

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from regard.core.requests import full
-from regard.data.alignment import alignment_error_rate, links_from_weights
+from regard.data.alignment import Link, alignment_error_rate, links_from_weights
+from regard.models.posterior import log_likelihood, posterior
 from regard.tasks.translation.coding import Reading
 from regard.tasks.translation.material import Example
 from regard.tasks.translation.translator import Translation, Translator
 
+_TOLD = 64  # examples whose links are read off at once
 _BUCKETS = (5, 10, 15, 20, 25, 30, 40, 60)  # words of the source
 
 
@@ -78,52 +80,67 @@ def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str)
     return found
 
 
-@torch.no_grad()
 def alignment(translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]) -> dict[str, Any]:
     """Alignment error rate of the weights while the gold target is read; of several layers, the best and which.
 
     A word may be told from the step that predicts it, or from the next, which reads it: in a Transformer's lower
     layers the second may be the sharper one, for only then does the model know the word (Chen et al. 2020). The layer,
-    the head and the moment are chosen by the gold links themselves: it is what the weights can tell.
+    the head and the moment are chosen by the gold links themselves: it is what the weights can tell. With the setting
+    `decode.posterior` the weights of the step that predicts are also corrected once the word is known: another rate.
     """
-    found: dict[_Told, list[set[tuple[int, int]]]] = {}
-    for first in range(0, len(examples), 64):
-        part, read = examples[first : first + 64], sources[first : first + 64]
-        targets = [translator.coder.target_words(example.target) for example in part]
-        pairs = [(source.numbers, numbers) for source, (numbers, _) in zip(read, targets, strict=True)]
-        owners = [(source.owners, words) for source, (_, words) in zip(read, targets, strict=True)]
-        for layer, weights in enumerate(_weights(translator, pairs)):
-            heads = weights.shape[1] if weights.shape[1] > 1 else 0
-            for head in (None, *range(heads)):
-                rows = weights.mean(1) if head is None else weights[:, head]
-                for when, told in (("predicted", rows), ("read", rows[:, 1:])):
-                    found.setdefault(_Told(layer, head, when), []).extend(
-                        links_from_weights(one, source=s, target=t) for one, (s, t) in zip(told, owners, strict=True)
-                    )
+    found = links_told(translator, examples, sources)
     if not found:
         return {}  # without attention there is nothing to align by
     sure, possible = [example.links for example in examples], [example.possible for example in examples]
     rates = {key: round(alignment_error_rate(links, sure, possible), 4) for key, links in found.items()}
-    whole = {key: rate for key, rate in rates.items() if key.head is None}
+    whole = {key: rate for key, rate in rates.items() if key.head is None and key.when != "posterior"}
     layers = 1 + max(key.layer for key in whole)
     best = min(whole, key=lambda key: whole[key])
     figures: dict[str, Any] = {"aer": whole[best], "when": best.when}
     if layers > 1:
-        by_layer = {name: [whole[_Told(n, None, name)] for n in range(layers)] for name in ("predicted", "read")}
+        by_layer = {name: [whole[Told(n, None, name)] for n in range(layers)] for name in ("predicted", "read")}
         figures |= {"layer": best.layer, "by_layer": by_layer}
     heads = {key: rate for key, rate in rates.items() if key.head is not None}
     if heads:
         sharpest = min(heads, key=lambda key: heads[key])
         figures["best_head"] = {"aer": heads[sharpest], **sharpest._asdict()}
-    return figures
+    known = {key.layer: rate for key, rate in rates.items() if key.when == "posterior"}
+    return figures | {"aer_posterior": min(known.values())} if known else figures
 
 
-class _Told(NamedTuple):
+class Told(NamedTuple):
     """Where a word's links are read off: a layer, one of its heads or their mean, and when."""
 
     layer: int
     head: int | None
-    when: str
+    when: str  # "predicted", "read" or "posterior"
+
+
+@torch.no_grad()
+def links_told(
+    translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]
+) -> dict[Told, list[set[Link]]]:
+    """The links of each example, read off in every way there is; of no attention, none."""
+    found: dict[Told, list[set[Link]]] = {}
+    for first in range(0, len(examples), _TOLD):
+        part, read = examples[first : first + _TOLD], sources[first : first + _TOLD]
+        targets = [translator.coder.target_words(example.target) for example in part]
+        pairs = [(source.numbers, numbers) for source, (numbers, _) in zip(read, targets, strict=True)]
+        owners = [(source.owners, words) for source, (_, words) in zip(read, targets, strict=True)]
+        told: dict[Told, Tensor] = {}
+        for layer, weights in enumerate(_weights(translator, pairs)):
+            for head in (None, *range(weights.shape[1] if weights.shape[1] > 1 else 0)):
+                rows = weights.mean(1) if head is None else weights[:, head]
+                told |= {Told(layer, head, "predicted"): rows, Told(layer, head, "read"): rows[:, 1:]}
+        if told and translator.settings.posterior:
+            likely = _likelihood(translator, pairs)
+            before = [key for key in told if key.head is None and key.when == "predicted"]
+            told |= {Told(key.layer, None, "posterior"): posterior(told[key], likely) for key in before}
+        for key, rows in told.items():
+            found.setdefault(key, []).extend(
+                links_from_weights(one, source=s, target=t) for one, (s, t) in zip(rows, owners, strict=True)
+            )
+    return found
 
 
 def _weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
@@ -138,6 +155,23 @@ def _weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequen
         return []
     layers = decoded.weights if isinstance(decoded.weights, list) else [decoded.weights]
     return [(layer if layer.ndim == 4 else layer.unsqueeze(1)).float().cpu() for layer in layers]
+
+
+def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
+    """How likely each piece of the targets is from each place of the sources alone, in logarithms (b, t, s)."""
+    model = translator.model
+    training = model.training
+    model.eval()
+    found = []
+    for pair in pairs:  # one by one: as many decoders read a source as it has places
+        batch = translator.batch([pair])
+        memory = model.encoder(batch.source, batch.source_lengths)
+        found.append(log_likelihood(model.decoder, memory, batch.prefix, batch.target)[0].cpu())
+    model.train(training)
+    whole = torch.zeros(len(found), *(max(one.shape[axis] for one in found) for axis in (0, 1)))
+    for row, one in zip(whole, found, strict=True):
+        row[: one.shape[0], : one.shape[1]] = one
+    return whole
 
 
 @torch.no_grad()

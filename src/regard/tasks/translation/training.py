@@ -31,7 +31,7 @@ _GRID = 8  # lengths of batches are multiples of it where steps are replayed
 _EXPLAINED = 40  # translations whose faithfulness is measured
 CHANGEABLE = (
     *("train.steps", "train.epochs", "train.patience"),
-    *("decode.beam", "decode.length_penalty", "decode.precision"),
+    *("decode.beam", "decode.length_penalty", "decode.precision", "decode.posterior"),
 )
 
 

@@ -1,0 +1,72 @@
+"""How well a trained translator's attention aligns words, in one direction or in two joined.
+
+    python benchmarks/alignments.py RUN [REVERSED]
+
+RUN is a run of `regard train translation` whose test part has gold links. Each line is an alignment error rate: of a
+layer's heads together or of one head, read off the step that predicts a word, or the one that reads it; "posterior" is
+the first corrected by how likely the word, now known, is from each place alone. REVERSED is a run the other way round
+on the same folder: the links of both are joined, each read off in its best way. The best is chosen by the gold links.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from regard.data.alignment import Link, alignment_error_rate, joined_links
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.material import Example, examples_of
+from regard.tasks.translation.scoring import Told, links_told
+from regard.tasks.translation.translator import Translator
+from regard.train.run import Run
+
+All = list[set[Link]]
+
+
+def told(run: Path) -> tuple[list[Example], dict[Told, All]]:
+    """The examples of a run that have gold links, and their links in every way."""
+    opened = Run.open(run)
+    config = TranslationConfig.model_validate(opened.config())
+    loaded = Translator.load(opened)
+    translator = replace(loaded, settings=loaded.settings.model_copy(update={"posterior": True}))
+    examples = [one for one in examples_of(config.data.files, config.data) if one.links or one.possible]
+    if not examples:
+        sys.exit(f"{run}: its test part has no gold links")
+    return examples, links_told(translator, examples, [translator.coder.read_words(one.source) for one in examples])
+
+
+def rate(examples: list[Example], links: All) -> float:
+    """The error rate in per cent."""
+    return 100 * alignment_error_rate(links, [one.links for one in examples], [one.possible for one in examples])
+
+
+def show(run: Path) -> tuple[list[Example], All]:
+    """Every rate of a run; the examples and the links with the lowest."""
+    examples, found = told(run)
+    rates = {key: rate(examples, links) for key, links in found.items()}
+    for when in ("predicted", "read", "posterior"):
+        for layer in sorted({key.layer for key in rates if key.when == when}):
+            together = rates[Told(layer, None, when)]
+            heads = [rates[key] for key in rates if (key.layer, key.when) == (layer, when) and key.head is not None]
+            single = "  heads " + " ".join(f"{one:.1f}" for one in heads) if heads else ""
+            print(f"{run.name} {when} layer {layer + 1}: {together:.1f}{single}")
+    best = min(rates, key=lambda key: rates[key])
+    print(f"{run.name} best: {rates[best]:.1f} ({best.when}, layer {best.layer + 1}, head {best.head})")
+    return examples, found[best]
+
+
+def main(runs: list[Path]) -> None:
+    """The rates of one run, or of two and of both joined."""
+    examples, forward = show(runs[0])
+    if len(runs) == 1:
+        return
+    _, backward = show(runs[1])
+    turned = [{(source, target) for target, source in links} for links in backward]
+    for way in ("intersection", "union", "grow"):
+        pairs = zip(forward, turned, strict=True)
+        print(f"both, {way}: {rate(examples, [joined_links(one, other, way=way) for one, other in pairs]):.1f}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    main([Path(one) for one in sys.argv[1:]])

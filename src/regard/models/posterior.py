@@ -1,0 +1,60 @@
+"""Where a word came from, once it is known; attention is what a decoder expects before it knows."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.models.memory import Decoded, Memory
+
+_LOGITS = 2**25  # numbers that stand at once
+
+
+def log_likelihood(
+    decoder: Any, memory: Memory, prefix: Int[Tensor, "b t"], target: Int[Tensor, "b t"]
+) -> Float[Tensor, "b t k"]:
+    """log p(y_i | y_<i, h_j alone): how likely each target token is to a decoder that reads one position alone.
+
+    `target` is the prefix one token on; where it is negative, as padding may be, nothing is known and the logarithm is
+    0. A decoder that starts from the memory's summary starts from the whole one.
+
+    >>> from regard.models.transformer import TransformerDecoder
+    >>> decoder, states = TransformerDecoder(7, 8, layers=1, heads=2).eval(), torch.randn(1, 3, 8)
+    >>> memory = Memory(states, states, None, states.mean(1))
+    >>> log_likelihood(decoder, memory, torch.tensor([[1, 4]]), torch.tensor([[4, 2]])).shape
+    torch.Size([1, 2, 3])
+    """
+    if target.shape != prefix.shape:
+        raise ValueError(f"target must have the shape of prefix, {tuple(prefix.shape)}, got {tuple(target.shape)}")
+    batch, count = memory.keys.shape[:2]
+    keys = memory.keys.flatten(0, 1).unsqueeze(1)
+    values = keys if memory.values is memory.keys else memory.values.flatten(0, 1).unsqueeze(1)
+    single = Memory(keys, values, None, memory.summary.repeat_interleave(count, 0))
+    decoded: Decoded = decoder(single, prefix.repeat_interleave(count, 0))
+    index = target.clamp(min=0).repeat_interleave(count, 0).flatten()
+    states = decoded.states.flatten(0, 1)
+    rows = max(1, _LOGITS // len(decoder.output_weight))
+    parts = zip(states.split(rows), index.split(rows), strict=True)
+    found = [_chosen(decoder.logits(some), tokens) for some, tokens in parts]
+    likely = torch.cat(found).view(batch, count, -1).transpose(1, 2)
+    return torch.where(target.unsqueeze(-1) >= 0, likely, 0.0)
+
+
+def _chosen(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities (n,) of these tokens."""
+    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+
+
+def posterior(weights: Float[Tensor, "b t k"], likelihood: Float[Tensor, "b t k"]) -> Float[Tensor, "b t k"]:
+    """a_ij p(y_i | j) / Σ_j' a_ij' p(y_i | j'): the weights of a step that predicts a word, corrected once it is known.
+
+    Attention is taken for a belief about where the next word comes from, and Bayes' rule has the rest (Shankar &
+    Sarawagi 2019, section 2.1). `likelihood` is that of `log_likelihood`, in logarithms. A row of zeros stays zeros.
+
+    >>> posterior(torch.tensor([[[0.75, 0.25, 0.0]]]), torch.tensor([[[0.1, 0.9, 1.0]]]).log())
+    tensor([[[0.2500, 0.7500, 0.0000]]])
+    """
+    some = (weights > 0).any(-1, keepdim=True)
+    return torch.where(some, (weights.log() + likelihood).softmax(-1), 0.0)

@@ -1,0 +1,99 @@
+"""Where a word came from once it is known: Bayes' rule by hand, and positions read one at a time."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.models.memory import Memory
+from regard.models.posterior import log_likelihood, posterior
+from regard.models.recurrent_cells import Recurrence
+from regard.models.recurrent_decoder import RecurrentDecoder
+from regard.models.transformer import TransformerDecoder
+from regard.nn.attention import Attention
+
+B, K, T, D, VOCABULARY = 3, 7, 5, 8, 13
+LENGTHS = [7, 0, 4]
+
+
+def recurrent() -> RecurrentDecoder:
+    made = RecurrentDecoder(
+        VOCABULARY,
+        D,
+        memory_size=D,
+        attention=Attention(D, D, hidden_size=6),
+        order="luong",
+        input_feeding=True,
+        recurrence=Recurrence(embedding_size=4),
+    )
+    return made.double().eval()
+
+
+def transformer() -> TransformerDecoder:
+    return TransformerDecoder(VOCABULARY, D, layers=2, heads=2).double().eval()
+
+
+DECODERS = {"recurrent": recurrent, "transformer": transformer}
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(0, VOCABULARY, shape)
+
+
+def memory_of(*, same: bool = True) -> Memory:
+    keys, values = torch.randn(2, B, K, D, dtype=torch.float64)
+    mask = torch.arange(K) < torch.tensor(LENGTHS).unsqueeze(-1)
+    return Memory(keys, keys if same else values, mask, torch.randn(B, D, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["states", "words"])
+@pytest.mark.parametrize("kind", DECODERS)
+def test_each_position_is_read_alone(kind, same, monkeypatch):
+    monkeypatch.setattr("regard.models.posterior._LOGITS", 11 * VOCABULARY)  # in parts that end within a sentence
+    decoder, memory, prefix, target = DECODERS[kind](), memory_of(same=same), tokens(B, T), tokens(B, T)
+    found = log_likelihood(decoder, memory, prefix, target)
+    for row in range(B):
+        for j in range(LENGTHS[row]):
+            one = Memory(
+                memory.keys[row : row + 1, j : j + 1],
+                memory.values[row : row + 1, j : j + 1],
+                None,
+                memory.summary[row : row + 1],
+            )
+            state = decoder.start(one)
+            for i in range(T):
+                step = decoder.step(state, prefix[row, i : i + 1])
+                expected = step.logits.log_softmax(-1)[0, target[row, i]]
+                torch.testing.assert_close(found[row, i, j], expected, rtol=1e-10, atol=1e-11)
+                state = step.state
+
+
+def test_what_is_not_known_has_no_say():
+    decoder, memory, prefix, target = recurrent(), memory_of(), tokens(B, T), tokens(B, T)
+    target[2, 3:] = -100
+    found = log_likelihood(decoder, memory, prefix, target)
+    assert not found[2, 3:].any()
+    assert (found[2, :3] < 0).all()
+    weights = torch.rand(B, T, K, dtype=torch.float64).softmax(-1)
+    torch.testing.assert_close(posterior(weights, found)[2, 3:], weights[2, 3:])
+
+
+def test_the_posterior_by_hand():
+    weights = torch.tensor([[[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0]]])
+    likely = torch.tensor([[[0.1, 0.4, 0.2, 0.9], [0.1, 0.2, 0.3, 0.4]]]).log()
+    # 0.05, 0.1, 0.05 and nothing, of 0.2; and what may not be attended stays so.
+    expected = torch.tensor([[[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0]]])
+    torch.testing.assert_close(posterior(weights, likely), expected)
+    # However unlikely a word is everywhere, the shares are those of the places.
+    torch.testing.assert_close(posterior(weights, likely - 500.0), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_is_told_in_single():
+    decoder = transformer().to(torch.bfloat16)
+    memory = memory_of()
+    half = Memory(memory.keys.bfloat16(), memory.keys.bfloat16(), memory.mask, memory.summary.bfloat16())
+    assert log_likelihood(decoder, half, tokens(B, T), tokens(B, T)).dtype == torch.float32
+
+
+def test_a_target_of_another_length_is_told(as_installed):
+    with pytest.raises(ValueError, match=r"target must have the shape of prefix, \(3, 5\), got \(3, 4\)"):
+        log_likelihood(recurrent(), memory_of(), tokens(B, T), tokens(B, T - 1))

@@ -1,0 +1,46 @@
+"""The translator's model from its settings: layers on either side, and what a memory is made of."""
+
+import pytest
+import torch
+
+from regard.core.requests import full
+from regard.tasks.translation.config import ModelSettings, TranslationConfig
+from regard.tasks.translation.network import build
+
+SIZES = (11, 13)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "transformer"])
+def test_a_decoder_may_have_other_many_layers(kind):
+    def decoder_layers(**chosen: int) -> int:
+        decoder = build(ModelSettings(kind=kind, size=8, layers=3, **chosen), SIZES, shared=False).decoder
+        return decoder.recurrence.layers if kind == "recurrent" else len(decoder.stack.layers)
+
+    assert decoder_layers() == 3
+    assert decoder_layers(decoder_layers=2) == 2
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "transformer"])
+@pytest.mark.parametrize("content", ["words", "both"])
+def test_keys_and_values_are_as_chosen(kind, content):
+    model = build(ModelSettings(kind=kind, size=8, layers=1, values=content), SIZES, shared=False).eval()
+    source, prefix = torch.tensor([[3, 4, 5]]), torch.tensor([[1, 6]])
+    memory = model.encoder(source)
+    plain = ModelSettings(kind=kind, size=8, layers=1)
+    states = build(plain, SIZES, shared=False).eval()
+    own = states.encoder.state_dict()
+    states.encoder.load_state_dict({name: part for name, part in model.encoder.state_dict().items() if name in own})
+    torch.testing.assert_close(memory.keys, states.encoder(source).keys)
+    assert not torch.allclose(memory.values, memory.keys)
+    weights = model(source, prefix, weights=full()).weights
+    rows = weights[0] if kind == "transformer" else weights
+    torch.testing.assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]))
+
+
+def test_a_configuration_from_before_is_read_as_it_was():
+    old = TranslationConfig().model_dump(mode="json")
+    for part, names in (("model", ("keys", "values", "decoder_layers")), ("decode", ("posterior",))):
+        for name in names:
+            del old[part][name]
+    assert TranslationConfig.model_validate(old) == TranslationConfig()
+    assert TranslationConfig().model.values == TranslationConfig().model.keys == "states"
