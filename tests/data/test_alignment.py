@@ -100,3 +100,9 @@ def test_joined_links_grow_from_what_has_grown():
     # Both words of (1, 0) have a link once (1, 1) is there; before that its source has none.
     assert joined_links({(0, 0), (1, 1)}, {(0, 0), (1, 1), (1, 0)}) == {(0, 0), (1, 1)}
     assert joined_links({(0, 1)}, {(1, 0)}) == set()  # nothing to grow from
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_a_way_of_joining_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="way must be intersection, union or grow, got 'grow-diag'"):
+        joined_links({(0, 0)}, {(0, 0)}, way="grow-diag")

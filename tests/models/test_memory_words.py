@@ -161,3 +161,15 @@ def test_a_transformer_steps_as_it_reads():
     plain = EncoderDecoder(transformer(), decoder)
     plain.encoder.load_state_dict(model.encoder.state_dict())
     assert not torch.allclose(plain(source, prefix, LENGTHS).states, decoded.states)
+
+
+@pytest.mark.parametrize("content", [{"values": "words"}, {"keys": "both"}])
+def test_padding_has_no_part_in_a_gradient(content):
+    torch.manual_seed(3)
+    encoder = RecurrentEncoder(11, 4, **content)
+    with torch.no_grad():
+        encoder.embedding.weight[0] = torch.nan
+    memory = encoder(torch.tensor([[3, 4, 5], [6, 0, 0]]), torch.tensor([3, 1]))
+    (memory.keys.square().sum() + memory.values.square().sum()).backward()
+    assert encoder.words.weight.grad.isfinite().all()
+    assert encoder.words.weight.grad.any()

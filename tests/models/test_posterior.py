@@ -72,7 +72,7 @@ def test_what_is_not_known_has_no_say():
     target[2, 3:] = -100
     found = log_likelihood(decoder, memory, prefix, target)
     assert not found[2, 3:].any()
-    assert (found[2, :3] < 0).all()
+    assert torch.equal(found[2, :3] < 0, memory.mask[2].expand(3, -1))
     weights = torch.rand(B, T, K, dtype=torch.float64).softmax(-1)
     torch.testing.assert_close(posterior(weights, found)[2, 3:], weights[2, 3:])
 
@@ -97,3 +97,23 @@ def test_half_precision_is_told_in_single():
 def test_a_target_of_another_length_is_told(as_installed):
     with pytest.raises(ValueError, match=r"target must have the shape of prefix, \(3, 5\), got \(3, 4\)"):
         log_likelihood(recurrent(), memory_of(), tokens(B, T), tokens(B, T - 1))
+
+
+def test_what_has_no_weight_has_no_say():
+    weights = torch.tensor([[[0.75, 0.25, 0.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]], requires_grad=True)
+    likely = torch.tensor([[[0.0, 0.0, torch.nan], [0.0, 0.0, 0.0], [-torch.inf, -torch.inf, 0.0]]])
+    found = posterior(weights, likely)
+    # A place without a weight may hold anything; no word can come from nowhere; an impossible word changes nothing.
+    expected = torch.tensor([[[0.75, 0.25, 0.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]])
+    torch.testing.assert_close(found.detach(), expected)
+    (gradient,) = torch.autograd.grad(found[0, 0, 0], weights)
+    assert gradient.isfinite().all()
+
+
+def test_nothing_to_read_or_nobody_to_ask():
+    decoder = TransformerDecoder(7, 8, layers=1, heads=2).eval()
+    for batch, keys in ((0, 3), (2, 0)):
+        states = torch.zeros(batch, keys, 8)
+        memory = Memory(states, states, None, torch.zeros(batch, 8))
+        prefix = torch.ones(batch, 4, dtype=torch.long)
+        assert log_likelihood(decoder, memory, prefix, prefix).shape == (batch, 4, keys)

@@ -295,3 +295,12 @@ def test_cuda_agrees_with_the_cpu(dtype):
         found.append([t.double().cpu() for t in (loss, *torch.autograd.grad(loss, leaves))])
     for a, t in zip(found[1], found[0], strict=True):
         assert (a - t).norm() <= {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float64: 1e-12}[dtype] * t.norm()
+
+
+def test_a_bias_shared_by_many_rows_stays_inside_float16():
+    """Its gradient is a sum over all rows, which float16 could not hold."""
+    states, weight = torch.zeros(70_000, 4, dtype=torch.float16), torch.zeros(8, 4, dtype=torch.float16)
+    bias = torch.zeros(8, requires_grad=True)
+    loss, _ = linear_cross_entropy(states, weight, torch.zeros(70_000, dtype=torch.long), bias=bias)
+    loss.backward()
+    torch.testing.assert_close(bias.grad[0], torch.tensor(-70_000 * 7 / 8), rtol=1e-2, atol=0)

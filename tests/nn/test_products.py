@@ -94,3 +94,13 @@ def test_autocast_reaches_a_linear_map(library: bool) -> None:
     rows, weight = torch.randn(7, INTO), torch.randn(OUT, INTO)
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(rows, weight).dtype == torch.bfloat16
+
+
+def test_functions_of_functions():
+    """torch.func and forward-mode derivatives go through a product as through torch's own."""
+    torch.manual_seed(2)
+    rows, weight = torch.randn(5, 300), torch.randn(290, 300)
+    found = torch.func.grad(lambda w: linear(rows, w).square().sum())(weight)
+    torch.testing.assert_close(found, 2 * (rows @ weight.T).T @ rows, rtol=1e-4, atol=1e-2)
+    _, moved = torch.func.jvp(lambda w: linear(rows, w), (weight,), (torch.ones_like(weight),))
+    torch.testing.assert_close(moved, rows.sum(-1, keepdim=True).expand(5, 290), rtol=1e-4, atol=1e-4)

@@ -1,5 +1,7 @@
 """Training texts cut into sub-words in several ways: the same text every time, and the same cuts when a run goes on."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,14 @@ def test_what_is_judged_is_cut_as_usual(files, tmp_path):
 def test_dropout_out_of_range_is_refused():
     with pytest.raises(ValueError, match=r"dropout must be from 0 to 1, got 1\.5"):
         train_bpe(["Tom"], size=270).loosened(1.5)
+
+
+def test_files_that_were_only_touched_are_cut_as_before(files, tmp_path):
+    chosen = settings(files, merge_dropout=0.4, cuts=2)
+    first = file_material(chosen, tmp_path / "cache")
+    before = list(first.train)
+    for path in files:
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    again = file_material(chosen, tmp_path / "cache", first.coder.codes)
+    for old, new in zip(before, again.train, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(old, new, strict=True))

@@ -1,11 +1,17 @@
 """The translator's model from its settings: layers on either side, and what a memory is made of."""
 
+import json
+
 import pytest
 import torch
 
 from regard.core.requests import full
 from regard.tasks.translation.config import ModelSettings, TranslationConfig
 from regard.tasks.translation.network import build
+from regard.tasks.translation.presets import tiny
+from regard.tasks.translation.training import train
+from regard.train.progress import Silent
+from regard.train.run import RunError
 
 SIZES = (11, 13)
 
@@ -44,3 +50,26 @@ def test_a_configuration_from_before_is_read_as_it_was():
             del old[part][name]
     assert TranslationConfig.model_validate(old) == TranslationConfig()
     assert TranslationConfig().model.values == TranslationConfig().model.keys == "states"
+
+
+def test_a_run_from_before_goes_on(tmp_path):
+    """Its config.json does not know the settings that came later: they are what they would have been."""
+    chosen = tiny().model_copy(update={"train": tiny().train.model_copy(update={"steps": 2, "validate_every": 2})})
+    few = {"train": 40, "valid": 4, "test": 4, "longer": 0, "lengths": (3, 6)}
+    model = {"size": 8, "embedding": 8}
+    chosen = chosen.model_copy(
+        update={"data": chosen.data.model_copy(update=few), "model": chosen.model.model_copy(update=model)}
+    )
+    train(chosen, tmp_path / "run", progress=Silent())
+    path = tmp_path / "run" / "config.json"
+    stored = json.loads(path.read_text())
+    later = {"data": ("merge_dropout", "cuts"), "model": ("keys", "values", "decoder_layers", "inner_dropout")}
+    for part, names in later.items():
+        for name in names:
+            del stored[part][name]
+    path.write_text(json.dumps(stored))
+    more = chosen.model_copy(update={"train": chosen.train.model_copy(update={"steps": 3})})
+    assert train(more, tmp_path / "run", resume=True, progress=Silent())["steps"] == 3
+    other = more.model_copy(update={"model": more.model.model_copy(update={"size": 16})})
+    with pytest.raises(RunError, match=r"model.size was 8 and is now 16"):
+        train(other, tmp_path / "run", resume=True, progress=Silent())

@@ -135,7 +135,7 @@ def links_from_weights(
 def joined_links(
     forward: Links, backward: Links, *, way: Literal["intersection", "union", "grow"] = "grow"
 ) -> set[Link]:
-    """Links (source, target) of two models, one for each direction, as one set (Och and Ney 2003, section 4.3).
+    """Links (source, target) of two models, one for each direction, as one set (after Och and Ney 2003).
 
     `backward` are those of the reversed model, turned to (source, target). "grow" starts from the links that both have
     and adds, next to links it has, those of one side alone whose source or target word has no link yet.
@@ -143,6 +143,8 @@ def joined_links(
     >>> sorted(joined_links({(0, 0), (1, 1), (1, 2)}, {(0, 0), (1, 1), (3, 4)}))
     [(0, 0), (1, 1), (1, 2)]
     """
+    if way not in ("intersection", "union", "grow"):
+        raise ValueError(f"way must be intersection, union or grow, got {way!r}")
     first, second = set(forward), set(backward)
     if way != "grow":
         return first & second if way == "intersection" else first | second

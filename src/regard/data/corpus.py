@@ -132,19 +132,34 @@ def open_text(directory: Path) -> TextCorpus:
 Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 
 
-def encode(corpus: TextCorpus, source: Encode, target: Encode, *, size: int, key: str, cache: Path) -> TokenCorpus:
+def encode(
+    corpus: TextCorpus,
+    source: Encode,
+    target: Encode,
+    *,
+    size: int,
+    key: str,
+    cache: Path,
+    by_content: bool = False,
+) -> TokenCorpus:
     """The corpus as token numbers, made once in `cache`.
 
-    `source` and `target` turn a list of texts into lists of numbers below `size`; `key` names them (their hash).
+    `source` and `target` turn a list of texts into lists of numbers below `size`; `key` names them (their hash). What
+    would come out differently the next time is found `by_content`: also when the files were only copied or touched.
     """
     dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.uint32)
-    name = _name("tokens", corpus.directory.name, key, str(dtype))
+    name = _name("tokens", _digest(corpus) if by_content else corpus.directory.name, key, str(dtype))
 
     def write(folder: Path) -> None:
         _store(folder, _encoded(corpus, source, target, dtype))
         (folder / "dtype.json").write_text(json.dumps(dtype.name), encoding="utf-8")
 
     return open_tokens(_made(Path(cache), name, write))
+
+
+def _digest(corpus: TextCorpus) -> str:
+    with (corpus.directory / "pairs.bin").open("rb") as pairs:
+        return hashlib.file_digest(pairs, "sha256").hexdigest()
 
 
 def open_tokens(directory: Path) -> TokenCorpus:

@@ -16,8 +16,8 @@ def log_likelihood(
 ) -> Float[Tensor, "b t k"]:
     """log p(y_i | y_<i, h_j alone): how likely each target token is to a decoder that reads one position alone.
 
-    `target` is the prefix one token on; where it is negative, as padding may be, nothing is known and the logarithm is
-    0. A decoder that starts from the memory's summary starts from the whole one.
+    `target` is the prefix one token on; where it is negative, as padding may be, and at padded positions nothing is
+    known and the logarithm is 0. A decoder that starts from the memory's summary starts from the whole one.
 
     >>> from regard.models.transformer import TransformerDecoder
     >>> decoder, states = TransformerDecoder(7, 8, layers=1, heads=2).eval(), torch.randn(1, 3, 8)
@@ -37,8 +37,9 @@ def log_likelihood(
     rows = max(1, _LOGITS // len(decoder.output_weight))
     parts = zip(states.split(rows), index.split(rows), strict=True)
     found = [_chosen(decoder.logits(some), tokens) for some, tokens in parts]
-    likely = torch.cat(found).view(batch, count, -1).transpose(1, 2)
-    return torch.where(target.unsqueeze(-1) >= 0, likely, 0.0)
+    likely = torch.cat(found).view(batch, count, prefix.shape[1]).transpose(1, 2)
+    known = target.unsqueeze(-1) >= 0
+    return torch.where(known if memory.mask is None else known & memory.mask.unsqueeze(1), likely, 0.0)
 
 
 def _chosen(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -51,10 +52,13 @@ def posterior(weights: Float[Tensor, "b t k"], likelihood: Float[Tensor, "b t k"
     """a_ij p(y_i | j) / Σ_j' a_ij' p(y_i | j'): the weights of a step that predicts a word, corrected once it is known.
 
     Attention is taken for a belief about where the next word comes from, and Bayes' rule has the rest (Shankar &
-    Sarawagi 2019, section 2.1). `likelihood` is that of `log_likelihood`, in logarithms. A row of zeros stays zeros.
+    Sarawagi 2019, section 2.1). `likelihood` is that of `log_likelihood`, in logarithms. A row of zeros stays zeros,
+    and one whose word no place with a weight can give stays as it was.
 
     >>> posterior(torch.tensor([[[0.75, 0.25, 0.0]]]), torch.tensor([[[0.1, 0.9, 1.0]]]).log())
     tensor([[[0.2500, 0.7500, 0.0000]]])
     """
-    some = (weights > 0).any(-1, keepdim=True)
-    return torch.where(some, (weights.log() + likelihood).softmax(-1), 0.0)
+    open_ = weights > 0
+    joint = torch.where(open_, torch.where(open_, weights, 1.0).log() + likelihood, -torch.inf)
+    some = (joint > -torch.inf).any(-1, keepdim=True)
+    return torch.where(some, torch.where(some, joint, 0.0).softmax(-1), weights)

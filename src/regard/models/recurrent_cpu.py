@@ -11,6 +11,7 @@ Under autocast matrices, values and input gates are bfloat16, and so is all that
 scores and the gradients that go round are float32.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -67,7 +68,7 @@ class _Loop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
         with torch.autocast("cpu", enabled=False):
-            kept = _forward(Given(*given))
+            kept = _forward(Given(*_bare(given)))
         ctx.save_for_backward(*given, *kept)
         return kept.states[1:], kept.contexts, kept.weights
 
@@ -76,9 +77,15 @@ class _Loop(torch.autograd.Function):
         if torch.is_grad_enabled():  # the graph of a second derivative would end here without a word
             raise RuntimeError("a recurrent decoder with additive attention is differentiable once")
         fields = len(Given._fields)
-        given, kept = Given(*ctx.saved_tensors[:fields]), _Kept(*ctx.saved_tensors[fields:])
+        saved = _bare(ctx.saved_tensors)
+        given, kept = Given(*saved[:fields]), _Kept(*saved[fields:])
         with torch.autocast("cpu", enabled=False):
             return (*_backward(given, kept, Unrolled(*upstream)), None)
+
+
+def _bare(tensors: Iterable[Any]) -> list[Any]:
+    """Tensors that want no gradient: compiled forms would be built again for those that do."""
+    return [None if tensor is None else tensor.detach() for tensor in tensors]
 
 
 def _forward(given: Given) -> _Kept:

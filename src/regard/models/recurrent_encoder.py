@@ -61,7 +61,10 @@ class RecurrentEncoder(nn.Module):
         memory = self._read(source, lengths)
         if self.words is None:
             return memory
-        words = self.words(self.dropout(self.embedding(source)))
+        vectors = self.embedding(source)
+        if memory.mask is not None:  # what stands in padding has no part, not even in a gradient
+            vectors = torch.where(memory.mask.unsqueeze(-1), vectors, 0)
+        words = self.words(self.dropout(vectors))
         return with_words(memory, words, keys=self.keys, values=self.values)
 
     def _read(self, source: Tensor, lengths: Tensor | None) -> Memory:

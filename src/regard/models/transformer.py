@@ -53,7 +53,8 @@ class TransformerEncoder(nn.Module):
     `feed_forward` is the hidden size of a ReLU layer (4 · size unless given), or a function that makes another kind,
     such as `lambda: FeedForward(512, 1376, activation="swiglu")`. `positions`: sinusoidal, learned, relative, rotary,
     alibi, a module of `regard.nn`, or None (a bag of words). `embedding` may be shared with a decoder. `keys` and
-    `values` of the memory are the "states", the "words" with their positions as the first layer reads them, or "both".
+    `values` of the memory are the "states", the "words" with their positions (in training after dropout of their own),
+    or "both".
     `dropout` falls on the embeddings and on what each part adds, `inner_dropout` (as `dropout` unless given) on the
     attention weights and inside the feed-forward parts.
 

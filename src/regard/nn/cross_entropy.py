@@ -171,10 +171,11 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _total(rows: Tensor) -> Tensor:
-    """The sum of all rows, in float32 at least."""
-    if rows.device.type != "cpu" or rows.dtype not in _HALF:
+    """The sum of all rows, added in float32 at least."""
+    if rows.device.type != "cpu" or rows.dtype != torch.bfloat16:
         return rows.sum(0, dtype=_wide(rows.dtype))
-    # On the CPU such a sum would copy all rows to float32 first. A product adds in float32 and rounds at the end.
+    # On the CPU such a sum would copy all rows to float32 first. A product adds in float32 and rounds once, at the end;
+    # float16 would not reach so far.
     return (rows.new_ones(1, len(rows)) @ rows).squeeze(0).to(_wide(rows.dtype))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -65,7 +66,8 @@ def linear(
 ) -> Float[Tensor, "*b n"]:
     """`F.linear`, forward and backward by the fastest products; autocast applies."""
     device = rows.device.type
-    if torch.is_autocast_enabled(device) or rows.dtype != torch.float32 or not serves(rows):
+    plain = torch.is_autocast_enabled(device) or rows.dtype != torch.float32 or weight.numel() < _LEAST
+    if plain or not serves(rows) or forward_ad._current_level >= 0:
         return F.linear(rows, weight, bias)
     found = cast(Tensor, _Linear.apply(rows.reshape(-1, rows.shape[-1]), weight, bias))
     return found.reshape(*rows.shape[:-1], len(weight))
@@ -73,9 +75,12 @@ def linear(
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(rows, weight)
+    def forward(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return matrix(weight, len(rows), uses=1).times(rows, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -116,7 +121,7 @@ def _dtypes() -> tuple[torch.dtype, ...]:
 
 def _amd() -> bool:
     """Is the processor one of AMD's?"""
-    described = pathlib.Path("/proc/cpuinfo")
-    if described.exists():
-        return "AuthenticAMD" in described.read_text()[:4096]
-    return "AuthenticAMD" in platform.processor()
+    try:
+        return "AuthenticAMD" in pathlib.Path("/proc/cpuinfo").read_text()[:4096]
+    except OSError:
+        return "AuthenticAMD" in platform.processor()

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +41,13 @@ class Run:
         *,
         resume: bool = False,
         changeable: Collection[str] = (),
+        renewed: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
     ) -> "Run":
         """Makes a run directory, or takes up the one that is there with `resume`.
 
         A directory that holds something is never written over. A run is taken up with the config it was started with;
-        only keys in `changeable` (written `train.steps`) may differ, and the new values are then kept.
+        only keys in `changeable` (written `train.steps`) may differ, and the new values are then kept. `renewed` gives
+        a config that an earlier version wrote as today's would, settings that were not known then included.
         """
         run = cls(Path(path))
         plain = json.loads(json.dumps(dict(config)))
@@ -58,7 +60,7 @@ class Run:
             raise RunError(f"{run.path} holds files but no config.json, so it is no run: choose another directory")
         if not resume:
             raise RunError(f"{run.path} holds a run already: choose another directory, or go on with it by resuming")
-        changed = _differences(run.config(), plain)
+        changed = _differences(json.loads(json.dumps(dict(renewed(run.config())))), plain)
         refused = {key: values for key, values in changed.items() if key not in changeable}
         if refused:
             words = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in refused.items())

@@ -127,7 +127,14 @@ def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) 
         loose = codes.source.loosened(settings.merge_dropout), codes.target.loosened(settings.merge_dropout)
         ways += [loose] * (settings.cuts - 1)
     return [
-        encode(corpus, *(one.encode_all for one in way), size=size, key=_named_cut(way, number), cache=cache)
+        encode(
+            corpus,
+            *(one.encode_all for one in way),
+            size=size,
+            key=_named_cut(way, number),
+            cache=cache,
+            by_content=number > 0,  # drawn once: no second draw would be the same
+        )
         for number, way in enumerate(ways)
     ]
 

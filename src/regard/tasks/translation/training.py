@@ -70,7 +70,7 @@ def train(
     if not config.data.files:
         config = config.model_copy(update={"data": config.data.model_copy(update=_languages(out, resume))})
     fresh = not out.exists()
-    run = Run.create(out, config.model_dump(mode="json"), resume=resume, changeable=CHANGEABLE)
+    run = Run.create(out, config.model_dump(mode="json"), resume=resume, changeable=CHANGEABLE, renewed=_renewed)
     began = time.monotonic()
     try:
         material = make_material(config, run)
@@ -112,6 +112,14 @@ def train(
     run.save_result(result)
     run.save_card(_card(result, material))
     return result
+
+
+def _renewed(stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration with the defaults of settings that it does not know."""
+    try:
+        return TranslationConfig.model_validate(stored).model_dump(mode="json")
+    except ValueError:  # of another task, or written by hand: compared as it is
+        return stored
 
 
 def make_material(config: TranslationConfig, run: Run) -> Material:
