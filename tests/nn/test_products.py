@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.nn import products
 from regard.nn.products import linear, matrix
 
-ROWS, OUT, INTO = 67, 263, 257  # OUT · INTO is just large enough for oneDNN
+ROWS, OUT, INTO = 67, 263, 257
 WIDE = (torch.float32, torch.bfloat16)
 
 
@@ -18,6 +18,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param and not torch.backends.mkldnn.is_available():
         pytest.skip("torch was built without oneDNN: its products go unchecked")
     monkeypatch.setattr(products, "_dtypes", lambda: WIDE if request.param else ())
+    monkeypatch.setattr(products, "LEAST", 1)
     return bool(request.param)
 
 
@@ -96,7 +97,7 @@ def test_autocast_reaches_a_linear_map(library: bool) -> None:
         assert linear(rows, weight).dtype == torch.bfloat16
 
 
-def test_functions_of_functions():
+def test_functions_of_functions(library):
     """torch.func and forward-mode derivatives go through a product as through torch's own."""
     torch.manual_seed(2)
     rows, weight = torch.randn(5, 300), torch.randn(290, 300)
@@ -104,3 +105,10 @@ def test_functions_of_functions():
     torch.testing.assert_close(found, 2 * (rows @ weight.T).T @ rows, rtol=1e-4, atol=1e-2)
     _, moved = torch.func.jvp(lambda w: linear(rows, w), (weight,), (torch.ones_like(weight),))
     torch.testing.assert_close(moved, rows.sum(-1, keepdim=True).expand(5, 290), rtol=1e-4, atol=1e-4)
+
+
+def test_little_work_stays_with_torch(library, monkeypatch):
+    monkeypatch.setattr(products, "LEAST", ROWS * OUT * INTO * 3)
+    weight = torch.randn(OUT, INTO)
+    assert matrix(weight, ROWS, uses=2).ready is None
+    assert (matrix(weight, ROWS, uses=3).ready is not None) == library

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-_LEAST = 2**16  # numbers of a matrix from which oneDNN is worth the call
+# Multiplications with a matrix, of all its uses, from which oneDNN is worth it: it builds a program for each shape, a
+# millisecond or so, and batches of sentences come in many.
+LEAST = 2**28
 _OFTEN = 16  # products with a matrix that pay for putting it in blocks
 
 
@@ -52,7 +54,7 @@ class Matrix:
 def matrix(weight: Float[Tensor, "n k"], rows: int, *, uses: int) -> Matrix:
     """The matrix (of any strides) ready for so many products with so many rows each, or with others."""
     weight = weight.detach()
-    if not serves(weight) or weight.numel() < _LEAST:
+    if not serves(weight) or rows * uses * weight.numel() < LEAST:
         return Matrix(weight, None)
     if uses >= _OFTEN:
         return Matrix(weight, torch.ops.mkldnn._reorder_linear_weight(weight, rows))
@@ -66,7 +68,8 @@ def linear(
 ) -> Float[Tensor, "*b n"]:
     """`F.linear`, forward and backward by the fastest products; autocast applies."""
     device = rows.device.type
-    plain = torch.is_autocast_enabled(device) or rows.dtype != torch.float32 or weight.numel() < _LEAST
+    few = rows.numel() * len(weight) < LEAST
+    plain = torch.is_autocast_enabled(device) or rows.dtype != torch.float32 or few
     if plain or not serves(rows) or forward_ad._current_level >= 0:
         return F.linear(rows, weight, bias)
     found = cast(Tensor, _Linear.apply(rows.reshape(-1, rows.shape[-1]), weight, bias))
