@@ -1,15 +1,11 @@
 """The row kernels of sparsemax and entmax, interpreted on the CPU, against a float64 bisection that shares no code."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
 
 import regard
+from interpreting import interpreted
 
 ALPHAS = (2.0, 1.5, 1.3)
 
@@ -146,14 +142,7 @@ def small_blocks() -> None:
 
 
 def test_interpreted() -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("TRITON IS NOT INSTALLED: the kernels of sparsemax and entmax are not tested at all")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__], capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("passed") == 2
+    assert interpreted(__file__, "the kernels of sparsemax and entmax").count("passed") == 2
 
 
 @pytest.mark.cuda

@@ -1,15 +1,11 @@
 """The kernels of windows, interpreted on the CPU, against float64 softmax over a dense mask."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
 
 import regard
+from interpreting import interpreted
 
 # batch, heads, key heads, queries, keys, size, value size, low, high
 SHAPES = (
@@ -50,14 +46,7 @@ def check(device: str, dtype: torch.dtype) -> None:
 
 
 def test_interpreted() -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("TRITON IS NOT INSTALLED: the kernels of windows are not tested at all")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__], capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "passed" in done.stdout
+    assert interpreted(__file__, "the kernels of windows").count("passed") == 1
 
 
 @pytest.mark.cuda
