@@ -385,8 +385,10 @@ def test_the_compiled_loop_is_the_loop(features, precision, monkeypatch, as_inst
 
 KERNELS = """
 import torch
+from regard.models import triton_products
 from regard.models.recurrent_loop import Given, unrolled
 torch.manual_seed(0)
+triton_products._SHARE = 16  # products in several parts
 t, b, k, f, d = 3, 2, 5, 37, 21
 shapes = [(t, b, 3 * d), (b, k, f), (f,), (b, k, 3 * d), (b, d), (3 * d + f, d), (3 * d + f,)]
 given = [torch.randn(shape) / 2 for shape in shapes]

@@ -84,14 +84,22 @@ def _forward(inputs: Tensor, recurrent: Tensor, bias: Tensor, mask: Tensor | Non
     states = inputs.new_empty(steps + 1, ways, batch, recurrent.shape[-1])
     states[0] = 0.0
     gates, products = inputs.clone(), torch.empty_like(inputs)
-    transposed, step = recurrent.mT, _gru
+    transposed, step, multiply = recurrent.mT, _gru, _multiply
     if _kernels(inputs):
-        from regard.models.triton_gru import forward as step  # imports Triton: only where it is used
+        from regard.models import triton_gru, triton_products  # import Triton: only where it is used
+
+        step = triton_gru.forward
+        if triton_products.serves(states[0]):
+            multiply = triton_products.multiply
     for i in range(steps):
-        torch.baddbmm(bias, states[i], transposed, out=products[i])
+        multiply(states[i], transposed, products[i], added=bias)
         real = None if mask is None else mask[i].reshape(-1, 1)
         step(_rows(gates[i]), _rows(products[i]), _rows(states[i]), real, _rows(states[i + 1]))
     return states, gates, products
+
+
+def _multiply(left: Tensor, right: Tensor, out: Tensor, *, added: Tensor) -> Tensor:
+    return torch.baddbmm(added, left, right, out=out)
 
 
 def _gru(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, after: Tensor) -> None:
@@ -126,19 +134,60 @@ def _backward(
     states: Tensor, gates: Tensor, products: Tensor, recurrent: Tensor, mask: Tensor | None, upstream: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     dgates, dproducts = torch.empty_like(gates), torch.empty_like(products)
-    dstate = torch.zeros_like(states[0])
-    step = _gru_back
-    if _kernels(gates):
-        from regard.models.triton_gru import backward as step  # imports Triton: only where it is used
-    for i in reversed(range(len(gates))):
-        dstate = dstate + upstream[i]
-        real = None if mask is None else mask[i].reshape(-1, 1)
-        share = step(
-            _rows(gates[i]), _rows(products[i]), _rows(states[i]), real, _rows(dstate), _rows(dgates[i]),
-            _rows(dproducts[i]),
-        )  # fmt: skip
-        dstate = torch.baddbmm(share.view_as(dstate), dproducts[i], recurrent)
+    loop = _loop_back_by_kernels if _kernels(gates) else _loop_back
+    loop(states, gates, products, recurrent, mask, upstream, dgates, dproducts)
     # (w, 3d, t · b) @ (w, t · b, d): one product for each direction's matrix.
     flat = dproducts.transpose(0, 1).flatten(1, 2)
     drecurrent = flat.mT @ states[:-1].transpose(0, 1).flatten(1, 2)
     return dgates, drecurrent, flat.sum(1, keepdim=True)
+
+
+def _loop_back(
+    states: Tensor,
+    gates: Tensor,
+    products: Tensor,
+    recurrent: Tensor,
+    mask: Tensor | None,
+    upstream: Tensor,
+    dgates: Tensor,
+    dproducts: Tensor,
+) -> None:
+    """Write the gradients of input gates and products of all steps."""
+    dstate = torch.zeros_like(states[0])
+    for i in reversed(range(len(gates))):
+        dstate = dstate + upstream[i]
+        real = None if mask is None else mask[i].reshape(-1, 1)
+        share = _gru_back(
+            _rows(gates[i]), _rows(products[i]), _rows(states[i]), real, _rows(dstate), _rows(dgates[i]),
+            _rows(dproducts[i]),
+        )  # fmt: skip
+        dstate = torch.baddbmm(share.view_as(dstate), dproducts[i], recurrent)
+
+
+def _loop_back_by_kernels(
+    states: Tensor,
+    gates: Tensor,
+    products: Tensor,
+    recurrent: Tensor,
+    mask: Tensor | None,
+    upstream: Tensor,
+    dgates: Tensor,
+    dproducts: Tensor,
+) -> None:
+    """The same with two launches a step; a product in parts is added up by the launch that reads it."""
+    from regard.models import triton_gru, triton_products  # import Triton: only where they are used
+
+    carried, through = torch.zeros_like(states[0]), None
+    if triton_products.serves(states[0]):
+        through = states.new_zeros(triton_products.parts(gates.shape[-1]), *states.shape[1:])
+    for i in reversed(range(len(gates))):
+        real = None if mask is None else mask[i].reshape(-1, 1)
+        share = triton_gru.backward(
+            _rows(gates[i]), _rows(products[i]), _rows(states[i]), real, _rows(upstream[i]), _rows(carried), through,
+            _rows(dgates[i]), _rows(dproducts[i]),
+        )  # fmt: skip
+        carried = share.view_as(carried)
+        if through is not None:
+            triton_products.multiply(dproducts[i], recurrent, through)
+        else:
+            carried = torch.baddbmm(carried, dproducts[i], recurrent)

@@ -166,7 +166,8 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
     """The same with two launches a step: a matrix product, and all the rest."""
-    from regard.models.triton_recurrent import forward_step  # imports Triton: only where it is used
+    from regard.models import triton_products  # imports Triton: only where it is used
+    from regard.models.triton_recurrent import forward_step
 
     steps, batch, _ = given.inputs.shape
     states = given.inputs.new_empty(steps + 1, batch, given.state.shape[-1])
@@ -174,9 +175,13 @@ def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
     gates = torch.empty_like(given.inputs)
     products = given.inputs.new_empty(steps, batch, len(given.recurrent))
     weights = given.inputs.new_empty(steps, batch, given.keys.shape[1], dtype=torch.float32)
-    recurrent = given.recurrent.t()
+    recurrent, bias = given.recurrent.t(), given.bias.expand(1, 1, -1)
+    ours = triton_products.serves(given.state)
     for i in range(steps):
-        torch.addmm(given.bias, states[i], recurrent, out=products[i])
+        if ours:
+            triton_products.multiply(states[i : i + 1], recurrent.unsqueeze(0), products[i : i + 1], added=bias)
+        else:
+            torch.addmm(given.bias, states[i], recurrent, out=products[i])
         forward_step(
             products[i], given.keys, given.score, given.values, given.inputs[i], states[i], given.mask,
             weights[i], gates[i], states[i + 1],
@@ -185,21 +190,26 @@ def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
 
 
 def _backward_by_kernels(given: Given, kept: Kept, upstream: Tensor, upweights: Tensor) -> tuple[Tensor | None, ...]:
-    from regard.models import triton_recurrent  # imports Triton: only where it is used
+    from regard.models import triton_products, triton_recurrent  # import Triton: only where they are used
 
     dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
     dscores = torch.empty_like(kept.weights)
     upstream, upweights = upstream.contiguous(), upweights.contiguous()
-    # The state's gradient travels as two sums, float32 by the direct way and the product's own dtype by the other.
+    # The state's gradient travels as two sums, float32 by the direct way and by the other the product's own dtype, in
+    # parts where it is ours.
     shares = given.state.new_zeros(2, *given.state.shape, dtype=torch.float32)
-    through = torch.zeros_like(given.state)
+    ours = triton_products.serves(given.state)
+    through = given.state.new_zeros(triton_products.parts(len(given.recurrent)) if ours else 1, *given.state.shape)
     for i in reversed(range(len(dgates))):
         triton_recurrent.backward_step(
             kept.products[i], given.keys, given.score, given.values, kept.states[i], kept.weights[i], kept.gates[i],
             upstream[i], upweights[i], shares[(i + 1) % 2], through, dgates[i], dproducts[i], dscores[i], shares[i % 2],
         )  # fmt: skip
-        through = torch.mm(dproducts[i], given.recurrent)
-    dstate = shares[0] + through
+        if ours:
+            triton_products.multiply(dproducts[i : i + 1], given.recurrent.unsqueeze(0), through.unsqueeze(1))
+        else:
+            torch.mm(dproducts[i], given.recurrent, out=through[0])
+    dstate = shares[0] + through.sum(0)
     dkeys, dscore = triton_recurrent.sums(kept.products, given.keys, given.score, dscores, given.state.shape[-1])
     dvalues = torch.bmm(kept.weights.permute(1, 2, 0).to(dgates.dtype), dgates.transpose(0, 1))
     drecurrent = dproducts.flatten(0, 1).t() @ kept.states[:-1].flatten(0, 1)

@@ -34,8 +34,9 @@ def _forward(gates, hidden, before, mask, after, D, MASKED: tl.constexpr, BLOCK:
 
 @triton.jit
 def _backward(
-    gates, hidden, before, mask, dstate, dgates, dhidden, share, D, MASKED: tl.constexpr, BLOCK: tl.constexpr
-):
+    gates, hidden, before, mask, upstream, carried, through, dgates, dhidden, share, D, step,
+    MASKED: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = d < D
@@ -43,10 +44,13 @@ def _backward(
     reset = tl.load(gates + at, inside).to(tl.float32)
     update = tl.load(gates + at + D, inside).to(tl.float32)
     new = tl.load(gates + at + 2 * D, inside).to(tl.float32)
-    upstream = tl.load(dstate + row * D + d, inside).to(tl.float32)
-    here = upstream
+    dstate = tl.load(upstream + row * D + d, inside).to(tl.float32)
+    dstate += tl.load(carried + row * D + d, inside).to(tl.float32)
+    for part in tl.static_range(PARTS):
+        dstate += tl.load(through + part * step + row * D + d, inside).to(tl.float32)
+    here = dstate
     if MASKED:
-        here = tl.where(tl.load(mask + row) != 0, upstream, 0.0)
+        here = tl.where(tl.load(mask + row) != 0, dstate, 0.0)
     direct = here * update
     dnew = (here - direct) * (1.0 - new * new)
     dreset = dnew * tl.load(hidden + at + 2 * D, inside).to(tl.float32) * reset * (1.0 - reset)
@@ -58,7 +62,7 @@ def _backward(
     tl.store(dhidden + at, dreset.to(kind), inside)
     tl.store(dhidden + at + D, dupdate.to(kind), inside)
     tl.store(dhidden + at + 2 * D, (dnew * reset).to(kind), inside)
-    tl.store(share + row * D + d, (direct + upstream - here).to(kind), inside)
+    tl.store(share + row * D + d, (direct + dstate - here).to(share.dtype.element_ty), inside)
 
 
 def _grid(before: Tensor) -> tuple[tuple[int, int], int]:
@@ -78,13 +82,25 @@ def forward(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, 
 
 
 def backward(
-    gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, dstate: Tensor, dgates: Tensor, dhidden: Tensor
+    gates: Tensor,
+    hidden: Tensor,
+    before: Tensor,
+    mask: Tensor | None,
+    upstream: Tensor,
+    carried: Tensor,
+    through: Tensor | None,
+    dgates: Tensor,
+    dhidden: Tensor,
 ) -> Tensor:
-    """Write the gradients of input gates and hidden gates; return that of the state before, by its direct way."""
+    """Write the gradients of input gates and hidden gates; return that of the state before, by its direct way.
+
+    That of the state after is the sum of `upstream` (b, d), `carried` (b, d) and the parts of `through` (p, …, b, d).
+    """
     grid, block = _grid(before)
-    share = torch.empty_like(dstate)
+    share = torch.empty_like(carried)
+    parts = 0 if through is None else len(through)
     _backward[grid](
-        gates, hidden, before, _bytes(mask), dstate, dgates, dhidden, share, before.shape[-1],
-        MASKED=mask is not None, BLOCK=block,
+        gates, hidden, before, _bytes(mask), upstream, carried, through, dgates, dhidden, share, before.shape[-1],
+        before.numel(), MASKED=mask is not None, PARTS=parts, BLOCK=block,
     )  # fmt: skip
     return share

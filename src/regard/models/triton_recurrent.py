@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 4096  # numbers of keys or values a program takes at a time; it holds the scores of all keys
+_TILE = 32 << 10  # bytes of keys or values a program takes at a time; it holds the scores of all keys
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def _forward_step(
 def _backward_step(
     product, keys, score, values, before, weights, gates, upstream, upweights, carried, through,
     dgates, dproduct, dscores, share,
-    K, F, D, BK: tl.constexpr, BF: tl.constexpr, BD: tl.constexpr,
+    K, F, D, step, PARTS: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     product += row * (3 * D + F)
@@ -101,8 +101,9 @@ def _backward_step(
     for start in range(0, D, BD):
         d = start + tl.arange(0, BD)
         inside = d < D
-        dstate = _read(carried + row * D, d, inside) + _read(through + row * D, d, inside)
-        dstate += _read(upstream + row * D, d, inside)
+        dstate = _read(carried + row * D, d, inside) + _read(upstream + row * D, d, inside)
+        for part in tl.static_range(PARTS):
+            dstate += _read(through + part * step + row * D, d, inside)
         reset, update, new = _read(gates, d, inside), _read(gates + D, d, inside), _read(gates + 2 * D, d, inside)
         direct = dstate * update
         dnew = (dstate - direct) * (1.0 - new * new)
@@ -151,9 +152,17 @@ def _sums(products, keys, score, dscores, dkeys, along, B, T, K, F, D, BK: tl.co
     _write(along + row * F, f, total, inside)
 
 
-def _blocks(keys: int) -> dict[str, int]:
-    rows = max(16, triton.next_power_of_2(keys))
-    return {"BK": rows, "BF": max(16, _TILE // rows), "BD": max(16, _TILE // rows // 2), "num_warps": 8}
+def _blocks(keys: Tensor) -> dict[str, int]:
+    """With few warps each thread has whole columns of values, and adds them up alone."""
+    rows = max(16, triton.next_power_of_2(keys.shape[1]))
+    columns = max(16, _TILE // keys.element_size() // rows)
+    return {"BK": rows, "BF": columns, "BD": columns, "num_warps": 4}
+
+
+def _blocks_back(keys: Tensor) -> dict[str, int]:
+    """In float32 three tiles of values at once are more than the registers of few warps hold."""
+    found = _blocks(keys)
+    return found if keys.element_size() < 4 else {**found, "BD": max(16, found["BD"] // 2), "num_warps": 8}
 
 
 def forward_step(
@@ -164,7 +173,7 @@ def forward_step(
     batch, count, features = keys.shape
     _forward_step[(batch,)](
         product, keys, score, values, inputs, before, None if mask is None else mask.view(torch.uint8), weights, gates,
-        after, count, features, before.shape[-1], MASKED=mask is not None, **_blocks(count),
+        after, count, features, before.shape[-1], MASKED=mask is not None, **_blocks(keys),
     )  # fmt: skip
 
 
@@ -173,11 +182,14 @@ def backward_step(
     upstream: Tensor, upweights: Tensor, carried: Tensor, through: Tensor,
     dgates: Tensor, dproduct: Tensor, dscores: Tensor, share: Tensor,
 ) -> None:  # fmt: skip
-    """The gradients of gates, products and scores of one step; `share` is what goes straight to the state before."""
+    """The gradients of gates, products and scores of one step; `share` is what goes straight to the state before.
+
+    `through` (p, b, d) is in parts: they are added up here.
+    """
     batch, count, features = keys.shape
     _backward_step[(batch,)](
         product, keys, score, values, before, weights, gates, upstream, upweights, carried, through, dgates, dproduct,
-        dscores, share, count, features, before.shape[-1], **_blocks(count),
+        dscores, share, count, features, before.shape[-1], before.numel(), PARTS=len(through), **_blocks_back(keys),
     )  # fmt: skip
 
 
@@ -185,10 +197,10 @@ def sums(products: Tensor, keys: Tensor, score: Tensor, dscores: Tensor, size: i
     """The gradients of the keys (b, k, f) and of the score's weight (f,), from all steps."""
     batch, count, features = keys.shape
     dkeys, along = torch.empty_like(keys), keys.new_empty(batch, features, dtype=torch.float32)
-    blocks = _blocks(count)
-    blocks.pop("BD")
-    blocks["BF"] = max(16, blocks["BF"] // 2)
-    _sums[(batch, triton.cdiv(features, blocks["BF"]))](
-        products, keys, score, dscores, dkeys, along, batch, len(dscores), count, features, size, **blocks
-    )
+    rows = max(16, triton.next_power_of_2(count))
+    columns = max(16, 2048 // rows)
+    _sums[(batch, triton.cdiv(features, columns))](
+        products, keys, score, dscores, dkeys, along, batch, len(dscores), count, features, size,
+        BK=rows, BF=columns, num_warps=8,
+    )  # fmt: skip
     return dkeys, along.sum(0)

@@ -9,7 +9,10 @@ all keys, and its key part is one number for each key.
 
 The backward pass uses the series' derivative too, so its fit minimises the larger of the value's and a quarter of the
 derivative's worst error.  The forward pass needs the value alone, and may be off by more away from the middle, from
-0.3 X on and by three times as much from 0.65 X on, where few sums lie: X is the largest of them all.
+0.3 X on and by three times as much from 0.65 X on, where few sums lie: X is the largest of them all.  What is largest
+over all hidden units is more than most of them need, so there each unit has a fit for its own X, with as many
+harmonics: the work is the same, the error about half.  Their number is chosen so that the units together keep to the
+budget, not each of them: errors of a few are lost among those of many.
 
 ``python -m regard.core.backends.additive.series`` writes ``series_table.py`` anew.
 """
@@ -24,6 +27,8 @@ import numpy as np
 GROUPS = {"forward": 1, "backward": 2}  # harmonics that lie side by side: the gradients' feature blocks want pairs
 MOST = 16  # most harmonics a row may have
 WIDTH = 8 + 2 * MOST  # numbers in a packed row
+SHORTER = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.7, 0.6)  # reaches of a forward row's fits, by the longest
+FITS = {"forward": len(SHORTER), "backward": 1}  # in a row: the gradients' kernels know but one frequency for all units
 _SHARES = {"forward": 0.0, "backward": 0.25}  # of the derivative in the fit
 
 # Largest error of value and derivative allowed for each feature type and pass: about the rounding that plain arithmetic
@@ -34,11 +39,13 @@ BUDGETS = {
     ("float16", "forward"): (3.2e-4, math.inf),
     ("float16", "backward"): (3.2e-4, 1e-3),
 }
+STEP = 0.25  # between the reaches that are tried in the forward pass
+ALL, ONE = 0.8, 1.25  # shares of the budget in the forward pass: for all units together, and for each
 REACHES = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 8.75, 9.0, 9.25, 9.5, 10.0,
-           11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0)  # fmt: skip
+           11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0)  # in the backward pass  # fmt: skip
 
 
-class Row(NamedTuple):
+class Series(NamedTuple):
     """A fit that holds for ``|x| <= reach``."""
 
     reach: float
@@ -50,6 +57,21 @@ class Row(NamedTuple):
     @property
     def harmonics(self) -> int:
         return len(self.waves)
+
+
+class Row(NamedTuple):
+    """Fits with equally many harmonics; the first one reaches furthest.
+
+    It serves units of which none reaches further than that, and all together, by a mean that counts long reaches
+    most (triton_features.table_row), no further than `together`.
+    """
+
+    together: float
+    fits: tuple[Series, ...]
+
+    @property
+    def reach(self) -> float:
+        return self.fits[0].reach
 
 
 def _tanh(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -143,40 +165,62 @@ def fit_row(target: str, reach: float, harmonics: int, direction: str) -> Fit:
     return best(rough.period + step * np.linspace(-0.8, 0.8, 9), (rough.sloped,))
 
 
+def _series(target: str, reach: float, harmonics: int, direction: str) -> Series:
+    fit = fit_row(target, reach, harmonics, direction)
+    rounded = tuple(float(f"{c:.9g}") for c in fit.coefficients)
+    waves, last = rounded[:harmonics], rounded[-1]
+    constant, slope = 0.0 if TARGETS[target][1] else last, last if fit.sloped else 0.0
+    return Series(reach, float(f"{fit.period:.9g}"), waves, constant, slope)
+
+
 def fit_table(target: str, budget: tuple[float, float], direction: str) -> Iterator[Row]:
-    """For each reach the fewest harmonics inside the budget, until even the most are not enough."""
-    harmonics = 2
-    for reach in REACHES:
+    """Rows that reach further and further."""
+
+    def serves(reach: float, harmonics: int, share: float = 1.0) -> bool:
         fit = fit_row(target, reach, harmonics, direction)
-        while fit.value_error > budget[0] or fit.slope_error > budget[1]:
-            harmonics += GROUPS[direction]
-            if harmonics > MOST:
+        return fit.value_error <= share * budget[0] and fit.slope_error <= share * budget[1]
+
+    numbers = range(2, MOST + 1, GROUPS[direction])
+    if direction == "backward":  # for each reach the fewest harmonics, until even the most are not enough
+        for reach in REACHES:
+            found = next((n for n in numbers if serves(reach, n)), None)
+            if found is None:
                 return
-            fit = fit_row(target, reach, harmonics, direction)
-        rounded = tuple(float(f"{c:.9g}") for c in fit.coefficients)
-        waves, last = rounded[:harmonics], rounded[-1]
-        constant, slope = 0.0 if TARGETS[target][1] else last, last if fit.sloped else 0.0
-        yield Row(reach, float(f"{fit.period:.9g}"), waves, constant, slope)
+            yield Row(reach, (_series(target, reach, found, direction),))
+        return
+    steps = {ALL: 0, ONE: 0}
+    for harmonics in numbers:  # for each number of harmonics as far as it goes
+        before = dict(steps)
+        for share in steps:
+            while (steps[share] + 1) * STEP <= REACHES[-1] and serves((steps[share] + 1) * STEP, harmonics, share):
+                steps[share] += 1
+        if steps[ALL] > before[ALL]:
+            reaches = [round(part * steps[ONE] * STEP, 6) for part in SHORTER]
+            yield Row(steps[ALL] * STEP, tuple(_series(target, reach, harmonics, direction) for reach in reaches))
 
 
 @functools.cache
 def packed(target: str, dtype: str, direction: str) -> tuple[tuple[float, ...], ...]:
-    """Rows as the kernels read them: reach, harmonics, base frequency in turns, slope, constant, first, 2 spare, waves.
+    """Rows as the kernels read them, their fits one after another.
 
-    `first` is the lowest harmonic in base frequencies, the next ones are two apart.  The waves are sines and cosines,
-    each padded to the most harmonics.
+    Each is reach, harmonics, base frequency in turns, slope, constant, first, together, a spare number, waves.  `first`
+    is the lowest harmonic in base frequencies, the next ones are two apart.  The waves are sines and cosines, each
+    padded to the most harmonics.
     """
     from regard.core.backends.additive.series_table import TABLE
 
     none = (0.0,) * MOST
-    rows = []
-    for row in TABLE[target, dtype, direction]:
-        waves = (*row.waves, *none[row.harmonics :])
-        turns = 1.0 / (4.0 * row.period)  # π / (2P) over 2π
-        head = (row.reach, float(row.harmonics), turns, row.slope, row.constant, 2.0 if row.slope else 1.0, 0.0, 0.0)
+
+    def numbers(fit: Series, together: float) -> tuple[float, ...]:
+        waves = (*fit.waves, *none[fit.harmonics :])
+        turns = 1.0 / (4.0 * fit.period)  # π / (2P) over 2π
+        lowest = 2.0 if fit.slope else 1.0
+        head = (fit.reach, float(fit.harmonics), turns, fit.slope, fit.constant, lowest, together, 0.0)
         first, second = (waves, none) if TARGETS[target][1] else (none, waves)
-        rows.append((*head, *first, *second))
-    return tuple(rows)
+        return (*head, *first, *second)
+
+    rows = TABLE[target, dtype, direction]
+    return tuple(tuple(x for fit in row.fits for x in numbers(fit, row.together)) for row in rows)
 
 
 def _write() -> None:
@@ -185,7 +229,7 @@ def _write() -> None:
     lines = [
         '"""Fitted series, written by `python -m regard.core.backends.additive.series`; not edited by hand."""',
         "",
-        "from regard.core.backends.additive.series import Row",
+        "from regard.core.backends.additive.series import Row, Series",
         "",
         "# fmt: off",
         "TABLE = {",
@@ -194,10 +238,13 @@ def _write() -> None:
         for (dtype, direction), budget in BUDGETS.items():
             lines.append(f'    ("{target}", "{dtype}", "{direction}"): (')
             for row in fit_table(target, budget, direction):
-                lines.append(f"        Row({row.reach}, {row.period}, (")
-                for at in range(0, row.harmonics, 6):
-                    lines.append("            " + ", ".join(map(str, row.waves[at : at + 6])) + ",")
-                lines.append(f"        ), {row.constant}, {row.slope}),")
+                lines.append(f"        Row({row.together}, (")
+                for fit in row.fits:
+                    lines.append(f"            Series({fit.reach}, {fit.period}, (")
+                    for at in range(0, fit.harmonics, 6):
+                        lines.append("                " + ", ".join(map(str, fit.waves[at : at + 6])) + ",")
+                    lines.append(f"            ), {fit.constant}, {fit.slope}),")
+                lines.append("        )),")
             lines.append("    ),")
     Path(__file__).with_name("series_table.py").write_text("\n".join([*lines, "}", ""]))
 

@@ -12,6 +12,8 @@ from regard.core.backends.additive.triton_plan import SPAN, Block, Inputs, Sizes
 
 PARTS = 16  # of the rows, in the search for ranges; every program that needs them reduces so many
 
+_PROGRAMS = 512  # fill a device
+
 
 def series_serves(inputs: Inputs) -> bool:
     half = inputs.query.dtype in (torch.bfloat16, torch.float16)
@@ -23,7 +25,7 @@ def _table(activation: str, dtype: torch.dtype, direction: str, device: torch.de
     rows = series.packed(activation, str(dtype).removeprefix("torch."), direction)
     count = triton.next_power_of_2(len(rows))
     # rows that reach nothing come first: a range skips them, and the index needs no correction
-    none = tuple((-1.0,) + (0.0,) * (series.WIDTH - 1) for _ in range(count - len(rows)))
+    none = tuple((-1.0,) + (0.0,) * (len(rows[0]) - 1) for _ in range(count - len(rows)))
     return torch.tensor(none + rows, dtype=torch.float32, device=device)
 
 
@@ -116,12 +118,14 @@ def features(inputs: Inputs, notes: Notes, dtype: torch.dtype, direction: str, g
         _table(inputs.activation, inputs.query.dtype, direction, device),
         torch.empty(s.b * s.g, device=device, dtype=torch.int32),
     )
+    spans = max(s.q_pad, s.k_pad) // SPAN
+    each = 4 if spans * s.b * (s.h + s.g) >= 4 * _PROGRAMS else 1  # of them to a program; rows are padded to four
     launch(
-        triton_features.features, (max(s.q_pad, s.k_pad) // SPAN, s.b * (s.h + s.g), 1),
+        triton_features.features, (spans // each, s.b * (s.h + s.g), 1),
         *_operands(inputs, value=True), *found, made.table, made.plan, made.query, made.key, *made.raw, *made.shifts,
         *notes, s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, s.b * s.h,
-        TABLE_ROWS=made.table.shape[0], WIDTH=series.WIDTH, PARTS=PARTS, GROUP=group,
-        ODD=series.TARGETS[inputs.activation][1], ROWS=SPAN,
+        TABLE_ROWS=made.table.shape[0], WIDTH=series.WIDTH, FITS=series.FITS[direction], PARTS=PARTS, GROUP=group,
+        ODD=series.TARGETS[inputs.activation][1], SPANS=each, ROWS=SPAN,
         FB=min(64 if group == 1 else 16, s.f_block), RB=s.f_block, EB=s.e_block, NATIVE=inputs.native,
         known=(inputs.traits, dtype, direction),
     )  # fmt: skip

@@ -7,6 +7,8 @@ from regard.core.backends.additive.triton_pairs import LOG2E
 from regard.core.backends.additive.triton_prepare import copy_values, nan_rows, span_place, unit_range
 
 HEAVY = tl.constexpr(4096.0)  # query features of a larger weight would leave float16
+STEEP = tl.constexpr(2.0)  # with its reach a unit's squared error grows by so many powers of e, or fewer
+FAR = tl.constexpr(24.0)  # where the table ends
 
 
 @triton.jit
@@ -23,38 +25,69 @@ def sine_cosine(turns, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def table_row(lows, highs, weight, w_h, table, unit, groups, batch_heads, f_size, repeat,
-              TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, FB: tl.constexpr):  # fmt: skip
-    """The table's first row that reaches every sum query + key of a key head.
+def _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr):
+    """How far from 0 the sums query + key of each feature f of a key head lie at most."""
+    lows, highs = spans
+    q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS)
+    top = tl.maximum(tl.abs(q_low + k_low), tl.abs(q_high + k_high))
+    return tl.where((k_low <= k_high) & (f < f_size), top, 0.0)
+
+
+@triton.jit
+def table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repeat,
+              TABLE_ROWS: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr, FB: tl.constexpr):  # fmt: skip
+    """The table's first row that serves all sums query + key of a key head, and the tops of the last FB features.
 
     -1 where none does, or where a query feature would be too large.
     """
     reach = 0.0
+    error = 0.0  # squared, of all units together, by that of one that reaches FAR
+    tops = tl.zeros((FB,), tl.float32)
     for f0 in range(0, f_size, FB):
         f = f0 + tl.arange(0, FB)
-        q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS)
-        top = tl.maximum(tl.abs(q_low + k_low), tl.abs(q_high + k_high))
-        top = tl.where(k_low <= k_high, top, 0.0)
+        tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS)
+        top = tops
         for r in range(repeat):
             w = tl.load(weight + ((unit % groups) * repeat + r) * w_h + f, mask=f < f_size, other=0.0).to(tl.float32)
             top = tl.where(tl.abs(w) > HEAVY, float("inf"), top)
-        reach = tl.maximum(reach, tl.max(tl.where(f < f_size, top, 0.0), 0))
+        top = tl.where(f < f_size, top, 0.0)
+        reach = tl.maximum(reach, tl.max(top, 0))
+        error += tl.sum(tl.where(f < f_size, tl.exp((top - FAR) * STEEP), 0.0), 0)
     row = tl.arange(0, TABLE_ROWS)
-    short = tl.sum((tl.load(table + row * WIDTH) < reach).to(tl.int32), 0)
-    return tl.where(short < TABLE_ROWS, short, -1)
+    together = tl.exp((tl.load(table + row * STEP + 6) - FAR) * STEEP) * f_size
+    short = (together < error) | (tl.load(table + row * STEP) < reach)
+    short = tl.sum(short.to(tl.int32), 0)
+    return tl.where(short < TABLE_ROWS, short, -1), tops
 
 
 @triton.jit
-def _weighted(x, x_n, x_f, stop, i0, f_size, weight, ROWS: tl.constexpr, FB: tl.constexpr):
-    """Σ_f w_f x_f of rows i0 .. i0 + ROWS, NaN as 0."""
+def _nearest(row_at, tops, WIDTH: tl.constexpr, FITS: tl.constexpr):
+    """Where each feature's fit lies: of a row's fits, which reach less and less far, the last that reaches its top."""
+    number = tl.zeros_like(tops).to(tl.int32)
+    for n in tl.static_range(1, FITS):
+        number += (tl.load(row_at + n * WIDTH) >= tops).to(tl.int32)
+    return row_at + number * WIDTH
+
+
+@triton.jit
+def _shifts(x, x_n, x_f, stop, i0, f_size, weight, row_at, tops, spans, unit, batch_heads, repeat,
+            QUERY: tl.constexpr, WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr,
+            ROWS: tl.constexpr, FB: tl.constexpr):  # fmt: skip
+    """Σ_f w_f slope_f x_f of rows i0 .. i0 + ROWS, NaN as 0; of a query also the fits' constants."""
     i = i0 + tl.arange(0, ROWS)
     total = tl.zeros((ROWS,), tl.float32)
     for f0 in range(0, f_size, FB):
         f = f0 + tl.arange(0, FB)
+        if f_size > FB:
+            tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS)
+        fit = _nearest(row_at, tops, WIDTH, FITS)
         inside = (i < stop)[:, None] & (f < f_size)[None, :]
         t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
+        t = tl.where(t == t, t, 0.0) * tl.load(fit + 3)[None, :]
+        if QUERY:
+            t += tl.load(fit + 4)[None, :]
         w = tl.load(weight + f, mask=f < f_size, other=0.0).to(tl.float32)
-        total += tl.sum(tl.where(t == t, t, 0.0) * w[None, :], 1)
+        total += tl.sum(t * w[None, :], 1)
     return total
 
 
@@ -71,9 +104,10 @@ def _write_raw(x, x_n, x_f, stop, i0, f_size, f_pad, out_at, ROWS: tl.constexpr,
 
 
 @triton.jit
-def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, fit, out_at,
-                    GROUP: tl.constexpr, QUERY: tl.constexpr, ODD: tl.constexpr, ROWS: tl.constexpr,
-                    FB: tl.constexpr, NATIVE: tl.constexpr):  # fmt: skip
+def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, tops, spans, unit, batch_heads, repeat, out_at,
+                    WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
+                    QUERY: tl.constexpr, ODD: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
+                    NATIVE: tl.constexpr):  # fmt: skip
     """Feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
 
     Columns are [group of harmonics][feature / 4][GROUP harmonics][feature % 4][2]: with groups of two, a thread of a
@@ -81,15 +115,21 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, fit, out_at,
     """
     i = i0 + tl.arange(0, ROWS)
     member = tl.arange(0, GROUP)
-    groups, base, lowest = tl.load(fit + 1).to(tl.int32) // GROUP, tl.load(fit + 2), tl.load(fit + 5)
-    sines, cosines = fit + 8, fit + 24
+    groups = tl.load(row_at + 1).to(tl.int32) // GROUP
     for f0 in range(0, f_pad, FB):
         f = f0 + tl.arange(0, FB)
+        fit = row_at + tl.zeros((FB,), tl.int32)
+        if FITS > 1:
+            if f_pad > FB:
+                tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS)
+            fit = _nearest(row_at, tops, WIDTH, FITS)
+        base, lowest = tl.load(fit + 2), tl.reshape(tl.load(fit + 5), (1, FB // 4, 1, 4))
+        waves = tl.reshape(fit + 8, (1, FB // 4, 1, 4)) + member[None, None, :, None]
         inside = (i < n)[:, None] & (f < f_size)[None, :]
         t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
-        turns = tl.reshape(tl.where(t == t, t, 0.0) * base, (ROWS, FB // 4, 1, 4))
+        turns = tl.reshape(tl.where(t == t, t, 0.0) * base[None, :], (ROWS, FB // 4, 1, 4))
         # from one group of harmonics to the next the angle grows by 2 GROUP times the first: a rotation
-        s, c = sine_cosine(turns * (lowest + (2 * member).to(tl.float32))[None, None, :, None], NATIVE)
+        s, c = sine_cosine(turns * (lowest + (2 * member).to(tl.float32)[None, None, :, None]), NATIVE)
         turn_s, turn_c = sine_cosine(turns * (2.0 * GROUP), NATIVE)
         scale = inside.to(tl.float32)  # what is turned may be scaled first, to nothing in padding
         if QUERY:
@@ -98,11 +138,11 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, fit, out_at,
         s, c = s * scale, c * scale
         for group in range(groups):
             if QUERY:
-                p = tl.load(sines + member + group * GROUP)[None, None, :, None]
+                p = tl.load(waves + group * GROUP)
                 if ODD:
                     first, second = p * s, p * c
                 else:
-                    q = tl.load(cosines + member + group * GROUP)[None, None, :, None]
+                    q = tl.load(waves + 16 + group * GROUP)
                     first, second = p * s + q * c, p * c - q * s
             else:
                 first, second = c, s
@@ -127,60 +167,73 @@ def features(
     lows, highs, table, plan, query_out, key_out, query_raw, key_raw, query_shift, key_shift,
     value_out, query_bad, bad, bad_span,
     heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, batch_heads,
-    TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, ODD: tl.constexpr,
-    ROWS: tl.constexpr, FB: tl.constexpr, RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
+    TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
+    ODD: tl.constexpr, SPANS: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr, RB: tl.constexpr, EB: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Features of query and key where a row of the table serves, plain copies for the exact kernels where none does.
 
-    Beside them what the row's slope adds: to a query's log-sum-exp, and to a key's base-2 scores for each
-    of its query heads.
+    A row of the table has FITS fits with as many harmonics; each hidden unit takes the closest that reaches its sums.
+    Beside the features what slopes and constants of the fits add: to a query's log-sum-exp, and to a key's base-2
+    scores for each of its query heads.  A program makes SPANS times ROWS of them, so that it chooses once for all.
     """
-    i0, z = tl.program_id(0) * ROWS, tl.program_id(1)
-    i = i0 + tl.arange(0, ROWS)
+    spans = (lows, highs)
+    step: tl.constexpr = WIDTH * FITS
+    start, z = tl.program_id(0) * (ROWS * SPANS), tl.program_id(1)
     repeat = heads // groups
     if z < batch_heads:
-        if i0 < q_pad:
+        if start < q_pad:
             x = query + (z // heads).to(tl.int64) * q_b + (z % heads).to(tl.int64) * q_h
-            nans = nan_rows(x, q_n, q_f, n_q, i0, f_size, ROWS, RB)
-            tl.store(query_bad + z * q_pad + i, nans.to(tl.int8))
-            row = table_row(lows, highs, weight, w_h, table, z // repeat, groups, batch_heads, f_size, repeat,
-                            TABLE_ROWS, WIDTH, PARTS, RB)  # fmt: skip
-            if row >= 0:
-                fit, own = table + row * WIDTH, weight + (z % heads) * w_h
-                out = query_out + z.to(tl.int64) * q_pad * (f_pad * 32)
-                _write_features(x, q_n, q_f, n_q, i0, f_size, f_pad, own, fit, out, GROUP, True, ODD, ROWS, FB, NATIVE)
-                if query_shift is not None:
-                    shift = _weighted(x, q_n, q_f, n_q, i0, f_size, own, ROWS, RB) * tl.load(fit + 3)
-                    tl.store(query_shift + z * q_pad + i, shift)
-            else:
-                _write_raw(x, q_n, q_f, n_q, i0, f_size, f_pad, query_raw + z.to(tl.int64) * q_pad * f_pad, ROWS, RB)
+            unit = z // repeat
+            row, tops = table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repeat,
+                                  TABLE_ROWS, step, PARTS, RB)  # fmt: skip
+            row_at, own = table + row * step, weight + (z % heads) * w_h
+            out = query_out + z.to(tl.int64) * q_pad * (f_pad * 32)
+            raw = query_raw + z.to(tl.int64) * q_pad * f_pad
+            for i0 in range(start, start + ROWS * SPANS, ROWS):
+                i = i0 + tl.arange(0, ROWS)
+                nans = nan_rows(x, q_n, q_f, n_q, i0, f_size, ROWS, RB)
+                tl.store(query_bad + z * q_pad + i, nans.to(tl.int8))
+                if row >= 0:
+                    _write_features(x, q_n, q_f, n_q, i0, f_size, f_pad, own, row_at, tops, spans, unit, batch_heads,
+                                    repeat, out, WIDTH, FITS, PARTS, GROUP, True, ODD, ROWS, FB, NATIVE)  # fmt: skip
+                    if query_shift is not None:
+                        shift = _shifts(x, q_n, q_f, n_q, i0, f_size, own, row_at, tops, spans, unit, batch_heads,
+                                        repeat, True, WIDTH, FITS, PARTS, ROWS, RB)  # fmt: skip
+                        tl.store(query_shift + z * q_pad + i, shift)
+                else:
+                    _write_raw(x, q_n, q_f, n_q, i0, f_size, f_pad, raw, ROWS, RB)
     else:
         y = z - batch_heads
         b = y // groups
-        if i0 < k_pad:
+        if start < k_pad:
             stop = n_k
             if lengths is not None:
                 stop = tl.minimum(stop, tl.load(lengths + b))
-            row = table_row(lows, highs, weight, w_h, table, y, groups, batch_heads, f_size, repeat,
-                            TABLE_ROWS, WIDTH, PARTS, RB)  # fmt: skip
-            if i0 == 0:
+            row, tops = table_row(spans, weight, w_h, table, y, groups, batch_heads, f_size, repeat,
+                                  TABLE_ROWS, step, PARTS, RB)  # fmt: skip
+            if start == 0:
                 tl.store(plan + y, row)
             x = key + b.to(tl.int64) * k_b + (y % groups).to(tl.int64) * k_h
-            if row >= 0:
-                fit = table + row * WIDTH
-                out = key_out + y.to(tl.int64) * k_pad * (f_pad * 32)
-                _write_features(x, k_n, k_f, stop, i0, f_size, f_pad, weight, fit, out, GROUP, False, ODD,
-                                ROWS, FB, NATIVE)  # fmt: skip
-                if key_shift is not None:
-                    for r in range(repeat):
-                        h = (y % groups) * repeat + r
-                        own = weight + h * w_h
-                        shift = _weighted(x, k_n, k_f, stop, i0, f_size, own, ROWS, RB) * (tl.load(fit + 3) * LOG2E)
-                        tl.store(key_shift + (b * heads + h) * k_pad + i, shift)
-            else:
-                _write_raw(x, k_n, k_f, stop, i0, f_size, f_pad, key_raw + y.to(tl.int64) * k_pad * f_pad, ROWS, RB)
-            nans = nan_rows(x, k_n, k_f, stop, i0, f_size, ROWS, RB)
+            row_at = table + row * step
+            out = key_out + y.to(tl.int64) * k_pad * (f_pad * 32)
+            raw = key_raw + y.to(tl.int64) * k_pad * f_pad
             copied = value + b.to(tl.int64) * v_b + (y % groups).to(tl.int64) * v_h
-            copy_values(copied, v_n, v_e, stop, i0, e_size, nans,
-                        value_out + y.to(tl.int64) * k_pad * EB, EB, 1, 0, bad + y * k_pad,
-                        bad_span + y * (k_pad // ROWS), False, ROWS, EB)  # fmt: skip
+            for i0 in range(start, start + ROWS * SPANS, ROWS):
+                i = i0 + tl.arange(0, ROWS)
+                if row >= 0:
+                    _write_features(x, k_n, k_f, stop, i0, f_size, f_pad, weight, row_at, tops, spans, y, batch_heads,
+                                    repeat, out, WIDTH, FITS, PARTS, GROUP, False, ODD, ROWS, FB, NATIVE)  # fmt: skip
+                    if key_shift is not None:
+                        for r in range(repeat):
+                            h = (y % groups) * repeat + r
+                            own = weight + h * w_h
+                            shift = _shifts(x, k_n, k_f, stop, i0, f_size, own, row_at, tops, spans, y, batch_heads,
+                                            repeat, False, WIDTH, FITS, PARTS, ROWS, RB)  # fmt: skip
+                            tl.store(key_shift + (b * heads + h) * k_pad + i, shift * LOG2E)
+                else:
+                    _write_raw(x, k_n, k_f, stop, i0, f_size, f_pad, raw, ROWS, RB)
+                nans = nan_rows(x, k_n, k_f, stop, i0, f_size, ROWS, RB)
+                copy_values(copied, v_n, v_e, stop, i0, e_size, nans,
+                            value_out + y.to(tl.int64) * k_pad * EB, EB, 1, 0, bad + y * k_pad,
+                            bad_span + y * (k_pad // ROWS), False, ROWS, EB)  # fmt: skip

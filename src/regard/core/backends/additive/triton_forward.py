@@ -94,7 +94,7 @@ def forward(
             TensorDescriptor.from_tensor(notes.value, [block.columns // pieces, s.e_block]),
             *made.shifts, notes.bad, notes.bad_span, notes.query_bad, inputs.weight, inputs.weight_step,
             made.table, plan, pairs, output, lse, *numbers, *output.stride(),
-            WIDTH=series.WIDTH, BOUNDED=bounded, PIECES=pieces,
+            WIDTH=series.WIDTH * series.FITS[direction], BOUNDED=bounded, PIECES=pieces,
             PRECISION=inputs.precision, BM=block.rows, BN=block.columns, BK=block.depth, FB=s.f_block, EB=s.e_block,
             block=block, known=known,
         )  # fmt: skip

@@ -115,10 +115,11 @@ def series_forward(
         inside = (i < n_q)[:, None] & (e < e_size)[None, :]
         at = output + b.to(tl.int64) * o_b + h * o_h + i.to(tl.int64)[:, None] * o_n + e[None, :] * o_e
         tl.store(at, acc.to(output.dtype.element_ty), mask=inside)
-        shift = weight_sum * tl.load(table + row * WIDTH + 4)
-        row_lse = (most + tl.log2(tl.where(empty, 1.0, total))) / LOG2E + shift
+        row_lse = (most + tl.log2(tl.where(empty, 1.0, total))) / LOG2E
         if query_shift is not None:
             row_lse += row_shift
+        else:
+            row_lse += weight_sum * tl.load(table + row * WIDTH + 4)
         tl.store(lse + z.to(tl.int64) * n_q + i, tl.where(empty, float("-inf"), row_lse), mask=i < n_q)
 
 
