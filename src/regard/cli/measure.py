@@ -7,6 +7,7 @@ run keeps its place in the result, with the reason.
 import gc
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -95,11 +96,13 @@ def _take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: 
     rounds, budget = (2, 0.2) if quick else (21, 0.4) if device == "cuda" else (9, 4.0)
     spent = dict.fromkeys(runs, 0.0)
     numbers = {name: max(1, round(BATCH / readings[name][0])) for name in runs}
-    order = list(runs.items())
+    order, chance = list(runs.items()), random.Random(0)
     for _ in range(rounds):
-        order = order[1:] + order[:1]  # who comes first finds another clock and other caches
+        chance.shuffle(order)  # who comes after a large one finds another clock and other caches
         for name, run in order:
             if readings[name][0] < SLOW and spent[name] < budget:
+                if numbers[name] > 1:
+                    run()
                 reading = _seconds(run, numbers[name], device)
                 readings[name].append(reading)
                 spent[name] += reading * numbers[name]

@@ -95,22 +95,23 @@ def paper_luong() -> TranslationConfig:
 
 
 def paper_multi30k() -> TranslationConfig:
-    """The small Transformer of Wu et al. 2021 for Multi30k: four layers of 128, weights averaged as they move."""
+    """The small Transformer of Wu et al. 2021 for Multi30k: four layers of 128, texts cut in eight ways."""
     return TranslationConfig(
         preset="paper-multi30k",
-        data=DataSettings(batch_tokens=4096, vocabulary=10_000, shared=True, tokenize="none"),
+        data=DataSettings(batch_tokens=4096, vocabulary=10_000, shared=True, tokenize="none", merge_dropout=0.1),
         model=ModelSettings(
             kind="transformer", size=128, layers=4, heads=4, feed_forward=256, dropout=0.3, inner_dropout=0.0
         ),
         train=TrainSettings(
-            steps=16_000,
+            steps=30_000,
             learning_rate=5e-3,
             warmup=2000,
-            validate_every=1000,
+            validate_every=3000,
             watch="bleu",
             watch_for="highest",
             patience=10,
             average="ema",
+            ema_decay=0.9995,
             graphs=True,
         ),
         decode=DecodeSettings(beam=5),
