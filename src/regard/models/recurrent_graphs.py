@@ -67,6 +67,7 @@ class _Graph:
         self.inputs = [None if tensor is None else tensor.detach().clone() for tensor in tensors]
         # The stream that torch records on by itself is one for all devices, and of the first that was recorded on.
         with torch.cuda.device(device):
+            loop(*self.inputs)  # at these places kernels may be others than before: compiled now, not while recording
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
                 self.outputs = loop(*self.inputs)

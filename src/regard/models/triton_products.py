@@ -5,6 +5,8 @@ is three of the matrix units' own, on numbers split in two (TF32 three times: no
 cut along what it sums over into parts that whoever reads them adds up.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -36,9 +38,17 @@ def _product(
 
 
 def serves(rows: Tensor) -> bool:
-    """Are these (…, m, k) few, and is float32 asked for as it is, not rounded to TF32?"""
+    """Are these (…, m, k) few, is float32 asked for as it is, not rounded to TF32, and does the device know TF32?"""
     exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
-    return rows.dtype == torch.float32 and rows.shape[-2] <= _MOST and exact
+    return rows.dtype == torch.float32 and rows.shape[-2] <= _MOST and exact and _knows(rows.device)
+
+
+@functools.cache
+def _knows(device: torch.device) -> bool:
+    """Of AMD's devices Triton serves none this way; the CPU is the interpreter's."""
+    if device.type != "cuda":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def parts(summed: int) -> int:

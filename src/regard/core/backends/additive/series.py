@@ -11,8 +11,8 @@ The backward pass uses the series' derivative too, so its fit minimises the larg
 derivative's worst error.  The forward pass needs the value alone, and may be off by more away from the middle, from
 0.3 X on and by three times as much from 0.65 X on, where few sums lie: X is the largest of them all.  What is largest
 over all hidden units is more than most of them need, so there each unit has a fit for its own X, with as many
-harmonics: the work is the same, the error about half.  Their number is chosen so that the units together keep to the
-budget, not each of them: errors of a few are lost among those of many.
+harmonics: the work is the same, the error about half.  Their number is chosen by what the units need together, about,
+not by the one that needs most: errors of a few are lost among those of many.
 
 ``python -m regard.core.backends.additive.series`` writes ``series_table.py`` anew.
 """
@@ -26,7 +26,7 @@ import numpy as np
 
 GROUPS = {"forward": 1, "backward": 2}  # harmonics that lie side by side: the gradients' feature blocks want pairs
 MOST = 16  # most harmonics a row may have
-WIDTH = 8 + 2 * MOST  # numbers in a packed row
+WIDTH = 8 + 2 * MOST  # numbers of a packed fit
 SHORTER = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.7, 0.6)  # reaches of a forward row's fits, by the longest
 FITS = {"forward": len(SHORTER), "backward": 1}  # in a row: the gradients' kernels know but one frequency for all units
 _SHARES = {"forward": 0.0, "backward": 0.25}  # of the derivative in the fit
@@ -42,7 +42,7 @@ BUDGETS = {
 STEP = 0.25  # between the reaches that are tried in the forward pass
 ALL, ONE = 0.8, 1.25  # shares of the budget in the forward pass: for all units together, and for each
 REACHES = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 8.75, 9.0, 9.25, 9.5, 10.0,
-           11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0)  # in the backward pass  # fmt: skip
+           11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0)  # in the backward pass; the last one in both  # fmt: skip
 
 
 class Series(NamedTuple):

@@ -81,7 +81,7 @@ class Features(NamedTuple):
     query: Tensor  # (b * h * q_pad, 32 * f_pad)
     key: Tensor
     raw: tuple[Tensor, Tensor]  # plain copies where the series does not serve
-    shifts: tuple[Any, Any]  # what the series' slope adds to queries and to keys; None without one
+    shifts: tuple[Any, Any]  # what slopes and constants add to queries, and slopes to keys; None in the backward pass
     table: Tensor
     plan: Tensor  # (b * g,): row of the table, or -1 where the exact kernels serve
 
@@ -124,8 +124,8 @@ def features(inputs: Inputs, notes: Notes, dtype: torch.dtype, direction: str, g
         triton_features.features, (spans // each, s.b * (s.h + s.g), 1),
         *_operands(inputs, value=True), *found, made.table, made.plan, made.query, made.key, *made.raw, *made.shifts,
         *notes, s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, s.b * s.h,
-        TABLE_ROWS=made.table.shape[0], WIDTH=series.WIDTH, FITS=series.FITS[direction], PARTS=PARTS, GROUP=group,
-        ODD=series.TARGETS[inputs.activation][1], SPANS=each, ROWS=SPAN,
+        TABLE_ROWS=made.table.shape[0], WIDTH=series.WIDTH, FITS=series.FITS[direction], PARTS=PARTS,
+        MANY=s.f_pad > s.f_block, GROUP=group, ODD=series.TARGETS[inputs.activation][1], SPANS=each, ROWS=SPAN,
         FB=min(64 if group == 1 else 16, s.f_block), RB=s.f_block, EB=s.e_block, NATIVE=inputs.native,
         known=(inputs.traits, dtype, direction),
     )  # fmt: skip

@@ -7,8 +7,8 @@ from regard.core.backends.additive.triton_pairs import LOG2E
 from regard.core.backends.additive.triton_prepare import copy_values, nan_rows, span_place, unit_range
 
 HEAVY = tl.constexpr(4096.0)  # query features of a larger weight would leave float16
-STEEP = tl.constexpr(2.0)  # with its reach a unit's squared error grows by so many powers of e, or fewer
-FAR = tl.constexpr(24.0)  # where the table ends
+STEEP = tl.constexpr(2.0)  # powers of e by which a unit's squared error grows with its reach, in most fits at most
+WHOLE = tl.constexpr(65536.0)  # errors are summed as whole numbers: in any order the sum is the same
 
 
 @triton.jit
@@ -25,39 +25,48 @@ def sine_cosine(turns, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr):
+def _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr, MANY: tl.constexpr):
     """How far from 0 the sums query + key of each feature f of a key head lie at most."""
     lows, highs = spans
-    q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS)
+    q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS, MANY)
     top = tl.maximum(tl.abs(q_low + k_low), tl.abs(q_high + k_high))
     return tl.where((k_low <= k_high) & (f < f_size), top, 0.0)
 
 
 @triton.jit
-def table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repeat,
-              TABLE_ROWS: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr, FB: tl.constexpr):  # fmt: skip
+def table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repeat, TABLE_ROWS: tl.constexpr,
+              STEP: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr, FB: tl.constexpr):  # fmt: skip
     """The table's first row that serves all sums query + key of a key head, and the tops of the last FB features.
 
-    -1 where none does, or where a query feature would be too large.
+    -1 where none does, or where a query feature would be too large.  Several programs choose, and must choose alike.
     """
     reach = 0.0
-    error = 0.0  # squared, of all units together, by that of one that reaches FAR
     tops = tl.zeros((FB,), tl.float32)
     for f0 in range(0, f_size, FB):
         f = f0 + tl.arange(0, FB)
-        tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS)
+        tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS, MANY)
         top = tops
         for r in range(repeat):
             w = tl.load(weight + ((unit % groups) * repeat + r) * w_h + f, mask=f < f_size, other=0.0).to(tl.float32)
             top = tl.where(tl.abs(w) > HEAVY, float("inf"), top)
-        top = tl.where(f < f_size, top, 0.0)
-        reach = tl.maximum(reach, tl.max(top, 0))
-        error += tl.sum(tl.where(f < f_size, tl.exp((top - FAR) * STEEP), 0.0), 0)
+        reach = tl.maximum(reach, tl.max(tl.where(f < f_size, top, 0.0), 0))
+    error = _error(tops, tl.arange(0, FB) + (f_size - 1) // FB * FB, f_size, reach)
+    if MANY:
+        for f0 in range(0, (f_size - 1) // FB * FB, FB):
+            f = f0 + tl.arange(0, FB)
+            error += _error(_tops(spans, unit, batch_heads, f, f_size, repeat, PARTS, MANY), f, f_size, reach)
     row = tl.arange(0, TABLE_ROWS)
-    together = tl.exp((tl.load(table + row * STEP + 6) - FAR) * STEEP) * f_size
-    short = (together < error) | (tl.load(table + row * STEP) < reach)
+    most = tl.exp(tl.minimum((tl.load(table + row * STEP + 6) - reach) * STEEP, 1.0)) * WHOLE * f_size
+    short = (most < error.to(tl.float32)) | (tl.load(table + row * STEP) < reach)
     short = tl.sum(short.to(tl.int32), 0)
     return tl.where(short < TABLE_ROWS, short, -1), tops
+
+
+@triton.jit
+def _error(tops, f, f_size, reach):
+    """Squared errors of some features, summed, by that of one that reaches `reach`."""
+    share = tl.exp(tl.minimum((tops - reach) * STEEP, 0.0)) * WHOLE
+    return tl.sum(tl.where(f < f_size, share + 0.5, 0.0).to(tl.int32), 0)
 
 
 @triton.jit
@@ -71,15 +80,15 @@ def _nearest(row_at, tops, WIDTH: tl.constexpr, FITS: tl.constexpr):
 
 @triton.jit
 def _shifts(x, x_n, x_f, stop, i0, f_size, weight, row_at, tops, spans, unit, batch_heads, repeat,
-            QUERY: tl.constexpr, WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr,
+            QUERY: tl.constexpr, WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr,
             ROWS: tl.constexpr, FB: tl.constexpr):  # fmt: skip
     """Σ_f w_f slope_f x_f of rows i0 .. i0 + ROWS, NaN as 0; of a query also the fits' constants."""
     i = i0 + tl.arange(0, ROWS)
     total = tl.zeros((ROWS,), tl.float32)
     for f0 in range(0, f_size, FB):
         f = f0 + tl.arange(0, FB)
-        if f_size > FB:
-            tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS)
+        if MANY:
+            tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS, MANY)
         fit = _nearest(row_at, tops, WIDTH, FITS)
         inside = (i < stop)[:, None] & (f < f_size)[None, :]
         t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
@@ -105,8 +114,8 @@ def _write_raw(x, x_n, x_f, stop, i0, f_size, f_pad, out_at, ROWS: tl.constexpr,
 
 @triton.jit
 def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, tops, spans, unit, batch_heads, repeat, out_at,
-                    WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
-                    QUERY: tl.constexpr, ODD: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
+                    WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr,
+                    GROUP: tl.constexpr, QUERY: tl.constexpr, ODD: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
                     NATIVE: tl.constexpr):  # fmt: skip
     """Feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
 
@@ -120,8 +129,8 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, tops, spa
         f = f0 + tl.arange(0, FB)
         fit = row_at + tl.zeros((FB,), tl.int32)
         if FITS > 1:
-            if f_pad > FB:
-                tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS)
+            if MANY:
+                tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS, MANY)
             fit = _nearest(row_at, tops, WIDTH, FITS)
         base, lowest = tl.load(fit + 2), tl.reshape(tl.load(fit + 5), (1, FB // 4, 1, 4))
         waves = tl.reshape(fit + 8, (1, FB // 4, 1, 4)) + member[None, None, :, None]
@@ -167,9 +176,9 @@ def features(
     lows, highs, table, plan, query_out, key_out, query_raw, key_raw, query_shift, key_shift,
     value_out, query_bad, bad, bad_span,
     heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, batch_heads,
-    TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
-    ODD: tl.constexpr, SPANS: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr, RB: tl.constexpr, EB: tl.constexpr,
-    NATIVE: tl.constexpr,
+    TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr,
+    GROUP: tl.constexpr, ODD: tl.constexpr, SPANS: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
+    RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Features of query and key where a row of the table serves, plain copies for the exact kernels where none does.
 
@@ -186,7 +195,7 @@ def features(
             x = query + (z // heads).to(tl.int64) * q_b + (z % heads).to(tl.int64) * q_h
             unit = z // repeat
             row, tops = table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repeat,
-                                  TABLE_ROWS, step, PARTS, RB)  # fmt: skip
+                                  TABLE_ROWS, step, PARTS, MANY, RB)  # fmt: skip
             row_at, own = table + row * step, weight + (z % heads) * w_h
             out = query_out + z.to(tl.int64) * q_pad * (f_pad * 32)
             raw = query_raw + z.to(tl.int64) * q_pad * f_pad
@@ -196,10 +205,11 @@ def features(
                 tl.store(query_bad + z * q_pad + i, nans.to(tl.int8))
                 if row >= 0:
                     _write_features(x, q_n, q_f, n_q, i0, f_size, f_pad, own, row_at, tops, spans, unit, batch_heads,
-                                    repeat, out, WIDTH, FITS, PARTS, GROUP, True, ODD, ROWS, FB, NATIVE)  # fmt: skip
+                                    repeat, out, WIDTH, FITS, PARTS, MANY, GROUP, True, ODD, ROWS, FB,
+                                    NATIVE)  # fmt: skip
                     if query_shift is not None:
                         shift = _shifts(x, q_n, q_f, n_q, i0, f_size, own, row_at, tops, spans, unit, batch_heads,
-                                        repeat, True, WIDTH, FITS, PARTS, ROWS, RB)  # fmt: skip
+                                        repeat, True, WIDTH, FITS, PARTS, MANY, ROWS, RB)  # fmt: skip
                         tl.store(query_shift + z * q_pad + i, shift)
                 else:
                     _write_raw(x, q_n, q_f, n_q, i0, f_size, f_pad, raw, ROWS, RB)
@@ -211,7 +221,7 @@ def features(
             if lengths is not None:
                 stop = tl.minimum(stop, tl.load(lengths + b))
             row, tops = table_row(spans, weight, w_h, table, y, groups, batch_heads, f_size, repeat,
-                                  TABLE_ROWS, step, PARTS, RB)  # fmt: skip
+                                  TABLE_ROWS, step, PARTS, MANY, RB)  # fmt: skip
             if start == 0:
                 tl.store(plan + y, row)
             x = key + b.to(tl.int64) * k_b + (y % groups).to(tl.int64) * k_h
@@ -223,13 +233,14 @@ def features(
                 i = i0 + tl.arange(0, ROWS)
                 if row >= 0:
                     _write_features(x, k_n, k_f, stop, i0, f_size, f_pad, weight, row_at, tops, spans, y, batch_heads,
-                                    repeat, out, WIDTH, FITS, PARTS, GROUP, False, ODD, ROWS, FB, NATIVE)  # fmt: skip
+                                    repeat, out, WIDTH, FITS, PARTS, MANY, GROUP, False, ODD, ROWS, FB,
+                                    NATIVE)  # fmt: skip
                     if key_shift is not None:
                         for r in range(repeat):
                             h = (y % groups) * repeat + r
                             own = weight + h * w_h
                             shift = _shifts(x, k_n, k_f, stop, i0, f_size, own, row_at, tops, spans, y, batch_heads,
-                                            repeat, False, WIDTH, FITS, PARTS, ROWS, RB)  # fmt: skip
+                                            repeat, False, WIDTH, FITS, PARTS, MANY, ROWS, RB)  # fmt: skip
                             tl.store(key_shift + (b * heads + h) * k_pad + i, shift * LOG2E)
                 else:
                     _write_raw(x, k_n, k_f, stop, i0, f_size, f_pad, raw, ROWS, RB)

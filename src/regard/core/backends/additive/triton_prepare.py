@@ -66,22 +66,37 @@ def ranges(
 
 
 @triton.jit
-def unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr):
-    """Ranges of query and key features f, over all query heads that share the key head `unit`."""
+def _with_part(low, high, lows, highs, at, good):
+    low = tl.minimum(low, tl.load(lows + at, mask=good, other=0.0))
+    return low, tl.maximum(high, tl.load(highs + at, mask=good, other=0.0))
+
+
+@triton.jit
+def unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr, ROLLED: tl.constexpr = False):
+    """Ranges of query and key features f, over all query heads that share the key head `unit`.
+
+    ROLLED code is shorter and slower: for where it stands many times.
+    """
     good = f < f_size
     at = (batch_heads + unit) * PARTS * f_size + f
     k_low = tl.load(lows + at, mask=good, other=0.0)
     k_high = tl.load(highs + at, mask=good, other=0.0)
-    for part in tl.static_range(1, PARTS):
-        k_low = tl.minimum(k_low, tl.load(lows + at + part * f_size, mask=good, other=0.0))
-        k_high = tl.maximum(k_high, tl.load(highs + at + part * f_size, mask=good, other=0.0))
+    if ROLLED:
+        for part in range(1, PARTS):
+            k_low, k_high = _with_part(k_low, k_high, lows, highs, at + part * f_size, good)
+    else:
+        for part in tl.static_range(1, PARTS):
+            k_low, k_high = _with_part(k_low, k_high, lows, highs, at + part * f_size, good)
     q_low = k_low * 0.0 + float("inf")
     q_high = k_low * 0.0 - float("inf")
     for r in range(repeat):
         at = (unit * repeat + r) * PARTS * f_size + f
-        for part in tl.static_range(PARTS):
-            q_low = tl.minimum(q_low, tl.load(lows + at + part * f_size, mask=good, other=0.0))
-            q_high = tl.maximum(q_high, tl.load(highs + at + part * f_size, mask=good, other=0.0))
+        if ROLLED:
+            for part in range(PARTS):
+                q_low, q_high = _with_part(q_low, q_high, lows, highs, at + part * f_size, good)
+        else:
+            for part in tl.static_range(PARTS):
+                q_low, q_high = _with_part(q_low, q_high, lows, highs, at + part * f_size, good)
     return q_low, q_high, k_low, k_high
 
 
