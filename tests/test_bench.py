@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -151,6 +152,26 @@ def test_reasons_stand_below_the_table_and_in_the_chart():
     assert "R&amp;D &lt;1&gt;" in bench.drawing(found)
     words = {text.text for text in ElementTree.fromstring(bench.drawing(found)).iter(f"{SVG}text")}
     assert {"regard", "R&D <1>", "a & b failed", "not installed here: Nobody's"} <= words
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_each_comes_after_each_equally_often(count):
+    """Whoever runs before leaves the clock and the caches to the next."""
+    found = measure.orders(count)
+    assert all(sorted(order) == list(range(count)) for order in found)
+    neighbours = [pair for order in found for pair in pairwise(order)]
+    every = [(a, b) for a in range(count) for b in range(count) if a != b]
+    assert sorted(neighbours) == sorted(every * (1 + count % 2))
+
+
+def test_turns_end_when_there_are_enough_or_they_took_long_enough(monkeypatch):
+    """A slow one stops others no longer than it takes part."""
+    seconds = {"fast": 0.001, "slow": 0.3, "far too slow": 11.0}
+    monkeypatch.setattr(measure, "_seconds", lambda run, number, device: seconds[run()])
+    runs = {name: lambda name=name: name for name in seconds}
+    readings = {name: [time] for name, time in seconds.items()}
+    measure._take_turns(runs, readings, "cuda", False)
+    assert [len(times) for times in readings.values()] == [21, 3, 1]
 
 
 def test_a_longer_bar_is_slower_and_ten_times_is_one_step():

@@ -7,7 +7,6 @@ run keeps its place in the result, with the reason.
 import gc
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -96,16 +95,32 @@ def _take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: 
     rounds, budget = (2, 0.2) if quick else (21, 0.4) if device == "cuda" else (9, 4.0)
     spent = dict.fromkeys(runs, 0.0)
     numbers = {name: max(1, round(BATCH / readings[name][0])) for name in runs}
-    order, chance = list(runs.items()), random.Random(0)
-    for _ in range(rounds):
-        chance.shuffle(order)  # who comes after a large one finds another clock and other caches
-        for name, run in order:
-            if readings[name][0] < SLOW and spent[name] < budget:
-                if numbers[name] > 1:
-                    run()
-                reading = _seconds(run, numbers[name], device)
+
+    def wanted(name: str) -> bool:
+        return readings[name][0] < SLOW and spent[name] < budget and len(readings[name]) <= rounds
+
+    while active := [name for name in runs if wanted(name)]:
+        for order in orders(len(active)):
+            for name in filter(wanted, [active[place] for place in order]):
+                if numbers[name] > 1:  # what ran before leaves its own data in the caches
+                    runs[name]()
+                reading = _seconds(runs[name], numbers[name], device)
                 readings[name].append(reading)
                 spent[name] += reading * numbers[name]
+
+
+def orders(count: int) -> list[list[int]]:
+    """Orders in which each of some comes after each other one equally often (Williams 1949).
+
+    After one that heats a processor the next finds another clock than after one that waits for memory, and in turned
+    or seeded lists the same ones come after the same.
+
+    >>> orders(4)
+    [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]]
+    """
+    first = [(place + 1) // 2 if place % 2 else (count - place // 2) % count for place in range(count)]
+    found = [[(place + start) % count for place in first] for start in range(count)]
+    return found + [order[::-1] for order in found] if count % 2 else found
 
 
 def _seconds(run: Run, number: int, device: str) -> float:
