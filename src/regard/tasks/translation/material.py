@@ -1,7 +1,7 @@
 """What a translator learns from and is judged by: the built-in world, or the user's files."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,17 +95,27 @@ def _lengths(pairs: Sequence[tuple[Ids, Ids]]) -> tuple[NDArray[np.int32], NDArr
     return np.array(source, np.int32), np.array(target, np.int32)
 
 
-def file_material(settings: DataSettings, cache: Path, known: Codes | None = None) -> Material:
-    """The user's files, indexed once in `cache` and read from there; `known` sub-words instead of new ones."""
+def file_material(
+    settings: DataSettings, cache: Path, known: Codes | None = None, *, tell: Callable[[str], None] = lambda _: None
+) -> Material:
+    """The user's files, indexed once in `cache` and read from there; `known` sub-words instead of new ones.
+
+    Long files take a minute for a million lines: `tell` hears what is being done.
+    """
     train, valid, test = _parts(settings)
     limits = Limits(longest=settings.longest, ratio=settings.ratio)
+    tell(f"reading {' and '.join(path.name for path in train)}")
     corpus = index(find_rows(train), cache, limits=limits)
+    tell(str(corpus.report))
     rows, held = _split(
         corpus,
         settings.valid if not valid else 0,
         settings.test if not test else 0,
     )
+    if known is None:
+        tell(f"learning {settings.vocabulary:,} sub-words")
     codes = known or _trained(corpus, rows, settings)
+    tell("cutting the texts into sub-words")
     cuts = _cut(corpus, codes, settings, cache)
     source, target = ([getattr(cut, f"lengths_{side}")[rows] + 1 for cut in cuts] for side in ("source", "target"))
     return Material(
@@ -231,23 +241,22 @@ def _split(corpus: TextCorpus, valid: int, test: int) -> tuple[NDArray[np.int64]
     if len(corpus) < 2 * (valid + test):
         raise DataError(f"{len(corpus)} pairs are too few to hold out {valid} and {test}: set data.valid and data.test")
     share = (valid + test) / len(corpus)
-    order = [(_place(source), row, source, target) for row, (source, target) in enumerate(corpus)]
-    held = sorted(item for item in order if item[0] < 2 * share)
+    # A number for each pair, never their texts together; equal sources have equal numbers.
+    places = np.fromiter((_place(source) for source, _ in corpus), np.float64, len(corpus))
+    near = np.flatnonzero(places < 2 * share)
     parts: tuple[list[Example], list[Example]] = ([], [])
-    taken: dict[str, int] = {}
-    out: set[int] = set()
-    for _, row, source, target in held:
-        if source in taken:
-            out.add(row)  # the same source again: held out with the first
+    taken: dict[float, None] = {}
+    for row in near[np.argsort(places[near], kind="stable")]:
+        place = float(places[row])
+        if place in taken:  # the same source again: held out with the first
             continue
         side = 0 if len(parts[0]) < valid else 1
         if side == 1 and len(parts[1]) >= test:
             break
-        taken[source] = side
-        out.add(row)
+        taken[place] = None
+        source, target = corpus[int(row)]
         parts[side].append(Example(tuple(source.split()), target))
-    rows = np.array([row for _, row, source, _ in order if row not in out and source not in taken], np.int64)
-    return rows, parts
+    return np.flatnonzero(~np.isin(places, list(taken))), parts
 
 
 def _place(text: str) -> float:

@@ -4,7 +4,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from regard.tasks.translation.network import build
 from regard.tasks.translation.scoring import faithfulness, judge, text_figures
 from regard.tasks.translation.translator import BOS, EOS, PAD, Translator
 from regard.train.loop import Fitted, fit
-from regard.train.progress import Progress
+from regard.train.progress import Progress, default_progress
 from regard.train.run import Run
 from regard.train.updates import Loss
 
@@ -72,8 +72,9 @@ def train(
     fresh = not out.exists()
     run = Run.create(out, config.model_dump(mode="json"), resume=resume, changeable=CHANGEABLE, renewed=_renewed)
     began = time.monotonic()
+    progress = progress or default_progress()
     try:
-        material = make_material(config, run)
+        material = make_material(config, run, tell=progress.say)
     except Exception:
         if fresh:  # nothing was learned: the corrected command may use the same name
             shutil.rmtree(out, ignore_errors=True)
@@ -122,10 +123,10 @@ def _renewed(stored: dict[str, Any]) -> dict[str, Any]:
         return stored
 
 
-def make_material(config: TranslationConfig, run: Run) -> Material:
+def make_material(config: TranslationConfig, run: Run, *, tell: Callable[[str], None] = lambda _: None) -> Material:
     """What the run learns from; files are indexed inside the run directory."""
     if config.data.files:
-        return file_material(config.data, run.path / "data")
+        return file_material(config.data, run.path / "data", tell=tell)
     return world_material(config.data)
 
 

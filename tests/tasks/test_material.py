@@ -1,0 +1,61 @@
+"""What a translator learns from: the split of long corpora, and what is said meanwhile."""
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from regard.data.corpus import TextCorpus
+from regard.tasks.translation.config import DataSettings
+from regard.tasks.translation.material import Limits, _split, file_material, find_rows, index
+
+
+def corpus_of(folder: Path, count: int, words: int) -> TextCorpus:
+    """Every source stands there twice, with two targets."""
+    paths = [folder / "long.en", folder / "long.de"]
+    paths[0].write_text("".join(f"{row // 2} {'word ' * words}\n" for row in range(count)))
+    paths[1].write_text("".join(f"{row} {'Wort ' * words}\n" for row in range(count)))
+    return index(find_rows(paths), folder / "index", limits=Limits(longest=1000, ratio=9.0))
+
+
+def test_no_source_stands_in_two_parts(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, 3000, 3)
+    rows, (valid, test) = _split(corpus, 40, 60)
+    assert (len(valid), len(test)) == (40, 60)
+    held = [example.source[0] for example in (*valid, *test)]
+    assert len(set(held)) == 100
+    assert not {str(row // 2) for row in rows} & set(held)
+    assert len(rows) == 3000 - 2 * 100, "both lines of a source that is held out, and no others"
+    assert [*rows] == sorted(rows)
+
+
+def test_a_split_does_not_hold_the_texts_in_memory(tmp_path: Path) -> None:
+    """24 MB of text; numbers for 12,000 lines are 0.1 MB."""
+    corpus = corpus_of(tmp_path, 12_000, 400)
+    tracemalloc.start()
+    try:
+        _split(corpus, 5, 5)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2e6
+
+
+def test_reading_says_what_it_does(tmp_path: Path) -> None:
+    lines = [f"a line of number {n}" for n in range(400)]
+    for name, text in (("a.en", lines), ("a.fr", [line.upper() for line in lines])):
+        (tmp_path / name).write_text("\n".join(text) + "\n")
+    said: list[str] = []
+    settings = DataSettings(files=(tmp_path / "a.en", tmp_path / "a.fr"), vocabulary=300, valid=20, test=20)
+    material = file_material(settings, tmp_path / "cache", tell=said.append)
+    assert said[0] == "reading a.en and a.fr"
+    assert "400 lines read" in said[1]
+    assert len(said) == 4
+    assert len(material.train) == 360
+
+
+@pytest.mark.parametrize(("valid", "test"), [(0, 7), (7, 0)])
+def test_one_part_alone(tmp_path: Path, valid: int, test: int) -> None:
+    rows, parts = _split(corpus_of(tmp_path, 200, 2), valid, test)
+    assert [len(part) for part in parts] == [valid, test]
+    assert len(rows) == 200 - 2 * 7
