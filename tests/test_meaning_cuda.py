@@ -1,0 +1,205 @@
+"""The meaning of a call on the kernels that only a GPU has: every rule, on every backend that serves it there.
+
+The rules are functions of a device, and those that the CPU's backends serve are tried there too: a rule that could not
+fail would be no test on either.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+
+SIZE = 32  # a power of two, for FlexAttention
+
+
+@dataclass(frozen=True)
+class Way:
+    """A backend, a score that it serves, and a dtype."""
+
+    backend: str
+    score: str = "scaled"
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def near(self) -> float:
+        return {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.score}-{str(self.dtype).removeprefix('torch.')}"
+
+
+FULL, HALF = torch.float32, torch.float16
+WAYS = [
+    Way("reference", dtype=FULL), Way("blocked", dtype=FULL), Way("blocked", "additive", FULL), Way("sdpa"),
+    Way("sdpa", "cosine"), Way("flex"), Way("short"), Way("short", dtype=HALF), Way("additive", "additive"),
+    Way("additive", "additive", HALF), Way("additive", "additive", FULL), Way("auto"), Way("auto", "additive"),
+]  # fmt: skip
+CPU = [Way("reference", dtype=FULL), Way("blocked", "additive", FULL), Way("sdpa", dtype=FULL)]
+on_a_gpu = pytest.mark.parametrize(
+    ("way", "device"),
+    [pytest.param(way, "cuda", marks=pytest.mark.cuda, id=f"cuda-{way}") for way in WAYS]
+    + [pytest.param(way, "cpu", id=f"cpu-{way}") for way in CPU],
+)
+
+
+def drawn(way: Way, device: str, *, batch: int = 2, queries: int = 19, keys: int = 19, seed: int = 0) -> list[Tensor]:
+    """Query, key, value and the weight of an additive score."""
+    source = torch.Generator().manual_seed(seed)
+    shapes = [(batch, 2, queries, SIZE), (batch, 2, keys, SIZE), (batch, 2, keys, SIZE), (SIZE,)]
+    found = [torch.randn(shape, generator=source) / (1 if len(shape) > 1 else 4) for shape in shapes]
+    return [x.to(device, way.dtype).requires_grad_() for x in found]
+
+
+def attend(way: Way, tensors: list[Tensor], **settings: Any) -> Any:
+    query, key, value, weight = tensors
+    score = {"scaled": regard.ScaledDot(), "cosine": regard.Cosine(), "additive": regard.Additive(weight)}[way.score]
+    try:
+        return regard.attention(query, key, value, score=score, backend=way.backend, **settings)
+    except ValueError as error:
+        if "cannot serve" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+def exactly(way: Way, tensors: list[Tensor], allowed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The output in float64, from the formulas alone."""
+    query, key, value, weight = (x.detach().double() for x in tensors)
+    if way.score == "additive":
+        scores = (torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) * weight).sum(-1)
+    else:
+        if way.score == "cosine":
+            query, key = (torch.nn.functional.normalize(x, dim=-1) for x in (query, key))
+        scores = query @ key.mT / (1.0 if way.score == "cosine" else math.sqrt(SIZE))
+    scores = scores if bias is None else scores + bias.double()
+    filled = allowed.any(-1, keepdim=True)
+    scores = torch.where(allowed, scores, torch.where(filled, -math.inf, 0.0).double())
+    return torch.where(filled, torch.softmax(scores, -1), 0.0) @ value
+
+
+def near(way: Way, found: Tensor, true: Tensor) -> None:
+    error = (found.detach().double() - true.double()).norm() / true.double().norm()
+    assert error <= way.near, f"{way}: off by {float(error):.1e}"
+
+
+@on_a_gpu
+@pytest.mark.parametrize("how", ["band", "dense", "bias"])
+def test_a_row_with_nothing_to_attend_is_zero_in_output_weights_and_gradient(way: Way, device: str, how: str) -> None:
+    tensors = drawn(way, device)
+    keep = torch.ones(19, 19, dtype=torch.bool, device=device).tril(-2)
+    settings: dict[str, Any] = {"mask": regard.causal(offset=-2) if how == "band" else regard.dense(keep)}
+    if how == "bias":
+        settings = {"bias": torch.zeros(19, 19, device=device, dtype=way.dtype).masked_fill(~keep, -math.inf)}
+    attended = attend(way, tensors, weights=regard.full(), **settings)
+    plain = attend(way, tensors, **settings).output
+    near(way, plain, exactly(way, tensors, keep.expand(2, 2, 19, 19)))
+    query = torch.autograd.grad(plain.float().square().sum(), tensors[:3])[0]
+    for result in (attended.output, attended.weights, plain, query):
+        assert torch.count_nonzero(result[:, :, :2]) == 0
+    assert torch.count_nonzero(query[:, :, 5]) > 0
+
+
+@on_a_gpu
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_what_padding_holds_has_no_effect(way: Way, device: str, poison: float) -> None:
+    tensors = drawn(way, device)
+    mask = regard.padding(torch.tensor([11, 19], device=device))
+    clean = attend(way, tensors, mask=mask).output
+    spoilt = [x.detach().clone() for x in tensors]
+    spoilt[1][0, :, 11:] = spoilt[2][0, :, 11:] = poison
+    spoilt = [x.requires_grad_() for x in spoilt]
+    if way.backend == "sdpa" and device == "cpu":
+        pytest.skip("there it refuses what it would let through")
+    found = attend(way, spoilt, mask=mask).output
+    near(way, found, clean)
+    gradients = torch.autograd.grad(found.float().square().sum(), spoilt[:3])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert torch.count_nonzero(gradients[1][0, :, 11:]) == 0
+
+
+@on_a_gpu
+def test_padded_is_packed_is_one_by_one(way: Way, device: str) -> None:
+    lengths = [7, 19]
+    tensors = drawn(way, device)
+    padded = attend(way, tensors, mask=regard.padding(torch.tensor(lengths, device=device))).output
+    packed = [torch.cat([x[b : b + 1, :, :n] for b, n in enumerate(lengths)], 2) for x in tensors[:3]]
+    ids = torch.repeat_interleave(torch.arange(2, device=device), torch.tensor(lengths, device=device)).unsqueeze(0)
+    together = attend(way, [*packed, tensors[3]], mask=regard.segments(ids, ids)).output
+    start = 0
+    for b, n in enumerate(lengths):
+        alone = attend(way, [*(x[b : b + 1, :, :n] for x in tensors[:3]), tensors[3]]).output
+        near(way, padded[b : b + 1, :, :n], alone)
+        near(way, together[:, :, start : start + n], alone)
+        start += n
+
+
+@on_a_gpu
+def test_masks_intersect(way: Way, device: str) -> None:
+    tensors = drawn(way, device)
+    source = torch.Generator().manual_seed(5)
+    keep = (torch.rand(2, 1, 19, 19, generator=source) > 0.3).to(device)
+    i, j = torch.arange(19, device=device)[:, None], torch.arange(19, device=device)
+    allowed = keep & (j <= i) & (j >= i - 6)
+    found = attend(way, tensors, mask=regard.dense(keep) & regard.causal() & regard.window(6, 3)).output
+    near(way, found, exactly(way, tensors, allowed.expand(2, 2, 19, 19)))
+
+
+@on_a_gpu
+def test_a_bias_of_minus_infinity_masks(way: Way, device: str) -> None:
+    tensors = drawn(way, device)
+    source = torch.Generator().manual_seed(6)
+    bias = torch.randn(2, 2, 19, 19, generator=source).to(device, way.dtype)
+    closed = (torch.rand(2, 2, 19, 19, generator=source) > 0.6).to(device)
+    closed[:, :, 4] = True
+    found = attend(way, tensors, bias=bias.masked_fill(closed, -math.inf)).output
+    near(way, found, exactly(way, tensors, ~closed, bias))
+    assert torch.count_nonzero(found[:, :, 4]) == 0
+
+
+@on_a_gpu
+def test_a_zero_vector_has_a_finite_cosine_and_gradient(way: Way, device: str) -> None:
+    if way.score != "scaled":
+        pytest.skip("one score for each backend is enough")
+    tensors = [x.detach() for x in drawn(way, device)]
+    tensors[0][:, :, 3], tensors[1][:, :, 5] = 0.0, 0.0
+    query, key, value = (x.requires_grad_() for x in tensors[:3])
+    try:
+        found = regard.attention(query, key, value, score=regard.Cosine(), backend=way.backend).output
+    except ValueError as error:
+        pytest.skip(str(error))
+    true = value.detach().double().mean(2)
+    near(way, found[:, :, 3], true)  # all its scores are 0, so it reads the mean
+    for gradient in torch.autograd.grad(found.float().square().sum(), (query, key, value)):
+        assert gradient.isfinite().all()
+
+
+@on_a_gpu
+def test_scores_of_1e5_stay_finite(way: Way, device: str) -> None:
+    if way.dtype == HALF or way.score == "cosine":
+        pytest.skip("such scores do not exist there")
+    query, key, value, weight = (x.detach() for x in drawn(way, device))
+    if way.score == "additive":
+        weight = torch.full_like(weight, 1e5 / SIZE)
+    else:
+        query, key = (torch.full_like(x, (1e5 * math.sqrt(SIZE) / SIZE) ** 0.5) * x.sign() for x in (query, key))
+    tensors = [x.requires_grad_() for x in (query, key, value, weight)]
+    found = attend(way, tensors).output
+    gradients = torch.autograd.grad(found.float().square().sum(), tensors[:3])
+    assert found.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert found.abs().max() <= value.abs().max() * 1.01
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_the_first_of_equal_keys_wins(backend: str, device: str) -> None:
+    # whole numbers: their products are exact in whatever order they are summed, so that equal keys score the same
+    query, key = (torch.randint(-2, 3, (1, 2, n, SIZE), device=device).float() for n in (5, 1))
+    key, value = key.expand(1, 2, 9, SIZE), torch.randn(1, 2, 9, SIZE, device=device)
+    normalize = regard.Hard(sample=False)
+    found = regard.attention(query, key, value, normalize=normalize, backend=backend).output
+    torch.testing.assert_close(found, value[:, :, :1].expand(1, 2, 5, SIZE))
