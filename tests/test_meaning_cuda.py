@@ -201,5 +201,5 @@ def test_the_first_of_equal_keys_wins(backend: str, device: str) -> None:
     query, key = (torch.randint(-2, 3, (1, 2, n, SIZE), device=device).float() for n in (5, 1))
     key, value = key.expand(1, 2, 9, SIZE), torch.randn(1, 2, 9, SIZE, device=device)
     normalize = regard.Hard(sample=False)
-    found = regard.attention(query, key, value, normalize=normalize, backend=backend).output
+    found = regard.attention(query, key, value, score=regard.Dot(), normalize=normalize, backend=backend).output
     torch.testing.assert_close(found, value[:, :, :1].expand(1, 2, 5, SIZE))
