@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -165,13 +166,32 @@ def test_each_comes_after_each_equally_often(count):
 
 
 def test_turns_end_when_there_are_enough_or_they_took_long_enough(monkeypatch):
-    """A slow one stops others no longer than it takes part."""
-    seconds = {"fast": 0.001, "slow": 0.3, "far too slow": 11.0}
-    monkeypatch.setattr(measure, "_seconds", lambda run, number, device: seconds[run()])
-    runs = {name: lambda name=name: name for name in seconds}
-    readings = {name: [time] for name, time in seconds.items()}
-    measure._take_turns(runs, readings, "cuda", False)
-    assert [len(times) for times in readings.values()] == [21, 3, 1]
+    """A slow one stops others no longer than it takes part, and short ones come in whole rounds of orders."""
+    ran = []
+
+    def seconds(run, number, device):
+        ran.append((run(), number))
+        return times[run()]
+
+    monkeypatch.setattr(measure, "_seconds", seconds)
+    times = {"fast": 0.001, "slow": 0.3, "far too slow": 11.0}
+    readings = {name: [time] for name, time in times.items()}
+    measure._take_turns({name: lambda name=name: name for name in times}, readings, "cuda", False)
+    assert [len(found) for found in readings.values()] == [1 + 20, 1 + 2, 1]
+
+    times = {"one": 0.001, "two": 0.001, "three": 0.001}
+    readings, ran = {name: [time] for name, time in times.items()}, []
+    measure._take_turns({name: lambda name=name: name for name in times}, readings, "cuda", False)
+    assert [len(found) for found in readings.values()] == [1 + 24] * 3, "four rounds of six orders"
+    before = Counter(pair for pair in pairwise(name for name, _ in ran))
+    others = [before[a, b] for a in times for b in times if a != b]
+    assert max(others) - min(others) <= 2 * 4, "but for where orders meet, each after each alike"
+    assert min(before[name, name] for name in times) == 8, "the first of an order comes after itself"
+
+    times = {"one": 0.015}
+    readings = {"one": [0.015]}
+    measure._take_turns({"one": lambda: "one"}, readings, "cuda", False)
+    assert len(readings["one"]) == 1 + 21, "enough, long before the time is spent"
 
 
 def test_a_longer_bar_is_slower_and_ten_times_is_one_step():

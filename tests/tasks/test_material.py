@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.data.corpus import TextCorpus
+from regard.data.parallel import DataError
 from regard.tasks.translation.config import DataSettings
 from regard.tasks.translation.material import Limits, _split, file_material, find_rows, index
 
@@ -50,7 +51,8 @@ def test_reading_says_what_it_does(tmp_path: Path) -> None:
     material = file_material(settings, tmp_path / "cache", tell=said.append)
     assert said[0] == "reading a.en and a.fr"
     assert "400 lines read" in said[1]
-    assert len(said) == 4
+    assert said[2] == "360 pairs to learn from, 20 to validate and 20 to test by"
+    assert len(said) == 5
     assert len(material.train) == 360
 
 
@@ -59,3 +61,13 @@ def test_one_part_alone(tmp_path: Path, valid: int, test: int) -> None:
     rows, parts = _split(corpus_of(tmp_path, 200, 2), valid, test)
     assert [len(part) for part in parts] == [valid, test]
     assert len(rows) == 200 - 2 * 7
+
+
+def test_sources_that_come_often_are_counted_once(tmp_path: Path) -> None:
+    """As many examples as were asked for, whatever stands in the corpus how often; too few sources are an error."""
+    corpus = corpus_of(tmp_path, 400, 2)  # 200 sources
+    rows, parts = _split(corpus, 40, 60)
+    assert [len(part) for part in parts] == [40, 60]
+    assert len(rows) == 400 - 2 * 100
+    with pytest.raises(DataError, match="400 pairs with 200 different sources are too few to hold out 60 and 60"):
+        _split(corpus, 60, 60)

@@ -100,8 +100,12 @@ def _take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: 
         return readings[name][0] < SLOW and spent[name] < budget and len(readings[name]) <= rounds
 
     while active := [name for name in runs if wanted(name)]:
-        for order in orders(len(active)):
-            for name in filter(wanted, [active[place] for place in order]):
+        for order in orders(len(active))[: rounds if quick else None]:
+            # Long calls stop when they have taken long enough, short ones after whole rounds of orders.
+            names = [name for name in (active[place] for place in order) if numbers[name] > 1 or wanted(name)]
+            if names and numbers[names[0]] > 1:  # the first of an order comes after itself
+                _seconds(runs[names[0]], numbers[names[0]], device)
+            for name in names:
                 if numbers[name] > 1:  # what ran before leaves its own data in the caches
                     runs[name]()
                 reading = _seconds(runs[name], numbers[name], device)

@@ -69,16 +69,18 @@ def plain(problem: Problem) -> bool:
 
 def attend(problem: Problem) -> Result:
     """Attention by torch's fused kernels."""
-    product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # refuses() has said so
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
-    if found is not None and found.lengths is not None and steps.serves(problem):
-        # A padded memory would have to be cleaned at every step; this kernel does not read its padding.
+    # A padded memory would have to be cleaned at every step; the steps' kernel does not read its padding.
+    step = found is not None and found.lengths is not None and steps.serves(problem)
+    if not step:  # before anything is made of the keys: on the way back, nothing times NaN would be NaN
+        problem = without_unseen(problem)
+    product = problem.score.as_product(problem.query, problem.key)
+    assert product is not None  # refuses() has said so
+    if step:
         return Result(steps.attend(problem, product.query, product.key, None, product.scale))
     if product.query is not problem.query or product.key is not problem.key:
         problem = replace(problem, query=product.query, key=product.key)
-    problem = without_unseen(problem)
     query, key, value = _as_kernels_want(problem)
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:

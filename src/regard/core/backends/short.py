@@ -14,8 +14,9 @@ from torch import Tensor
 from regard.core.backends import steps
 from regard.core.backends.result import Result
 from regard.core.clauses import clauses
+from regard.core.hygiene import without_unseen
 from regard.core.problem import HALF, Problem
-from regard.core.scores import Bilinear
+from regard.core.scores import Bilinear, Dot, ScaledDot
 
 NAME = "short"
 _LENGTH = 64  # queries and keys that fit one tile
@@ -94,6 +95,9 @@ def attend(problem: Problem) -> Result:
     """Attention by the kernel."""
     from regard.core.backends.triton_short import short_attention  # imports Triton: only where it is used
 
+    if not isinstance(problem.score, (Dot, ScaledDot)):
+        # The kernel reads no padding, but something is made of the keys first: its gradient would be nothing times NaN.
+        problem = without_unseen(problem)
     product = problem.score.as_product(problem.query, problem.key)
     found = clauses(problem.mask, *problem.shape[-2:])
     assert product is not None  # refuses() has said so

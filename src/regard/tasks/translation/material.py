@@ -112,10 +112,12 @@ def file_material(
         settings.valid if not valid else 0,
         settings.test if not test else 0,
     )
+    if held[0] or held[1]:
+        tell(f"{len(rows):,} pairs to learn from, {len(held[0]):,} to validate and {len(held[1]):,} to test by")
     if known is None:
         tell(f"learning {settings.vocabulary:,} sub-words")
     codes = known or _trained(corpus, rows, settings)
-    tell("cutting the texts into sub-words")
+    tell("texts into sub-words")
     cuts = _cut(corpus, codes, settings, cache)
     source, target = ([getattr(cut, f"lengths_{side}")[rows] + 1 for cut in cuts] for side in ("source", "target"))
     return Material(
@@ -238,25 +240,17 @@ def _split(corpus: TextCorpus, valid: int, test: int) -> tuple[NDArray[np.int64]
     """Rows to train on, and examples held out by source sentence: no source stands in two parts."""
     if not valid and not test:
         return np.arange(len(corpus)), ([], [])
-    if len(corpus) < 2 * (valid + test):
-        raise DataError(f"{len(corpus)} pairs are too few to hold out {valid} and {test}: set data.valid and data.test")
-    share = (valid + test) / len(corpus)
     # A number for each pair, never their texts together; equal sources have equal numbers.
     places = np.fromiter((_place(source) for source, _ in corpus), np.float64, len(corpus))
-    near = np.flatnonzero(places < 2 * share)
-    parts: tuple[list[Example], list[Example]] = ([], [])
-    taken: dict[float, None] = {}
-    for row in near[np.argsort(places[near], kind="stable")]:
-        place = float(places[row])
-        if place in taken:  # the same source again: held out with the first
-            continue
-        side = 0 if len(parts[0]) < valid else 1
-        if side == 1 and len(parts[1]) >= test:
-            break
-        taken[place] = None
-        source, target = corpus[int(row)]
-        parts[side].append(Example(tuple(source.split()), target))
-    return np.flatnonzero(~np.isin(places, list(taken))), parts
+    sources, first = np.unique(places, return_index=True)
+    if len(sources) < 2 * (valid + test):
+        some = f"{len(corpus):,} pairs with {len(sources):,} different sources are"
+        raise DataError(f"{some} too few to hold out {valid} and {test}: set data.valid and data.test")
+    examples = [
+        Example(tuple(source.split()), target) for source, target in (corpus[int(n)] for n in first[: valid + test])
+    ]
+    rows = np.flatnonzero(~np.isin(places, sources[: valid + test]))  # no line of a source that is held out
+    return rows, (examples[:valid], examples[valid:])
 
 
 def _place(text: str) -> float:

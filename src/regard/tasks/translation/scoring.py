@@ -201,8 +201,12 @@ def faithfulness(translator: Translator, translations: Sequence[Translation], *,
 
 
 def _log_probs(translator: Translator, sources: Sequence[list[int]], numbers: Sequence[int]) -> Tensor:
-    """Log-probabilities (n, t) of the same target given each source."""
+    """Log-probabilities (n, t) of the same target given each source, without dropout."""
+    model = translator.model
+    training = model.training
+    model.eval()
     batch = translator.batch([(source, numbers) for source in sources])
-    decoded = translator.model(batch.source, batch.prefix, batch.source_lengths)
-    scores = translator.model.logits(decoded.states[:, : len(numbers)]).float().log_softmax(-1)
+    decoded = model(batch.source, batch.prefix, batch.source_lengths)
+    scores = model.logits(decoded.states[:, : len(numbers)]).float().log_softmax(-1)
+    model.train(training)
     return scores.gather(-1, batch.target[:, : len(numbers)].unsqueeze(-1)).squeeze(-1).cpu()

@@ -72,7 +72,7 @@ def train(
     fresh = not out.exists()
     run = Run.create(out, config.model_dump(mode="json"), resume=resume, changeable=CHANGEABLE, renewed=_renewed)
     began = time.monotonic()
-    progress = progress or default_progress()
+    progress = default_progress() if progress is None else progress
     try:
         material = make_material(config, run, tell=progress.say)
     except Exception:
