@@ -113,9 +113,19 @@ def _gru(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, aft
 
 
 def _gru_back(
-    gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, dstate: Tensor, dgates: Tensor, dhidden: Tensor
+    gates: Tensor,
+    hidden: Tensor,
+    before: Tensor,
+    mask: Tensor | None,
+    upstream: Tensor,
+    carried: Tensor,
+    through: Tensor | None,
+    dgates: Tensor,
+    dhidden: Tensor,
 ) -> Tensor:
-    """Write the gradients of input gates and hidden gates; return that of the state before, by its direct way."""
+    """As `triton_gru.backward`; nothing comes `through` here in parts."""
+    assert through is None
+    dstate = upstream + carried
     size = before.shape[-1]
     reset, update, new = gates.split(size, -1)
     here = dstate if mask is None else dstate * mask
@@ -134,60 +144,26 @@ def _backward(
     states: Tensor, gates: Tensor, products: Tensor, recurrent: Tensor, mask: Tensor | None, upstream: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     dgates, dproducts = torch.empty_like(gates), torch.empty_like(products)
-    loop = _loop_back_by_kernels if _kernels(gates) else _loop_back
-    loop(states, gates, products, recurrent, mask, upstream, dgates, dproducts)
-    # (w, 3d, t · b) @ (w, t · b, d): one product for each direction's matrix.
-    flat = dproducts.transpose(0, 1).flatten(1, 2)
-    drecurrent = flat.mT @ states[:-1].transpose(0, 1).flatten(1, 2)
-    return dgates, drecurrent, flat.sum(1, keepdim=True)
+    carried, through, step, multiply = torch.zeros_like(states[0]), None, _gru_back, None
+    if _kernels(gates):
+        from regard.models import triton_gru, triton_products  # import Triton: only where they are used
 
-
-def _loop_back(
-    states: Tensor,
-    gates: Tensor,
-    products: Tensor,
-    recurrent: Tensor,
-    mask: Tensor | None,
-    upstream: Tensor,
-    dgates: Tensor,
-    dproducts: Tensor,
-) -> None:
-    """Write the gradients of input gates and products of all steps."""
-    dstate = torch.zeros_like(states[0])
-    for i in reversed(range(len(gates))):
-        dstate = dstate + upstream[i]
-        real = None if mask is None else mask[i].reshape(-1, 1)
-        share = _gru_back(
-            _rows(gates[i]), _rows(products[i]), _rows(states[i]), real, _rows(dstate), _rows(dgates[i]),
-            _rows(dproducts[i]),
-        )  # fmt: skip
-        dstate = torch.baddbmm(share.view_as(dstate), dproducts[i], recurrent)
-
-
-def _loop_back_by_kernels(
-    states: Tensor,
-    gates: Tensor,
-    products: Tensor,
-    recurrent: Tensor,
-    mask: Tensor | None,
-    upstream: Tensor,
-    dgates: Tensor,
-    dproducts: Tensor,
-) -> None:
-    """The same with two launches a step; a product in parts is added up by the launch that reads it."""
-    from regard.models import triton_gru, triton_products  # import Triton: only where they are used
-
-    carried, through = torch.zeros_like(states[0]), None
-    if triton_products.serves(states[0]):
-        through = states.new_zeros(triton_products.parts(gates.shape[-1]), *states.shape[1:])
+        step = triton_gru.backward
+        if triton_products.serves(states[0]):  # in parts, which the next step's kernel adds up
+            multiply = triton_products.multiply
+            through = states.new_zeros(triton_products.parts(gates.shape[-1]), *states.shape[1:])
     for i in reversed(range(len(gates))):
         real = None if mask is None else mask[i].reshape(-1, 1)
-        share = triton_gru.backward(
+        share = step(
             _rows(gates[i]), _rows(products[i]), _rows(states[i]), real, _rows(upstream[i]), _rows(carried), through,
             _rows(dgates[i]), _rows(dproducts[i]),
         )  # fmt: skip
         carried = share.view_as(carried)
-        if through is not None:
-            triton_products.multiply(dproducts[i], recurrent, through)
+        if multiply is not None and through is not None:
+            multiply(dproducts[i], recurrent, through)
         else:
             carried = torch.baddbmm(carried, dproducts[i], recurrent)
+    # (w, 3d, t · b) @ (w, t · b, d): one product for each direction's matrix.
+    flat = dproducts.transpose(0, 1).flatten(1, 2)
+    drecurrent = flat.mT @ states[:-1].transpose(0, 1).flatten(1, 2)
+    return dgates, drecurrent, flat.sum(1, keepdim=True)
