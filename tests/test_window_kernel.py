@@ -45,8 +45,32 @@ def check(device: str, dtype: torch.dtype) -> None:
             assert (a.double() - t).norm().item() <= most * max(t.norm().item(), 1e-6)
 
 
+def direct() -> None:
+    """The short way takes plain windows, gives what the kernel gives, and leaves everything else to the long one."""
+    from regard.core.backends import flex
+
+    flex._WORTH = 64
+    torch.cuda.current_device = lambda: None  # where these tensors are
+    torch.manual_seed(4)
+    query, key, value = (torch.randn(2, 3, 71, 16).half() for _ in range(3))
+    for low, high, scale in ((-9, 0, None), (-3, 5, 0.5), (0, 0, None)):
+        found = flex.directly(query, key, value, low, high, scale)
+        true = explicit(query.double(), key.double(), value.double(), low, high, scale or 0.25)
+        assert found is not None
+        assert (found.double() - true).norm() <= 3e-3 * true.norm()
+    odd = [torch.randn(2, 3, 71, 24).half()] * 3
+    short = [t[:, :, :63] for t in (query, key, value)]
+    wide = [t.float() for t in (query, key, value)]
+    for tensors, low, high in (
+        (odd, -9, 0), (short, -9, 0), (wide, -9, 0), ((query, key, value), 1, 9), ((query, key, value), -3000, 0),
+    ):  # fmt: skip
+        assert flex.directly(*tensors, low, high, None) is None
+    torch.is_autocast_enabled = lambda device: True  # it cannot be where there is no GPU
+    assert flex.directly(query, key, value, -9, 0, None) is None
+
+
 def test_interpreted() -> None:
-    assert interpreted(__file__, "the kernels of windows").count("passed") == 1
+    assert interpreted(__file__, "the kernels of windows").count("passed") == 2
 
 
 @pytest.mark.cuda
@@ -62,6 +86,8 @@ def test_a_scale_is_the_callers_own() -> None:
     for scale in (1, 0.125, 2):
         settings = {"score": regard.ScaledDot(scale), "mask": regard.window(40, 0)}
         found = regard.attention(query, key, value, backend="flex", **settings).output
+        short = regard.attention(query, key, value, **settings).output  # without describing the call first
+        assert torch.equal(short, found)
         true = regard.attention(*(t.double() for t in (query, key, value)), backend="reference", **settings).output
         assert (found.double() - true).norm() <= 1e-2 * true.norm()
 
@@ -69,4 +95,6 @@ def test_a_scale_is_the_callers_own() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     check("cpu", torch.float32)
+    print("passed", flush=True)
+    direct()
     print("passed", flush=True)

@@ -122,7 +122,7 @@ def explain(
 
 
 def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object) -> Tensor | None:
-    """The commonest call, without ceremony: scaled dot, softmax, nothing or causality for a mask, plain equal shapes.
+    """The commonest call, without ceremony: scaled dot, softmax, plain equal shapes, and for a mask nothing or a band.
 
     A call costs microseconds, and so would describing it; whatever is not plainly right goes the long way round.
     """
@@ -130,8 +130,7 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
         return None
     if not type(query) is type(key) is type(value) is Tensor:
         return None
-    causal = type(mask) is Band and mask.low is None and mask.high == 0
-    if mask is not None and not (causal and query.is_cuda):
+    if mask is not None and not (type(mask) is Band and query.is_cuda):
         return None
     shape, keys = query.shape, key.shape
     if (
@@ -149,7 +148,14 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
         return None
     if query.is_cuda and short.many(query, keys[2]):
         return None
-    return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=score.scale)
+    if mask is None:
+        return F.scaled_dot_product_attention(query, key, value, scale=score.scale)
+    assert isinstance(mask, Band)  # whatever else has gone the long way
+    if mask.low is None and mask.high == 0:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=score.scale)
+    if mask.low is None or mask.high is None or shape != keys:
+        return None
+    return flex.directly(query, key, value, mask.low, mask.high, score.scale)
 
 
 @contextmanager

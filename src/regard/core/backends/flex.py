@@ -109,15 +109,33 @@ def _narrow(problem: Problem, found: Clauses) -> bool:
     plain = problem.bias is None and _softcap(problem) is None and problem.query.dtype in HALF
     sizes = problem.query.shape[-1], problem.value.shape[-1]
     small = max(sizes) <= 128 and found.high - found.low <= _NARROW and math.prod(problem.shape[:-2]) <= _PROGRAMS
-    return plain and small and _near(problem) and steps.kernels() and not torch.compiler.is_compiling()
+    near = _near(problem.shape[-3], problem.query, problem.key, problem.value)
+    return plain and small and near and steps.kernels() and not torch.compiler.is_compiling()
 
 
-def _near(problem: Problem) -> bool:
+def _near(heads: int, *tensors: Tensor) -> bool:
     """Do the heads of a batch row lie within 2³¹ numbers, as the kernel counts them?"""
-    *_, heads, queries, keys = problem.shape
-    tensors = problem.query, problem.key, problem.value
-    farthest = max(queries, keys) * max(t.shape[-1] for t in tensors)  # of a copy without gaps
+    farthest = max(t.shape[-2] for t in tensors) * max(t.shape[-1] for t in tensors)  # of a copy without gaps
     return heads * max(farthest, *(t.stride(-3) for t in tensors)) < 2**31
+
+
+def directly(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float | None) -> Tensor | None:
+    """The commonest window without describing it first, where `attend` would take the same kernel; None elsewhere.
+
+    The tensors are on CUDA, of one dtype and one shape (b, h, n, d).
+    """
+    batch, heads, length, size = query.shape
+    if query.dtype not in HALF or not low <= 0 <= high <= low + _NARROW or length < _WORTH:
+        return None
+    if size < 16 or size > 128 or size & (size - 1) or batch * heads > _PROGRAMS or not _near(heads, query, key, value):
+        return None
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not steps.kernels():
+        return None
+    if query.device.index != torch.cuda.current_device():
+        return None
+    from regard.core.backends.triton_window import window_attention  # imports Triton: only where it is used
+
+    return window_attention(query, key, value, low, high, size**-0.5 if scale is None else scale)
 
 
 def _by_window(query: Tensor, key: Tensor, value: Tensor, found: Clauses, scale: float) -> Tensor:

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.core.backends.additive.triton_plan import Block, launch
+
 _ROUNDS = 60  # Newton's steps at most; six to ten are usual
 
 
@@ -115,10 +117,11 @@ def rows_backward(
     tl.store(change + at, tl.where(spoilt, float("nan"), slope * (dw - mean)), mask=there)
 
 
-def _launch(chunks: int, size: int) -> dict[str, int]:
-    block = max(128, triton.next_power_of_2(chunks * size))
+def _tiles(chunks: int, size: int) -> dict[str, Any]:
+    numbers = max(128, triton.next_power_of_2(chunks * size))
     # One chunk may have any size, and a kernel for each size would be many: it ends where the block does.
-    return {"C": size if chunks > 1 else block, "BLOCK": block, "num_warps": min(32, max(1, block // 1024))}
+    whole = {"C": size if chunks > 1 else numbers, "BLOCK": numbers}
+    return {**whole, "block": Block(1, numbers, warps=min(32, max(1, numbers // 1024)))}
 
 
 def _limits(low: int | None, high: int | None, lengths: Tensor | None) -> tuple[tuple[int, int], dict[str, bool]]:
@@ -137,9 +140,10 @@ def weigh(
     """
     chunks, slices, rows, size = scores.shape
     band, limits = _limits(low, high, lengths)
-    rows_forward[(slices * rows,)](
+    launch(
+        rows_forward, (slices * rows, 1, 1),
         scores, found, found.stride(0), found if lengths is None else lengths, slices, rows, size, i0, j0, n,
-        chunks * size, *band, _ROUNDS, POWER=1.0 / (alpha - 1.0), WEIGHTS=weights, **limits, **_launch(chunks, size),
+        chunks * size, *band, _ROUNDS, POWER=1.0 / (alpha - 1.0), WEIGHTS=weights, **limits, **_tiles(chunks, size),
     )  # fmt: skip
 
 
@@ -150,9 +154,10 @@ def weigh_back(
     """Writes the weights over the scores, and the gradient of the scores over `change`, that of the weights."""
     chunks, slices, rows, size = scores.shape
     band, limits = _limits(low, high, lengths)
-    rows_backward[(slices * rows,)](
+    launch(
+        rows_backward, (slices * rows, 1, 1),
         scores, change, found, found.stride(0), found if lengths is None else lengths, slices, rows, size, i0, j0, n,
-        chunks * size, *band, POWER=1.0 / (alpha - 1.0), **limits, **_launch(chunks, size),
+        chunks * size, *band, POWER=1.0 / (alpha - 1.0), **limits, **_tiles(chunks, size),
     )  # fmt: skip
 
 
