@@ -278,6 +278,31 @@ def wide_values(device: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def direct(device: str) -> None:
+    """The short way takes plain calls, gives what the kernels give, and leaves everything else to the long one."""
+    from regard.core.backends import fused_additive
+
+    if device == "cpu":
+        torch.cuda.current_device = lambda: None  # where these tensors are
+    torch.manual_seed(11)
+    query, key, value = (torch.randn(2, 3, n, d, device=device) for n, d in ((13, 7), (17, 7), (17, 5)))
+    for weight in (torch.randn(7, device=device), torch.randn(3, 7, device=device)):
+        found = fused_additive.directly(query, key, value, regard.Additive(weight))
+        mask = torch.ones(2, 3, 13, 17, dtype=torch.bool, device=device)
+        wide = [x.double() for x in (query, key, value, weight.expand(3, 7))]
+        true = explicit(*wide, "tanh", mask, 0.0)[0]
+        assert found is not None
+        assert (found.double() - true).norm() <= 3e-6 * true.norm()
+    score = regard.Additive(torch.randn(7, device=device))
+    for other in (
+        (query[:, :, :8], key, value), (query, key[:, :1], value[:, :1]), (query, key, value[:, :, :16]),
+        (query.double(), key.double(), value.double()), (query[0], key[0], value[0]), (query[:, :, :0], key, value),
+        (query.half(), key, value),
+    ):  # fmt: skip
+        assert fused_additive.directly(*other, score) is None
+    assert fused_additive.directly(query, key, value, regard.Additive(torch.randn(2, 7, device=device))) is None
+
+
 def test_fits_keep_their_word() -> None:
     """Every series of the table is near its function as far as it is said to reach: checked from the numbers alone."""
     from regard.core.backends.additive.series import BUDGETS
@@ -334,7 +359,7 @@ def test_interpreted() -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert done.stdout.count("passed") == len(INTERPRETED) + 5, done.stdout
+    assert done.stdout.count("passed") == len(INTERPRETED) + 6, done.stdout
 
 
 def test_wants_cuda() -> None:
@@ -365,6 +390,18 @@ def test_compiled_poison(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [BRAIN, HALF])
 def test_compiled_forward_alone(dtype: torch.dtype) -> None:
     forward_alone("cuda", dtype)
+
+
+@pytest.mark.cuda
+def test_compiled_direct() -> None:
+    direct("cuda")
+    query, key, value = (torch.randn(2, 4, 150, 32, device="cuda", dtype=BRAIN, requires_grad=True) for _ in range(3))
+    score = regard.Additive(torch.randn(32, device="cuda", dtype=BRAIN, requires_grad=True))
+    found = [regard.attention(query, key, value, score=score, backend=way).output for way in ("auto", "additive")]
+    leaves = [query, key, value, score.weight]
+    ways = [(out, *torch.autograd.grad(out.float().square().sum(), leaves)) for out in found]
+    for a, b in zip(*ways, strict=True):
+        assert (a.float() - b.float()).norm() <= 1e-5 * b.float().norm()
 
 
 @pytest.mark.cuda
@@ -407,6 +444,8 @@ if __name__ == "__main__":
     print("forward alone passed", flush=True)
     wide_values("cpu")
     print("wide values passed", flush=True)
+    direct("cpu")
+    print("direct passed", flush=True)
     for kind in (FULL, BRAIN):
         poison("cpu", kind)
         print("poison", kind, "passed", flush=True)

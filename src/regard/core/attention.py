@@ -21,7 +21,7 @@ from regard.core.masks import Band, Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
 from regard.core.requests import Full, Request, Top
-from regard.core.scores import ScaledDot, Score
+from regard.core.scores import Additive, ScaledDot, Score
 
 BACKENDS: dict[str, ModuleType] = {
     backend.NAME: backend for backend in (short, flex, sdpa, fused_additive, blocked, reference)
@@ -122,13 +122,16 @@ def explain(
 
 
 def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object) -> Tensor | None:
-    """The commonest call, without ceremony: scaled dot, softmax, plain equal shapes, and for a mask nothing or a band.
+    """The commonest calls, without ceremony: softmax, plain equal shapes, scaled dot with nothing or a band for a mask.
 
-    A call costs microseconds, and so would describing it; whatever is not plainly right goes the long way round.
+    On CUDA additive scores without a mask too. A call costs microseconds, and so would describing it; whatever is not
+    plainly right goes the long way round.
     """
-    if type(score) is not ScaledDot or score.softcap is not None or type(normalize) is not Softmax:
+    if type(normalize) is not Softmax or not type(query) is type(key) is type(value) is Tensor:
         return None
-    if not type(query) is type(key) is type(value) is Tensor:
+    if type(score) is Additive and mask is None and query.is_cuda:
+        return fused_additive.directly(query, key, value, score)
+    if type(score) is not ScaledDot or score.softcap is not None:
         return None
     if mask is not None and not (type(mask) is Band and query.is_cuda):
         return None

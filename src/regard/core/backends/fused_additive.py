@@ -91,6 +91,35 @@ def _exponential(problem: Problem) -> Problem:
     return replace(problem, score=exponential.Exponential(problem.score.weight, compiled))
 
 
+def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tensor | None:
+    """The commonest call without describing it first, where `attend` would take the same kernels; None elsewhere.
+
+    The tensors are on CUDA, and nothing is masked.
+    """
+    weight, shape = score.weight, query.shape
+    if (
+        not query.dim() == key.dim() == value.dim() == 4
+        or shape[:2] != key.shape[:2]
+        or key.shape[:3] != value.shape[:3]
+    ):
+        return None
+    if shape[3] != key.shape[3] or weight.shape not in (shape[3:], (shape[1], shape[3])):
+        return None
+    if 0 in shape or 0 in key.shape or value.shape[3] == 0 or shape[2] <= steps.MOST:
+        return None
+    if not query.dtype == key.dtype == value.dtype or query.dtype not in (*HALF, torch.float32):
+        return None
+    if not query.device == key.device == value.device == weight.device:
+        return None
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not steps.kernels():
+        return None
+    if query.device.index != torch.cuda.current_device():
+        return None
+    from regard.core.backends.additive.operator import additive_attention  # imports Triton: only where it is used
+
+    return additive_attention(query, key, value, weight, activation=score.activation)[0]
+
+
 def _by_kernels(problem: Problem) -> Result:
     from regard.core.backends.additive.operator import additive_attention  # imports Triton: only where it is used
 
