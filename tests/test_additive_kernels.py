@@ -183,7 +183,7 @@ def dropout(device: str) -> None:
 
 
 def poison(device: str, dtype: torch.dtype) -> None:
-    """NaN where nobody may look changes nothing; where someone may, it shows."""
+    """NaN and Inf where nobody may look change nothing; where someone may, NaN shows."""
     from regard.core.backends.additive.operator import additive_attention
 
     torch.manual_seed(3)
@@ -195,17 +195,18 @@ def poison(device: str, dtype: torch.dtype) -> None:
     settings = {"lengths": torch.tensor([61], device=device), "mask": mask}
     # Both calls with gradients, both without: in half precision these are two fits of the series, each in the budget.
     clean = additive_attention(query.clone().requires_grad_(), key, value, weight, **settings)[0]
-    bad_key, bad_value = key.clone(), value.clone()
-    bad_key[:, :, 61:] = bad_key[:, :, 11] = bad_value[:, :, 61:] = float("nan")
-    bad_value[:, :, 11] = float("inf")
-    leaves = [x.requires_grad_() for x in (query.clone(), bad_key, bad_value)]
-    out = additive_attention(*leaves, weight, **settings)[0]
-    torch.testing.assert_close(out, clean)
-    with torch.no_grad():
-        both = [additive_attention(query, k, v, weight, **settings)[0] for k, v in ((key, value), (bad_key, bad_value))]
-    torch.testing.assert_close(both[0], both[1])
-    for grad in torch.autograd.grad(out.float().square().sum(), leaves):
-        assert grad.isfinite().all()
+    for what in (float("nan"), float("inf")):
+        bad_key, bad_value = key.clone(), value.clone()
+        bad_key[:, :, 61:] = bad_value[:, :, 61:] = what
+        bad_key[:, :, 11], bad_value[:, :, 11] = float("nan"), float("inf")
+        leaves = [x.requires_grad_() for x in (query.clone(), bad_key, bad_value)]
+        out = additive_attention(*leaves, weight, **settings)[0]
+        torch.testing.assert_close(out, clean)
+        with torch.no_grad():
+            both = [additive_attention(query, *x, weight, **settings)[0] for x in ((key, value), (bad_key, bad_value))]
+        torch.testing.assert_close(both[0], both[1])
+        for grad in torch.autograd.grad(out.float().square().sum(), leaves):
+            assert grad.isfinite().all()
     value[:, :, 3] = float("nan")
     assert additive_attention(query, key, value, weight, **settings)[0].isnan().all()
 

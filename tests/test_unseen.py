@@ -5,8 +5,10 @@ import sys
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
+from regard.core.backends import sdpa
 from regard.core.clauses import clauses
 from regard.core.hygiene import seen_keys
 
@@ -57,3 +59,42 @@ def test_compiled_attention_is_clean_of_padding_too() -> None:
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("how", ["dense", "lengths and causal", "shifted", "window"])
+def test_a_kernel_that_gives_an_empty_row_the_mean_does_not_change_the_meaning(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """As cuDNN's does: it takes a bool mask as the lowest number, which a row of nothing else forgets."""
+    query, key, value = (torch.randn(2, 3, 600, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    closed = torch.ones(600, 600, dtype=torch.bool).tril(-2)
+    closed[40] = False
+    mask = {
+        "dense": regard.dense(closed),
+        "lengths and causal": regard.padding([0, 500]) & regard.causal(),
+        "shifted": regard.causal(-3),
+        "window": regard.window(4, 0, offset=-2),
+    }[how]
+    calls = []
+
+    def lowest(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, scale: float, **_: object) -> Tensor:
+        calls.append(attn_mask.shape)
+        scores = query @ key.mT * scale
+        return torch.softmax(torch.where(attn_mask, scores, torch.finfo(scores.dtype).min), -1) @ value
+
+    def learn(backend: str) -> list[Tensor]:
+        output = regard.attention(query, key, value, mask=mask, backend=backend).output
+        return [
+            output,
+            *torch.autograd.grad(output, (query, key, value), torch.cos(torch.arange(4.0)).expand_as(output)),
+        ]
+
+    true = learn("reference")
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lowest)
+    spoilt = learn("sdpa")
+    monkeypatch.setattr(sdpa, "_fills_empty_rows", lambda device: True)
+    found = learn("sdpa")
+    assert calls
+    assert not torch.allclose(spoilt[0], true[0])
+    for a, b in zip(found, true, strict=True):
+        torch.testing.assert_close(a, b)

@@ -83,8 +83,10 @@ def attend(problem: Problem) -> Result:
         problem = replace(problem, query=product.query, key=product.key)
     query, key, value = _as_kernels_want(problem)
 
+    emptied = _fills_empty_rows(problem.device) and not _every_row_sees(found, *problem.shape[-2:])
+
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
-        return F.scaled_dot_product_attention(
+        output = F.scaled_dot_product_attention(
             query,
             key,
             value,
@@ -94,6 +96,9 @@ def attend(problem: Problem) -> Result:
             scale=product.scale,
             enable_gqa=query.shape[-3] != key.shape[-3],
         )
+        if mask is None or mask.dtype != torch.bool or not emptied:
+            return output
+        return torch.where(mask.any(-1, keepdim=True), output, 0)
 
     if problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
@@ -119,6 +124,19 @@ def _needs_no_block(found: Clauses | None) -> bool:
         return False
     alone = found.lengths is None and len(found.segments) == 0 and len(found.dense) == 0
     return found.by_key or (alone and found.low is None and found.high == 0)
+
+
+def _fills_empty_rows(device: torch.device) -> bool:
+    """Does a row that a bool mask leaves nothing get a mean of the values? cuDNN's does; on the CPU it gets 0."""
+    return device.type != "cpu"
+
+
+def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
+    """Is it certain, without looking at any tensor, that each row has a key to attend?"""
+    if found is None or found.lengths is not None or len(found.segments) > 0 or len(found.dense) > 0:
+        return False
+    low, high = 1 - queries if found.low is None else found.low, keys - 1 if found.high is None else found.high
+    return low <= high and high >= 0 and queries - 1 + low < keys
 
 
 def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:

@@ -81,7 +81,7 @@ def series_feature(
         inside = row_in[:, None, None] & (f < f_size)[None, :, :]
         line = b.to(tl.int64) * x_b + place * x_h + rows.to(tl.int64)[:, None, None] * x_n
         x = tl.load(own + line + f[None, :, :] * x_f, mask=inside, other=0.0).to(tl.float32)
-        x = tl.where(x == x, x, 0.0)
+        x = tl.where(tl.abs(x) < float("inf"), x, 0.0)  # padded keys may hold anything
         grad = tl.zeros((BM, UNITS // 4, 4), tl.float32)
         weight_sum = tl.zeros((BM, UNITS // 4, 4), tl.float32)
         for group in range(tl.load(fit + 1).to(tl.int32) // GROUP):
