@@ -1,5 +1,6 @@
 """Keys that no query may attend are found without looking at a pair: what fused kernels on a GPU rely on."""
 
+import math
 import subprocess
 import sys
 
@@ -61,11 +62,12 @@ def test_compiled_attention_is_clean_of_padding_too() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("closed_as", [torch.finfo(torch.float64).min, -math.inf])
 @pytest.mark.parametrize("how", ["dense", "lengths and causal", "shifted", "window"])
-def test_a_kernel_that_gives_an_empty_row_the_mean_does_not_change_the_meaning(
-    monkeypatch: pytest.MonkeyPatch, how: str
+def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
+    monkeypatch: pytest.MonkeyPatch, how: str, closed_as: float
 ) -> None:
-    """As cuDNN's does: it takes a bool mask as the lowest number, which a row of nothing else forgets."""
+    """cuDNN's takes a bool mask as the lowest number, which gives such a row a mean; others might give it NaN."""
     query, key, value = (torch.randn(2, 3, 600, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     closed = torch.ones(600, 600, dtype=torch.bool).tril(-2)
     closed[40] = False
@@ -77,10 +79,10 @@ def test_a_kernel_that_gives_an_empty_row_the_mean_does_not_change_the_meaning(
     }[how]
     calls = []
 
-    def lowest(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, scale: float, **_: object) -> Tensor:
+    def kernel(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, scale: float, **_: object) -> Tensor:
         calls.append(attn_mask.shape)
         scores = query @ key.mT * scale
-        return torch.softmax(torch.where(attn_mask, scores, torch.finfo(scores.dtype).min), -1) @ value
+        return torch.softmax(torch.where(attn_mask, scores, closed_as), -1) @ value
 
     def learn(backend: str) -> list[Tensor]:
         output = regard.attention(query, key, value, mask=mask, backend=backend).output
@@ -90,9 +92,9 @@ def test_a_kernel_that_gives_an_empty_row_the_mean_does_not_change_the_meaning(
         ]
 
     true = learn("reference")
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lowest)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", kernel)
     spoilt = learn("sdpa")
-    monkeypatch.setattr(sdpa, "_fills_empty_rows", lambda device: True)
+    monkeypatch.setattr(sdpa, "_wants_full_rows", lambda device: True)
     found = learn("sdpa")
     assert calls
     assert not torch.allclose(spoilt[0], true[0])

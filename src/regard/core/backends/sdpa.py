@@ -83,22 +83,21 @@ def attend(problem: Problem) -> Result:
         problem = replace(problem, query=product.query, key=product.key)
     query, key, value = _as_kernels_want(problem)
 
-    emptied = _fills_empty_rows(problem.device) and not _every_row_sees(found, *problem.shape[-2:])
+    emptied = _wants_full_rows(problem.device) and not _every_row_sees(found, *problem.shape[-2:])
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+        filled = mask.any(-1, keepdim=True) if emptied and mask is not None and mask.dtype == torch.bool else None
         output = F.scaled_dot_product_attention(
             query,
             key,
             value,
-            attn_mask=mask,
+            attn_mask=mask if filled is None or mask is None else mask | ~filled,
             dropout_p=problem.dropout,
             is_causal=causal,
             scale=product.scale,
             enable_gqa=query.shape[-3] != key.shape[-3],
         )
-        if mask is None or mask.dtype != torch.bool or not emptied:
-            return output
-        return torch.where(mask.any(-1, keepdim=True), output, 0)
+        return output if filled is None else torch.where(filled, output, 0)
 
     if problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
@@ -126,8 +125,12 @@ def _needs_no_block(found: Clauses | None) -> bool:
     return found.by_key or (alone and found.low is None and found.high == 0)
 
 
-def _fills_empty_rows(device: torch.device) -> bool:
-    """Does a row that a bool mask leaves nothing get a mean of the values? cuDNN's does; on the CPU it gets 0."""
+def _wants_full_rows(device: torch.device) -> bool:
+    """Must a row with nothing to attend be kept from the kernels?
+
+    cuDNN takes a bool mask as the lowest number: such a row gets the mean of the values and, at some lengths, NaN for
+    gradients (pytorch#196678). The CPU's kernels give 0.
+    """
     return device.type != "cpu"
 
 
