@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 from collections import Counter
@@ -179,7 +180,7 @@ def test_turns_end_when_there_are_enough_or_they_took_long_enough(monkeypatch):
     measure._take_turns({name: lambda name=name: name for name in times}, readings, "cuda", False)
     assert [len(found) for found in readings.values()] == [1 + 20, 1 + 2, 1]
 
-    times = {"one": 0.001, "two": 0.001, "three": 0.001}
+    times = {"one": 0.001, "two": 0.0012, "three": 0.0013}
     readings, ran = {name: [time] for name, time in times.items()}, []
     measure._take_turns({name: lambda name=name: name for name in times}, readings, "cuda", False)
     assert [len(found) for found in readings.values()] == [1 + 24] * 3, "four rounds of six orders"
@@ -192,6 +193,25 @@ def test_turns_end_when_there_are_enough_or_they_took_long_enough(monkeypatch):
     readings = {"one": [0.015]}
     measure._take_turns({"one": lambda: "one"}, readings, "cuda", False)
     assert len(readings["one"]) == 1 + 21, "enough, long before the time is spent"
+
+
+def test_those_near_the_fastest_are_read_again_among_themselves(monkeypatch):
+    ran = []
+
+    def seconds(run, number, device):
+        ran.append((run(), number))
+        return times[run()] if number == 5 else 1.05 * times[run()]  # the slow one slows all
+
+    monkeypatch.setattr(measure, "_seconds", seconds)
+    times = {"first": 0.001, "slow": 0.002, "second": 0.00104}
+    readings = {name: [time] for name, time in times.items()}
+    measure._take_turns({name: lambda name=name: name for name in times}, readings, "cuda", False)
+    assert [len(found) for found in readings.values()] == [1 + 84, 1 + 24, 1 + 84]
+    assert {number for _, number in ran[-100:]} == {5}, "in shorter turns"
+    assert "slow" not in {name for name, _ in ran[-2 * 84 :]}
+    settled = {name: statistics.median(found) for name, found in readings.items()}
+    assert settled["second"] / settled["first"] == pytest.approx(1.04)
+    assert max(readings["first"][1:]) == times["first"], "what was read beside the slow one is let go"
 
 
 def test_a_longer_bar_is_slower_and_ten_times_is_one_step():

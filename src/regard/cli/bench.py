@@ -29,11 +29,12 @@ from regard.cli.measure import measure
 PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")  # beside torch, where installed
 COLUMNS = ("contender", "time", "× regard", "G/s", "peak memory", "error")
 NOTE = (
-    "Times are the {best} of readings taken in turns; “× regard” is a contender's time divided by regard's in the same "
-    "run, so more than 1 is slower than regard; memory is the peak beyond what was there before the call, the output "
-    "and gradients included; the error is the largest one against float64, relative to the largest output (of the last "
-    "64 queries)."
+    "Times are the {best} of readings taken in turns{again}; “× regard” is a contender's time divided by regard's in "
+    "the same run, so more than 1 is slower than regard; memory is the peak beyond what was there before the call, the "
+    "output and gradients included; the error is the largest one against float64, relative to the largest output (of "
+    "the last 64 queries)."
 )
+AGAIN = ", those within a tenth of the fastest oftener and among themselves"
 PAGE = """# Benchmarks
 
 `regard bench attention` runs regard and its peers side by side, on the GPU where there is one: times, ratios, peak \
@@ -178,8 +179,9 @@ def size(count: int | None) -> str:
 def markdown(record: dict[str, Any]) -> str:
     """The record as a part of a page, with its chart beside it."""
     device = record["device"]
-    best = "median" if device == "cuda" else "best"
-    lines = [f"## {'GPU' if device == 'cuda' else 'CPU'}", "", header(record) + ".", "", NOTE.format(best=best), ""]
+    best, again = ("median", AGAIN) if device == "cuda" else ("best", "")
+    lines = [f"## {'GPU' if device == 'cuda' else 'CPU'}", "", header(record) + ".", ""]
+    lines += [NOTE.format(best=best, again=again), ""]
     lines += [f"![Times relative to regard's](images/bench-{device}.svg)", ""]
     for case in record["cases"]:
         unit = f"; G/s: 10⁹ {case['unit']} a second" if case["unit"] else ""
