@@ -1,8 +1,8 @@
 """Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
 
 On the CPU the blocks of `blocked` with the score in its exponential form, compiled where there is a C++ compiler: any
-normaliser, mask and bias. On CUDA Triton kernels from rows to output, for softmax: the exponential form in float32, a
-sine series on the tensor cores in half precision.
+normaliser, mask and bias; where that would not be worth compiling, the logistic form. On CUDA Triton kernels from rows
+to output, for softmax: the exponential form in float32, a sine series on the tensor cores in half precision.
 """
 
 import functools
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from regard.core import recompute
-from regard.core.backends import blocked, steps
-from regard.core.backends.additive import exponential
+from regard.core.backends import blocked, reference, steps
+from regard.core.backends.additive import exponential, logistic
 from regard.core.backends.result import Result
 from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.clauses import clauses
@@ -24,6 +24,7 @@ from regard.core.scores import Additive
 
 NAME = "additive"
 _WORTH = 2**26  # pair-features from which a compiled loop earns its compilation
+_SOME = 2**17  # pair-features from which the logistic form is faster than tanh
 
 
 def refuses(problem: Problem) -> str | None:
@@ -60,29 +61,50 @@ def _kernels_refuse(problem: Problem) -> str | None:
 
 def not_worth_it(problem: Problem) -> str | None:
     """Where the plain form is as fast."""
-    small = math.prod(problem.shape) * problem.query.shape[-1] < _WORTH
-    if isinstance(problem.score, Additive) and small and problem.device.type == "cpu":
-        return "small: the plain form is the fastest"
-    return None
+    if problem.device.type != "cpu" or _features(problem) >= _WORTH or _logistic_serves(problem):
+        return None
+    return "small: the plain form is the fastest"
 
 
 def working_bytes(problem: Problem) -> int:
-    """On the CPU a block of scores, however many features; on CUDA the features of rows."""
+    """On the CPU a block of scores, however many features (the logistic form: all of few); on CUDA rows' features."""
     if problem.device.type == "cpu":
+        if _logistic_serves(problem):
+            return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
         return blocked.working_bytes(_exponential(problem))
     harmonics = 16 if problem.query.dtype in HALF else 2
     return (problem.query.numel() + problem.key.numel()) * harmonics * problem.query.element_size()
 
 
 def attend(problem: Problem) -> Result:
-    """Attention by the exponential form, or by the kernels."""
+    """Attention by the logistic or the exponential form, or by the kernels."""
     if problem.device.type == "cuda":
         return _by_kernels(problem)
-    problem = _exponential(problem)
-    result = blocked.attend(problem)
-    if problem.request is None:
+    backend: Any = blocked
+    if not _logistic_serves(problem):
+        problem = _exponential(problem)
+    else:
+        assert isinstance(problem.score, Additive)
+        weight = problem.score.weight
+        if logistic.exact_enough(problem.query, problem.key, weight):
+            problem = replace(problem, score=logistic.Logistic(weight))
+        if blocked.not_worth_it(problem):
+            backend = reference
+    result = backend.attend(problem)
+    if problem.request is None or backend is reference:
         return result
     return result._replace(weights=recompute.weights(problem, result.chosen))
+
+
+def _features(problem: Problem) -> int:
+    """Pairs times hidden units."""
+    return math.prod(problem.shape) * problem.query.shape[-1]
+
+
+def _logistic_serves(problem: Problem) -> bool:
+    """Is this too little to compile, and enough to gain by the logistic form? It looks at the data."""
+    some = _SOME <= _features(problem) < _WORTH
+    return some and problem.dtype == torch.float32 and not torch.compiler.is_compiling()
 
 
 def _exponential(problem: Problem) -> Problem:

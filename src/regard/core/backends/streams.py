@@ -111,18 +111,20 @@ class SoftmaxStream(Stream):
 
     def finish(self, state: Running) -> Finished:
         output = state.output / torch.where(state.total == 0, 1, state.total)
-        return Finished(output, (state.best + state.total.log(), output))
+        # Best and total, not their log-sum-exp: of large scores it would keep too few digits for the weights.
+        return Finished(output, (state.best, state.total, output))
 
     def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
-        log_total, output = kept
-        weights = softmax_from(block.scores, log_total)
+        best, total, output = kept
+        weights = softmax_from(block.scores, best, total)
         mean = (upstream.output * output).sum(-1, keepdim=True)
         return Gradient(weights * (upstream.weights(block) - mean), block.drop(weights))
 
 
-def softmax_from(scores: Tensor, log_total: Tensor) -> Tensor:
-    """exp(s − lse); an empty row (lse = −inf) gives zeros."""
-    return torch.exp(scores - torch.where(log_total == -math.inf, math.inf, log_total))
+def softmax_from(scores: Tensor, best: Tensor, total: Tensor) -> Tensor:
+    """exp(s − best) / total; an empty row (best = −inf, total = 0) gives zeros."""
+    weights = torch.exp(scores - torch.where(best == -math.inf, 0, best))
+    return weights.div_(torch.where(total == 0, 1, total))
 
 
 @dataclass(frozen=True)
@@ -246,24 +248,23 @@ class HardStream(Stream):
         return (scores if noise is None else scores + noise) / self.hard.temperature
 
     def finish(self, state: Candidate) -> Finished:
-        log_total, _ = SoftmaxStream().finish(state.plain).kept
-        log_relaxed, soft = SoftmaxStream().finish(state.relaxed).kept
-        log_prob = torch.where(log_total == -math.inf, 0, state.score - log_total)
-        kept = (log_total, log_relaxed, soft, state.index)
+        best, total, _ = SoftmaxStream().finish(state.plain).kept
+        log_prob = torch.where(total == 0, 0, state.score - best - total.log())
+        kept = (best, total, *SoftmaxStream().finish(state.relaxed).kept, state.index)
         return Finished(state.value * state.scale, kept, log_prob.squeeze(-1), state.index.squeeze(-1))
 
     def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
-        log_total, log_relaxed, soft, index = kept
+        best, total, relaxed_best, relaxed_total, soft, index = kept
         scores = block.scores * self.hard.sharpness
         here = torch.arange(block.first, block.first + scores.shape[-1], device=scores.device)
-        chosen = ((here == index) & (log_total > -math.inf)).to(scores.dtype)
+        chosen = ((here == index) & (total > 0)).to(scores.dtype)
         dscores = torch.zeros_like(scores)
         if self.sample and self.hard.estimator != "reinforce":
-            relaxed = softmax_from(self._logits(scores, block.noise), log_relaxed)
+            relaxed = softmax_from(self._logits(scores, block.noise), relaxed_best, relaxed_total)
             mean = (upstream.output * soft).sum(-1, keepdim=True)
             dscores = relaxed * (upstream.weights(block) - mean) / self.hard.temperature
         if upstream.log_prob is not None:
-            toward = chosen - softmax_from(scores, log_total)
+            toward = chosen - softmax_from(scores, best, total)
             dscores = dscores + upstream.log_prob.unsqueeze(-1) * toward * self.hard.sharpness
         return Gradient(dscores, block.drop(chosen))
 

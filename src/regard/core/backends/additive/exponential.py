@@ -3,6 +3,9 @@
 The exponentials are taken once for each row, O((n + m) f); a pair costs a multiply-add and a division. Compiled, the
 hidden layer of the pairs never stands in memory, forward or backward: with r = 1 / (1 + e^{2a} e^{2b}) the derivative
 of tanh is 4 r (1 − r), so nothing but r is needed again.
+
+Among small numbers 1 − 2 r loses the digits that tanh x ≈ x keeps. There tanh(a + b) = u / (u + 2) with
+u = e^{2(a + b)} − 1 = A + B (1 + A) for A = e^{2a} − 1 and B = e^{2b} − 1, which lose none.
 """
 
 import functools
@@ -28,7 +31,7 @@ _log = logging.getLogger("regard")
 # e^{2a} and its inverse are normal float32 numbers up to here. The product of two may overflow or vanish: then
 # tanh has long reached ±1, and so has the form.
 _REACH = 43.0
-_SMALL = 0.5  # the largest |q| + |k| up to which tanh itself is taken
+_NEAR = 2.0  # the largest |q| + |k| up to which numbers are small
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +78,7 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         once_only("additive")
         query, key, weight = ctx.saved_tensors
-        dscores = _slices(upstream[0])
+        dscores = _own(_slices(upstream[0]))
         rows, columns, forms = _form(query, key, ctx.compiled)
         query_slope, dweight = forms.sums(rows, columns, dscores)
         key_slope, _ = forms.sums(columns, rows, dscores.mT.contiguous())
@@ -91,14 +94,17 @@ class _Scores(torch.autograd.Function):
 
 def _form(query: Tensor, key: Tensor, compiled: bool) -> tuple[Tensor, Tensor, "_Forms"]:
     """Rows and columns as the loops want them, and the loops for their range."""
-    factors = _factors(query, key)
-    if factors is None:
-        return _slices(query), _slices(key), _Forms(_tanh_scores, _tanh_sums)
-    rows, columns = map(_slices, factors)
+    query, key = _slices(query), _slices(key)
+    reach = _largest(query) + _largest(key)
+    if reach <= _NEAR:
+        rows, columns, forms = torch.expm1(2 * query), torch.expm1(2 * key), (_eager_near, _compiled_near)
+    elif (factors := _factors(query, key)) is not None:
+        rows, columns, forms = *factors, (_eager_far, _compiled_far)
+    else:
+        return query, key, _TANH
     # Single rows and other dtypes than float32 would each compile anew, and gain little.
-    if compiled and rows.dtype == torch.float32 and min(rows.shape[-2], columns.shape[-2]) > 1:
-        return rows, columns, _compiled()
-    return rows, columns, _Forms(_eager_scores, _eager_sums)
+    wanted = compiled and rows.dtype == torch.float32 and min(rows.shape[-2], columns.shape[-2]) > 1
+    return rows, columns, forms[wanted]()
 
 
 def _slices(tensor: Tensor) -> Tensor:
@@ -106,24 +112,23 @@ def _slices(tensor: Tensor) -> Tensor:
     return tensor.reshape(math.prod(tensor.shape[:-2]), *tensor.shape[-2:]).contiguous()
 
 
+def _own(tensor: Tensor) -> Tensor:
+    """No view: torch.compile looks at what a view is of, compiles anew for each kind, and after eight gives up."""
+    return tensor.clone() if tensor._is_view() else tensor
+
+
 def _row_weight(weight: Tensor, query: Tensor) -> Tensor:
-    """(1, f), or (slices, f) where each head has its own."""
-    weight = weight.detach()
-    if weight.ndim == 1:
-        return weight.unsqueeze(0)
-    return weight.expand(*query.shape[:-2], -1).reshape(math.prod(query.shape[:-2]), weight.shape[-1]).contiguous()
+    """(slices, f)."""
+    lead = query.shape[:-2]
+    return _own(weight.detach().expand(*lead, -1).reshape(math.prod(lead), weight.shape[-1]).contiguous())
 
 
 def _factors(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
-    """e^{2(q + c)} and e^{2(k − c)}, or None where that form would not be as exact as tanh.
+    """e^{2(q + c)} and e^{2(k − c)}, or None where no shift c brings both within reach.
 
-    Beyond reach no shift c helps; and among small numbers only, 1 − 2 / (1 + e^{2x}) loses what tanh x ≈ x keeps.
     c is 0 unless it must not be: adding it rounds. tanh(q + k) does not see it.
     """
-    largest = (_largest(query), _largest(key))
-    if sum(largest) < _SMALL:
-        return None
-    if max(largest) > _REACH:
+    if max(_largest(query), _largest(key)) > _REACH:
         middles = [(t.amin(-2, keepdim=True) + t.amax(-2, keepdim=True)) / 2 for t in (query, key)]
         shift = (middles[1] - middles[0]) / 2
         query, key = query + shift, key - shift
@@ -158,8 +163,24 @@ def _pair_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple
     return (weighted * (1 - inverse)).sum(-2), weighted.sum(-2)
 
 
+@no_type_check
+def _small_scores(small_query: Tensor, small_key: Tensor, weight: Tensor) -> Tensor:
+    query = small_query.unsqueeze(-2)
+    power = query + small_key.unsqueeze(-3) * (1 + query)
+    return (weight[:, None, None] * (power / (power + 2))).sum(-1)
+
+
+@no_type_check
+def _small_sums(small_query: Tensor, small_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
+    query = small_query.unsqueeze(-2)
+    power = query + small_key.unsqueeze(-3) * (1 + query)
+    hidden = power / (power + 2)
+    weighted = dscores.unsqueeze(-1) * hidden
+    return (dscores.unsqueeze(-1) - weighted * hidden).sum(-2), weighted.sum(-2)
+
+
 @functools.cache
-def _compiled() -> _Forms:
+def _compiled_far() -> _Forms:
     """The loops as C++, built when first used and kept by torch on disk."""
     scores, pair_sums = (_told(torch.compile(form, dynamic=True)) for form in (_pair_scores, _pair_sums))
 
@@ -169,6 +190,11 @@ def _compiled() -> _Forms:
         return 4 * slope, dscores.sum(-1, keepdim=True) - 2 * inverse
 
     return _Forms(scores, sums)
+
+
+@functools.cache
+def _compiled_near() -> _Forms:
+    return _Forms(*(_told(torch.compile(form, dynamic=True)) for form in (_small_scores, _small_sums)))
 
 
 def _told(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,6 +224,14 @@ def _by_feature(rows: Tensor, columns: Tensor) -> Iterator[tuple[int, Tensor, Te
     return ((f, left[:, f], right[:, f]) for f in range(rows.shape[-1]))
 
 
+def _eager_far() -> _Forms:
+    return _Forms(_eager_scores, _eager_sums)
+
+
+def _eager_near() -> _Forms:
+    return _Forms(_eager_small_scores, _eager_small_sums)
+
+
 def _eager_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
     shape = (*large_query.shape[:-1], large_key.shape[-2])
     total = weight.sum(-1)[:, None, None].expand(shape).clone()
@@ -210,12 +244,33 @@ def _eager_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Ten
 
 def _eager_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
     slope, plain = torch.empty_like(large_query), torch.empty_like(large_query)
-    one, room, whole = torch.ones((), dtype=dscores.dtype), torch.empty_like(dscores), dscores.sum(-1)
+    room, weighted = torch.empty_like(dscores), torch.empty_like(dscores)
+    one, whole = torch.ones((), dtype=dscores.dtype), dscores.sum(-1)
     for f, left, right in _by_feature(large_query, large_key):
         torch.addcmul(one, left, right, out=room)
-        weighted = dscores / room
+        torch.div(dscores, room, out=weighted)
         plain[..., f] = whole - 2 * weighted.sum(-1)
-        slope[..., f] = 4 * torch.addcdiv(weighted, weighted, room, value=-1).sum(-1)
+        slope[..., f] = 4 * torch.addcdiv(weighted, weighted, room, value=-1, out=room).sum(-1)
+    return slope, plain
+
+
+def _eager_small_scores(small_query: Tensor, small_key: Tensor, weight: Tensor) -> Tensor:
+    total = small_query.new_zeros((*small_query.shape[:-1], small_key.shape[-2]))
+    room, below = torch.empty_like(total), torch.empty_like(total)
+    for f, left, right in _by_feature(small_query, small_key):
+        torch.addcmul(left, right, 1 + left, out=room)
+        torch.add(room, 2, out=below)
+        total.addcdiv_(room.mul_(weight[:, f, None, None]), below)
+    return total
+
+
+def _eager_small_sums(small_query: Tensor, small_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
+    slope, plain = torch.empty_like(small_query), torch.empty_like(small_query)
+    room, below = torch.empty_like(dscores), torch.empty_like(dscores)
+    for f, left, right in _by_feature(small_query, small_key):
+        torch.addcmul(left, right, 1 + left, out=room)
+        torch.add(room, 2, out=below)
+        plain[..., f], slope[..., f] = _hidden_sums(room.div_(below), dscores, below)
     return slope, plain
 
 
@@ -229,10 +284,16 @@ def _tanh_scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 
 def _tanh_sums(query: Tensor, key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
     slope, plain = torch.empty_like(query), torch.empty_like(query)
-    room = torch.empty_like(dscores)
+    room, other = torch.empty_like(dscores), torch.empty_like(dscores)
     for f, left, right in _by_feature(query, key):
-        hidden = torch.add(left, right, out=room).tanh_()
-        weighted = dscores * hidden
-        plain[..., f] = weighted.sum(-1)
-        slope[..., f] = torch.addcmul(dscores, weighted, hidden, value=-1).sum(-1)
+        plain[..., f], slope[..., f] = _hidden_sums(torch.add(left, right, out=room).tanh_(), dscores, other)
     return slope, plain
+
+
+def _hidden_sums(hidden: Tensor, dscores: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_j ds tanh and Σ_j ds (1 − tanh²) of one feature; `hidden` and `room` are written over."""
+    weighted = torch.mul(dscores, hidden, out=room)
+    return weighted.sum(-1), torch.addcmul(dscores, weighted, hidden, value=-1, out=hidden).sum(-1)
+
+
+_TANH = _Forms(_tanh_scores, _tanh_sums)

@@ -1,0 +1,132 @@
+"""The forms that additive scores take on the CPU: as exact as tanh, for any shape, compiled a few times only."""
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.core.backends.additive import exponential
+
+FEW = (2, 2, 7, 31, 16)  # the exponential form, where the backend is asked for by name
+SOME = (2, 2, 16, 64, 64)  # the logistic form
+
+
+def drawn(shape: tuple[int, ...], scale: float = 1.0, heavy: float = 1.0, seed: int = 0) -> list[Tensor]:
+    """Query, key, value, and a weight with a norm of about `heavy`."""
+    source = torch.Generator().manual_seed(seed)
+    batch, heads, queries, keys, size = shape
+    query, key, value = (torch.randn(batch, heads, n, size, generator=source) for n in (queries, keys, keys))
+    return [query * scale, key * scale, value, torch.randn(size, generator=source) * heavy / math.sqrt(size)]
+
+
+def learned(tensors: list[Tensor], backend: str, **settings: object) -> list[Tensor]:
+    """Output, and the gradients of everything."""
+    query, key, value, weight = (x.detach().requires_grad_() for x in tensors)
+    output = regard.attention(query, key, value, score=regard.Additive(weight), backend=backend, **settings).output
+    direction = torch.arange(output.numel(), dtype=output.dtype).cos().reshape(output.shape)
+    return [output.detach(), *torch.autograd.grad(output, (query, key, value, weight), direction)]
+
+
+@pytest.mark.parametrize("heavy", [1.0, 25.0])
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 0.3, 1.0, 3.0, 100.0])
+@pytest.mark.parametrize("shape", [FEW, SOME], ids=["exponential", "logistic"])
+def test_every_form_is_as_exact_as_tanh(shape: tuple[int, ...], scale: float, heavy: float) -> None:
+    """The mean of a few draws within two times the error of the plain form, gradients within three."""
+    errors: dict[str, list[list[float]]] = {"additive": [], "reference": []}
+    for seed in range(4):
+        tensors = drawn(shape, scale, heavy, seed)
+        true = learned([x.double() for x in tensors], "reference")
+        for backend, found in errors.items():
+            each = zip(learned(tensors, backend), true, strict=True)
+            found.append([float((a.double() - b).norm() / b.norm()) for a, b in each])
+    ours, plain = (torch.tensor(found).mean(0) for found in errors.values())
+    plain = plain.clamp_min(torch.finfo(torch.float32).eps)  # what merely adding up in blocks may cost
+    assert ours[0] <= 2 * plain[0]
+    assert (ours[1:] <= 3 * plain[1:]).all(), (ours, plain)
+
+
+def test_which_form_serves() -> None:
+    few, some = (regard.explain(*drawn(s)[:3], score=regard.Additive(torch.ones(s[-1]))) for s in (FEW, SOME))
+    assert (few.backend, some.backend) == ("reference", "additive")
+    assert "small" in few.refused["additive"]
+    double = [x.double() for x in drawn(SOME)]
+    assert regard.explain(*double[:3], score=regard.Additive(double[3])).backend == "reference"
+
+
+def test_the_logistic_form_under_masks_biases_and_requests() -> None:
+    tensors = drawn(SOME)
+    settings = {
+        "mask": regard.causal(offset=40) & regard.padding([50, 64]),
+        "bias": torch.randn(16, 64),
+        "weights": regard.full(),
+    }
+    clean = learned(tensors, "reference", **settings)
+    query, key, value, weight = tensors
+    key, value = key.clone(), value.clone()
+    key[0, :, 50:], value[0, :, 50:] = math.nan, math.inf
+    for found, wanted in zip(learned([query, key, value, weight], "additive", **settings), clean, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    each = [
+        regard.attention(*tensors[:3], score=regard.Additive(weight), backend=b, **settings).weights
+        for b in ("reference", "additive")
+    ]
+    torch.testing.assert_close(each[0], each[1])
+
+
+def test_the_logistic_form_has_second_derivatives_and_can_be_mapped() -> None:
+    query, key, value, weight = drawn(SOME)
+
+    def curved(backend: str) -> Tensor:
+        leaf = query.clone().requires_grad_()
+        output = regard.attention(leaf, key, value, score=regard.Additive(weight), backend=backend).output
+        (first,) = torch.autograd.grad(output.square().sum(), leaf, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), leaf)[0]
+
+    torch.testing.assert_close(curved("additive"), curved("reference"), rtol=1e-3, atol=1e-4)
+    score = regard.Additive(weight)
+    queries, keys, values = (torch.stack((x, x.flip(2))) for x in (query, key, value))
+    mapped = torch.func.vmap(lambda *x: regard.attention(*x, score=score).output)(queries, keys, values)
+    for found, *inputs in zip(mapped, queries, keys, values, strict=True):
+        torch.testing.assert_close(found, regard.attention(*inputs, score=score, backend="reference").output)
+
+
+SHAPES = """
+import torch, regard
+torch._dynamo.config.recompile_limit = 2
+torch._dynamo.config.fail_on_recompile_limit_hit = True
+def learn(batch, heads, queries, keys, size, *, groups=None, wide=False, scale=3.0, turned=False, train=True):
+    shapes = [(batch, heads, queries, size)] + [(batch, groups or heads, keys, size)] * 2
+    inputs = [torch.randn(s) * scale for s in shapes]
+    if turned:
+        inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
+    inputs.append(torch.randn((heads, size) if wide else (size,)))
+    inputs = [x.requires_grad_(train) for x in inputs]
+    found = []
+    for backend in ("additive", "reference"):
+        output = regard.attention(*inputs[:3], score=regard.Additive(inputs[3]), backend=backend).output
+        found.append([output, *(torch.autograd.grad(output.square().sum(), inputs) if train else ())])
+    for a, b in zip(*found):
+        assert (a - b).norm() <= 1e-4 * b.norm(), (a - b).norm() / b.norm()
+for scale in (3.0, 0.1):
+    for shape in ((1, 1, 8, 9, 32), (1, 8, 33, 17, 16), (5, 1, 16, 16, 24), (2, 4, 32, 32, 64), (3, 2, 17, 23, 5)):
+        learn(*shape, scale=scale)
+        learn(*shape, scale=scale, wide=True)
+        learn(*shape, scale=scale, turned=True)
+        learn(*shape, scale=scale, train=False)
+    learn(2, 6, 11, 13, 16, scale=scale, groups=2)
+print("done")
+"""
+
+
+@pytest.mark.skipif(not exponential.compiler(), reason="no C++ compiler")
+def test_two_compilations_serve_all_shapes() -> None:
+    """Torch gives up after eight, and then every pair's hidden layer would stand in memory."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHAPES], capture_output=True, text=True, check=False, env={**os.environ}
+    )
+    assert done.stdout.strip() == "done", done.stderr
