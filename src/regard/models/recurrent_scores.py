@@ -114,9 +114,16 @@ def _sums(query: Tensor, keys: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]
 
 @functools.cache
 def built(form: Callable[..., Any]) -> Callable[..., Any]:
-    """A form as C++, built when first used and kept by torch on disk, with a word about the wait."""
-    function = torch.compile(form, dynamic=True)
+    """A form as C++, built when first used and kept by torch on disk, with a word about the wait.
+
+    It is asked by loops that find gradients themselves, and sees numbers alone: of a view torch.compile would also see
+    what it is a view of, compile anew for each kind, and give up after eight.
+    """
+    compiled = torch.compile(form, dynamic=True)
     first = True
+
+    def function(*arguments: Tensor | None) -> Any:
+        return compiled(*(None if each is None else each.data for each in arguments))
 
     def call(*arguments: Tensor | None) -> Any:
         nonlocal first
