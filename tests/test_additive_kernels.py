@@ -279,6 +279,47 @@ def wide_values(device: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def halves(device: str) -> None:
+    """Half of the heads, or of the batch, at a time: the same gradients, whatever each head or item has of its own."""
+    from regard.core.backends.additive import triton_operator
+    from regard.core.backends.additive.operator import additive_attention
+
+    large, backward, calls = triton_operator._LARGE, triton_operator.backward, []
+
+    def counted(*arguments: Any, **settings: Any) -> Any:
+        calls.append(settings["calls"])
+        return backward(*arguments, **settings)
+
+    triton_operator.backward = counted
+    cases = [(1, 2, 2, True), (2, 1, 1, False)]
+    if device == "cuda":  # many heads take the interpreter long
+        cases += [(1, 4, 2, False), (3, 4, 2, True), (3, 4, 2, False)]
+    for batch, heads, groups, own in cases:
+        torch.manual_seed(12)
+        shapes = [(batch, heads, 33, 9), (batch, groups, 37, 9), (batch, groups, 37, 5), (heads, 9) if own else (9,)]
+        shapes += [(batch, heads, 33, 37) if own else (1, 1, 1, 37), (heads, 11)]
+        kinds = [BRAIN] * 4 + [FULL] * 2
+        leaves = [torch.randn(x).to(device, kind).requires_grad_() for x, kind in zip(shapes, kinds, strict=True)]
+        settings = {
+            "mask": (torch.rand(batch if own else 1, heads if own else 1, 33, 37) > 0.2).to(device),
+            "lengths": torch.tensor([30, 37, 11][:batch], device=device),
+            "query_ids": torch.randint(2, (batch, 33), device=device),
+            "key_ids": torch.randint(2, (batch, 37), device=device),
+        }
+        found = []
+        for most in (0, large):
+            triton_operator._LARGE = most
+            out, lse = additive_attention(*leaves[:4], bias=leaves[4], relative=leaves[5], **settings)
+            loss = out.float().square().sum() + torch.where(lse == float("-inf"), 0.0, lse).sin().sum()
+            found.append(torch.autograd.grad(loss, leaves))
+        for leaf, a, b in zip(leaves, *found, strict=True):
+            assert a.shape == leaf.shape
+            assert a.dtype == leaf.dtype
+            assert (a - b).norm() <= 1e-2 * b.norm()
+    assert calls == [2, 2, 1] * len(cases)
+    triton_operator._LARGE, triton_operator.backward = large, backward
+
+
 def direct(device: str) -> None:
     """The short way takes plain calls, gives what the kernels give, and leaves everything else to the long one."""
     from regard.core.backends import fused_additive
@@ -360,7 +401,7 @@ def test_interpreted() -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert done.stdout.count("passed") == len(INTERPRETED) + 6, done.stdout
+    assert done.stdout.count("passed") == len(INTERPRETED) + 7, done.stdout
 
 
 def test_wants_cuda() -> None:
@@ -391,6 +432,11 @@ def test_compiled_poison(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [BRAIN, HALF])
 def test_compiled_forward_alone(dtype: torch.dtype) -> None:
     forward_alone("cuda", dtype)
+
+
+@pytest.mark.cuda
+def test_compiled_halves() -> None:
+    halves("cuda")
 
 
 @pytest.mark.cuda
@@ -447,6 +493,8 @@ if __name__ == "__main__":
     print("wide values passed", flush=True)
     direct("cpu")
     print("direct passed", flush=True)
+    halves("cpu")
+    print("halves passed", flush=True)
     for kind in (FULL, BRAIN):
         poison("cpu", kind)
         print("poison", kind, "passed", flush=True)

@@ -33,6 +33,8 @@ _MOST_SEGMENTS = 8
 
 
 class Gradients(NamedTuple):
+    """Those of weight, bias and table in float32, so that sums of them lose nothing."""
+
     query: Tensor
     key: Tensor
     value: Tensor
@@ -92,8 +94,12 @@ def backward(
     table: Tensor | None = None,
     form: str = "auto",
     tuning: Tuning = DEFAULT,
+    calls: int = 1,
 ) -> Gradients:
-    """Gradients of everything; bias and table are given where theirs are wanted."""
+    """Gradients of everything; bias and table are given where theirs are wanted.
+
+    This may be one of some `calls`, each for some of the heads.
+    """
     s, device, repeat = inputs.sizes, inputs.query.device, inputs.sizes.h // inputs.sizes.g
     change = torch.zeros_like(lse) if grad_lse is None else torch.where(lse == float("-inf"), 0.0, grad_lse).float()
     serves = form != "exact" and series_serves(inputs)
@@ -101,7 +107,7 @@ def backward(
     made = features(inputs, notes, dtype, "backward", series.GROUPS["backward"]) if serves else None
     plan, found = made.plan if made else None, ranges(inputs) if inputs.factored else None
     by_feature = plain_factors(made.raw) if made else factors(inputs, notes, found=found, plan=None, by_row=False)
-    parts = list(slabs(s, pairs.low, pairs.high, _slab_pairs(inputs, made, tuning)))
+    parts = list(slabs(s, pairs.low, pairs.high, _slab_pairs(inputs, made, tuning, calls)))
     split = len({p.first_query for p in parts}) > 1
     work = _Work(
         inputs, pairs, tuning, made, plan, notes,
@@ -136,19 +142,19 @@ def backward(
         grad_query,
         grad_key.to(dtype),
         grad_value.to(inputs.value.dtype),
-        weight_grad.to(inputs.weight.dtype),
-        None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
-        None if grad_table is None or table is None else grad_table.to(table.dtype),
+        weight_grad,
+        grad_bias,
+        grad_table,
     )
 
 
-def _slab_pairs(inputs: Inputs, made: Features | None, tuning: Tuning) -> int:
-    """How many pairs a slab may have: rows enough to fill the device, inside half the features' memory."""
+def _slab_pairs(inputs: Inputs, made: Features | None, tuning: Tuning, calls: int) -> int:
+    """How many pairs a slab may have: rows enough to fill the device, inside half the memory of all calls' features."""
     s, item = inputs.sizes, inputs.query.dtype.itemsize
     room = tuning.slab_bytes // item
     if made is None:
         return room
-    half = (made.query.numel() + made.key.numel()) // 2
+    half = (made.query.numel() + made.key.numel()) * calls // 2
     return max(room, min(half, PAD * PAD * s.k_pad))
 
 
