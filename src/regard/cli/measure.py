@@ -94,7 +94,8 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
 def _take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: str, quick: bool) -> None:
     """Adds readings until there are enough or they have taken long enough; slow calls keep the one they have."""
     rounds, budget = (2, 0.2) if quick else (21, 0.4) if device == "cuda" else (9, 4.0)
-    _turns(runs, readings, device, BATCH, rounds, budget, quick)
+    numbers = {name: max(1, round(BATCH / readings[name][0])) for name in runs}
+    _turns(runs, readings, numbers, device, rounds, budget, quick)
     if quick or device != "cuda":
         return
     # Those nearly as fast as the fastest differ by less than a clock wanders: once more, among themselves and oftener.
@@ -102,21 +103,21 @@ def _take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: 
     near = {name: runs[name] for name in runs if settled[name] <= NEAR * min(settled.values())}
     if len(near) > 1:
         again = {name: [settled[name]] for name in near}
-        _turns(near, again, device, BATCH / 4, 4 * rounds, 2 * budget, quick)
+        number = max(2, round(BATCH / 4 / min(settled.values())))  # one for all: read alike
+        _turns(near, again, dict.fromkeys(near, number), device, 4 * rounds, 2 * budget, quick)
         readings.update(again)
 
 
 def _turns(
     runs: dict[str, Run],
     readings: dict[str, list[float]],
+    numbers: dict[str, int],
     device: str,
-    batch: float,
     rounds: int,
     budget: float,
     quick: bool,
 ) -> None:
     spent = dict.fromkeys(runs, 0.0)
-    numbers = {name: max(1, round(batch / readings[name][0])) for name in runs}
 
     def wanted(name: str) -> bool:
         return readings[name][0] < SLOW and spent[name] < budget and len(readings[name]) <= rounds

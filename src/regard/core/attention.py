@@ -17,6 +17,7 @@ from regard.core import recompute
 from regard.core.backends import blocked, flex, fused_additive, reference, sdpa, short
 from regard.core.backends.blocks import grid
 from regard.core.biases import Bias
+from regard.core.hygiene import quickly_finite
 from regard.core.masks import Band, Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
@@ -133,7 +134,7 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
         return fused_additive.directly(query, key, value, score)
     if type(score) is not ScaledDot or score.softcap is not None:
         return None
-    if mask is not None and not (type(mask) is Band and query.is_cuda):
+    if mask is not None and type(mask) is not Band:
         return None
     shape, keys = query.shape, key.shape
     if (
@@ -154,11 +155,18 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
     if mask is None:
         return F.scaled_dot_product_attention(query, key, value, scale=score.scale)
     assert isinstance(mask, Band)  # whatever else has gone the long way
+    if not query.is_cuda and not _looked_at(query, key, value):
+        return None
     if mask.low is None and mask.high == 0:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=score.scale)
-    if mask.low is None or mask.high is None or shape != keys:
+    if mask.low is None or mask.high is None or shape != keys or not query.is_cuda:
         return None
     return flex.directly(query, key, value, mask.low, mask.high, score.scale)
+
+
+def _looked_at(*tensors: Tensor) -> bool:
+    """Can the numbers be looked at, and is none of them NaN or Inf, which a kernel might carry past a mask?"""
+    return tensors[0].device.type == "cpu" and not torch.compiler.is_compiling() and quickly_finite(*tensors)
 
 
 @contextmanager

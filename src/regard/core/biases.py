@@ -150,8 +150,8 @@ def as_bias(bias: Bias | Tensor) -> Bias:
 
 def _floats(values: Tensor | Sequence[float], name: str) -> Tensor:
     if not isinstance(values, (Tensor, list, tuple)):
-        raise TypeError(f"{name} must be a float tensor, got {type(values).__name__}")
-    tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.get_default_dtype())
+        raise TypeError(f"{name} must be a float tensor or a list of numbers, got {type(values).__name__}")
+    tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
     if not tensor.is_floating_point():
         hint = " (a bool tensor goes to mask=)" if tensor.dtype == torch.bool else ""
         raise TypeError(f"{name} must be a float tensor, got {tensor.dtype}{hint}")
@@ -161,7 +161,7 @@ def _floats(values: Tensor | Sequence[float], name: str) -> Tensor:
 def _one_per_head(own: Sequence[int], shape: tuple[int, ...], name: str) -> None:
     heads = shape[-3] if len(shape) > 2 else 1
     if own and own[0] not in (1, heads):
-        raise ValueError(f"{name} are for {own[0]} heads, query has {heads}: they must be equal")
+        raise ValueError(f"{name}: for {own[0]} heads, query has {heads}; they must be equal")
 
 
 def _distance(rows: Span, columns: Span, offset: int, device: torch.device) -> Tensor:

@@ -32,7 +32,10 @@ class Custom(Score):
         if not isinstance(scores, Tensor):
             raise TypeError(f"score must return a tensor {expected}, got {type(scores).__name__}")
         if scores.shape[-2:] != expected[-2:] or len(scores.shape) > len(expected):
-            raise ValueError(f"score must return (…, queries, keys) = {expected}, got {tuple(scores.shape)}")
+            raise ValueError(
+                f"score must return (…, queries, keys) = {expected} for a query {tuple(query.shape)} and a key "
+                f"{tuple(key.shape)}, got {tuple(scores.shape)}"
+            )
         try:
             return scores.to(query.dtype).expand(expected)
         except RuntimeError:

@@ -24,11 +24,14 @@ def tainted(problem: Problem) -> bool:
         return False
     if torch.compiler.is_compiling() or (problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return True  # the data cannot be looked at: clean in any case
-    # A sum is non-finite if any term is, and quick to take; it may also overflow, so then each number is looked at.
-    query, key, value = (t.detach().sum(dtype=torch.float32) for t in (problem.query, problem.key, problem.value))
-    if math.isfinite(query + key + value):
+    if quickly_finite(problem.query, problem.key, problem.value):
         return False
     return not all(bool(t.isfinite().all()) for t in (problem.query, problem.key, problem.value))
+
+
+def quickly_finite(*tensors: Tensor) -> bool:
+    """Is there certainly no NaN or Inf? A sum is quick to take, and non-finite if any term is; it may also overflow."""
+    return math.isfinite(sum(float(t.detach().sum(dtype=torch.float32)) for t in tensors))
 
 
 def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:

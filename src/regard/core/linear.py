@@ -99,6 +99,13 @@ def _attend(
     """The output and the state at its end, computed at full precision."""
     if features is None:
         features = default_features(problem.query.shape[-1], problem.dtype, problem.device)
+    if isinstance(features, type) or not (callable(features) or isinstance(features, LogFeatures)):
+        found = (
+            f"the class {features.__name__}: write {features.__name__}(…)"
+            if isinstance(features, type)
+            else repr(features)
+        )
+        raise TypeError(f"features must be a PerformerFeatures, an EluFeatures or a function, got {found}")
     query, key, value, keep = _once(problem.query), _once(problem.key), _once(problem.value), _kept(problem)
     group = problem.group
     if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head see different keys

@@ -58,6 +58,9 @@ class Mask:
     def __invert__(self) -> "Mask":
         return Not(self)
 
+    def __bool__(self) -> bool:
+        raise TypeError("a mask is neither true nor false: combine masks with & | ~, not with and, or, not")
+
     def aligned(self, shape: tuple[int, ...]) -> "Mask":
         """The same mask with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
         return self
@@ -262,7 +265,10 @@ def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
 
     `lengths` (b,) goes with scores (b, h, q, k) and (b, q, k): its axes are the first of the scores'.
     """
-    return Padding(_integers(lengths, "lengths of padding()"))
+    found = _integers(lengths, "lengths of padding()")
+    if not isinstance(lengths, Tensor) and bool((found < 0).any()):
+        raise ValueError(f"lengths of padding() must not be negative, got {lengths}")
+    return Padding(found)
 
 
 def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int]) -> Mask:
@@ -276,7 +282,9 @@ def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int])
 def dense(tensor: Tensor) -> Mask:
     """A bool tensor that broadcasts to the scores (…, h, q, k); True = may attend."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"mask must be a bool tensor or a regard mask, got {type(tensor).__name__}")
+        name = getattr(tensor, "__name__", type(tensor).__name__)
+        hint = f": write {name}(…)" if callable(tensor) else ""
+        raise TypeError(f"mask must be a bool tensor or a regard mask, got {type(tensor).__name__}{hint}")
     if tensor.dtype != torch.bool:
         raise TypeError(
             f"mask must be a bool tensor (True = may attend), got {tensor.dtype}: "

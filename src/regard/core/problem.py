@@ -113,7 +113,7 @@ def build(
     if not 0.0 <= finite(dropout, "dropout") <= 1.0:
         raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
     if weights is not None and not isinstance(weights, Request):
-        raise TypeError(f"weights must be a request such as regard.full(), or None, got {type(weights).__name__}")
+        raise TypeError(f"weights must be a request such as regard.full(), or None, got {_said(weights)}")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
     if generator is not None and generator.device.type != query.device.type:
@@ -159,11 +159,11 @@ def _as_score(score: object, query: Tensor, key: Tensor) -> Score:
 
 
 def _said(thing: object) -> str:
-    return (
-        f"the class {thing.__name__}, not a record: write {thing.__name__}(…)"
-        if isinstance(thing, type)
-        else type(thing).__name__
-    )
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}, not a record: write {thing.__name__}(…)"
+    if callable(thing) and hasattr(thing, "__name__"):
+        return f"the function {thing.__name__}: write {thing.__name__}(…)"
+    return repr(thing) if isinstance(thing, str) else type(thing).__name__
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -127,6 +127,8 @@ def directly(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, sca
     batch, heads, length, size = query.shape
     if query.dtype not in HALF or not low <= 0 <= high <= low + _NARROW or length < _WORTH:
         return None
+    if low <= 1 - length or high >= length - 1:  # a bound that bounds nothing: no window
+        return None
     if size < 16 or size > 128 or size & (size - 1) or batch * heads > _PROGRAMS or not _near(heads, query, key, value):
         return None
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not steps.kernels():

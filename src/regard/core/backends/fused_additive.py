@@ -24,6 +24,7 @@ from regard.core.scores import Additive
 
 NAME = "additive"
 _WORTH = 2**26  # pair-features from which a compiled loop earns its compilation
+_WORTH_LEARNING = 2**24  # the same where gradients are wanted: there more is gained, and calls are many
 _SOME = 2**17  # pair-features from which the logistic form is faster than tanh
 
 
@@ -61,7 +62,7 @@ def _kernels_refuse(problem: Problem) -> str | None:
 
 def not_worth_it(problem: Problem) -> str | None:
     """Where the plain form is as fast."""
-    if problem.device.type != "cpu" or _features(problem) >= _WORTH or _logistic_serves(problem):
+    if problem.device.type != "cpu" or _features(problem) >= _worth(problem) or _logistic_serves(problem):
         return None
     return "small: the plain form is the fastest"
 
@@ -101,10 +102,15 @@ def _features(problem: Problem) -> int:
     return math.prod(problem.shape) * problem.query.shape[-1]
 
 
+def _worth(problem: Problem) -> int:
+    return _WORTH_LEARNING if problem.differentiated else _WORTH
+
+
 def _logistic_serves(problem: Problem) -> bool:
     """Is this too little to compile, and enough to gain by the logistic form? It looks at the data."""
-    some = _SOME <= _features(problem) < _WORTH
-    return some and problem.dtype == torch.float32 and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or problem.dtype != torch.float32:
+        return False
+    return _SOME <= _features(problem) < _worth(problem)
 
 
 def _exponential(problem: Problem) -> Problem:
@@ -148,13 +154,13 @@ def _by_kernels(problem: Problem) -> Result:
     assert isinstance(problem.score, Additive)
     if problem.score.activation == "tanh" and steps.serves(problem):
         return Result(steps.attend(problem, problem.query, problem.key, problem.score.weight, 1.0))
-    lead = problem.query.shape[:-3]
+    lead, weight = problem.query.shape[:-3], problem.score.weight
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (problem.query, problem.key, problem.value))
     output, _ = additive_attention(
         query,
         key,
         value,
-        problem.score.weight,
+        weight.squeeze(0) if weight.ndim == 2 and len(weight) == 1 else weight,
         activation=problem.score.activation,
         dropout=problem.dropout,
         seed=blocked.seed(problem),

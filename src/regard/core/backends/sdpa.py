@@ -83,7 +83,9 @@ def attend(problem: Problem) -> Result:
         problem = replace(problem, query=product.query, key=product.key)
     query, key, value = _as_kernels_want(problem)
 
-    emptied = _wants_full_rows(problem.device) and not _every_row_sees(found, *problem.shape[-2:])
+    banding = problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:])
+    # The rows with which a band fills its last block may see nothing, whatever the others see.
+    emptied = _wants_full_rows(problem.device) and (banding or not _every_row_sees(found, *problem.shape[-2:]))
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
         filled = mask.any(-1, keepdim=True) if emptied and mask is not None and mask.dtype == torch.bool else None
@@ -103,7 +105,7 @@ def attend(problem: Problem) -> Result:
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
         output = kernel(query, key, value, mask, causal=found.banded)
-    elif problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:]):
+    elif banding and found is not None:
         output = banded.attend(query, key, value, found, lead, kernel)
     else:
         parts = [

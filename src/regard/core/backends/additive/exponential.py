@@ -5,7 +5,7 @@ hidden layer of the pairs never stands in memory, forward or backward: with r = 
 of tanh is 4 r (1 − r), so nothing but r is needed again.
 
 Among small numbers 1 − 2 r loses the digits that tanh x ≈ x keeps. There tanh(a + b) = u / (u + 2) with
-u = e^{2(a + b)} − 1 = A + B (1 + A) for A = e^{2a} − 1 and B = e^{2b} − 1, which lose none.
+u = e^{2(a + b)} − 1 = A + B (1 + A) for A = e^{2a} − 1 and B = e^{2b} − 1, which keep them.
 """
 
 import functools
@@ -83,11 +83,10 @@ class _Scores(torch.autograd.Function):
         query_slope, dweight = forms.sums(rows, columns, dscores)
         key_slope, _ = forms.sums(columns, rows, dscores.mT.contiguous())
         vector = weight if weight.ndim == 1 else weight.unsqueeze(-2)
-        shape = (math.prod(query.shape[: -1 - weight.ndim]), *weight.shape)
         return (
             vector * query_slope.reshape(query.shape),
             vector * key_slope.reshape(key.shape),
-            dweight.sum(-2).reshape(shape).sum(0),
+            dweight.sum(-2).reshape(*query.shape[:-2], -1).sum_to_size(weight.shape),
             None,
         )
 
@@ -182,7 +181,7 @@ def _small_sums(small_query: Tensor, small_key: Tensor, dscores: Tensor) -> tupl
 @functools.cache
 def _compiled_far() -> _Forms:
     """The loops as C++, built when first used and kept by torch on disk."""
-    scores, pair_sums = (_told(torch.compile(form, dynamic=True)) for form in (_pair_scores, _pair_sums))
+    scores, pair_sums = _told(_pair_scores, "forward"), _told(_pair_sums, "backward")
 
     def sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
         # What is left is O(n · f), and inside the loop it would keep the two sums from sharing one pass.
@@ -194,22 +193,29 @@ def _compiled_far() -> _Forms:
 
 @functools.cache
 def _compiled_near() -> _Forms:
-    return _Forms(*(_told(torch.compile(form, dynamic=True)) for form in (_small_scores, _small_sums)))
+    return _Forms(_told(_small_scores, "forward"), _told(_small_sums, "backward"))
 
 
-def _told(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with a word about the wait when it is first called."""
-    first = True
+def _told(form: Callable[..., Any], which: str) -> Callable[..., Any]:
+    """The form compiled when it is first called, with a word about the wait."""
+    function: Callable[..., Any] | None = None
 
     def call(*arguments: Tensor) -> Any:
-        nonlocal first
-        if not first:
-            return function(*arguments)
-        first = False
-        _log.warning("compiling additive attention for this CPU, once (backend='blocked' does without) …")
+        nonlocal function
+        if function is not None:
+            # Threads, inference mode and equal sizes are compiled for anew. After eight torch would go on without
+            # compiling, with the hidden layer of every pair in memory.
+            with torch._dynamo.config.patch(recompile_limit=256):
+                return function(*arguments)
+        _log.warning(
+            "compiling additive attention for this CPU, the %s pass: some seconds, kept on disk "
+            "(backend='blocked' does without, and is slower) …",
+            which,
+        )
         start = time.perf_counter()
+        function = torch.compile(form, dynamic=True)
         found = function(*arguments)
-        _log.warning("compiled additive attention in %.1f s", time.perf_counter() - start)
+        _log.warning("compiled the %s pass in %.1f s", which, time.perf_counter() - start)
         return found
 
     return call
