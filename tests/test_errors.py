@@ -72,7 +72,12 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "row too large": ({"weights": regard.rows([5])}, ["rows", "5"]),
     "weights by name": ({"weights": "full"}, ["weights", "str"]),
     "normaliser by name": ({"normalize": "softmax"}, ["normalize", "str"]),
-    "score by name": ({"score": "dot"}, ["score", "str"]),
+    "score by name": ({"score": "dot"}, ["score", "str", "'dot'"]),
+    "a mask's function": ({"mask": regard.causal}, ["mask", "function", "causal(…)"]),
+    "a request's function": ({"weights": regard.full}, ["weights", "function", "full(…)"]),
+    "a row of keys for each sequence": (
+        {"mask": torch.ones(2, 7, dtype=torch.bool)}, ["mask", "2, 7", "2, 6, 5, 7", "mask[:, None, None, :]"],
+    ),
     "score returns another shape": ({"score": lambda q, k: (q @ k.mT).sum(-1)}, ["score"]),
 }  # fmt: skip
 
@@ -107,6 +112,19 @@ BAD_RECORDS: dict[str, tuple[Callable[[], object], list[str]]] = {
     "temperature negative": (lambda: regard.Hard(temperature=-1.0), ["temperature", "-1"]),
     "top 0": (lambda: regard.top(0), ["top", "0"]),
     "dense of floats": (lambda: regard.dense(torch.ones(5, 7)), ["bool", "float32"]),
+    "masks joined by and": (lambda: regard.causal() and regard.window(2, 2), ["mask", "&"]),
+    "masks joined by or": (lambda: regard.causal() or regard.window(2, 2), ["mask", "|"]),
+    "a mask turned by not": (lambda: not regard.causal(), ["mask", "~"]),
+    "negative lengths": (lambda: regard.padding([3, -1]), ["lengths", "-1"]),
+    "slopes as a number": (lambda: regard.alibi(8), ["slopes", "list", "int"]),
+    "features by name": (
+        lambda: regard.linear_attention(QUERY, KEY, VALUE, features="elu"),
+        ["features", "EluFeatures", "elu"],
+    ),
+    "the class of features": (
+        lambda: regard.linear_attention(QUERY, KEY, VALUE, features=regard.EluFeatures),
+        ["features", "EluFeatures(…)"],
+    ),
     "lengths of floats": (lambda: regard.padding(torch.tensor([1.5])), ["lengths", "float32"]),
     "ids of floats": (lambda: regard.segments(torch.ones(5), torch.ones(7)), ["query_ids", "float32"]),
     "even table": (lambda: regard.relative(torch.ones(4)), ["table", "4"]),

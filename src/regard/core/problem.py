@@ -163,7 +163,7 @@ def _said(thing: object) -> str:
         return f"the class {thing.__name__}, not a record: write {thing.__name__}(…)"
     if callable(thing) and hasattr(thing, "__name__"):
         return f"the function {thing.__name__}: write {thing.__name__}(…)"
-    return repr(thing) if isinstance(thing, str) else type(thing).__name__
+    return f"the str {thing!r}" if isinstance(thing, str) else type(thing).__name__
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
