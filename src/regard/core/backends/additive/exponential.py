@@ -86,7 +86,7 @@ class _Scores(torch.autograd.Function):
         return (
             vector * query_slope.reshape(query.shape),
             vector * key_slope.reshape(key.shape),
-            dweight.sum(-2).reshape(*query.shape[:-2], -1).sum_to_size(weight.shape),
+            dweight.sum(-2).reshape(*query.shape[:-2], weight.shape[-1]).sum_to_size(weight.shape),
             None,
         )
 
