@@ -366,3 +366,12 @@ def test_scores_of_1e5_stay_finite(path: str, dtype: torch.dtype) -> None:
         expected = attend(path, [tensor.double() for tensor in inputs], weights=regard.full())
         assert_close(learned.output.double(), expected.output, rtol=2e-2, atol=2e-2)
         assert_close(learned.weights.double(), expected.weights, rtol=2e-2, atol=2e-2)
+
+
+def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> None:
+    query, key, value = (torch.randn(1, 2, 4, 8) for _ in range(3))
+    value[:, :, 3] = 1e6  # no float16
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = regard.attention(query, key, value, mask=regard.causal()).output
+    assert found[:, :, :3].isfinite().all()
+    assert not found[:, :, 3].isfinite().any()

@@ -166,7 +166,9 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
 
 def _looked_at(*tensors: Tensor) -> bool:
     """Can the numbers be looked at, and is none of them NaN or Inf, which a kernel might carry past a mask?"""
-    return tensors[0].device.type == "cpu" and not torch.compiler.is_compiling() and quickly_finite(*tensors)
+    if tensors[0].device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False  # autocast would make other numbers of them
+    return quickly_finite(*tensors)
 
 
 @contextmanager
