@@ -155,9 +155,9 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
     if mask is None:
         return F.scaled_dot_product_attention(query, key, value, scale=score.scale)
     assert isinstance(mask, Band)  # whatever else has gone the long way
-    if not query.is_cuda and not _looked_at(query, key, value):
-        return None
     if mask.low is None and mask.high == 0:
+        if not query.is_cuda and not _looked_at(query, key, value):
+            return None
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=score.scale)
     if mask.low is None or mask.high is None or shape != keys or not query.is_cuda:
         return None

@@ -209,9 +209,9 @@ def _(
     bias, table, bias_gradients = rest[4], rest[5], rest[-1]
 
     def like(x: Tensor | None) -> Tensor:
-        return query.new_empty(0) if x is None or not bias_gradients else torch.empty_like(x)
+        return query.new_empty(0) if x is None or not bias_gradients else x.new_empty(x.shape)
 
-    grads = (torch.empty_like(x) for x in (query, key, value, weight))
+    grads = (x.new_empty(x.shape) for x in (query, key, value, weight))  # without gaps, however the operands lie
     return (*grads, like(bias), like(table))  # type: ignore[return-value]
 
 
