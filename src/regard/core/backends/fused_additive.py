@@ -116,7 +116,7 @@ def _logistic_serves(problem: Problem) -> bool:
 def _exponential(problem: Problem) -> Problem:
     assert isinstance(problem.score, Additive)
     compiled = exponential.compiler() and not torch.compiler.is_compiling()
-    return replace(problem, score=exponential.Exponential(problem.score.weight, compiled))
+    return replace(problem, score=exponential.Exponential(problem.score.weight, compiled=compiled))
 
 
 def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tensor | None:

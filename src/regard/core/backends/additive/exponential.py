@@ -16,15 +16,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, no_type_check
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from regard.core.backends.once import once_only
-from regard.core.scores import Additive, Score, Swap
+from regard.core.scores import Additive
 
 _log = logging.getLogger("regard")
 
@@ -35,24 +34,13 @@ _NEAR = 2.0  # the largest |q| + |k| up to which numbers are small
 
 
 @dataclass(frozen=True, eq=False)
-class Exponential(Score):
-    """w · tanh(q + k) by exponentials of rows; the same scores as `Additive`, with gradients of its own."""
+class Exponential(Additive):
+    """w · tanh(q + k) by exponentials of rows, with gradients of its own."""
 
-    weight: Float[Tensor, "*h f"]
-    compiled: bool
-    name = "additive"
+    compiled: bool = False
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return _Scores.apply(query, key, self.weight.to(query.dtype), self.compiled)
-
-    def holding(self, swap: Swap) -> Score:
-        return replace(self, weight=swap(self.weight))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.weight,)
-
-    def flops(self, size: int) -> int:
-        return Additive(self.weight).flops(size)
 
     def floats(self, size: int) -> float:
         return 1.0  # the hidden layer is never in memory, only one matrix the size of the scores

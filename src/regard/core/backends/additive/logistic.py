@@ -3,13 +3,12 @@
 Torch's sigmoid takes a sixth of the time of its tanh there, and is differentiable as often as you like.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.scores import Additive, Score, Swap
+from regard.core.scores import Additive
 
 # σ is off by the rounding of 1, however small x: min(|x|, 1) must on the average be more than this, or tanh itself is
 # taken. A weight of a norm above _LIGHT makes more of an error.
@@ -19,29 +18,14 @@ _LIGHT = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class Logistic(Score):
-    """w · tanh(q + k), the same scores as `Additive`, by the logistic function."""
-
-    weight: Float[Tensor, "*h f"]
-    name = "additive"
+class Logistic(Additive):
+    """w · tanh(q + k) by the logistic function."""
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         weight = self.weight.to(query.dtype)
         weight = weight if weight.ndim == 1 else weight[:, None]  # (h, 1, f): one vector for all queries of a head
         hidden = torch.add((2 * query).unsqueeze(-2), key.unsqueeze(-3), alpha=2).sigmoid_()
         return (hidden @ (2 * weight).unsqueeze(-1)).squeeze(-1) - weight.sum(-1, keepdim=weight.ndim > 1)
-
-    def holding(self, swap: Swap) -> Score:
-        return replace(self, weight=swap(self.weight))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.weight,)
-
-    def flops(self, size: int) -> int:
-        return Additive(self.weight).flops(size)
-
-    def floats(self, size: int) -> float:
-        return Additive(self.weight).floats(size)
 
 
 def exact_enough(query: Tensor, key: Tensor, weight: Tensor) -> bool:
