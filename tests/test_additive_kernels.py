@@ -435,22 +435,6 @@ def test_compiled_forward_alone(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.cuda
-def test_compiled_training_of_heads_split_from_rows() -> None:
-    """Transposed operands: what torch.compile is told of the gradients' strides is what they have."""
-    leaves = [torch.randn(2, 40, 3, 16, device="cuda", dtype=BRAIN, requires_grad=True) for _ in range(3)]
-    weight = torch.randn(16, device="cuda", dtype=BRAIN, requires_grad=True)
-
-    def attend(*rows: Tensor) -> Tensor:
-        heads = (x.transpose(1, 2) for x in rows)
-        return regard.attention(*heads, score=regard.Additive(weight), backend="additive").output
-
-    plain, compiled = (torch.autograd.grad(run(*leaves).float().square().sum(), (*leaves, weight))
-                       for run in (attend, torch.compile(attend)))  # fmt: skip
-    for a, b in zip(plain, compiled, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.cuda
 def test_compiled_halves() -> None:
     halves("cuda")
 

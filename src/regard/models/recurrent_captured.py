@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.backends.steps import kernels as triton
+from regard.core.machine import TRITON
 from regard.core.problem import HALF
 from regard.models import recurrent_graphs
 from regard.models.recurrent_reading import Read
@@ -76,7 +76,7 @@ class _Sequence(torch.autograd.Function):
 
 def _kernels(inputs: Tensor) -> bool:
     device = inputs.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return device and inputs.dtype in (*HALF, torch.float32) and inputs.numel() > 0 and triton()
+    return device and inputs.dtype in (*HALF, torch.float32) and inputs.numel() > 0 and TRITON
 
 
 def _forward(inputs: Tensor, recurrent: Tensor, bias: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.core.backends.steps import kernels as triton
+from regard.core.machine import TRITON
 from regard.core.problem import HALF
 from regard.models import recurrent_graphs
 from regard.models.recurrent_scores import prepare, scores, slope, sums
@@ -77,7 +77,7 @@ def _kernels(given: Given) -> bool:
     """Do the Triton kernels serve? They take no more keys than a program can hold."""
     device = given.inputs.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     known = given.inputs.dtype in (*HALF, torch.float32) and 0 < given.keys.shape[1] <= _MOST_KEYS
-    return device and known and given.inputs.numel() > 0 and triton()
+    return device and known and given.inputs.numel() > 0 and TRITON
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:

@@ -6,7 +6,6 @@ for the states and one for the weight, not tokens × vocabulary numbers.
 """
 
 import functools
-import importlib.util
 import os
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.core.machine import TRITON
 from regard.nn.products import matrix
 
 _NUMBERS = {"cuda": 2**27, "cpu": 2**22}  # logits made at a time: enough work for a GPU, little enough for a cache
@@ -229,15 +229,10 @@ def _losses(
     return losses, space.narrow[:rows].copy_(weights) if space is not None and copied else weights.to(logits.dtype)
 
 
-@functools.cache
-def _kernels() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def _kernel(states: Tensor, rows: int, vocabulary: int) -> Any:
     """The Triton kernel on CUDA (and in Triton's interpreter), the same in plain operations elsewhere."""
     fast = states.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    if fast and states.dtype != torch.float64 and _kernels():
+    if fast and states.dtype != torch.float64 and TRITON:
         from regard.nn.triton_cross_entropy import overwrite  # imports Triton: only where it is used
 
         return overwrite

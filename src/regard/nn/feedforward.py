@@ -1,13 +1,13 @@
 """The part of a Transformer layer that looks at each position by itself."""
 
-import functools
-import importlib.util
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from regard.core.machine import TRITON
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 GATED = "swiglu"
@@ -52,7 +52,7 @@ class FeedForward(nn.Module):
         if self.activation == GATED:
             gate, linear = inner.chunk(2, -1)
             hidden = F.dropout(F.silu(gate) * linear, self.dropout, self.training)
-        elif self.activation == "relu" and self.training and self.dropout > 0.0 and inner.is_cuda and _kernels():
+        elif self.activation == "relu" and self.training and self.dropout > 0.0 and inner.is_cuda and TRITON:
             hidden = _relu_dropout(inner, self.dropout)
         else:
             hidden = F.dropout(ACTIVATIONS[self.activation](inner), self.dropout, self.training)
@@ -76,17 +76,6 @@ class FeedForward(nn.Module):
         made.inner.load_state_dict(first.state_dict())
         made.outer.load_state_dict(second.state_dict())
         return made.train(layer.training)
-
-
-@torch.compiler.assume_constant_result
-def _kernels() -> bool:
-    """Is Triton installed?"""
-    return _found()
-
-
-@functools.cache
-def _found() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def _relu_dropout(x: Tensor, dropout: float) -> Tensor:

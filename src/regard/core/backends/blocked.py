@@ -52,9 +52,17 @@ def working_bytes(problem: Problem) -> int:
     return int(slices * (rows * columns * floats + whole) * problem.dtype.itemsize)
 
 
-@torch.compiler.disable  # a loop over data-dependent blocks: a compiled caller steps out of its graph here
 def attend(problem: Problem) -> Result:
-    """Attention block by block."""
+    """Attention block by block, in loops that depend on the data: a compiled caller steps out of its graph here."""
+    if torch.compiler.is_compiling():
+        from regard.core.backends import blocked_uncompiled  # imports the compiler: a second, so only here
+
+        return blocked_uncompiled.attend(problem)
+    return run(problem)
+
+
+def run(problem: Problem) -> Result:
+    """`attend` itself."""
     problem, marks = cleaned(problem)
     if marks is None and sparse_rows.serves(problem):
         return sparse_rows.attend(problem)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.backends import steps
 from regard.core.backends.result import Result
 from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import without_unseen
+from regard.core.machine import TRITON
 from regard.core.masks import Band, Blocks, Coarse
 from regard.core.problem import HALF, Problem
 from regard.core.scores import ScaledDot
@@ -91,7 +91,7 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
 
     from torch.nn.attention.flex_attention import flex_attention  # imports the compiler: seconds, so only here
 
-    kernel = _compiled() if compiled else flex_attention
+    kernel = _compiled() if compiled and not torch.compiler.is_compiling() else flex_attention
     rules = {"score_mod": _score_rule(problem, softcap, lead), "block_mask": _block_mask(problem, found, lead)}
     with _many_kernels(problem, query, key, value, scale) if compiled else contextlib.nullcontext():
         output = kernel(query, key, value, **rules, scale=scale, enable_gqa=problem.group > 1)
@@ -110,7 +110,7 @@ def _narrow(problem: Problem, found: Clauses) -> bool:
     sizes = problem.query.shape[-1], problem.value.shape[-1]
     small = max(sizes) <= 128 and found.high - found.low <= _NARROW and math.prod(problem.shape[:-2]) <= _PROGRAMS
     near = _near(problem.shape[-3], problem.query, problem.key, problem.value)
-    return plain and small and near and steps.kernels() and not torch.compiler.is_compiling()
+    return plain and small and near and TRITON and not torch.compiler.is_compiling()
 
 
 def _near(heads: int, *tensors: Tensor) -> bool:
@@ -131,7 +131,7 @@ def directly(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, sca
         return None
     if size < 16 or size > 128 or size & (size - 1) or batch * heads > _PROGRAMS or not _near(heads, query, key, value):
         return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not steps.kernels():
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not TRITON:
         return None
     if query.device.index != torch.cuda.current_device():
         return None
@@ -219,7 +219,8 @@ def _block_mask(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
         return None
     queries, keys = problem.shape[-2:]
     if found.lengths is None and len(found.segments) == 0 and len(found.dense) == 0:
-        return _band_mask(found.low, found.high, queries, keys, problem.device)
+        made = _band_mask.__wrapped__ if torch.compiler.is_compiling() else _band_mask  # caches are not for compilers
+        return made(found.low, found.high, queries, keys, problem.device)
     coarse = problem.mask.coarse(Blocks(_edges(queries, problem.device), _edges(keys, problem.device)))
     return _listed_mask(coarse, lead, _pair_rule(problem, found, lead), queries, keys)
 

@@ -19,6 +19,7 @@ from regard.core.backends.additive import exponential, logistic
 from regard.core.backends.result import Result
 from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.clauses import clauses
+from regard.core.machine import TRITON
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Additive
 
@@ -44,7 +45,7 @@ def refuses(problem: Problem) -> str | None:
 
 def _kernels_refuse(problem: Problem) -> str | None:
     """Why the Triton kernels do not compute this, if they do not."""
-    if not steps.kernels():
+    if not TRITON:
         return "Triton is not installed"
     if not problem.normalize.is_softmax:
         return f"softmax only on CUDA, not {problem.normalize.name}"
@@ -115,7 +116,7 @@ def _logistic_serves(problem: Problem) -> bool:
 
 def _exponential(problem: Problem) -> Problem:
     assert isinstance(problem.score, Additive)
-    compiled = exponential.compiler() and not torch.compiler.is_compiling()
+    compiled = not torch.compiler.is_compiling() and exponential.compiler()
     return replace(problem, score=exponential.Exponential(problem.score.weight, compiled=compiled))
 
 
@@ -139,7 +140,7 @@ def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tens
         return None
     if not query.device == key.device == value.device == weight.device:
         return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not steps.kernels():
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not TRITON:
         return None
     if query.device.index != torch.cuda.current_device():
         return None

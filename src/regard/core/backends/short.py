@@ -15,6 +15,7 @@ from regard.core.backends import steps
 from regard.core.backends.result import Result
 from regard.core.clauses import clauses
 from regard.core.hygiene import without_unseen
+from regard.core.machine import TRITON
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear, Dot, ScaledDot
 
@@ -28,7 +29,7 @@ def refuses(problem: Problem) -> str | None:
     """Why the kernel does not compute this, if it does not."""
     if problem.device.type != "cuda":
         return "runs on CUDA only"
-    if not _kernels():
+    if not TRITON:
         return "Triton is not installed"
     if not problem.normalize.is_softmax:
         return f"softmax only, not {problem.normalize.name}"
@@ -83,7 +84,7 @@ def many(query: Tensor, keys: int) -> bool:
     """Are these so many short sequences, (…, q, d), that even without dropout and padding the kernel is faster?"""
     queries, size = query.shape[-2:]
     fits = steps.MOST < queries <= _LENGTH and keys <= _LENGTH and size <= _SIZE
-    return fits and query.dtype in HALF and math.prod(query.shape[:-2]) >= _HEADS and _kernels()
+    return fits and query.dtype in HALF and math.prod(query.shape[:-2]) >= _HEADS and TRITON
 
 
 def working_bytes(problem: Problem) -> int:
@@ -117,9 +118,3 @@ def attend(problem: Problem) -> Result:
 
 def _four_axes(tensor: Tensor) -> Tensor:
     return tensor if tensor.ndim == 4 else tensor.reshape(-1, *tensor.shape[-3:])
-
-
-@torch.compiler.assume_constant_result
-def _kernels() -> bool:
-    """Is Triton installed? The compiler takes the answer as it is, and does not look into how it was found."""
-    return steps.kernels()

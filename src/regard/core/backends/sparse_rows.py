@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.backends import steps
 from regard.core.backends.once import once_only
 from regard.core.backends.result import Result
 from regard.core.clauses import Clauses, clauses
+from regard.core.machine import TRITON
 from regard.core.normalizers import Entmax, Sparsemax
 from regard.core.problem import Problem
 
@@ -60,7 +60,7 @@ def serves(problem: Problem) -> bool:
 
 def climbs(alpha: float, keys: int) -> bool:
     """Do the kernels find the threshold of such rows? Beyond 2 the sum is not convex: no steps climb to its root."""
-    return 1 < alpha <= 2 and 0 < keys <= LONGEST and steps.kernels()
+    return 1 < alpha <= 2 and 0 < keys <= LONGEST and TRITON
 
 
 def working_bytes(problem: Problem) -> int:

@@ -1,12 +1,12 @@
 """Decoding steps on CUDA: when a call is one, and the kernel that takes it in a launch or two."""
 
 import functools
-import importlib.util
 
 import torch
 from torch import Tensor
 
 from regard.core.clauses import clauses
+from regard.core.machine import TRITON
 from regard.core.problem import HALF, Problem
 
 MOST = 8  # queries: up to so many, cutting the memory beats cutting the queries
@@ -16,7 +16,7 @@ def serves(problem: Problem) -> bool:
     """Is this a step: a few queries without gradient, a whole memory or a padded one?"""
     if problem.device.type != "cuda" or not 0 < problem.shape[-2] <= MOST or problem.shape[-1] == 0:
         return False
-    if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not kernels():
+    if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not TRITON:
         return False
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None or found.banded or found.by_head or len(found.segments) > 0:
@@ -39,16 +39,6 @@ def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, 
         keys = problem.shape[-1]
         mask = functools.reduce(torch.logical_and, found.dense).expand(*lead, 1, 1, keys).reshape(-1, keys)
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, problem.value))
-    output = decode(query, key, value, weight, lengths, mask, scale, _workers(problem.device))
+    workers = torch.cuda.get_device_properties(problem.device).multi_processor_count
+    output = decode(query, key, value, weight, lengths, mask, scale, workers)
     return output.reshape(*lead, *output.shape[-3:])
-
-
-@functools.cache
-def kernels() -> bool:
-    """Is Triton installed?"""
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def _workers(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

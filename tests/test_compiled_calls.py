@@ -1,0 +1,103 @@
+"""torch.compile of a call gives what the call gives, gradients too, and says nothing: no cache, no stride, no guess.
+
+In a process of its own: the checks of shapes in these tests cannot be compiled.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+CALLS = """
+import sys
+import warnings
+
+import torch
+
+import regard
+
+device, backend = sys.argv[1:]
+dtype, length = (torch.float32, 150) if device == "cpu" else (torch.bfloat16, 1100)  # flex serves from 1,024 on
+near = dict(rtol=1e-4, atol=1e-5) if device == "cpu" else dict(rtol=2e-2, atol=2e-2)
+warnings.filterwarnings("error", message=".*Dynamo.*")
+warnings.filterwarnings("error", message=".*recompile.*")
+
+
+def drawn(*shape):
+    return torch.randn(shape, device=device, dtype=dtype)
+
+
+weight = (drawn(32) / 4).requires_grad_()
+matrix = (drawn(32, 32) / 8).requires_grad_()
+slopes = torch.tensor([0.5, 0.25, 0.1], device=device)
+lengths = torch.tensor([length, 97], device=device)
+ids = torch.arange(length, device=device).div(70, rounding_mode="floor").expand(2, -1)
+additive = dict(score=regard.Additive(weight))
+calls = {
+    "plain": {},
+    "causal": dict(mask=regard.causal()),
+    "padding": dict(mask=regard.padding(lengths)),
+    "window": dict(mask=regard.window(40, 0)),
+    "segments": dict(mask=regard.segments(ids, ids)),
+    "causal and padding": dict(mask=regard.causal() & regard.padding(lengths)),
+    "alibi": dict(bias=regard.alibi(slopes), mask=regard.causal()),
+    "softcap": dict(score=regard.ScaledDot(softcap=5.0)),
+    "cosine": dict(score=regard.Cosine(scale=4.0)),
+    "bilinear": dict(score=regard.Bilinear(matrix)),
+    "additive": additive,
+    "additive, causal": additive | dict(mask=regard.causal()),
+    "additive, padding": additive | dict(mask=regard.padding(lengths)),
+    "sparsemax": dict(normalize=regard.Sparsemax()),
+    "entmax": dict(normalize=regard.Entmax(1.5)),
+    "blocked": additive | dict(backend="blocked"),
+    "top": dict(weights=regard.top(3)),
+}
+for name, arguments in calls.items():
+    torch.manual_seed(0)
+    # heads split from rows: transposed operands, whose gradients' strides the compiler is told beforehand
+    leaves = [drawn(2, length, 3, 32).requires_grad_() for _ in range(3)]
+    score = arguments.get("score")
+    learned = [*leaves, score.weight] if hasattr(score, "weight") else leaves
+
+    def attend(*rows):
+        return regard.attention(*(x.transpose(1, 2) for x in rows), **arguments).output
+
+    def run(call):
+        output = call(*leaves)
+        return output, *torch.autograd.grad(output.float().square().mean() * length, learned)
+
+    torch._dynamo.reset()
+    ways = run(attend), run(torch.compile(attend, backend=backend))
+    for part, plain, compiled in zip(("output", "query", "key", "value", "learned"), *ways):
+        torch.testing.assert_close(compiled, plain, **near, msg=lambda text: f"{name}, {part}: {text}")
+    if device == "cuda" and "mask" not in arguments:
+        with torch.no_grad():  # a step of decoding, which has kernels of its own
+            steps = [call(leaves[0][:, :1], *leaves[1:]) for call in (attend, torch.compile(attend, backend=backend))]
+        torch.testing.assert_close(*steps, **near, msg=lambda text: f"{name}, a step: {text}")
+    print(name, "as without a compiler")
+features = torch.compile(lambda x: regard.linear_attention(x, x, x, causal=True), backend=backend)
+x = drawn(1, 2, 20, 16)
+torch.testing.assert_close(features(x), regard.linear_attention(x, x, x, causal=True), **near)
+print("linear", "as without a compiler")
+"""
+
+
+def run(device: str, backend: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CALLS, device, backend], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert done.stdout.count("as without a compiler") == 18
+
+
+def test_on_the_cpu() -> None:
+    run("cpu", "aot_eager")
+
+
+@pytest.mark.cuda
+def test_on_a_gpu() -> None:
+    run("cuda", "inductor")
+
+
+def test_importing_regard_does_not_import_the_compiler() -> None:
+    """It would take longer than all of regard."""
+    ask = "import sys, regard; regard.attention, regard.nn.MultiHeadAttention; print('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout == "False\n"
