@@ -281,20 +281,21 @@ def wide_values(device: str) -> None:
 
 def halves(device: str) -> None:
     """Half of the heads, or of the batch, at a time: the same gradients, whatever each head or item has of its own."""
-    from regard.core.backends.additive import triton_operator
+    from regard.core.backends.additive import triton_backward
     from regard.core.backends.additive.operator import additive_attention
 
-    large, backward, calls = triton_operator._LARGE, triton_operator.backward, []
+    large, write, turns = triton_backward._LARGE, triton_backward.write_features, []
 
-    def counted(*arguments: Any, **settings: Any) -> Any:
-        calls.append(settings["calls"])
-        return backward(*arguments, **settings)
+    def counted(*arguments: Any) -> None:
+        turns.append(arguments[3].units)
+        write(*arguments)
 
-    triton_operator.backward = counted
-    cases = [(1, 2, 2, True), (2, 1, 1, False)]
+    triton_backward.write_features = counted
+    cases, wanted = [(1, 2, 2, True, 0.0), (2, 1, 1, False, 0.2)], [[1, 1], [2]] * 2
     if device == "cuda":  # many heads take the interpreter long
-        cases += [(1, 4, 2, False), (3, 4, 2, True), (3, 4, 2, False)]
-    for batch, heads, groups, own in cases:
+        cases += [(1, 4, 2, False, 0.2), (3, 4, 2, True, 0.0), (3, 2, 1, False, 0.0)]
+        wanted += [[1, 1], [2], [3, 3], [6], [1, 2], [3]]
+    for batch, heads, groups, own, dropout in cases:
         torch.manual_seed(12)
         shapes = [(batch, heads, 33, 9), (batch, groups, 37, 9), (batch, groups, 37, 5), (heads, 9) if own else (9,)]
         shapes += [(batch, heads, 33, 37) if own else (1, 1, 1, 37), (heads, 11)]
@@ -308,16 +309,18 @@ def halves(device: str) -> None:
         }
         found = []
         for most in (0, large):
-            triton_operator._LARGE = most
-            out, lse = additive_attention(*leaves[:4], bias=leaves[4], relative=leaves[5], **settings)
+            triton_backward._LARGE = most
+            out, lse = additive_attention(
+                *leaves[:4], bias=leaves[4], relative=leaves[5], dropout=dropout, seed=3, **settings
+            )
             loss = out.float().square().sum() + torch.where(lse == float("-inf"), 0.0, lse).sin().sum()
             found.append(torch.autograd.grad(loss, leaves))
         for leaf, a, b in zip(leaves, *found, strict=True):
             assert a.shape == leaf.shape
             assert a.dtype == leaf.dtype
             assert (a - b).norm() <= 1e-2 * b.norm()
-    assert calls == [2, 2, 1] * len(cases)
-    triton_operator._LARGE, triton_operator.backward = large, backward
+    assert [len(units) for units in turns] == [n for each in wanted for n in each]
+    triton_backward._LARGE, triton_backward.write_features = large, write
 
 
 def direct(device: str) -> None:

@@ -1,6 +1,6 @@
 """The backward pass: gradients of everything, with dS in memory one slab of pairs at a time."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,21 +15,37 @@ from regard.core.backends.additive import (
     triton_series_gradient,
 )
 from regard.core.backends.additive.triton_buffers import (
+    Choice,
     Factors,
     Features,
     Notes,
+    choose,
     factors,
-    features,
+    feature_numbers,
     output_gradient,
     plain_factors,
     ranges,
+    room_for_features,
     series_serves,
     value_steps,
+    write_features,
 )
 from regard.core.backends.additive.triton_pairs import Pairs
-from regard.core.backends.additive.triton_plan import DEFAULT, PAD, SPAN, Inputs, Sizes, Slab, Tuning, launch, slabs
+from regard.core.backends.additive.triton_plan import (
+    DEFAULT,
+    PAD,
+    SPAN,
+    Inputs,
+    Sizes,
+    Slab,
+    Tuning,
+    launch,
+    slabs,
+    trait,
+)
 
 _MOST_SEGMENTS = 8
+_LARGE = 64 << 20  # bytes of features from which half of the heads are taken at a time
 
 
 class Gradients(NamedTuple):
@@ -49,8 +65,8 @@ class _Work(NamedTuple):
     inputs: Inputs
     pairs: Pairs
     tuning: Tuning
+    choice: Choice | None
     made: Features | None
-    plan: Tensor | None
     notes: Notes
     by_feature: Factors
     by_row: Factors
@@ -63,6 +79,11 @@ class _Work(NamedTuple):
     boost: Tensor | None
     weight_part: Tensor  # (b * h, parts, f): the weight's gradient by rows
     split: bool  # several slabs add to the same keys
+    known: Any  # what decides the compiled kernels, beside the slab
+
+    @property
+    def plan(self) -> Tensor | None:
+        return None if self.choice is None else self.choice.plan
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -94,29 +115,32 @@ def backward(
     table: Tensor | None = None,
     form: str = "auto",
     tuning: Tuning = DEFAULT,
-    calls: int = 1,
 ) -> Gradients:
-    """Gradients of everything; bias and table are given where theirs are wanted.
-
-    This may be one of some `calls`, each for some of the heads.
-    """
+    """Gradients of everything; bias and table are given where theirs are wanted."""
     s, device, repeat = inputs.sizes, inputs.query.device, inputs.sizes.h // inputs.sizes.g
     change = torch.zeros_like(lse) if grad_lse is None else torch.where(lse == float("-inf"), 0.0, grad_lse).float()
-    serves = form != "exact" and series_serves(inputs)
     notes, dtype = Notes.empty(inputs), inputs.query.dtype
-    made = features(inputs, notes, dtype, "backward", series.GROUPS["backward"]) if serves else None
-    plan, found = made.plan if made else None, ranges(inputs) if inputs.factored else None
-    by_feature = plain_factors(made.raw) if made else factors(inputs, notes, found=found, plan=None, by_row=False)
-    parts = list(slabs(s, pairs.low, pairs.high, _slab_pairs(inputs, made, tuning, calls)))
-    split = len({p.first_query for p in parts}) > 1
+    choice, made = None, None
+    if form != "exact" and series_serves(inputs):
+        choice = choose(inputs, "backward")
+        turns = _turns(inputs)
+        made = room_for_features(s, turns[-1], device, dtype, "backward")  # the last is the largest
+    else:
+        turns = [range(s.b * s.g)]
+    plan, found = choice.plan if choice else None, ranges(inputs) if inputs.factored else None
+    most = _slab_pairs(inputs, tuning, series_first=made is not None)
+    parts = [list(slabs(s, pairs.low, pairs.high, most, units)) for units in turns]
+    split = len({part.first_query for part in parts[0]}) > 1
     work = _Work(
-        inputs, pairs, tuning, made, plan, notes,
-        by_feature, factors(inputs, notes, found=found, plan=plan, by_row=True),
+        inputs, pairs, tuning, choice, made, notes,
+        plain_factors(made.raw) if made else factors(inputs, notes, found=found, plan=None, by_row=False),
+        factors(inputs, notes, found=found, plan=plan, by_row=True),
         grad_output, lse, change, *output_gradient(inputs, output, grad_output, change, plan),
         _boost(inputs, grad_output),
         torch.zeros(s.b * s.h, s.q_pad // SPAN * _MOST_SEGMENTS, s.f, device=device, dtype=torch.float32), split,
+        (inputs.traits, trait((pairs, grad_output, lse, change)), grad_output.stride(), form, split),
     )  # fmt: skip
-    partial = not parts or pairs.low is not None or pairs.high is not None
+    partial = not parts[0] or pairs.low is not None or pairs.high is not None
     grad_query = (torch.zeros if partial else torch.empty)(inputs.query.shape, device=device, dtype=dtype)
     new = torch.zeros if partial or split else torch.empty
     grad_key = new(inputs.key.shape, device=device, dtype=torch.float32 if split else dtype)
@@ -124,17 +148,22 @@ def backward(
     grad_bias = None if bias is None else torch.zeros(bias.shape, device=device, dtype=torch.float32)
     grad_table = None if table is None else torch.zeros(table.shape, device=device, dtype=torch.float32)
     skips = any(x is not None for x in (pairs.low, pairs.high, pairs.lengths, pairs.query_ids))
-    room = max((p.units * repeat * p.rows * p.columns for p in parts), default=0)
+    room = max((p.units * repeat * p.rows * p.columns for among in parts for p in among), default=0)
     store = torch.empty(room, device=device, dtype=dtype)
-    for part in parts:
-        heads = part.units * repeat
-        slab = store[: heads * part.rows * part.columns].view(heads * part.rows, part.columns)
-        if skips:
-            slab.zero_()
-        _add_value_gradient(work, part, slab, grad_value)
-        for is_query, grad in ((True, grad_query), (False, grad_key)):
-            _feature_gradients(work, part, slab, grad, is_query=is_query)
-        _add_bias_gradients(s, part, slab, work.boost, grad_bias, grad_table)
+    for units, among in zip(turns, parts, strict=True):
+        if made is not None and choice is not None:
+            made = made._replace(units=units)
+            work = work._replace(made=made)
+            write_features(inputs, notes, choice, made, series.GROUPS["backward"])
+        for part in among:
+            heads = part.units * repeat
+            slab = store[: heads * part.rows * part.columns].view(heads * part.rows, part.columns)
+            if skips:
+                slab.zero_()
+            _add_value_gradient(work, part, slab, grad_value)
+            for is_query, grad in ((True, grad_query), (False, grad_key)):
+                _feature_gradients(work, part, slab, grad, is_query=is_query)
+            _add_bias_gradients(s, part, slab, work.boost, grad_bias, grad_table)
     weight_grad = work.weight_part.sum(1).view(s.b, s.h, s.f).sum(0)
     if inputs.weight.dim() == 1:
         weight_grad = weight_grad.sum(0)
@@ -148,14 +177,20 @@ def backward(
     )
 
 
-def _slab_pairs(inputs: Inputs, made: Features | None, tuning: Tuning, calls: int) -> int:
-    """How many pairs a slab may have: rows enough to fill the device, inside half the memory of all calls' features."""
-    s, item = inputs.sizes, inputs.query.dtype.itemsize
-    room = tuning.slab_bytes // item
-    if made is None:
-        return room
-    half = (made.query.numel() + made.key.numel()) * calls // 2
-    return max(room, min(half, PAD * PAD * s.k_pad))
+def _turns(inputs: Inputs) -> list[range]:
+    """Key heads, all at once or in halves: where the features of one half would stand, there is room for dS."""
+    s = inputs.sizes
+    count = s.b * s.g
+    if count < 2 or feature_numbers(s) * inputs.query.element_size() < _LARGE:
+        return [range(count)]
+    return [range(count // 2), range(count // 2, count)]
+
+
+def _slab_pairs(inputs: Inputs, tuning: Tuning, *, series_first: bool) -> int:
+    """How many pairs a slab may have: rows enough to fill the device, inside half the memory of all features."""
+    s = inputs.sizes
+    room = tuning.slab_bytes // inputs.query.element_size()
+    return max(room, min(feature_numbers(s) // 2, PAD * PAD * s.k_pad)) if series_first else room
 
 
 def _segments(programs: int, wanted: int, most: int) -> int:
@@ -172,17 +207,18 @@ def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tenso
     wanted = tuning.programs if made is None else tuning.programs // 2
     segments = _segments(part.columns // block.columns * part.units, wanted, min(16, part.rows // PAD))
     grad_v = torch.empty(segments, part.units, part.columns, s.e, device=slab.device, dtype=torch.float32)
-    if made is not None:
+    known = work.known, trait((*where, part.rows, part.columns, segments, made and made.units.start))
+    if made is not None and work.choice is not None:
         launch(
             triton_series.series_score, (part.columns // block.columns, segments, part.units),
             TensorDescriptor.from_tensor(made.query, [block.rows, block.depth]),
             TensorDescriptor.from_tensor(made.key, [block.columns, block.depth]),
             TensorDescriptor.from_tensor(work.notes.value, [block.columns, s.e_block]),
-            *work.weight, made.table, work.plan, pairs, work.grad_output, *work.grad_output.stride(), work.lse,
+            *work.weight, work.choice.table, work.plan, pairs, work.grad_output, *work.grad_output.stride(), work.lse,
             work.delta, work.boost, TensorDescriptor.from_tensor(slab, [block.rows, block.columns]), grad_v,
-            *where, part.rows, part.columns, *work.numbers, s.e, segments,
+            made.units.start, *where, part.rows, part.columns, *work.numbers, s.e, segments,
             WIDTH=series.WIDTH, PRECISION=inputs.precision, BM=block.rows, BN=block.columns, BK=block.depth,
-            FB=s.f_block, EB=s.e_block, block=block,
+            FB=s.f_block, EB=s.e_block, block=block, known=known,
         )  # fmt: skip
     block = tuning.exact_score
     launch(
@@ -191,7 +227,7 @@ def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tenso
         work.lse, work.delta, work.boost, slab, grad_v, *where, part.rows, part.columns, *work.numbers, s.e,
         inputs.low_step, work.copy_step, segments,
         ACT=inputs.activation, FACTORED=inputs.factored, NATIVE=inputs.native, PRECISION=inputs.precision,
-        BM=block.rows, BN=block.columns, DEPTH=block.depth, FB=s.f_block, EB=s.e_block, block=block,
+        BM=block.rows, BN=block.columns, DEPTH=block.depth, FB=s.f_block, EB=s.e_block, block=block, known=known,
     )  # fmt: skip
     keys = slice(part.first_key, part.last_key)
     flat = grad_value.view(s.b * s.g, s.k, s.e)[part.first_unit : part.first_unit + part.units, keys]
@@ -206,7 +242,8 @@ def _feature_gradients(work: _Work, part: Slab, slab: Tensor, grad: Tensor, *, i
     extent = part.rows if is_query else part.columns
     place = (part.first_unit, part.first_query, part.last_query, part.first_key, part.last_key, part.rows)
     add = work.split and not is_query
-    if made is not None:
+    known = work.known, trait((*place, part.columns, made and made.units.start))
+    if made is not None and work.choice is not None:
         block, own = work.tuning.series_feature, inputs.query if is_query else inputs.key
         units = block.columns // (2 * series.GROUPS["backward"])
         inner = [block.rows, block.depth] if is_query else [block.depth, block.rows]
@@ -214,10 +251,12 @@ def _feature_gradients(work: _Work, part: Slab, slab: Tensor, grad: Tensor, *, i
         launch(
             triton_series_gradient.series_feature, grid, TensorDescriptor.from_tensor(slab, inner),
             TensorDescriptor.from_tensor(made.key if is_query else made.query, [block.depth, block.columns]),
-            own, *own.stride(), *work.weight, made.table, work.plan, work.pairs, work.boost, grad, *grad.stride(),
-            work.weight_part, work.change, *place, *work.numbers, work.weight_part.shape[1],
+            own, *own.stride(), *work.weight, work.choice.table, work.plan, work.pairs, work.boost, grad,
+            *grad.stride(), work.weight_part, work.change, made.units.start, *place, *work.numbers,
+            work.weight_part.shape[1],
             QUERY=is_query, ADD=add, ODD=inputs.activation == "tanh", NATIVE=inputs.native,
             PRECISION=inputs.precision, WIDTH=series.WIDTH, BM=block.rows, UNITS=units, BK=block.depth, block=block,
+            known=known,
         )  # fmt: skip
     block = work.tuning.exact_feature
     wide = min(block.columns, s.f_block)
@@ -232,7 +271,7 @@ def _feature_gradients(work: _Work, part: Slab, slab: Tensor, grad: Tensor, *, i
         work.plan, work.pairs, slab, work.boost, out, *out.stride(), work.weight_part, *place, part.columns,
         *work.numbers, work.weight_part.shape[1],
         QUERY=is_query, ADD=add and segments == 1, ACT=inputs.activation, FACTORED=inputs.factored,
-        NATIVE=inputs.native, BM=block.rows, FB=wide, DEPTH=block.depth, SEGMENTS=segments, block=block,
+        NATIVE=inputs.native, BM=block.rows, FB=wide, DEPTH=block.depth, SEGMENTS=segments, block=block, known=known,
     )  # fmt: skip
     if segments > 1:
         first, last = (part.first_query, part.last_query) if is_query else (part.first_key, part.last_key)

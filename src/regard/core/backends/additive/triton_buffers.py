@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from regard.core.backends.additive import series, triton_features, triton_prepare
-from regard.core.backends.additive.triton_plan import SPAN, Block, Inputs, Sizes, launch
+from regard.core.backends.additive.triton_plan import SPAN, Block, Inputs, Sizes, launch, trait
 
 PARTS = 16  # of the rows, in the search for ranges; every program that needs them reduces so many
 
@@ -77,13 +77,26 @@ class Notes(NamedTuple):
         )
 
 
-class Features(NamedTuple):
-    query: Tensor  # (b * h * q_pad, 32 * f_pad)
-    key: Tensor
-    raw: tuple[Tensor, Tensor]  # plain copies where the series does not serve
-    shifts: tuple[Any, Any]  # what slopes and constants add to queries, and slopes to keys; None in the backward pass
+class Choice(NamedTuple):
+    """The series for each key head: it reaches as far as query and key do, and how far that is the device alone knows.
+
+    Where none reaches, the exact kernels serve.
+    """
+
+    direction: str
     table: Tensor
-    plan: Tensor  # (b * g,): row of the table, or -1 where the exact kernels serve
+    plan: Tensor  # (b * g,): row of the table, or -1 for none
+    fits: Tensor | None  # (b * g, f_pad): where in the row a hidden unit's fit lies, if there are several
+
+
+class Features(NamedTuple):
+    """Of the key heads `units` and the query heads that read them."""
+
+    units: range
+    query: Tensor  # (heads * q_pad, 32 * f_pad)
+    key: Tensor
+    raw: tuple[Tensor, Tensor]  # plain copies of all heads where the series does not serve
+    shifts: tuple[Any, Any]  # what slopes and constants add to queries, and slopes to keys; None in the backward pass
 
 
 class Factors(NamedTuple):
@@ -100,36 +113,54 @@ def _raw(s: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
     )
 
 
-def features(inputs: Inputs, notes: Notes, dtype: torch.dtype, direction: str, group: int = 1) -> Features:
-    """Features of the series that reaches as far as query and key do, `group` harmonics of a hidden unit side by side.
+def choose(inputs: Inputs, direction: str) -> Choice:
+    """Rows of the table for what query and key hold."""
+    s, device, fits = inputs.sizes, inputs.query.device, series.FITS[direction]
+    made = Choice(
+        direction,
+        _table(inputs.activation, inputs.query.dtype, direction, device),
+        torch.empty(s.b * s.g, device=device, dtype=torch.int32),
+        torch.empty(s.b * s.g, s.f_pad, device=device, dtype=torch.int32) if fits > 1 else None,
+    )
+    launch(
+        triton_features.choose, (s.b * s.g, 1, 1),
+        inputs.weight, inputs.weight_step, *ranges(inputs), made.table, made.plan, made.fits, s.h, s.g, s.b * s.h,
+        s.f, s.f_pad,
+        TABLE_ROWS=made.table.shape[0], WIDTH=series.WIDTH, FITS=fits, PARTS=PARTS, MANY=s.f_pad > s.f_block,
+        FB=s.f_block, known=(inputs.traits, direction),
+    )  # fmt: skip
+    return made
 
-    How far that is, and so which row of the table, the device alone knows.
-    """
-    s, device = inputs.sizes, inputs.query.device
-    found = ranges(inputs)
+
+def feature_numbers(s: Sizes) -> int:
+    """How many numbers the features of all heads are."""
+    return 2 * series.MOST * s.f_pad * s.b * (s.h * s.q_pad + s.g * s.k_pad)
+
+
+def room_for_features(s: Sizes, units: range, device: torch.device, dtype: torch.dtype, direction: str) -> Features:
+    """For so many heads, not yet written."""
     shifts = (None, None)
     if direction == "forward":
         shifts = tuple(torch.empty(s.b * s.h, n, device=device, dtype=torch.float32) for n in (s.q_pad, s.k_pad))
-    made = Features(
-        torch.empty(s.b * s.h * s.q_pad, 2 * series.MOST * s.f_pad, device=device, dtype=dtype),
-        torch.empty(s.b * s.g * s.k_pad, 2 * series.MOST * s.f_pad, device=device, dtype=dtype),
-        _raw(s, device),
-        (shifts[0], shifts[1]),
-        _table(inputs.activation, inputs.query.dtype, direction, device),
-        torch.empty(s.b * s.g, device=device, dtype=torch.int32),
-    )
-    spans = max(s.q_pad, s.k_pad) // SPAN
-    each = 4 if spans * s.b * (s.h + s.g) >= 4 * _PROGRAMS else 1  # of them to a program; rows are padded to four
+    rows = len(units) * (s.h // s.g) * s.q_pad, len(units) * s.k_pad
+    query, key = (torch.empty(n, 2 * series.MOST * s.f_pad, device=device, dtype=dtype) for n in rows)
+    return Features(units, query, key, _raw(s, device), (shifts[0], shifts[1]))
+
+
+def write_features(inputs: Inputs, notes: Notes, choice: Choice, made: Features, group: int = 1) -> None:
+    """Features of `made.units` by the series chosen, `group` harmonics of a hidden unit side by side."""
+    s, direction = inputs.sizes, choice.direction
+    heads, spans = len(made.units) * (s.h // s.g + 1), max(s.q_pad, s.k_pad) // SPAN
+    each = 4 if spans * heads >= 4 * _PROGRAMS else 1  # of them to a program; rows are padded to four
     launch(
-        triton_features.features, (spans // each, s.b * (s.h + s.g), 1),
-        *_operands(inputs, value=True), *found, made.table, made.plan, made.query, made.key, *made.raw, *made.shifts,
-        *notes, s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, s.b * s.h,
-        TABLE_ROWS=made.table.shape[0], WIDTH=series.WIDTH, FITS=series.FITS[direction], PARTS=PARTS,
-        MANY=s.f_pad > s.f_block, GROUP=group, ODD=series.TARGETS[inputs.activation][1], SPANS=each, ROWS=SPAN,
-        FB=min(64 if group == 1 else 16, s.f_block), RB=s.f_block, EB=s.e_block, NATIVE=inputs.native,
-        known=(inputs.traits, dtype, direction),
+        triton_features.features, (spans // each, heads, 1),
+        *_operands(inputs, value=True), choice.table, choice.plan, choice.fits, made.query, made.key, *made.raw,
+        *made.shifts, *notes, s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, made.units.start,
+        len(made.units),
+        STEP=series.WIDTH * series.FITS[direction], GROUP=group, ODD=series.TARGETS[inputs.activation][1], SPANS=each,
+        ROWS=SPAN, FB=min(64 if group == 1 else 16, s.f_block), RB=s.f_block, EB=s.e_block, NATIVE=inputs.native,
+        known=(inputs.traits, made.query.dtype, direction, trait(made.units.start), trait(len(made.units))),
     )  # fmt: skip
-    return made
 
 
 def factors(inputs: Inputs, notes: Notes, *, found: Ranges | None, plan: Tensor | None, by_row: bool) -> Factors:

@@ -38,7 +38,7 @@ def table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repe
               STEP: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr, FB: tl.constexpr):  # fmt: skip
     """The table's first row that serves all sums query + key of a key head, and the tops of the last FB features.
 
-    -1 where none does, or where a query feature would be too large.  Several programs choose, and must choose alike.
+    -1 where none does, or where a query feature would be too large.
     """
     reach = 0.0
     tops = tl.zeros((FB,), tl.float32)
@@ -70,26 +70,41 @@ def _error(tops, f, f_size, reach):
 
 
 @triton.jit
-def _nearest(row_at, tops, WIDTH: tl.constexpr, FITS: tl.constexpr):
-    """Where each feature's fit lies: of a row's fits, which reach less and less far, the last that reaches its top."""
-    number = tl.zeros_like(tops).to(tl.int32)
-    for n in tl.static_range(1, FITS):
-        number += (tl.load(row_at + n * WIDTH) >= tops).to(tl.int32)
-    return row_at + number * WIDTH
+def choose(
+    weight, w_h, lows, highs, table, plan, fits, heads, groups, batch_heads, f_size, f_pad,
+    TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr,
+    FB: tl.constexpr,
+):  # fmt: skip
+    """The table's row for each key head, and where in it the fit of each hidden unit lies.
+
+    Of a row's fits, which reach less and less far, a unit has the last that reaches its top.
+    """
+    unit, repeat = tl.program_id(0), heads // groups
+    spans = (lows, highs)
+    row, tops = table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repeat,
+                          TABLE_ROWS, WIDTH * FITS, PARTS, MANY, FB)  # fmt: skip
+    tl.store(plan + unit, row)
+    if fits is not None:
+        row_at = table + tl.maximum(row, 0) * (WIDTH * FITS)
+        for f0 in range(0, f_pad, FB):
+            f = f0 + tl.arange(0, FB)
+            if MANY:
+                tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS, MANY)
+            number = tl.zeros((FB,), tl.int32)
+            for n in tl.static_range(1, FITS):
+                number += (tl.load(row_at + n * WIDTH) >= tops).to(tl.int32)
+            tl.store(fits + unit * f_pad + f, number * WIDTH, mask=f < f_pad)
 
 
 @triton.jit
-def _shifts(x, x_n, x_f, stop, i0, f_size, weight, row_at, tops, spans, unit, batch_heads, repeat,
-            QUERY: tl.constexpr, WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr,
-            ROWS: tl.constexpr, FB: tl.constexpr):  # fmt: skip
+def _shifts(x, x_n, x_f, stop, i0, f_size, weight, row_at, fits_at, QUERY: tl.constexpr, ROWS: tl.constexpr,
+            FB: tl.constexpr):  # fmt: skip
     """Σ_f w_f slope_f x_f of rows i0 .. i0 + ROWS, NaN as 0; of a query also the fits' constants."""
     i = i0 + tl.arange(0, ROWS)
     total = tl.zeros((ROWS,), tl.float32)
     for f0 in range(0, f_size, FB):
         f = f0 + tl.arange(0, FB)
-        if MANY:
-            tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS, MANY)
-        fit = _nearest(row_at, tops, WIDTH, FITS)
+        fit = row_at + tl.load(fits_at + f, mask=f < f_size, other=0)
         inside = (i < stop)[:, None] & (f < f_size)[None, :]
         t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
         t = tl.where(t == t, t, 0.0) * tl.load(fit + 3)[None, :]
@@ -113,8 +128,7 @@ def _write_raw(x, x_n, x_f, stop, i0, f_size, f_pad, out_at, ROWS: tl.constexpr,
 
 
 @triton.jit
-def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, tops, spans, unit, batch_heads, repeat, out_at,
-                    WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr,
+def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, out_at,
                     GROUP: tl.constexpr, QUERY: tl.constexpr, ODD: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
                     NATIVE: tl.constexpr):  # fmt: skip
     """Feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
@@ -128,10 +142,8 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, tops, spa
     for f0 in range(0, f_pad, FB):
         f = f0 + tl.arange(0, FB)
         fit = row_at + tl.zeros((FB,), tl.int32)
-        if FITS > 1:
-            if MANY:
-                tops = _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS, MANY)
-            fit = _nearest(row_at, tops, WIDTH, FITS)
+        if fits_at is not None:
+            fit += tl.load(fits_at + f, mask=f < f_pad, other=0)
         base, lowest = tl.load(fit + 2), tl.reshape(tl.load(fit + 5), (1, FB // 4, 1, 4))
         waves = tl.reshape(fit + 8, (1, FB // 4, 1, 4)) + member[None, None, :, None]
         inside = (i < n)[:, None] & (f < f_size)[None, :]
@@ -173,78 +185,73 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, tops, spa
 @triton.jit
 def features(
     query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, value, v_b, v_h, v_n, v_e, weight, w_h, lengths,
-    lows, highs, table, plan, query_out, key_out, query_raw, key_raw, query_shift, key_shift,
+    table, plan, fits, query_out, key_out, query_raw, key_raw, query_shift, key_shift,
     value_out, query_bad, bad, bad_span,
-    heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, batch_heads,
-    TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr,
-    GROUP: tl.constexpr, ODD: tl.constexpr, SPANS: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
-    RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
+    heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, first, units,
+    STEP: tl.constexpr, GROUP: tl.constexpr, ODD: tl.constexpr, SPANS: tl.constexpr, ROWS: tl.constexpr,
+    FB: tl.constexpr, RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Features of query and key where a row of the table serves, plain copies for the exact kernels where none does.
 
-    A row of the table has FITS fits with as many harmonics; each hidden unit takes the closest that reaches its sums.
     Beside the features what slopes and constants of the fits add: to a query's log-sum-exp, and to a key's base-2
-    scores for each of its query heads.  A program makes SPANS times ROWS of them, so that it chooses once for all.
+    scores for each of its query heads.  Of some `units` key heads from `first` on, and of the query heads that read
+    them; their features alone lie in memory.  A program makes SPANS times ROWS of them.
     """
-    spans = (lows, highs)
-    step: tl.constexpr = WIDTH * FITS
-    start, z = tl.program_id(0) * (ROWS * SPANS), tl.program_id(1)
+    start, place = tl.program_id(0) * (ROWS * SPANS), tl.program_id(1)
     repeat = heads // groups
-    if z < batch_heads:
+    if place < units * repeat:
         if start < q_pad:
+            z = first * repeat + place
             x = query + (z // heads).to(tl.int64) * q_b + (z % heads).to(tl.int64) * q_h
-            unit = z // repeat
-            row, tops = table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repeat,
-                                  TABLE_ROWS, step, PARTS, MANY, RB)  # fmt: skip
-            row_at, own = table + row * step, weight + (z % heads) * w_h
-            out = query_out + z.to(tl.int64) * q_pad * (f_pad * 32)
+            row = tl.load(plan + z // repeat)
+            row_at, own = table + row * STEP, weight + (z % heads) * w_h
+            fits_at = None
+            if fits is not None:
+                fits_at = fits + z // repeat * f_pad
+            out = query_out + place.to(tl.int64) * q_pad * (f_pad * 32)
             raw = query_raw + z.to(tl.int64) * q_pad * f_pad
             for i0 in range(start, start + ROWS * SPANS, ROWS):
                 i = i0 + tl.arange(0, ROWS)
                 nans = nan_rows(x, q_n, q_f, n_q, i0, f_size, ROWS, RB)
                 tl.store(query_bad + z * q_pad + i, nans.to(tl.int8))
                 if row >= 0:
-                    _write_features(x, q_n, q_f, n_q, i0, f_size, f_pad, own, row_at, tops, spans, unit, batch_heads,
-                                    repeat, out, WIDTH, FITS, PARTS, MANY, GROUP, True, ODD, ROWS, FB,
-                                    NATIVE)  # fmt: skip
+                    _write_features(x, q_n, q_f, n_q, i0, f_size, f_pad, own, row_at, fits_at, out, GROUP, True, ODD,
+                                    ROWS, FB, NATIVE)  # fmt: skip
                     if query_shift is not None:
-                        shift = _shifts(x, q_n, q_f, n_q, i0, f_size, own, row_at, tops, spans, unit, batch_heads,
-                                        repeat, True, WIDTH, FITS, PARTS, MANY, ROWS, RB)  # fmt: skip
+                        shift = _shifts(x, q_n, q_f, n_q, i0, f_size, own, row_at, fits_at, True, ROWS, RB)
                         tl.store(query_shift + z * q_pad + i, shift)
                 else:
                     _write_raw(x, q_n, q_f, n_q, i0, f_size, f_pad, raw, ROWS, RB)
-    else:
-        y = z - batch_heads
+    elif start < k_pad:
+        place -= units * repeat
+        y = first + place
         b = y // groups
-        if start < k_pad:
-            stop = n_k
-            if lengths is not None:
-                stop = tl.minimum(stop, tl.load(lengths + b))
-            row, tops = table_row(spans, weight, w_h, table, y, groups, batch_heads, f_size, repeat,
-                                  TABLE_ROWS, step, PARTS, MANY, RB)  # fmt: skip
-            if start == 0:
-                tl.store(plan + y, row)
-            x = key + b.to(tl.int64) * k_b + (y % groups).to(tl.int64) * k_h
-            row_at = table + row * step
-            out = key_out + y.to(tl.int64) * k_pad * (f_pad * 32)
-            raw = key_raw + y.to(tl.int64) * k_pad * f_pad
-            copied = value + b.to(tl.int64) * v_b + (y % groups).to(tl.int64) * v_h
-            for i0 in range(start, start + ROWS * SPANS, ROWS):
-                i = i0 + tl.arange(0, ROWS)
-                if row >= 0:
-                    _write_features(x, k_n, k_f, stop, i0, f_size, f_pad, weight, row_at, tops, spans, y, batch_heads,
-                                    repeat, out, WIDTH, FITS, PARTS, MANY, GROUP, False, ODD, ROWS, FB,
-                                    NATIVE)  # fmt: skip
-                    if key_shift is not None:
-                        for r in range(repeat):
-                            h = (y % groups) * repeat + r
-                            own = weight + h * w_h
-                            shift = _shifts(x, k_n, k_f, stop, i0, f_size, own, row_at, tops, spans, y, batch_heads,
-                                            repeat, False, WIDTH, FITS, PARTS, MANY, ROWS, RB)  # fmt: skip
-                            tl.store(key_shift + (b * heads + h) * k_pad + i, shift * LOG2E)
-                else:
-                    _write_raw(x, k_n, k_f, stop, i0, f_size, f_pad, raw, ROWS, RB)
-                nans = nan_rows(x, k_n, k_f, stop, i0, f_size, ROWS, RB)
-                copy_values(copied, v_n, v_e, stop, i0, e_size, nans,
-                            value_out + y.to(tl.int64) * k_pad * EB, EB, 1, 0, bad + y * k_pad,
-                            bad_span + y * (k_pad // ROWS), False, ROWS, EB)  # fmt: skip
+        stop = n_k
+        if lengths is not None:
+            stop = tl.minimum(stop, tl.load(lengths + b))
+        row = tl.load(plan + y)
+        x = key + b.to(tl.int64) * k_b + (y % groups).to(tl.int64) * k_h
+        row_at = table + row * STEP
+        fits_at = None
+        if fits is not None:
+            fits_at = fits + y * f_pad
+        out = key_out + place.to(tl.int64) * k_pad * (f_pad * 32)
+        raw = key_raw + y.to(tl.int64) * k_pad * f_pad
+        copied = value + b.to(tl.int64) * v_b + (y % groups).to(tl.int64) * v_h
+        for i0 in range(start, start + ROWS * SPANS, ROWS):
+            i = i0 + tl.arange(0, ROWS)
+            if row >= 0:
+                _write_features(x, k_n, k_f, stop, i0, f_size, f_pad, weight, row_at, fits_at, out, GROUP, False, ODD,
+                                ROWS, FB, NATIVE)  # fmt: skip
+                if key_shift is not None:
+                    for r in range(repeat):
+                        h = (y % groups) * repeat + r
+                        own = weight + h * w_h
+                        shift = _shifts(x, k_n, k_f, stop, i0, f_size, own, row_at, fits_at, False, ROWS, RB)
+                        tl.store(key_shift + (b * heads + h) * k_pad + i, shift * LOG2E)
+            else:
+                _write_raw(x, k_n, k_f, stop, i0, f_size, f_pad, raw, ROWS, RB)
+            nans = nan_rows(x, k_n, k_f, stop, i0, f_size, ROWS, RB)
+            copy_values(copied, v_n, v_e, stop, i0, e_size, nans,
+                        value_out + y.to(tl.int64) * k_pad * EB, EB, 1, 0, bad + y * k_pad,
+                        bad_span + y * (k_pad // ROWS), False, ROWS, EB)  # fmt: skip

@@ -10,12 +10,14 @@ from regard.core.backends.additive import series, triton_exact, triton_series
 from regard.core.backends.additive.tiles import Tiles
 from regard.core.backends.additive.triton_buffers import (
     Notes,
+    choose,
     factors,
-    features,
     plain_factors,
     ranges,
+    room_for_features,
     series_serves,
     value_steps,
+    write_features,
 )
 from regard.core.backends.additive.triton_pairs import Pairs
 from regard.core.backends.additive.triton_plan import DEFAULT, Block, Inputs, Tuning, launch, trait
@@ -83,8 +85,10 @@ def forward(
     if form != "exact" and series_serves(inputs):
         # float16 rounds features less than bfloat16 does, at the same speed
         dtype, direction = (inputs.query.dtype, "backward") if learning else (torch.float16, "forward")
-        made = features(inputs, notes, dtype, direction)
-        plan, exact = made.plan, plain_factors(made.raw)
+        choice = choose(inputs, direction)
+        made = room_for_features(s, range(s.b * s.g), device, dtype, direction)
+        write_features(inputs, notes, choice, made)
+        plan, exact = choice.plan, plain_factors(made.raw)
         # wider values leave less shared memory for the columns on their way
         block, pieces = (tuning.series_forward, tuning.pieces) if s.e_block <= 64 else (tuning.series_wide, 1)
         launch(
@@ -93,7 +97,7 @@ def forward(
             TensorDescriptor.from_tensor(made.key, [block.columns, block.depth]),
             TensorDescriptor.from_tensor(notes.value, [block.columns // pieces, s.e_block]),
             *made.shifts, notes.bad, notes.bad_span, notes.query_bad, inputs.weight, inputs.weight_step,
-            made.table, plan, pairs, output, lse, *numbers, *output.stride(),
+            choice.table, plan, pairs, output, lse, *numbers, *output.stride(),
             WIDTH=series.WIDTH * series.FITS[direction], BOUNDED=bounded, PIECES=pieces,
             PRECISION=inputs.precision, BM=block.rows, BN=block.columns, BK=block.depth, FB=s.f_block, EB=s.e_block,
             block=block, known=known,

@@ -1,15 +1,13 @@
 """The Triton kernels as differentiable PyTorch operators that torch.compile takes as they are."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.core.backends.additive import series
 from regard.core.backends.additive.triton_backward import backward
-from regard.core.backends.additive.triton_buffers import series_serves
 from regard.core.backends.additive.triton_forward import forward
 from regard.core.backends.additive.triton_pairs import Pairs
 from regard.core.backends.additive.triton_plan import SPAN, Inputs
@@ -129,77 +127,21 @@ def additive_backward(
     )  # fmt: skip
 
 
-class _Part(NamedTuple):
-    """Some items of the batch (axis 0) or some key heads (axis 1), out of `count`."""
-
-    axis: int
-    first: int
-    last: int
-    count: int
-
-    def of(self, x: Any, at: int | None) -> Any:
-        """What of x is in this part, where `at` is its axis; all of it where it broadcasts or has no such axis."""
-        if x is None or at is None or x.shape[at] == 1 or self.last - self.first == self.count:
-            return x
-        first, last = (n * x.shape[at] // self.count for n in (self.first, self.last))
-        return x.narrow(at, first, last - first)
-
-
-_LARGE = 64 << 20  # bytes of features from which half of the heads are taken at a time
-
-
-def _parts(inputs: Inputs, dropout: float, form: str) -> list[_Part]:
-    """The whole, or two halves of it: where the features of one half would stand, there is room for dS of the other.
-
-    Dropout is drawn by the number of a head, so it wants all of them.
-    """
-    s, axis = inputs.sizes, 0 if inputs.sizes.b > 1 else 1
-    count = (s.b, s.g)[axis]
-    size = 2 * series.MOST * s.f_pad * inputs.query.element_size() * s.b * (s.h * s.q_pad + s.g * s.k_pad)
-    if count < 2 or size < _LARGE or dropout > 0.0 or form == "exact" or not series_serves(inputs):
-        return [_Part(axis, 0, count, count)]
-    return [_Part(axis, 0, count // 2, count), _Part(axis, count // 2, count, count)]
-
-
 def _run_backward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, lengths: Tensor | None, query_ids: Tensor | None,
     key_ids: Tensor | None, mask: Tensor | None, bias: Tensor | None, table: Tensor | None, output: Tensor,
     lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None, low: int | None, high: int | None, activation: str,
     dropout: float, seed: int, form: str, bias_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    parts = _parts(Inputs(query, key, value, weight, lengths, activation), dropout, form)
-    axis = parts[0].axis
-    by_batch, by_head = (0, None) if axis == 0 else (None, 0)  # the axis of what has only one of the two
-    of_weight = by_head if weight.dim() == 2 else None
-    found = []
-    for part in parts:
-        lengths_, query_ids_, key_ids_ = (part.of(x, by_batch) for x in (lengths, query_ids, key_ids))
-        mask_, bias_, table_ = part.of(mask, axis), part.of(bias, axis), part.of(table, by_head)
-        three = (part.of(x, axis) for x in (query, key, value))
-        inputs = Inputs(*three, part.of(weight, of_weight), lengths_, activation)
-        shape = _shape(inputs.query, inputs.key)
-        pairs = _pairs(shape, low, high, lengths_, query_ids_, key_ids_, mask_, bias_, table_, dropout, seed)
-        change = None if grad_lse is None else part.of(grad_lse, axis).contiguous()
-        each = backward(
-            inputs, pairs, part.of(output, axis), part.of(lse, axis).contiguous(), part.of(grad_output, axis), change,
-            bias=bias_ if bias_gradients else None, table=table_ if bias_gradients else None, form=form,
-            calls=len(parts),
-        )  # fmt: skip
-        found.append(each)
-    places = ((query, axis), (key, axis), (value, axis), (weight, of_weight), (bias, axis), (table, by_head))
-    grads = (_joined(each, *place) for each, place in zip(zip(*found, strict=True), places, strict=True))
-    return tuple(query.new_empty(0) if grad is None else grad for grad in grads)  # type: ignore[return-value]
-
-
-def _joined(found: tuple[Tensor | None, ...], whole: Tensor | None, at: int | None) -> Tensor | None:
-    """Gradients of parts side by side where `whole` was cut, and their sum where each part has seen all of it."""
-    parts = [part for part in found if part is not None]
-    if whole is None or not parts:
-        return None
-    if len(parts) == 1:
-        return parts[0].to(whole.dtype)
-    seen = at is None or whole.shape[at] == 1
-    return (sum(parts[1:], parts[0]) if seen else torch.cat(parts, at or 0)).to(whole.dtype)
+    pairs = _pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
+    found = backward(
+        Inputs(query, key, value, weight, lengths, activation), pairs, output, lse.contiguous(), grad_output,
+        None if grad_lse is None else grad_lse.contiguous(),
+        bias=bias if bias_gradients else None, table=table if bias_gradients else None, form=form,
+    )  # fmt: skip
+    given = (query, key, value, weight, bias, table)
+    grads = (query.new_empty(0) if a is None or b is None else a.to(b.dtype) for a, b in zip(found, given, strict=True))
+    return tuple(grads)  # type: ignore[return-value]
 
 
 @additive_backward.register_fake

@@ -196,8 +196,8 @@ class Slab(NamedTuple):
         return _up(self.last_key - self.first_key, 2 * PAD)
 
 
-def slabs(s: Sizes, low: int | None, high: int | None, most_pairs: int) -> Iterator[Slab]:
-    """Cut the pairs so that each slab has at most `most_pairs`, if one block row allows it."""
+def slabs(s: Sizes, low: int | None, high: int | None, most_pairs: int, among: range) -> Iterator[Slab]:
+    """Cut the pairs of the key heads `among` so that each slab has at most `most_pairs`, if one block row allows it."""
     repeat, q_all = s.h // s.g, s.q_pad
     rows = q_all
     if low is not None and high is not None:  # a window: tall slabs would be mostly empty
@@ -211,7 +211,7 @@ def slabs(s: Sizes, low: int | None, high: int | None, most_pairs: int) -> Itera
         if stop > start:
             pieces.append((first, last, start, stop))
     widest = max((_up(stop - start, 2 * PAD) for _, _, start, stop in pieces), default=1)
-    units = max(1, min(s.b * s.g, most_pairs // (repeat * rows * widest)))
-    for unit in range(0, s.b * s.g, units):
+    units = max(1, min(len(among), most_pairs // (repeat * rows * widest)))
+    for unit in among[::units]:
         for piece in pieces:
-            yield Slab(unit, min(units, s.b * s.g - unit), *piece)
+            yield Slab(unit, min(units, among.stop - unit), *piece)

@@ -126,12 +126,15 @@ def series_forward(
 @triton.jit
 def series_score(
     query_at, key_at, value_at, weight, w_h, table, plan, pairs, grad_output, g_b, g_h, g_n, g_e, lse, delta, boost,
-    slab_at, value_grad, first_unit, first_query, last_query, first_key, slab_q, slab_k,
+    slab_at, value_grad, first_feature, first_unit, first_query, last_query, first_key, slab_q, slab_k,
     heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, segments,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    """dS of a slab of pairs, and dV summed over one segment of the slab's queries."""
+    """dS of a slab of pairs, and dV summed over one segment of the slab's queries.
+
+    Features lie in memory from those of the key head `first_feature` on.
+    """
     j0 = first_key + tl.program_id(0) * BN
     segment, y = tl.program_id(1), first_unit + tl.program_id(2)
     repeat = heads // groups
@@ -157,8 +160,8 @@ def series_score(
                 some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
                 if some:
                     i = i0 + tl.arange(0, BM)
-                    s = _tile_scores(query_at, key_at, z * q_pad + i0, y * k_pad + j0, columns, None, PRECISION,
-                                     BM, BN, BK)  # fmt: skip
+                    q_row, k_row = (z - first_feature * repeat) * q_pad + i0, (y - first_feature) * k_pad + j0
+                    s = _tile_scores(query_at, key_at, q_row, k_row, columns, None, PRECISION, BM, BN, BK)
                     s = add_bias(s, pairs, b, h, i[:, None], j[None, :], n_q, n_k, LOG2E)
                     row = z.to(tl.int64) * n_q + i
                     row_lse = tl.load(lse + row, mask=i < n_q, other=float("inf")) - shift

@@ -44,12 +44,15 @@ def _chain(g, x, fit, group, QUERY: tl.constexpr, ODD: tl.constexpr, NATIVE: tl.
 @triton.jit
 def series_feature(
     slab_at, other_at, own, x_b, x_h, x_n, x_f, weight, w_h, table, plan, pairs, boost, out, o_b, o_h, o_n, o_f,
-    weight_part, row_change, first_unit, first_query, last_query, first_key, last_key, slab_q,
+    weight_part, row_change, first_feature, first_unit, first_query, last_query, first_key, last_key, slab_q,
     heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, parts,
     QUERY: tl.constexpr, ADD: tl.constexpr, ODD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
     WIDTH: tl.constexpr, BM: tl.constexpr, UNITS: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of query (QUERY) or key rows of a slab for UNITS hidden units; weight gradients with QUERY."""
+    """Gradient of query (QUERY) or key rows of a slab for UNITS hidden units; weight gradients with QUERY.
+
+    Features lie in memory from those of the key head `first_feature` on.
+    """
     f0 = tl.program_id(0) * UNITS
     repeat = heads // groups
     head = tl.program_id(2)  # of the slab: query heads or key heads
@@ -92,10 +95,10 @@ def series_feature(
                 for o in tl.range(start, stop, BK):
                     if QUERY:
                         ds = slab_at.load([slab_row + row0 - first_query, o - first_key])
-                        other = other_at.load([y * k_pad + o, column])
+                        other = other_at.load([(y - first_feature) * k_pad + o, column])
                     else:
                         ds = slab_at.load([slab_row + o - first_query, row0 - first_key]).T
-                        other = other_at.load([(b * heads + h + r) * q_pad + o, column])
+                        other = other_at.load([((y - first_feature) * repeat + r) * q_pad + o, column])
                     acc = product(ds, other, acc, PRECISION)
             slope, terms = _chain(acc, x, fit, group, QUERY, ODD, NATIVE, BM, UNITS)
             grad += slope
