@@ -216,11 +216,9 @@ def forward_alone(device: str, dtype: torch.dtype) -> None:
 
     Each hidden unit has the one that fits its range, so that units of unlike ranges do not spoil each other.
     """
-    from regard.core.backends.additive import triton_buffers
     from regard.core.backends.additive.operator import additive_attention
 
     torch.manual_seed(8)
-    programs = triton_buffers._PROGRAMS
     unlike = torch.logspace(-1.5, 0.5, 67)  # more units than are looked at together
     for activation, units, scale in (("tanh", 17, 1.0), ("tanh", 17, 2.5), ("gelu", 17, 1.5), ("tanh", 67, unlike)):
         query, key = torch.randn(1, 2, 41, units) * scale, torch.randn(1, 1, 139, units) * scale
@@ -230,10 +228,8 @@ def forward_alone(device: str, dtype: torch.dtype) -> None:
         nothing = torch.zeros((), device=device)
         true = explicit(*(x.double() for x in inputs), activation, mask, nothing)
         plain = explicit(*inputs, activation, mask, nothing.to(dtype))
-        triton_buffers._PROGRAMS = 1 if units == 67 else programs  # few programs, which then take more rows each
         with torch.no_grad():
             found = additive_attention(*inputs, activation=activation)
-        triton_buffers._PROGRAMS = programs
         ours, theirs = ([((a.double() - t).norm() / t.norm()).item() for a, t in zip(x, true, strict=True)]
                         for x in (found, plain))  # fmt: skip
         if device == "cpu":  # the interpreter cuts numbers off where a GPU rounds them

@@ -74,6 +74,7 @@ def test_the_record_has_the_machine_and_every_contender(measured):
     assert ours["ratio"] == 1.0
     assert peer["ratio"] == pytest.approx(peer["seconds"] / ours["seconds"])
     assert all(0 <= one["error"] < 1e-5 for one in (ours, peer))
+    assert all(0 <= one["error_by_norm"] < 1e-5 for one in (ours, peer))
 
 
 def test_what_is_being_measured_is_told(measured):
@@ -90,11 +91,12 @@ def test_the_table_has_the_numbers_of_the_record(measured):
     assert found["versions"]["torch"] in page
     for one in found["cases"][0]["contenders"]:
         [line] = [line for line in page.splitlines() if line.startswith(f"| {one['name']} |")]
-        taken, ratio, rate, memory, error = (cell.strip() for cell in line.strip("|").split("|")[1:])
+        taken, ratio, rate, memory, error, by_norm = (cell.strip() for cell in line.strip("|").split("|")[1:])
         scale = {"s": 1.0, "ms": 1e3, "µs": 1e6}[taken.split()[1]]
         assert float(taken.split()[0]) == float(f"{one['seconds'] * scale:.3g}")
         assert float(ratio) == float(f"{one['ratio']:.3g}")
-        assert float(error) == float(f"{one['error']:.1e}")
+        assert float(error) == float(f"{one['error']:.2e}")
+        assert float(by_norm) == float(f"{one['error_by_norm']:.2e}")
         assert (rate, memory) == ("–", "–")  # neither is measured for a call's overhead
 
 
@@ -285,3 +287,13 @@ def test_units():
     assert bench.duration(999e-6) == "999 µs"
     assert bench.size(None) == "–"
     assert math.isclose(float(bench.size(2**30).split()[0]), 1.0)
+
+
+def test_errors_are_the_largest_and_that_of_all():
+    """Off by 3 and by 4 where the truth is 10 and 20, and by nothing in the queries that are not looked at."""
+    truth = torch.zeros(64, 2, dtype=torch.float64)
+    truth[:2, 0] = torch.tensor([10.0, 20.0])
+    output = torch.cat([torch.full((5, 2), 9.0), truth.float()])
+    output[5:7, 1] = torch.tensor([3.0, -4.0])
+    assert measure._errors(output, truth) == (pytest.approx(4 / 20), pytest.approx(5 / 500**0.5))
+    assert measure._errors(output, None) == (None, None)

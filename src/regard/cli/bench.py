@@ -27,12 +27,12 @@ from regard.cli.cases import Case, cases
 from regard.cli.measure import measure
 
 PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")  # beside torch, where installed
-COLUMNS = ("contender", "time", "× regard", "G/s", "peak memory", "error")
+COLUMNS = ("contender", "time", "× regard", "G/s", "peak memory", "error", "by norm")
 NOTE = (
     "Times are the {best} of readings taken in turns{again}; “× regard” is a contender's time divided by regard's in "
     "the same run, so more than 1 is slower than regard; memory is the peak beyond what was there before the call, the "
-    "output and gradients included; the error is the largest one against float64, relative to the largest output (of "
-    "the last 64 queries)."
+    "output and gradients included; the error is the largest one against float64, relative to the largest output, and "
+    "by norm that of all outputs by theirs (of the last 64 queries)."
 )
 AGAIN = ", those within a tenth of the fastest oftener and among themselves"
 PAGE = """# Benchmarks
@@ -137,7 +137,7 @@ def rows(case: dict[str, Any]) -> list[list[str]]:
             "–" if one["ratio"] is None else f"{one['ratio']:.3g}",
             giga(one["rate"]),
             size(one["memory"]),
-            "–" if one["error"] is None else f"{one['error']:.1e}",
+            *("–" if one[name] is None else f"{one[name]:.2e}" for name in ("error", "error_by_norm")),
         ]
         for one in case["contenders"]
         if one["seconds"] is not None

@@ -35,6 +35,7 @@ class Found:
     rate: float | None = None  # work each second, in the case's unit
     memory: int | None = None  # bytes beyond what was there before the call, at the peak
     error: float | None = None  # the largest one, relative to the largest output, against float64
+    error_by_norm: float | None = None  # that of all of them, by the norm of the outputs
     reason: str | None = None
 
 
@@ -75,7 +76,7 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
         say(name)
         try:
             run = make()
-            error = _error(run(), truth)  # the first call: libraries load, kernels compile
+            errors = _errors(run(), truth)  # the first call: libraries load, kernels compile
             readings[name] = [_seconds(run, 1, case.device)]
             memory = _cuda_memory(run) if case.memory and case.device == "cuda" else None
         except Exception as problem:  # whatever stops a peer is a result, not the end of the run
@@ -84,7 +85,7 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
             if case.device == "cuda":
                 torch.cuda.empty_cache()
         else:
-            found[name], runs[name] = Found(name, memory=memory, error=error), run
+            found[name], runs[name] = Found(name, None, None, None, memory, *errors), run
     say("times")
     _take_turns(runs, readings, case.device, quick)
     settle = statistics.median if case.device == "cuda" else min
@@ -172,10 +173,12 @@ def _seconds(run: Run, number: int, device: str) -> float:
     return (time.perf_counter() - begin) / number
 
 
-def _error(output: Tensor, truth: Tensor | None) -> float | None:
+def _errors(output: Tensor, truth: Tensor | None) -> tuple[float | None, float | None]:
+    """The largest, which the rounding of a large output decides in half precision, and that of all."""
     if truth is None:
-        return None
-    return float((output[..., ROWS, :].double() - truth).abs().max() / truth.abs().max())
+        return None, None
+    off = output[..., ROWS, :].double() - truth
+    return float(off.abs().max() / truth.abs().max()), float(off.norm() / truth.norm())
 
 
 def _cuda_memory(run: Run) -> int:

@@ -12,8 +12,6 @@ from regard.core.backends.additive.triton_plan import SPAN, Block, Inputs, Sizes
 
 PARTS = 16  # of the rows, in the search for ranges; every program that needs them reduces so many
 
-_PROGRAMS = 512  # fill a device
-
 
 def series_serves(inputs: Inputs) -> bool:
     half = inputs.query.dtype in (torch.bfloat16, torch.float16)
@@ -150,14 +148,12 @@ def room_for_features(s: Sizes, units: range, device: torch.device, dtype: torch
 def write_features(inputs: Inputs, notes: Notes, choice: Choice, made: Features, group: int = 1) -> None:
     """Features of `made.units` by the series chosen, `group` harmonics of a hidden unit side by side."""
     s, direction = inputs.sizes, choice.direction
-    heads, spans = len(made.units) * (s.h // s.g + 1), max(s.q_pad, s.k_pad) // SPAN
-    each = 4 if spans * heads >= 4 * _PROGRAMS else 1  # of them to a program; rows are padded to four
     launch(
-        triton_features.features, (spans // each, heads, 1),
+        triton_features.features, (max(s.q_pad, s.k_pad) // SPAN, len(made.units) * (s.h // s.g + 1), 1),
         *_operands(inputs, value=True), choice.table, choice.plan, choice.fits, made.query, made.key, *made.raw,
         *made.shifts, *notes, s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, made.units.start,
         len(made.units),
-        STEP=series.WIDTH * series.FITS[direction], GROUP=group, ODD=series.TARGETS[inputs.activation][1], SPANS=each,
+        STEP=series.WIDTH * series.FITS[direction], GROUP=group, ODD=series.TARGETS[inputs.activation][1],
         ROWS=SPAN, FB=min(64 if group == 1 else 16, s.f_block), RB=s.f_block, EB=s.e_block, NATIVE=inputs.native,
         known=(inputs.traits, made.query.dtype, direction, trait(made.units.start), trait(len(made.units))),
     )  # fmt: skip

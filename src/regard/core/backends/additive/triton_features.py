@@ -188,19 +188,20 @@ def features(
     table, plan, fits, query_out, key_out, query_raw, key_raw, query_shift, key_shift,
     value_out, query_bad, bad, bad_span,
     heads, groups, n_q, n_k, q_pad, k_pad, f_size, f_pad, e_size, first, units,
-    STEP: tl.constexpr, GROUP: tl.constexpr, ODD: tl.constexpr, SPANS: tl.constexpr, ROWS: tl.constexpr,
-    FB: tl.constexpr, RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
+    STEP: tl.constexpr, GROUP: tl.constexpr, ODD: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
+    RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Features of query and key where a row of the table serves, plain copies for the exact kernels where none does.
 
     Beside the features what slopes and constants of the fits add: to a query's log-sum-exp, and to a key's base-2
     scores for each of its query heads.  Of some `units` key heads from `first` on, and of the query heads that read
-    them; their features alone lie in memory.  A program makes SPANS times ROWS of them.
+    them; their features alone lie in memory.
     """
-    start, place = tl.program_id(0) * (ROWS * SPANS), tl.program_id(1)
+    i0, place = tl.program_id(0) * ROWS, tl.program_id(1)
+    i = i0 + tl.arange(0, ROWS)
     repeat = heads // groups
     if place < units * repeat:
-        if start < q_pad:
+        if i0 < q_pad:
             z = first * repeat + place
             x = query + (z // heads).to(tl.int64) * q_b + (z % heads).to(tl.int64) * q_h
             row = tl.load(plan + z // repeat)
@@ -210,19 +211,17 @@ def features(
                 fits_at = fits + z // repeat * f_pad
             out = query_out + place.to(tl.int64) * q_pad * (f_pad * 32)
             raw = query_raw + z.to(tl.int64) * q_pad * f_pad
-            for i0 in range(start, start + ROWS * SPANS, ROWS):
-                i = i0 + tl.arange(0, ROWS)
-                nans = nan_rows(x, q_n, q_f, n_q, i0, f_size, ROWS, RB)
-                tl.store(query_bad + z * q_pad + i, nans.to(tl.int8))
-                if row >= 0:
-                    _write_features(x, q_n, q_f, n_q, i0, f_size, f_pad, own, row_at, fits_at, out, GROUP, True, ODD,
-                                    ROWS, FB, NATIVE)  # fmt: skip
-                    if query_shift is not None:
-                        shift = _shifts(x, q_n, q_f, n_q, i0, f_size, own, row_at, fits_at, True, ROWS, RB)
-                        tl.store(query_shift + z * q_pad + i, shift)
-                else:
-                    _write_raw(x, q_n, q_f, n_q, i0, f_size, f_pad, raw, ROWS, RB)
-    elif start < k_pad:
+            nans = nan_rows(x, q_n, q_f, n_q, i0, f_size, ROWS, RB)
+            tl.store(query_bad + z * q_pad + i, nans.to(tl.int8))
+            if row >= 0:
+                _write_features(x, q_n, q_f, n_q, i0, f_size, f_pad, own, row_at, fits_at, out, GROUP, True, ODD,
+                                ROWS, FB, NATIVE)  # fmt: skip
+                if query_shift is not None:
+                    shift = _shifts(x, q_n, q_f, n_q, i0, f_size, own, row_at, fits_at, True, ROWS, RB)
+                    tl.store(query_shift + z * q_pad + i, shift)
+            else:
+                _write_raw(x, q_n, q_f, n_q, i0, f_size, f_pad, raw, ROWS, RB)
+    elif i0 < k_pad:
         place -= units * repeat
         y = first + place
         b = y // groups
@@ -238,20 +237,18 @@ def features(
         out = key_out + place.to(tl.int64) * k_pad * (f_pad * 32)
         raw = key_raw + y.to(tl.int64) * k_pad * f_pad
         copied = value + b.to(tl.int64) * v_b + (y % groups).to(tl.int64) * v_h
-        for i0 in range(start, start + ROWS * SPANS, ROWS):
-            i = i0 + tl.arange(0, ROWS)
-            if row >= 0:
-                _write_features(x, k_n, k_f, stop, i0, f_size, f_pad, weight, row_at, fits_at, out, GROUP, False, ODD,
-                                ROWS, FB, NATIVE)  # fmt: skip
-                if key_shift is not None:
-                    for r in range(repeat):
-                        h = (y % groups) * repeat + r
-                        own = weight + h * w_h
-                        shift = _shifts(x, k_n, k_f, stop, i0, f_size, own, row_at, fits_at, False, ROWS, RB)
-                        tl.store(key_shift + (b * heads + h) * k_pad + i, shift * LOG2E)
-            else:
-                _write_raw(x, k_n, k_f, stop, i0, f_size, f_pad, raw, ROWS, RB)
-            nans = nan_rows(x, k_n, k_f, stop, i0, f_size, ROWS, RB)
-            copy_values(copied, v_n, v_e, stop, i0, e_size, nans,
-                        value_out + y.to(tl.int64) * k_pad * EB, EB, 1, 0, bad + y * k_pad,
-                        bad_span + y * (k_pad // ROWS), False, ROWS, EB)  # fmt: skip
+        if row >= 0:
+            _write_features(x, k_n, k_f, stop, i0, f_size, f_pad, weight, row_at, fits_at, out, GROUP, False, ODD,
+                            ROWS, FB, NATIVE)  # fmt: skip
+            if key_shift is not None:
+                for r in range(repeat):
+                    h = (y % groups) * repeat + r
+                    own = weight + h * w_h
+                    shift = _shifts(x, k_n, k_f, stop, i0, f_size, own, row_at, fits_at, False, ROWS, RB)
+                    tl.store(key_shift + (b * heads + h) * k_pad + i, shift * LOG2E)
+        else:
+            _write_raw(x, k_n, k_f, stop, i0, f_size, f_pad, raw, ROWS, RB)
+        nans = nan_rows(x, k_n, k_f, stop, i0, f_size, ROWS, RB)
+        copy_values(copied, v_n, v_e, stop, i0, e_size, nans,
+                    value_out + y.to(tl.int64) * k_pad * EB, EB, 1, 0, bad + y * k_pad,
+                    bad_span + y * (k_pad // ROWS), False, ROWS, EB)  # fmt: skip
