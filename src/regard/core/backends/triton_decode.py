@@ -59,7 +59,7 @@ def _step(
                 scores += tl.sum(_tanh(x[None, :] + k) * w[None, :], 1)
             else:
                 scores += tl.sum(x[None, :] * k, 1)
-        scores = tl.where(inside, scores * scale, float("-inf"))
+        scores = tl.where(inside, (scores * scale).to(tl.float32), float("-inf"))  # a compiler passes float64
         new_best = tl.maximum(best, tl.max(scores, 0))
         pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # no key so far
         weights = tl.exp(scores - pivot)
