@@ -194,6 +194,14 @@ def test_empty_inputs_give_the_right_shape(path: str, empty: str, mask: object) 
     assert top.values.shape == top.indices.shape == (b, 6, q, min(4, k))
 
 
+@pytest.mark.parametrize("shape", [(0, 6, 600, 8), (2, 0, 600, 8)], ids=["batch", "heads"])
+def test_nothing_in_a_window_gives_the_right_shape(shape: tuple[int, ...]) -> None:
+    """Long enough that `sdpa` goes along the band."""
+    x = torch.randn(shape, requires_grad=True)
+    output = regard.attention(x, x, x, mask=regard.window(10, 0), backend="sdpa").output
+    assert output.shape == torch.autograd.grad(output.sum(), x)[0].shape == shape
+
+
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 def test_a_call_leaves_its_input_alone(normalize: str) -> None:
     """No path writes into what it was given."""

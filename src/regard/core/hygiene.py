@@ -24,9 +24,11 @@ def tainted(problem: Problem) -> bool:
         return False
     if torch.compiler.is_compiling() or (problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return True  # the data cannot be looked at: clean in any case
-    if quickly_finite(problem.query, problem.key, problem.value):
-        return False
-    return not all(bool(t.isfinite().all()) for t in (problem.query, problem.key, problem.value))
+    three = problem.query, problem.key, problem.value
+    try:
+        return not quickly_finite(*three) and not all(bool(t.isfinite().all()) for t in three)
+    except RuntimeError:  # under vmap, or fake tensors: as above
+        return True
 
 
 def quickly_finite(*tensors: Tensor) -> bool:

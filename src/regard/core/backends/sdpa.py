@@ -105,7 +105,7 @@ def attend(problem: Problem) -> Result:
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
         output = kernel(query, key, value, mask, causal=found.banded)
-    elif banding and found is not None:
+    elif banding and found is not None and query.numel() > 0:
         output = banded.attend(query, key, value, found, lead, kernel)
     else:
         parts = [
