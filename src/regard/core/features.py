@@ -104,12 +104,15 @@ class EluFeatures:
 
 def default_features(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
     """The features used where none are given: from a fixed seed, so the same in every process."""
-    draw = _drawn.__wrapped__ if torch.compiler.is_compiling() else _drawn  # caches are not for compilers
-    return draw(size, dtype, device)
+    if torch.compiler.is_compiling():  # neither the cache nor the generator is for compilers
+        from regard.core import uncompiled  # imports the compiler: a second, so only here
+
+        return uncompiled.drawn(size, dtype, device)
+    return drawn(size, dtype, device)
 
 
 @lru_cache(maxsize=64)
-def _drawn(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
+def drawn(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
     with torch.inference_mode(False):  # what is drawn in an inference pass must serve training too
         generator = torch.Generator().manual_seed(0)
         return PerformerFeatures.draw(size, generator=generator, dtype=dtype, device=device)

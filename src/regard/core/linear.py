@@ -346,7 +346,7 @@ def _checked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | No
 
 
 def _autocasting(device: torch.device) -> bool:
-    return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)
+    return device.type in ("cpu", "cuda", "mps", "xpu") and torch.is_autocast_enabled(device.type)
 
 
 def _kept(problem: Problem) -> Bool[Tensor, "... k"] | None:

@@ -55,9 +55,9 @@ def working_bytes(problem: Problem) -> int:
 def attend(problem: Problem) -> Result:
     """Attention block by block, in loops that depend on the data: a compiled caller steps out of its graph here."""
     if torch.compiler.is_compiling():
-        from regard.core.backends import blocked_uncompiled  # imports the compiler: a second, so only here
+        from regard.core import uncompiled  # imports the compiler: a second, so only here
 
-        return blocked_uncompiled.attend(problem)
+        return uncompiled.blocks(problem)
     return run(problem)
 
 

@@ -65,7 +65,7 @@ def trait(x: Any) -> Any:
 
 
 _compiled: dict[Any, Any] = {}
-_MANY = 4096
+_MANY = 16384
 
 
 def launch(
