@@ -76,10 +76,8 @@ def check(name, arguments):
         return output, *torch.autograd.grad(output.float().square().sum(), learned)
 
     torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
     compiled = torch.compile(attend, backend="inductor" if name in wholly else "aot_eager")
     ways = run(attend), run(compiled)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "nothing was compiled"
     for part, plain, other in zip(("output", "query", "key", "value", "learned"), *ways):
         same(part, other, plain)
     if device == "cuda" and "mask" not in arguments:
