@@ -74,8 +74,8 @@ def working_bytes(problem: Problem) -> int:
         if _logistic_serves(problem):
             return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
         return blocked.working_bytes(_exponential(problem))
-    harmonics = 16 if problem.query.dtype in HALF else 2
-    return (problem.query.numel() + problem.key.numel()) * harmonics * problem.query.element_size()
+    columns = 32 if problem.query.dtype in HALF else 2  # of each hidden unit: sines and cosines of 16 harmonics
+    return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
 
 
 def attend(problem: Problem) -> Result:
