@@ -4,6 +4,17 @@ import torch
 
 from regard.core import features
 from regard.core.backends import blocked
+from regard.core.backends.result import Result
+from regard.core.problem import Problem
 
-blocks = torch.compiler.disable(blocked.run)
-drawn = torch.compiler.disable(features.drawn)
+
+@torch.compiler.disable
+def blocks(problem: Problem) -> Result:
+    """Attention block by block, in loops that depend on the data."""
+    return blocked.run(problem)
+
+
+@torch.compiler.disable
+def drawn(size: int, dtype: torch.dtype, device: torch.device) -> features.PerformerFeatures:
+    """Features from a cache and a generator, neither of which is for compilers."""
+    return features.drawn(size, dtype, device)
