@@ -72,11 +72,16 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "row too large": ({"weights": regard.rows([5])}, ["rows", "5"]),
     "weights by name": ({"weights": "full"}, ["weights", "str"]),
     "normaliser by name": ({"normalize": "softmax"}, ["normalize", "str"]),
+    "a function of torch's for a normaliser": ({"normalize": torch.softmax}, ["normalize", "the function softmax"]),
+    "backend misspelt": ({"backend": "spda"}, ["backend", "spda", "did you mean 'sdpa'?"]),
     "score by name": ({"score": "dot"}, ["score", "str", "'dot'"]),
     "a mask's function": ({"mask": regard.causal}, ["mask", "function", "causal(…)"]),
     "a request's function": ({"weights": regard.full}, ["weights", "function", "full(…)"]),
     "a row of keys for each sequence": (
         {"mask": torch.ones(2, 7, dtype=torch.bool)}, ["mask", "2, 7", "2, 6, 5, 7", "mask[:, None, None, :]"],
+    ),
+    "pairs of each sequence": (
+        {"mask": torch.ones(2, 5, 7, dtype=torch.bool)}, ["mask", "2, 5, 7", "2, 6, 5, 7", "mask[:, None]"],
     ),
     "score returns another shape": ({"score": lambda q, k: (q @ k.mT).sum(-1)}, ["score"]),
 }  # fmt: skip

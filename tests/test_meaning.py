@@ -1,6 +1,7 @@
 """One meaning on every path: what a mask, an empty row, a poisoned key and a tie do, forward and backward."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -375,3 +376,17 @@ def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> No
         found = regard.attention(query, key, value, mask=regard.causal()).output
     assert found[:, :, :3].isfinite().all()
     assert not found[:, :, 3].isfinite().any()
+
+
+@pytest.mark.parametrize("keys", [1, 5, 15, 16, 33])
+@pytest.mark.parametrize("score", [regard.ScaledDot(), regard.Cosine()], ids=["scaled", "cosine"])
+@pytest.mark.parametrize("heads", [True, False], ids=["heads", "headless"])
+def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, heads: bool) -> None:
+    """torch's kernels on the CPU make 0 of it where the keys do not fill a vector."""
+    query, key = torch.randn(3, 8), torch.randn(keys, 8)
+    query[1, 2] = math.nan
+    if heads:
+        query, key = query.expand(2, 2, -1, -1), key.expand(2, 2, -1, -1)
+    output = regard.attention(query, key, key, score=score).output
+    assert output[..., 1, :].isnan().all()
+    assert output[..., 0::2, :].isfinite().all()

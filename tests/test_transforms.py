@@ -1,32 +1,75 @@
 """torch.func over a call: numbers that cannot be looked at change neither the result nor the gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 
 import regard
 
+WEIGHT = torch.linspace(-1, 1, 8, dtype=torch.float64)
 CALLS = {
+    "plain": {},
     "causal": {"mask": regard.causal()},
-    "padding": {"mask": regard.padding(torch.tensor([3, 6]))},
+    "padding": {"mask": regard.padding(torch.tensor([3, 5]))},
     "window": {"mask": regard.window(2, 1)},
-    "dense": {"mask": torch.tensor([[1, 0, 1, 1, 0, 1]] * 5 + [[0] * 6], dtype=torch.bool)},
     "alibi": {"bias": regard.alibi(torch.tensor([0.5, 0.1], dtype=torch.float64))},
-    "additive": {"score": regard.Additive(torch.linspace(-1, 1, 8, dtype=torch.float64)), "mask": regard.causal()},
+    "additive": {"score": regard.Additive(WEIGHT), "mask": regard.causal()},
+    "function": {"score": lambda q, k: -(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)},
+    "sparsemax": {"normalize": regard.Sparsemax()},
+    "entmax": {"normalize": regard.Entmax(1.3), "mask": regard.causal()},
+    "top": {"weights": regard.top(2), "mask": regard.causal()},
     "reference": {"mask": regard.causal(), "backend": "reference"},
 }
 
 
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of its CPU kernel in vmap
+@pytest.mark.parametrize("length", [6, 600])
 @pytest.mark.parametrize("call", CALLS)
-def test_mapped_over_an_axis(call: str) -> None:
-    """vmap, and vmap of a gradient: what a loop gives; NaN in what is masked still reaches nothing."""
-    many = torch.randn(3, 2, 2, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+def test_mapped_over_an_axis(call: str, length: int) -> None:
+    """vmap, and vmap of a gradient: what a loop gives, where fused and blocked backends would serve too."""
 
     def attend(x: torch.Tensor) -> torch.Tensor:
         return regard.attention(x, x, x, **CALLS[call]).output
 
-    gradient = torch.func.grad(lambda x: attend(x).square().sum())
-    for function in (attend, gradient):
-        torch.testing.assert_close(torch.vmap(function)(many), torch.stack([function(x) for x in many]))
+    def loop(function: Any) -> torch.Tensor:
+        return torch.stack([function(x) for x in many])
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(attend(x).square().sum(), x)[0]
+
+    many = drawn(2, 2, 2, length, 8)
+    torch.testing.assert_close(torch.vmap(attend)(many), loop(attend))
+    mapped = torch.vmap(torch.func.grad(lambda x: attend(x).square().sum()))
+    torch.testing.assert_close(mapped(many), loop(gradient))
+
+
+@pytest.mark.parametrize("call", ["plain", "causal", "additive", "sparsemax"])
+def test_second_and_forward_derivatives(call: str) -> None:
+    """Where torch's kernels have none, the plain form has them."""
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return regard.attention(x, x, x, **CALLS[call]).output.square().sum()
+
+    def plainly(x: torch.Tensor) -> torch.Tensor:
+        return regard.attention(x, x, x, **CALLS[call] | {"backend": "reference"}).output.square().sum()
+
+    x, along = drawn(2, 4, 8), drawn(2, 4, 8).flip(0)
+    wanted = torch.autograd.functional.hessian(plainly, x)
+    torch.testing.assert_close(torch.func.hessian(total)(x), wanted)
+    slope = (torch.autograd.functional.jacobian(plainly, x) * along).sum()
+    torch.testing.assert_close(torch.func.jvp(total, (x,), (along,))[1], slope)
+
+
+def test_a_backend_without_rules_says_so() -> None:
+    attend = torch.vmap(lambda x: regard.attention(x, x, x, backend="blocked").output)
+    with pytest.raises(ValueError, match=r"'blocked' cannot serve this call: torch.func has no rules"):
+        attend(drawn(2, 2, 6, 8))
 
 
 def test_mapped_over_masked_nan() -> None:

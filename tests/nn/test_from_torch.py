@@ -167,3 +167,18 @@ def test_only_torchs_own_module_is_taken(as_installed: None) -> None:
 def test_layers_torch_does_not_have_stay_here(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention(SIZE, 3, **arguments).to_torch()
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_what_is_frozen_stays_frozen(sizes: dict[str, int]) -> None:
+    """All of it, or the maps alone: keys and values may lie in one weight, which learns if either does."""
+    theirs = theirs_of(sizes, True, True).requires_grad_(False)
+    assert not [name for name, p in MultiHeadAttention.from_torch(theirs).named_parameters() if p.requires_grad]
+    theirs.out_proj.bias.requires_grad_()
+    learned = [name for name, p in MultiHeadAttention.from_torch(theirs).named_parameters() if p.requires_grad]
+    assert learned == ["output.bias"]
+    if theirs.in_proj_weight is None:
+        theirs.v_proj_weight.requires_grad_()
+        learned = [name for name, p in MultiHeadAttention.from_torch(theirs).named_parameters() if p.requires_grad]
+        assert len(learned) == 2
+        assert {name.split(".")[1] for name in learned} <= {"bias", "value_weight", "memory_weight"}

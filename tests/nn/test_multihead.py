@@ -402,7 +402,8 @@ def test_autocast(kind: str) -> None:
     [
         ({"heads": 5}, "size must be a multiple of heads, got 12 and 5"),
         ({"heads": 4, "kv_heads": 3}, "heads must be a multiple of kv_heads, got 4 and 3"),
-        ({"heads": 0}, "heads must be a multiple of kv_heads, got 0 and 0"),
+        ({"heads": 0}, "heads and kv_heads must be 1 or more, got 0 and 0"),
+        ({"heads": 3, "dropout": 1.5}, "dropout must be between 0 and 1, got 1.5"),
         ({"heads": 3, "score": "luong"}, "score must be one of .* got 'luong'"),
         ({"heads": 3, "positions": Alibi(4)}, "positions are for 4 heads, the layer has 3"),
         ({"heads": 3, "positions": Rotary(6)}, "positions are for heads of size 6, the layer's have 4"),
@@ -413,6 +414,12 @@ def test_autocast(kind: str) -> None:
 def test_layers_that_cannot_be_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention(12, **arguments)
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_a_normaliser_by_name_is_refused_when_the_layer_is_made() -> None:
+    with pytest.raises(TypeError, match=r"normalize must be a regard normaliser such as Softmax\(\), got the str"):
+        MultiHeadAttention(12, 3, normalize="softmax")
 
 
 @pytest.mark.parametrize(
@@ -499,3 +506,9 @@ def test_compiled_in_one_graph_for_any_length_and_exported() -> None:
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_layer_says_what_it_is() -> None:
+    said = repr(MultiHeadAttention(12, 4, kv_heads=2, score="additive"))
+    assert "4 heads of size 3, 2 key heads, bias=True" in said
+    assert "additive, weight (4, 3)" in said

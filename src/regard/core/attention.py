@@ -1,5 +1,6 @@
 """The one call: score, normalise, weighted sum; and what would happen if it were made."""
 
+import difflib
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
 from regard.core.requests import Full, Request, Top
 from regard.core.scores import Additive, ScaledDot, Score
+from regard.core.transforms import beyond_one_derivative, transformed
 
 BACKENDS: dict[str, ModuleType] = {
     backend.NAME: backend for backend in (short, flex, sdpa, fused_additive, blocked, reference)
@@ -128,7 +130,7 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
     On CUDA additive scores without a mask too. A call costs microseconds, and so would describing it; whatever is not
     plainly right goes the long way round.
     """
-    if type(normalize) is not Softmax or not type(query) is type(key) is type(value) is Tensor:
+    if type(normalize) is not Softmax or not type(query) is type(key) is type(value) is Tensor or transformed():
         return None
     if type(score) is Additive and mask is None and query.is_cuda:
         return fused_additive.directly(query, key, value, score)
@@ -153,6 +155,8 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
     if query.is_cuda and short.many(query, keys[2]):
         return None
     if mask is None:
+        if keys[2] < sdpa.FEW and not query.is_cuda and not _looked_at(query, key, value):
+            return None
         return F.scaled_dot_product_attention(query, key, value, scale=score.scale)
     assert isinstance(mask, Band)  # whatever else has gone the long way
     if mask.low is None and mask.high == 0:
@@ -209,18 +213,32 @@ def _choose(problem: Problem, backend: str) -> tuple[str, dict[str, str]]:
     """The backend for a problem and why each other one was not taken."""
     if backend != "auto":
         if backend not in BACKENDS:
-            raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}")
-        if reason := BACKENDS[backend].refuses(problem):
+            near = difflib.get_close_matches(str(backend), BACKENDS, 1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}{hint}")
+        if reason := _refuses(backend, problem):
             raise ValueError(f"backend {backend!r} cannot serve this call: {reason}")
-        others = {name: module.refuses(problem) for name, module in BACKENDS.items() if name != backend}
+        others = {name: _refuses(name, problem) for name in BACKENDS if name != backend}
         return backend, {name: reason or "another backend was asked for" for name, reason in others.items()}
     refused: dict[str, str] = {}
     for name, module in BACKENDS.items():
-        reason = module.refuses(problem) or _plain_is_best(name, problem) or module.not_worth_it(problem)
+        reason = _refuses(name, problem) or _plain_is_best(name, problem) or module.not_worth_it(problem)
         if reason is None:
             return name, refused
         refused[name] = reason
     raise AssertionError("the reference serves everything")
+
+
+def _refuses(name: str, problem: Problem) -> str | None:
+    """Why a backend does not compute this, if it does not."""
+    if name != reference.NAME and transformed():
+        if name != sdpa.NAME:
+            return "torch.func has no rules for its loops and kernels"
+        if problem.request is not None:
+            return "torch.func has no rules for weights that are computed again"
+        if beyond_one_derivative():
+            return "torch's kernels have the first derivative, backwards"
+    return BACKENDS[name].refuses(problem)
 
 
 def _plain_is_best(name: str, problem: Problem) -> str | None:

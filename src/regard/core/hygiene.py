@@ -24,11 +24,16 @@ def tainted(problem: Problem) -> bool:
         return False
     if torch.compiler.is_compiling() or (problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return True  # the data cannot be looked at: clean in any case
+    return not all_finite(problem)
+
+
+def all_finite(problem: Problem) -> bool:
+    """Is there no NaN or Inf, as far as one can see?"""
     three = problem.query, problem.key, problem.value
     try:
-        return not quickly_finite(*three) and not all(bool(t.isfinite().all()) for t in three)
-    except RuntimeError:  # under vmap, or fake tensors: as above
-        return True
+        return quickly_finite(*three) or all(bool(t.isfinite().all()) for t in three)
+    except RuntimeError:  # under vmap, or fake tensors
+        return False
 
 
 def quickly_finite(*tensors: Tensor) -> bool:

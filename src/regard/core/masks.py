@@ -299,8 +299,11 @@ def broadcastable(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
         a in (1, b) for a, b in zip(reversed(tensor.shape), reversed(shape), strict=False)
     )
     if not fits:
-        row = len(shape) == 4 and tuple(tensor.shape) == (shape[0], shape[-1])
-        hint = f"; for keys of each sequence write {name}[:, None, None, :]" if row else ""
+        given, hint = tuple(tensor.shape), ""
+        if len(shape) == 4 and given == (shape[0], shape[-1]):
+            hint = f"; for keys of each sequence write {name}[:, None, None, :]"
+        elif len(shape) == 4 and given == (shape[0], *shape[-2:]):
+            hint = f"; for pairs of each sequence, the same for all heads, write {name}[:, None]"
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it does not broadcast to the scores {shape}{hint}")
     return tensor.reshape((1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape))
 

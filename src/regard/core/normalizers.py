@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core.scores import finite
+from regard.core.transforms import transformed
 
 _LIKELY = 128  # keys that hold the support of nearly every row of sparsemax and entmax
 
@@ -193,21 +194,33 @@ def gumbel_like(scores: Tensor, generator: torch.Generator | None) -> Tensor:
 class _Entmax(torch.autograd.Function):
     """Entmax of finite or −inf scores. The backward pass is written in the weights, so it differentiates again."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, alpha: float) -> Tensor:
-        weights = entmax_weights(scores, entmax_threshold(scores, alpha), alpha)
-        ctx.save_for_backward(weights)
-        ctx.alpha = alpha
-        return weights
+    def forward(scores: Tensor, alpha: float) -> Tensor:
+        return entmax_weights(scores, entmax_threshold(scores, alpha), alpha)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+        ctx.alpha = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (grad,) = grads
-        (weights,) = ctx.saved_tensors
-        slope = entmax_slope(weights, ctx.alpha)
-        total = slope.sum(-1, keepdim=True)
-        mean = (slope * grad).sum(-1, keepdim=True) / torch.where(total > 0, total, 1)
-        return slope * (grad - mean), None
+        return _along(ctx.saved_tensors[0], grads[0], ctx.alpha), None
+
+    @staticmethod
+    def jvp(ctx: Any, *changes: Any) -> Tensor:
+        return _along(ctx.saved_tensors[0], changes[0], ctx.alpha)
+
+
+def _along(weights: Tensor, change: Tensor, alpha: float) -> Tensor:
+    """The product with the Jacobian of entmax, which is symmetric."""
+    slope = entmax_slope(weights, alpha)
+    total = slope.sum(-1, keepdim=True)
+    mean = (slope * change).sum(-1, keepdim=True) / torch.where(total > 0, total, 1)
+    return slope * (change - mean)
 
 
 def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:
@@ -244,7 +257,7 @@ def _threshold(margins: Tensor, alpha: float) -> Tensor:
     """τ from the largest scores alone where they hold the whole support, as they nearly always do; else from all."""
     solve = {2.0: _sparsemax_threshold, 1.5: _entmax15_threshold}.get(alpha) or partial(_bisect_threshold, alpha=alpha)
     blind = torch.compiler.is_compiling() or (margins.is_cuda and torch.cuda.is_current_stream_capturing())
-    if margins.shape[-1] > 2 * _LIKELY and not blind:
+    if margins.shape[-1] > 2 * _LIKELY and not blind and not transformed():
         largest = margins.topk(_LIKELY, -1).values
         threshold = solve(largest)
         if bool((largest[..., -1:] <= threshold).all()):

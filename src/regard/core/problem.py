@@ -108,10 +108,8 @@ def build(
 ) -> Problem:
     """Check the arguments of a call and bring them into one shape."""
     _check_tensors(query, key, value)
-    if not isinstance(normalize, Normalizer):
-        raise TypeError(f"normalize must be a regard normaliser such as Softmax(), got {_said(normalize)}")
-    if not 0.0 <= finite(dropout, "dropout") <= 1.0:
-        raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
+    check_normalizer(normalize)
+    check_dropout(dropout)
     if weights is not None and not isinstance(weights, Request):
         raise TypeError(f"weights must be a request such as regard.full(), or None, got {_said(weights)}")
     if generator is not None and not isinstance(generator, torch.Generator):
@@ -135,6 +133,20 @@ def build(
         bias = bias.aligned(shape)
     problem = Problem(query, key, value, score, normalize, mask, bias, dropout, weights, generator, headless=headless)
     return replace(problem, sample=_samples(problem)) if isinstance(normalize, Hard) else problem
+
+
+def check_normalizer(normalize: object) -> Normalizer:
+    """A record, or an error that says what came instead."""
+    if not isinstance(normalize, Normalizer):
+        raise TypeError(f"normalize must be a regard normaliser such as Softmax(), got {_said(normalize)}")
+    return normalize
+
+
+def check_dropout(dropout: float) -> float:
+    """A share of the weights, or an error."""
+    if not 0.0 <= finite(dropout, "dropout") <= 1.0:
+        raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
+    return dropout
 
 
 def _samples(problem: Problem) -> bool:
@@ -162,7 +174,8 @@ def _said(thing: object) -> str:
     if isinstance(thing, type):
         return f"the class {thing.__name__}, not a record: write {thing.__name__}(…)"
     if callable(thing) and hasattr(thing, "__name__"):
-        return f"the function {thing.__name__}: write {thing.__name__}(…)"
+        hint = f": write {thing.__name__}(…)" if getattr(thing, "__module__", "").startswith("regard.") else ""
+        return f"the function {thing.__name__}{hint}"
     return f"the str {thing!r}" if isinstance(thing, str) else type(thing).__name__
 
 

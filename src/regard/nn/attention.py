@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from regard.core.attention import AnyScore, Attended, attention
 from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
+from regard.core.problem import check_dropout, check_normalizer
 from regard.core.requests import Request, Top
 from regard.nn.projection import SCORES, OwnedScore, settled
 from regard.nn.protocol import Projected
@@ -46,8 +47,8 @@ class Attention(nn.Module):
         memory_size = query_size if memory_size is None else memory_size
         self.query_size, self.memory_size = query_size, memory_size
         self.output_size = memory_size if value_size is None else value_size
-        self.normalize = normalize
-        self.dropout = dropout
+        self.normalize = check_normalizer(normalize)
+        self.dropout = check_dropout(dropout)
         query_to, key_to = _projected_sizes(score, query_size, memory_size, hidden_size)
         self.query = None if query_to is None else nn.Linear(query_size, query_to, bias=False)
         self.key = None if key_to is None else nn.Linear(memory_size, key_to, bias=False)

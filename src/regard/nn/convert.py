@@ -47,18 +47,25 @@ def refuse(source: nn.MultiheadAttention) -> None:
 
 @torch.no_grad()
 def load(source: nn.MultiheadAttention, projection: HeadProjection, output: nn.Linear) -> None:
-    """Copy torch's weights into the layer's own."""
+    """Copy torch's weights into the layer's own; what is frozen there stays so."""
     if source.in_proj_weight is not None:
         theirs = source.in_proj_weight.chunk(3)
+        learned = [source.in_proj_weight.requires_grad] * 3
     else:
         theirs = (source.q_proj_weight, source.k_proj_weight, source.v_proj_weight)
-    for own, their in zip(projection.parts(), theirs, strict=True):
+        learned = [their is not None and their.requires_grad for their in theirs]
+    projection.requires_grad_(False)
+    for own, their, learns in zip(projection.parts(), theirs, learned, strict=True):
         assert their is not None
         own.copy_(their)
-    output.weight.copy_(source.out_proj.weight)
+        stored = own if own._base is None else own._base  # keys and values may lie in one
+        stored.requires_grad_(stored.requires_grad or learns)
+    pairs = [(output.weight, source.out_proj.weight)]
     if projection.bias is not None:
-        projection.bias.copy_(source.in_proj_bias)
-        output.bias.copy_(source.out_proj.bias)
+        pairs += [(projection.bias, source.in_proj_bias), (output.bias, source.out_proj.bias)]
+    for own, their in pairs:
+        own.copy_(their)
+        own.requires_grad_(their.requires_grad)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from regard.core.attention import Attended
 from regard.core.normalizers import Normalizer, Softmax
-from regard.core.problem import HALF
+from regard.core.problem import HALF, check_normalizer
 from regard.core.requests import Request
 from regard.nn.protocol import Projected
 from regard.nn.steps import alignment, blank, check_query, clean_memory, gathered, read, sampling, score_vector
@@ -47,7 +47,7 @@ class CoverageAttention(nn.Module):
         if fertility is not None and not fertility > 0:
             raise ValueError(f"fertility must be above 0, or None, got {fertility}")
         self.query_size, self.memory_size, self.output_size = query_size, memory_size, memory_size
-        self.normalize, self.fertility = normalize, fertility
+        self.normalize, self.fertility = check_normalizer(normalize), fertility
         self.query = nn.Linear(query_size, hidden_size, bias=False)
         self.key = nn.Linear(memory_size, hidden_size)
         self.coverage = nn.Linear(1, hidden_size, bias=False)

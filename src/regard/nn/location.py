@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.core.attention import Attended
 from regard.core.normalizers import Normalizer, Softmax
+from regard.core.problem import check_normalizer
 from regard.core.requests import Request, full
 from regard.nn.protocol import Projected
 from regard.nn.steps import alignment, blank, check_query, clean_memory, gathered, read, sampling, score_vector
@@ -76,7 +77,7 @@ class LocationAttention(nn.Module):
         if not 0 < sharpness < math.inf:
             raise ValueError(f"sharpness must be a finite number above 0, got {sharpness}")
         self.query_size, self.memory_size, self.output_size = query_size, memory_size, memory_size
-        self.normalize, self.sharpness = normalize, sharpness
+        self.normalize, self.sharpness = check_normalizer(normalize), sharpness
         self.query = nn.Linear(query_size, hidden_size, bias=False)
         self.key = nn.Linear(memory_size, hidden_size)
         self.convolution = nn.Conv1d(1, filters, kernel_size, padding=kernel_size // 2, bias=False)

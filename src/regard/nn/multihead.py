@@ -10,6 +10,7 @@ from regard.core.attention import AnyScore, Attended, attention
 from regard.core.biases import Bias, as_bias
 from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
+from regard.core.problem import check_dropout, check_normalizer
 from regard.core.requests import Request
 from regard.core.scores import ScaledDot, Score
 from regard.core.spans import all_of
@@ -53,7 +54,9 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
-        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        if heads < 1 or kv_heads < 1:
+            raise ValueError(f"heads and kv_heads must be 1 or more, got {heads} and {kv_heads}")
+        if heads % kv_heads:
             raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
         if head_size is None and size % heads:
             raise ValueError(f"size must be a multiple of heads, got {size} and {heads}: or give head_size")
@@ -62,8 +65,8 @@ class MultiHeadAttention(nn.Module):
         self.key_size = size if key_size is None else key_size
         self.value_size = self.key_size if value_size is None else value_size
         self.heads, self.kv_heads, self.head_size = heads, kv_heads, head_size
-        self.normalize = normalize
-        self.dropout = dropout
+        self.normalize = check_normalizer(normalize)
+        self.dropout = check_dropout(dropout)
         self.positions = positions
         self.projection = HeadProjection(size, self.key_size, self.value_size, heads, kv_heads, head_size, bias)
         self.score = OwnedScore(score, head_size, heads)

@@ -45,6 +45,10 @@ class OwnedScore(nn.Module):
             bound = 1 / math.sqrt(self.weight.shape[-1])
             nn.init.uniform_(self.weight, -bound, bound)
 
+    def extra_repr(self) -> str:
+        shape = "" if self.weight is None else f", weight {tuple(self.weight.shape)}"
+        return getattr(self.record, "name", getattr(self.record, "__name__", type(self.record).__name__)) + shape
+
     def forward(self) -> AnyScore:
         weight = self.weight
         if weight is None or not isinstance(self.record, Score):
@@ -90,6 +94,10 @@ class HeadProjection(nn.Module):
     def rows(self) -> tuple[int, int, int]:
         """Rows of the weight for queries, keys and values."""
         return self.heads * self.head_size, self.kv_heads * self.head_size, self.kv_heads * self.head_size
+
+    def extra_repr(self) -> str:
+        shared = "" if self.heads == self.kv_heads else f", {self.kv_heads} key heads"
+        return f"{self.heads} heads of size {self.head_size}{shared}, bias={self.bias is not None}"
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """The weights of queries, keys and values, as views of what is stored."""

@@ -16,12 +16,13 @@ from regard.core.backends import banded, reference, steps
 from regard.core.backends.blocks import survey
 from regard.core.backends.result import Result
 from regard.core.clauses import Clauses, clauses
-from regard.core.hygiene import tainted, without_unseen
+from regard.core.hygiene import all_finite, tainted, without_unseen
 from regard.core.problem import Problem
 from regard.core.scores import Bilinear
 from regard.core.spans import Stretch, all_of, cut, take
 
 NAME = "sdpa"
+FEW = 16  # keys: below, torch's kernels on the CPU make 0 of a query of NaN
 _MASK_NUMBERS = 2**22  # entries of a mask made at a time
 _COLUMNS = 128  # how finely the span of visible keys is looked for
 
@@ -34,8 +35,11 @@ def refuses(problem: Problem) -> str | None:
         return reason
     if problem.dropout > 0.0 and problem.generator is not None:
         return "its dropout takes no generator"
-    if problem.device.type == "cpu" and not torch.compiler.is_compiling() and tainted(problem):
-        return "NaN or Inf in query, key or value: its kernels would carry them past the mask"
+    if problem.device.type == "cpu" and not torch.compiler.is_compiling():
+        if tainted(problem):
+            return "NaN or Inf in query, key or value: its kernels would carry them past the mask"
+        if problem.shape[-1] < FEW and not all_finite(problem):
+            return "NaN or Inf in query, key or value: its kernels lose them among few keys"
     return None
 
 

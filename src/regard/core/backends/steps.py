@@ -8,13 +8,14 @@ from torch import Tensor
 from regard.core.clauses import clauses
 from regard.core.machine import TRITON
 from regard.core.problem import HALF, Problem
+from regard.core.transforms import transformed
 
 MOST = 8  # queries: up to so many, cutting the memory beats cutting the queries
 
 
 def serves(problem: Problem) -> bool:
     """Is this a step: a few queries without gradient, a whole memory or a padded one?"""
-    if problem.device.type != "cuda" or not 0 < problem.shape[-2] <= MOST or problem.shape[-1] == 0:
+    if problem.device.type != "cuda" or not 0 < problem.shape[-2] <= MOST or problem.shape[-1] == 0 or transformed():
         return False
     if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not TRITON:
         return False

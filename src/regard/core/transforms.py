@@ -1,0 +1,18 @@
+"""torch.func (vmap, grad, jvp and their kin): is a call inside one, and which?"""
+
+import torch
+
+
+def transformed() -> bool:
+    """Loops and kernels of our own have no rules for these, and vmap hides the numbers."""
+    if torch.compiler.is_compiling():
+        return False
+    levels = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+    return levels is not None and levels() is not None
+
+
+def beyond_one_derivative() -> bool:
+    """Are derivatives taken forwards, or more than once? torch's own kernels have the first, backwards."""
+    levels = getattr(torch._C._functorch, "get_interpreter_stack", None)
+    kinds = [level.key().name for level in (levels() if levels else None) or ()]
+    return "Jvp" in kinds or kinds.count("Grad") > 1
