@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import regard
 
@@ -49,21 +50,35 @@ def test_mapped_over_an_axis(call: str, length: int) -> None:
     torch.testing.assert_close(mapped(many), loop(gradient))
 
 
-@pytest.mark.parametrize("call", ["plain", "causal", "additive", "sparsemax"])
-def test_second_and_forward_derivatives(call: str) -> None:
-    """Where torch's kernels have none, the plain form has them."""
+def total_of(call: str, **more: Any) -> Any:
+    return lambda x: regard.attention(x, x, x, **CALLS[call] | more).output.square().sum()
 
-    def total(x: torch.Tensor) -> torch.Tensor:
-        return regard.attention(x, x, x, **CALLS[call]).output.square().sum()
 
-    def plainly(x: torch.Tensor) -> torch.Tensor:
-        return regard.attention(x, x, x, **CALLS[call] | {"backend": "reference"}).output.square().sum()
-
-    x, along = drawn(2, 4, 8), drawn(2, 4, 8).flip(0)
-    wanted = torch.autograd.functional.hessian(plainly, x)
-    torch.testing.assert_close(torch.func.hessian(total)(x), wanted)
+@pytest.mark.parametrize("length", [4, 20])
+@pytest.mark.parametrize("call", ["plain", "causal", "additive"])
+def test_second_and_forward_derivatives(call: str, length: int) -> None:
+    """Where torch's kernels have none, the plain form has them: forwards, twice, and by dual numbers."""
+    total, plainly = total_of(call), total_of(call, backend="reference")
+    x, along = drawn(2, length, 8), drawn(2, length, 8).flip(0)
+    if length == 4:
+        wanted = torch.autograd.functional.hessian(plainly, x)
+        for twice in (torch.func.hessian(total), torch.func.jacrev(torch.func.jacrev(total))):
+            torch.testing.assert_close(twice(x), wanted)
     slope = (torch.autograd.functional.jacobian(plainly, x) * along).sum()
     torch.testing.assert_close(torch.func.jvp(total, (x,), (along,))[1], slope)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(total(forward_ad.make_dual(x, along))).tangent
+    torch.testing.assert_close(found, slope)
+
+
+@pytest.mark.parametrize("call", ["sparsemax", "entmax"])
+def test_entmax_has_derivatives_backwards(call: str) -> None:
+    """Of second order too; forwards it says so."""
+    total, x = total_of(call), drawn(2, 4, 8)
+    wanted = torch.autograd.functional.hessian(total_of(call, backend="reference"), x)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.jacrev(total))(x), wanted)
+    with pytest.raises(NotImplementedError, match="none forwards: take jacrev"):
+        torch.func.jvp(total, (x,), (x,))
 
 
 def test_a_backend_without_rules_says_so() -> None:

@@ -155,7 +155,7 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
     if query.is_cuda and short.many(query, keys[2]):
         return None
     if mask is None:
-        if keys[2] < sdpa.FEW and not query.is_cuda and not _looked_at(query, key, value):
+        if keys[2] < sdpa.FEW and not query.is_cuda and not _looked_at(query, key):
             return None
         return F.scaled_dot_product_attention(query, key, value, scale=score.scale)
     assert isinstance(mask, Band)  # whatever else has gone the long way
@@ -212,8 +212,8 @@ def _in_autocast(score: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, 
 def _choose(problem: Problem, backend: str) -> tuple[str, dict[str, str]]:
     """The backend for a problem and why each other one was not taken."""
     if backend != "auto":
-        if backend not in BACKENDS:
-            near = difflib.get_close_matches(str(backend), BACKENDS, 1)
+        if not isinstance(backend, str) or backend not in BACKENDS:
+            near = difflib.get_close_matches(str(backend).lower(), BACKENDS, 1)
             hint = f": did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}{hint}")
         if reason := _refuses(backend, problem):

@@ -32,6 +32,8 @@ def all_finite(problem: Problem) -> bool:
     three = problem.query, problem.key, problem.value
     try:
         return quickly_finite(*three) or all(bool(t.isfinite().all()) for t in three)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:  # under vmap, or fake tensors
         return False
 

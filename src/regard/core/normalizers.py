@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core.scores import finite
-from regard.core.transforms import transformed
+from regard.core.transforms import forwards, transformed
 
 _LIKELY = 128  # keys that hold the support of nearly every row of sparsemax and entmax
 
@@ -99,6 +99,11 @@ class Entmax(Normalizer):
             return masked_softmax(scores, allowed)
         if allowed is not None:
             scores = torch.where(allowed, scores, -math.inf)
+        if forwards():
+            raise NotImplementedError(
+                f"{type(self).__name__} has derivatives backwards, of any order, and none forwards: "
+                "take jacrev for jacfwd, grad of grad for hessian"
+            )
         return _Entmax.apply(scores, self.alpha)
 
 
@@ -203,24 +208,16 @@ class _Entmax(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
         ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
         ctx.alpha = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _along(ctx.saved_tensors[0], grads[0], ctx.alpha), None
-
-    @staticmethod
-    def jvp(ctx: Any, *changes: Any) -> Tensor:
-        return _along(ctx.saved_tensors[0], changes[0], ctx.alpha)
-
-
-def _along(weights: Tensor, change: Tensor, alpha: float) -> Tensor:
-    """The product with the Jacobian of entmax, which is symmetric."""
-    slope = entmax_slope(weights, alpha)
-    total = slope.sum(-1, keepdim=True)
-    mean = (slope * change).sum(-1, keepdim=True) / torch.where(total > 0, total, 1)
-    return slope * (change - mean)
+        (grad,) = grads
+        (weights,) = ctx.saved_tensors
+        slope = entmax_slope(weights, ctx.alpha)
+        total = slope.sum(-1, keepdim=True)
+        mean = (slope * grad).sum(-1, keepdim=True) / torch.where(total > 0, total, 1)
+        return slope * (grad - mean), None
 
 
 def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:

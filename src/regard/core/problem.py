@@ -174,7 +174,7 @@ def _said(thing: object) -> str:
     if isinstance(thing, type):
         return f"the class {thing.__name__}, not a record: write {thing.__name__}(…)"
     if callable(thing) and hasattr(thing, "__name__"):
-        hint = f": write {thing.__name__}(…)" if getattr(thing, "__module__", "").startswith("regard.") else ""
+        hint = f": write {thing.__name__}(…)" if str(getattr(thing, "__module__", "")).startswith("regard.") else ""
         return f"the function {thing.__name__}{hint}"
     return f"the str {thing!r}" if isinstance(thing, str) else type(thing).__name__
 

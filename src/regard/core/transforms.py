@@ -1,6 +1,7 @@
 """torch.func (vmap, grad, jvp and their kin): is a call inside one, and which?"""
 
 import torch
+from torch.autograd import forward_ad
 
 
 def transformed() -> bool:
@@ -8,11 +9,16 @@ def transformed() -> bool:
     if torch.compiler.is_compiling():
         return False
     levels = getattr(torch._C._functorch, "peek_interpreter_stack", None)
-    return levels is not None and levels() is not None
+    return (levels is not None and levels() is not None) or forwards()
+
+
+def forwards() -> bool:
+    """Are derivatives taken along with the values: jvp, jacfwd, linearize, dual numbers?"""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
 def beyond_one_derivative() -> bool:
     """Are derivatives taken forwards, or more than once? torch's own kernels have the first, backwards."""
     levels = getattr(torch._C._functorch, "get_interpreter_stack", None)
     kinds = [level.key().name for level in (levels() if levels else None) or ()]
-    return "Jvp" in kinds or kinds.count("Grad") > 1
+    return forwards() or kinds.count("Grad") > 1

@@ -7,6 +7,10 @@ from torch import Tensor, nn
 
 from regard.nn.projection import HeadProjection
 
+_PLACES = (("weight", "query_weight"), ("weight", "memory_weight", "key_weight"),
+           ("weight", "memory_weight", "value_weight"))  # fmt: skip
+# where a projection may hold the maps of queries, keys and values
+
 
 class TorchMasks(NamedTuple):
     """torch's masks in this library's terms: `mask` True = may attend, `bias` added to the scores."""
@@ -54,12 +58,14 @@ def load(source: nn.MultiheadAttention, projection: HeadProjection, output: nn.L
     else:
         theirs = (source.q_proj_weight, source.k_proj_weight, source.v_proj_weight)
         learned = [their is not None and their.requires_grad for their in theirs]
-    projection.requires_grad_(False)
-    for own, their, learns in zip(projection.parts(), theirs, learned, strict=True):
+    for own, their in zip(projection.parts(), theirs, strict=True):
         assert their is not None
         own.copy_(their)
-        stored = own if own._base is None else own._base  # keys and values may lie in one
-        stored.requires_grad_(stored.requires_grad or learns)
+    projection.requires_grad_(False)
+    for learns, names in zip(learned, _PLACES, strict=True):
+        for stored in (getattr(projection, name) for name in names):
+            if stored is not None and learns:  # what lies in one weight learns if any of it does
+                stored.requires_grad_(True)
     pairs = [(output.weight, source.out_proj.weight)]
     if projection.bias is not None:
         pairs += [(projection.bias, source.in_proj_bias), (output.bias, source.out_proj.bias)]

@@ -47,7 +47,9 @@ class OwnedScore(nn.Module):
 
     def extra_repr(self) -> str:
         shape = "" if self.weight is None else f", weight {tuple(self.weight.shape)}"
-        return getattr(self.record, "name", getattr(self.record, "__name__", type(self.record).__name__)) + shape
+        record = self.record
+        named = record.name if isinstance(record, Score) else getattr(record, "__name__", type(record).__name__)
+        return f"{named}{shape}"
 
     def forward(self) -> AnyScore:
         weight = self.weight
