@@ -29,7 +29,7 @@ from regard.core.features import Features, LogFeatures, default_features
 from regard.core.features import PerformerFeatures as PerformerFeatures
 from regard.core.masks import And, Dense, Mask, Not, Or, Padding
 from regard.core.normalizers import Softmax
-from regard.core.problem import HALF, Problem, build
+from regard.core.problem import HALF, Problem, build, said
 from regard.core.scores import Score
 from regard.core.spans import all_of
 
@@ -100,12 +100,7 @@ def _attend(
     if features is None:
         features = default_features(problem.query.shape[-1], problem.dtype, problem.device)
     if isinstance(features, type) or not (callable(features) or isinstance(features, LogFeatures)):
-        found = (
-            f"the class {features.__name__}: write {features.__name__}(…)"
-            if isinstance(features, type)
-            else repr(features)
-        )
-        raise TypeError(f"features must be a PerformerFeatures, an EluFeatures or a function, got {found}")
+        raise TypeError(f"features must be a PerformerFeatures, an EluFeatures or a function, got {said(features)}")
     query, key, value, keep = _once(problem.query), _once(problem.key), _once(problem.value), _kept(problem)
     group = problem.group
     if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head see different keys

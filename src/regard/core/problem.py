@@ -111,7 +111,7 @@ def build(
     check_normalizer(normalize)
     check_dropout(dropout)
     if weights is not None and not isinstance(weights, Request):
-        raise TypeError(f"weights must be a request such as regard.full(), or None, got {_said(weights)}")
+        raise TypeError(f"weights must be a request such as regard.full(), or None, got {said(weights)}")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
     if generator is not None and generator.device.type != query.device.type:
@@ -138,7 +138,7 @@ def build(
 def check_normalizer(normalize: object) -> Normalizer:
     """A record, or an error that says what came instead."""
     if not isinstance(normalize, Normalizer):
-        raise TypeError(f"normalize must be a regard normaliser such as Softmax(), got {_said(normalize)}")
+        raise TypeError(f"normalize must be a regard normaliser such as Softmax(), got {said(normalize)}")
     return normalize
 
 
@@ -162,7 +162,7 @@ def _as_score(score: object, query: Tensor, key: Tensor) -> Score:
         _check_devices("score", score.tensors(), query)
         return score
     if isinstance(score, type) or not callable(score):
-        raise TypeError(f"score must be a regard score or a function (query, key) -> scores, got {_said(score)}")
+        raise TypeError(f"score must be a regard score or a function (query, key) -> scores, got {said(score)}")
     custom = Custom(score, query.dtype)
     if torch.compiler.is_compiling() or not query.numel() or not key.numel():
         return custom
@@ -170,7 +170,8 @@ def _as_score(score: object, query: Tensor, key: Tensor) -> Score:
     return custom.probe(query[..., :2, :], key[..., :2, :].repeat_interleave(group, -3))
 
 
-def _said(thing: object) -> str:
+def said(thing: object) -> str:
+    """What came instead of a record, and what to write for it."""
     if isinstance(thing, type):
         return f"the class {thing.__name__}, not a record: write {thing.__name__}(…)"
     if callable(thing) and hasattr(thing, "__name__"):

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from regard.nn.projection import HeadProjection
 
+# Where a projection may hold the maps of queries, keys and values.
 _PLACES = (("weight", "query_weight"), ("weight", "memory_weight", "key_weight"),
            ("weight", "memory_weight", "value_weight"))  # fmt: skip
-# where a projection may hold the maps of queries, keys and values
 
 
 class TorchMasks(NamedTuple):

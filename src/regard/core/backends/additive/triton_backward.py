@@ -141,12 +141,12 @@ def backward(
         (inputs.traits, trait((pairs, grad_output, lse, change)), grad_output.stride(), form, split),
     )  # fmt: skip
     partial = not parts[0] or pairs.low is not None or pairs.high is not None
-    grad_query = (torch.zeros if partial else torch.empty)(inputs.query.shape, device=device, dtype=dtype)
-    new = torch.zeros if partial or split else torch.empty
-    grad_key = new(inputs.key.shape, device=device, dtype=torch.float32 if split else dtype)
-    grad_value = torch.zeros(inputs.value.shape, device=device, dtype=torch.float32)
-    grad_bias = None if bias is None else torch.zeros(bias.shape, device=device, dtype=torch.float32)
-    grad_table = None if table is None else torch.zeros(table.shape, device=device, dtype=torch.float32)
+    grad_query, grad_key = _rows_to_fill(inputs, partial=partial, split=split)
+    grad_value, grad_bias, grad_table = (
+        None if x is None else torch.zeros(x.shape, device=device, dtype=torch.float32)
+        for x in (inputs.value, bias, table)
+    )
+    assert grad_value is not None
     skips = any(x is not None for x in (pairs.low, pairs.high, pairs.lengths, pairs.query_ids))
     room = max((p.units * repeat * p.rows * p.columns for among in parts for p in among), default=0)
     store = torch.empty(room, device=device, dtype=dtype)
@@ -175,6 +175,14 @@ def backward(
         grad_bias,
         grad_table,
     )
+
+
+def _rows_to_fill(inputs: Inputs, *, partial: bool, split: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of query and key: 0 where not all of them will be written, or where slabs add to the same keys."""
+    query, key = inputs.query, inputs.key
+    grad_query = (torch.zeros if partial else torch.empty)(query.shape, device=query.device, dtype=query.dtype)
+    new = torch.zeros if partial or split else torch.empty
+    return grad_query, new(key.shape, device=key.device, dtype=torch.float32 if split else key.dtype)
 
 
 def _turns(inputs: Inputs) -> list[range]:
