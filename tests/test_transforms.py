@@ -8,75 +8,123 @@ from torch.autograd import forward_ad
 
 import regard
 
-WEIGHT = torch.linspace(-1, 1, 8, dtype=torch.float64)
-CALLS = {
-    "plain": {},
-    "causal": {"mask": regard.causal()},
-    "padding": {"mask": regard.padding(torch.tensor([3, 5]))},
-    "window": {"mask": regard.window(2, 1)},
-    "alibi": {"bias": regard.alibi(torch.tensor([0.5, 0.1], dtype=torch.float64))},
-    "additive": {"score": regard.Additive(WEIGHT), "mask": regard.causal()},
-    "function": {"score": lambda q, k: -(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)},
-    "sparsemax": {"normalize": regard.Sparsemax()},
-    "entmax": {"normalize": regard.Entmax(1.3), "mask": regard.causal()},
-    "top": {"weights": regard.top(2), "mask": regard.causal()},
-    "reference": {"mask": regard.causal(), "backend": "reference"},
-}
+# Where, in what, and how near by norm: a loop may take a fused kernel where a transform takes the plain form.
+PLACES = {"cpu": ("cpu", torch.float64, 1e-12)}
+PLACES |= {"cuda": ("cuda", torch.float32, 2e-4), "cuda in bfloat16": ("cuda", torch.bfloat16, 2e-2)}
+everywhere = pytest.mark.parametrize(
+    "place", ["cpu", *(pytest.param(name, marks=pytest.mark.cuda) for name in PLACES if name != "cpu")]
+)
 
 
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+def described(call: str, place: str = "cpu") -> dict[str, Any]:
+    device, dtype, _ = PLACES[place]
+    calls = {
+        "plain": {},
+        "causal": {"mask": regard.causal()},
+        "padding": {"mask": regard.padding(torch.tensor([3, 5], device=device))},
+        "window": {"mask": regard.window(2, 1)},
+        "alibi": {"bias": regard.alibi(torch.tensor([0.5, 0.1], device=device, dtype=dtype))},
+        "additive": {
+            "score": regard.Additive(torch.linspace(-1, 1, 8, device=device, dtype=dtype)),
+            "mask": regard.causal(),
+        },
+        "function": {"score": lambda q, k: -(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)},
+        "sparsemax": {"normalize": regard.Sparsemax()},
+        "entmax": {"normalize": regard.Entmax(1.3), "mask": regard.causal()},
+        "top": {"weights": regard.top(2), "mask": regard.causal()},
+        "reference": {"mask": regard.causal(), "backend": "reference"},
+    }
+    return calls[call]
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of its CPU kernel in vmap
+CALLS = ["plain", "causal", "padding", "window", "alibi"]
+CALLS += ["additive", "function", "sparsemax", "entmax", "top", "reference"]
+
+
+def drawn(*shape: int, place: str = "cpu") -> torch.Tensor:
+    device, dtype, _ = PLACES[place]
+    numbers = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return numbers.to(device, dtype)
+
+
+def same(found: torch.Tensor, wanted: torch.Tensor, place: str = "cpu") -> None:
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    assert 0 < wanted.norm() < torch.inf, "nothing to compare"
+    off = ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+    assert off <= PLACES[place][2], f"{off:.1e} off"
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of its kernels in vmap
+@everywhere
 @pytest.mark.parametrize("length", [6, 600])
 @pytest.mark.parametrize("call", CALLS)
-def test_mapped_over_an_axis(call: str, length: int) -> None:
+def test_mapped_over_an_axis(call: str, length: int, place: str) -> None:
     """vmap, and vmap of a gradient: what a loop gives, where fused and blocked backends would serve too."""
+    arguments = described(call, place)
 
     def attend(x: torch.Tensor) -> torch.Tensor:
-        return regard.attention(x, x, x, **CALLS[call]).output
+        return regard.attention(x, x, x, **arguments).output
 
     def loop(function: Any) -> torch.Tensor:
         return torch.stack([function(x) for x in many])
 
     def gradient(x: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()
-        return torch.autograd.grad(attend(x).square().sum(), x)[0]
+        return torch.autograd.grad(attend(x).float().square().sum(), x)[0]
 
-    many = drawn(2, 2, 2, length, 8)
-    torch.testing.assert_close(torch.vmap(attend)(many), loop(attend))
-    mapped = torch.vmap(torch.func.grad(lambda x: attend(x).square().sum()))
-    torch.testing.assert_close(mapped(many), loop(gradient))
-
-
-def total_of(call: str, **more: Any) -> Any:
-    return lambda x: regard.attention(x, x, x, **CALLS[call] | more).output.square().sum()
+    many = drawn(2, 2, 2, length, 8, place=place)
+    same(torch.vmap(attend)(many), loop(attend), place)
+    mapped = torch.vmap(torch.func.grad(lambda x: attend(x).float().square().sum()))
+    same(mapped(many), loop(gradient), place)
 
 
+def total_of(call: str, place: str = "cpu", **more: Any) -> Any:
+    arguments = described(call, place) | more
+    return lambda x: regard.attention(x, x, x, **arguments).output.square().sum()
+
+
+derivatives_everywhere = pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+
+
+@derivatives_everywhere
 @pytest.mark.parametrize("length", [4, 20])
 @pytest.mark.parametrize("call", ["plain", "causal", "additive"])
-def test_second_and_forward_derivatives(call: str, length: int) -> None:
+def test_second_and_forward_derivatives(call: str, length: int, place: str) -> None:
     """Where torch's kernels have none, the plain form has them: forwards, twice, and by dual numbers."""
-    total, plainly = total_of(call), total_of(call, backend="reference")
-    x, along = drawn(2, length, 8), drawn(2, length, 8).flip(0)
+    total, plainly = total_of(call, place), total_of(call, place, backend="reference")
+    x = drawn(2, length, 8, place=place)
+    along = x.flip(0)
     if length == 4:
         wanted = torch.autograd.functional.hessian(plainly, x)
         for twice in (torch.func.hessian(total), torch.func.jacrev(torch.func.jacrev(total))):
-            torch.testing.assert_close(twice(x), wanted)
+            same(twice(x), wanted, place)
     slope = (torch.autograd.functional.jacobian(plainly, x) * along).sum()
-    torch.testing.assert_close(torch.func.jvp(total, (x,), (along,))[1], slope)
+    same(torch.func.jvp(total, (x,), (along,))[1], slope, place)
     with forward_ad.dual_level():
         found = forward_ad.unpack_dual(total(forward_ad.make_dual(x, along))).tangent
-    torch.testing.assert_close(found, slope)
+    same(found, slope, place)
 
 
+@derivatives_everywhere
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of its kernels in vmap
+@pytest.mark.parametrize("call", ["plain", "causal", "padding", "window", "alibi"])
+def test_jacobian(call: str, place: str) -> None:
+    """The way back under vmap, the way there not."""
+    arguments, x = described(call, place), drawn(2, 2, 6, 8, place=place)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return regard.attention(x, x, x, **arguments).output[:, :, -1]
+
+    same(torch.func.jacrev(attend)(x), torch.autograd.functional.jacobian(attend, x), place)
+
+
+@derivatives_everywhere
 @pytest.mark.parametrize("call", ["sparsemax", "entmax"])
-def test_entmax_has_derivatives_backwards(call: str) -> None:
+def test_entmax_has_derivatives_backwards(call: str, place: str) -> None:
     """Of second order too; forwards it says so."""
-    total, x = total_of(call), drawn(2, 4, 8)
-    wanted = torch.autograd.functional.hessian(total_of(call, backend="reference"), x)
-    torch.testing.assert_close(torch.func.jacrev(torch.func.jacrev(total))(x), wanted)
+    total, x = total_of(call, place), drawn(2, 4, 8, place=place)
+    wanted = torch.autograd.functional.hessian(total_of(call, place, backend="reference"), x)
+    same(torch.func.jacrev(torch.func.jacrev(total))(x), wanted, place)
     with pytest.raises(NotImplementedError, match="none forwards: take jacrev"):
         torch.func.jvp(total, (x,), (x,))
 
@@ -87,9 +135,10 @@ def test_a_backend_without_rules_says_so() -> None:
         attend(drawn(2, 2, 6, 8))
 
 
-def test_mapped_over_masked_nan() -> None:
-    many = torch.randn(3, 2, 2, 6, 8, generator=torch.Generator().manual_seed(3))
-    spoilt, mask = many.clone(), regard.padding(torch.tensor([3, 6]))
+@derivatives_everywhere
+def test_mapped_over_masked_nan(place: str) -> None:
+    many = drawn(3, 2, 2, 6, 8, place=place)
+    spoilt, mask = many.clone(), regard.padding(torch.tensor([3, 6], device=many.device))
     spoilt[:, 0, :, 3:] = torch.nan
     mapped = torch.vmap(lambda query, key: regard.attention(query, key, key, mask=mask).output)
-    torch.testing.assert_close(mapped(many, spoilt), mapped(many, many))
+    same(mapped(many, spoilt), mapped(many, many), place)

@@ -10,12 +10,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import recompute
-from regard.core.backends import blocked, flex, fused_additive, reference, sdpa, short
+from regard.core.backends import blocked, dot, flex, fused_additive, reference, sdpa, short
 from regard.core.backends.blocks import grid
 from regard.core.biases import Bias
 from regard.core.hygiene import quickly_finite
@@ -24,7 +23,7 @@ from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
 from regard.core.requests import Full, Request, Top
 from regard.core.scores import Additive, ScaledDot, Score
-from regard.core.transforms import beyond_one_derivative, transformed
+from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
 BACKENDS: dict[str, ModuleType] = {
     backend.NAME: backend for backend in (short, flex, sdpa, fused_additive, blocked, reference)
@@ -157,12 +156,12 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
     if mask is None:
         if keys[2] < sdpa.FEW and not query.is_cuda and not _looked_at(query, key):
             return None
-        return F.scaled_dot_product_attention(query, key, value, scale=score.scale)
+        return dot.attend(query, key, value, scale=score.scale)
     assert isinstance(mask, Band)  # whatever else has gone the long way
     if mask.low is None and mask.high == 0:
         if not query.is_cuda and not _looked_at(query, key, value):
             return None
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=score.scale)
+        return dot.attend(query, key, value, is_causal=True, scale=score.scale)
     if mask.low is None or mask.high is None or shape != keys or not query.is_cuda:
         return None
     return flex.directly(query, key, value, mask.low, mask.high, score.scale)
@@ -235,6 +234,8 @@ def _refuses(name: str, problem: Problem) -> str | None:
             return "torch.func has no rules for weights that are computed again"
         if beyond_one_derivative():
             return "torch's kernels have the first derivative, backwards"
+        if mapped() and problem.device.type != "cpu" and not sdpa.needs_no_mask(problem):
+            return "vmap has no rule for a mask beside these kernels"
     return BACKENDS[name].refuses(problem)
 
 

@@ -19,6 +19,14 @@ def forwards() -> bool:
 
 def beyond_one_derivative() -> bool:
     """Are derivatives taken forwards, or more than once? torch's own kernels have the first, backwards."""
+    return forwards() or _kinds().count("Grad") > 1
+
+
+def mapped() -> bool:
+    """Is a call inside vmap?"""
+    return "Vmap" in _kinds()
+
+
+def _kinds() -> list[str]:
     levels = getattr(torch._C._functorch, "get_interpreter_stack", None)
-    kinds = [level.key().name for level in (levels() if levels else None) or ()]
-    return forwards() or kinds.count("Grad") > 1
+    return [level.key().name for level in (levels() if levels else None) or ()]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core.backends import banded, reference, steps
+from regard.core.backends import banded, dot, reference, steps
 from regard.core.backends.blocks import survey
 from regard.core.backends.result import Result
 from regard.core.clauses import Clauses, clauses
@@ -65,6 +65,13 @@ def working_bytes(problem: Problem) -> int:
     return min(_MASK_NUMBERS, math.prod(problem.shape)) * 4
 
 
+def needs_no_mask(problem: Problem) -> bool:
+    """Do the kernels take this call without a tensor for its mask or bias?"""
+    if problem.bias is not None:
+        return False
+    return problem.mask is None or _is_causal_alone(clauses(problem.mask, *problem.shape[-2:]))
+
+
 def plain(problem: Problem) -> bool:
     """Will torch form the whole matrix? On the CPU it does for dropout and for a bias that is learned."""
     learned = problem.bias is not None and any(t.requires_grad for t in problem.bias.tensors())
@@ -93,7 +100,7 @@ def attend(problem: Problem) -> Result:
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
         filled = mask.any(-1, keepdim=True) if emptied and mask is not None and mask.dtype == torch.bool else None
-        output = F.scaled_dot_product_attention(
+        output = dot.attend(
             query,
             key,
             value,
@@ -125,10 +132,13 @@ def attend(problem: Problem) -> Result:
 
 def _needs_no_block(found: Clauses | None) -> bool:
     """Is the mask nothing, `is_causal` alone, or one row for all queries?"""
-    if found is None:
+    return found is not None and (found.by_key or _is_causal_alone(found))
+
+
+def _is_causal_alone(found: Clauses | None) -> bool:
+    if found is None or found.lengths is not None or len(found.segments) > 0 or len(found.dense) > 0:
         return False
-    alone = found.lengths is None and len(found.segments) == 0 and len(found.dense) == 0
-    return found.by_key or (alone and found.low is None and found.high == 0)
+    return found.low is None and found.high == 0
 
 
 def _wants_full_rows(device: torch.device) -> bool:

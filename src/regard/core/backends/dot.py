@@ -1,0 +1,56 @@
+"""`F.scaled_dot_product_attention`, whose gradients come back in the layout of its output.
+
+On CUDA torch keeps cuDNN's backward graphs by the layout of query, key and value; the layout of the gradient that
+comes in is built into the graph and is no part of the key (seen in torch 2.11). A second backward pass over inputs laid
+out alike, with a gradient laid out otherwise, such as that of a mean over the queries, or of a compiled function beside
+a plain one, is read as if it were laid out like the first: the gradients are wrong, silently. The output's layout
+follows the query's, so a gradient laid out like the output always fits.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.core.transforms import transformed
+
+_BY_CUDNN = (torch.bfloat16, torch.float16)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """torch's fused attention, by the kernel it picks."""
+    output = F.scaled_dot_product_attention(query, key, value, **options)
+    if output.requires_grad and output.is_cuda and output.dtype in _BY_CUDNN:
+        return returning_alike(output)
+    return output
+
+
+def returning_alike(output: Tensor) -> Tensor:
+    """The same numbers; the gradient that comes back to them has their strides."""
+    if torch.compiler.is_compiling():
+        return _ReturningAlike.apply(output)
+    if not transformed():
+        output.register_hook(functools.partial(_alike, output.stride()))
+    return output
+
+
+def _alike(strides: tuple[int, ...], grad: Tensor) -> Tensor:
+    if grad.stride() == strides:
+        return grad
+    return torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+
+
+class _ReturningAlike(torch.autograd.Function):
+    """A hook cannot be compiled; here the strides of the gradient are only known later, so it is copied in any case."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor) -> Tensor:
+        ctx.save_for_backward(output)
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (output,) = ctx.saved_tensors
+        return torch.empty_like(output).copy_(grads[0])

@@ -1,0 +1,85 @@
+"""However the gradient of an output is laid out in memory, the gradients of the inputs are the same.
+
+torch keeps cuDNN's backward graphs by the layout of the inputs alone: see `regard.core.backends.dot`.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import regard
+from regard.core.backends import dot
+
+seen: list[tuple[int, ...]] = []  # strides of gradients that came back to the kernel
+
+
+@torch.library.custom_op("returned_layout::kernel", mutates_args=())
+def kernel(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.clone()
+
+
+@torch.library.custom_op("returned_layout::kernel_backward", mutates_args=())
+def kernel_backward(grad: torch.Tensor) -> torch.Tensor:
+    seen.append(grad.stride())
+    return grad.clone()
+
+
+kernel.register_fake(torch.empty_like)
+kernel_backward.register_fake(torch.empty_like)
+kernel.register_autograd(lambda ctx, grad: kernel_backward(grad))
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda grad: grad.contiguous(),
+    "by rows": lambda grad: grad.transpose(1, 2).contiguous().transpose(1, 2),
+    "by columns": lambda grad: grad.mT.contiguous().mT,
+    "the same for all queries": lambda grad: grad[:, :, :1].expand(grad.shape),
+    "one number": lambda grad: grad[:1, :1, :1, :1].expand(grad.shape),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's own compiler
+@pytest.mark.parametrize("compiler", [None, "aot_eager"])
+def test_a_kernel_gets_the_gradient_laid_out_like_its_output(compiler: str | None, as_installed: None) -> None:
+    def attend(rows: torch.Tensor) -> torch.Tensor:
+        return dot.returning_alike(kernel(rows.transpose(1, 2)))
+
+    rows = torch.randn(2, 5, 3, 8, requires_grad=True)
+    output = (torch.compile(attend, backend=compiler, fullgraph=True) if compiler else attend)(rows)
+    assert torch.equal(output, rows.transpose(1, 2))
+    for lay in LAYOUTS.values():
+        grad = lay(torch.randn(2, 3, 5, 8))
+        seen.clear()
+        (found,) = torch.autograd.grad(output, rows, grad, retain_graph=True)
+        assert torch.equal(found, grad.transpose(1, 2))
+        assert seen == [output.stride()]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("call", ["plain", "causal", "padding", "cosine", "window"])
+def test_gradients_in_every_layout_on_cuda(call: str, by_rows: bool) -> None:
+    calls = {
+        "plain": {},
+        "causal": {"mask": regard.causal()},
+        "padding": {"mask": regard.padding(torch.tensor([700, 1100], device="cuda"))},
+        "cosine": {"score": regard.Cosine(scale=4.0)},
+        "window": {"mask": regard.window(40, 0), "backend": "sdpa"},
+    }
+    shape = (2, 1100, 3, 64) if by_rows else (2, 3, 1100, 64)
+    leaves = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+    # In float64 the plain form: what every layout has to come near to.
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+
+    def attend(tensors: list[torch.Tensor], **more: str) -> torch.Tensor:
+        heads = [tensor.transpose(1, 2) if by_rows else tensor for tensor in tensors]
+        return regard.attention(*heads, **calls[call] | more).output
+
+    output, wanted = attend(leaves), attend(exact, backend="reference")
+    for name, lay in LAYOUTS.items():
+        grad = lay(torch.randn(2, 3, 1100, 64, device="cuda", dtype=torch.bfloat16))
+        ours = torch.autograd.grad(output, leaves, grad, retain_graph=True)
+        theirs = torch.autograd.grad(wanted, exact, grad.double(), retain_graph=True)
+        for part, found, known in zip(("query", "key", "value"), ours, theirs, strict=True):
+            off = ((found.double() - known).norm() / known.norm()).item()
+            assert off < 2e-2, f"gradient of {part} with one {name}: {off:.1e} off"
