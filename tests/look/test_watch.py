@@ -710,3 +710,14 @@ def test_a_wrong_record_would_fail_its_check(monkeypatch):
     monkeypatch.setattr("regard.look.capture_sdpa.ScaledDot", lambda scale, softcap: ScaledDot(scale * 1.1, softcap))
     [record] = seen(F.scaled_dot_product_attention, *tensors())
     assert record.check() > 1e-3
+
+
+def test_a_trace_without_records_says_so():
+    layer, x = nn.MultiheadAttention(8, 2), torch.randn(5, 1, 8)
+    with watch(nn.Linear(8, 8)) as without:
+        nn.functional.relu(x)
+    with watch(layer, keep="other") as elsewhere:
+        layer(x, x, x)
+    for trace in (without, elsewhere):
+        assert len(trace.dropped) == 1
+        assert "no attention was seen" in repr(trace)

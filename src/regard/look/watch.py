@@ -225,6 +225,8 @@ class _Eye(TorchFunctionMode):
             say(f"{name!r}: {what} cannot be seen, {times(count)}")
         for text in self._expected.missing(set(self._calls) | {name for name, _ in self._blind}, self._keeps):
             say(text)
+        if not self.trace.records and not self.trace.dropped:
+            say("no attention was seen: the model did not run while it was watched, has none, or `keep` left it out")
 
     def _where(self) -> str | None:
         """The name of the innermost module of the model that is running; None if another model's is."""
