@@ -170,6 +170,7 @@ EMPTY = {
     "keys": {"keys": 0},
     "queries and keys": {"queries": 0, "keys": 0},
     "value size": {"value_size": 0},
+    "size": {"size": 0},
 }
 REQUESTS = {
     "full": (regard.full(), lambda b, q, k: (b, 6, q, k)),
@@ -217,3 +218,30 @@ def test_a_call_leaves_its_input_alone(normalize: str) -> None:
             attend(f"{backend}/scaled/{normalize}", inputs, mask=place.mask, bias=place.bias(torch.float64))
         for tensor, copy in zip(inputs, before, strict=True):
             assert torch.equal(tensor, copy)
+
+
+NONE, SOME = torch.zeros(0, 3), torch.zeros(4, 3)
+NOTHING = {
+    "no queries beside NaN": (NONE, SOME / 0, SOME, {"mask": regard.padding(3)}),
+    "no queries in segments": (NONE, SOME / 0, SOME, {"mask": regard.segments(torch.arange(0), torch.arange(4))}),
+    "no queries, a dense mask": (NONE, SOME, SOME, {"mask": torch.ones(0, 4, dtype=torch.bool), "backend": "sdpa"}),
+    "no queries, far keys": (NONE, SOME + 100, SOME, {"score": regard.Additive(torch.ones(3)), "backend": "additive"}),
+    "no size, cosine": (SOME[:, :0], SOME[:, :0], SOME, {"score": regard.Cosine()}),
+    "no size, blocked": (SOME[:, :0], SOME[:, :0], SOME, {"backend": "blocked"}),
+    "no size, five axes": (*(SOME[:, :0].expand(2, 1, 1, 4, 0),) * 2, SOME.expand(2, 1, 1, 4, 3), {}),
+    "no value size, five axes": (*(SOME.expand(2, 1, 1, 4, 3),) * 2, SOME[:, :0].expand(2, 1, 1, 4, 0), {}),
+    "no size, NaN behind a mask": (SOME[:, :0], SOME[:, :0], SOME / 0, {"mask": regard.padding(0)}),
+}
+
+
+@pytest.mark.parametrize("call", NOTHING)
+def test_where_there_is_nothing_there_is_a_shape(call: str) -> None:
+    query, key, value, arguments = NOTHING[call]
+    output = regard.attention(query, key, value, **arguments).output
+    assert output.shape == (*query.shape[:-1], value.shape[-1])
+    assert torch.count_nonzero(output) == 0
+
+
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+def test_a_normaliser_of_no_keys(normalize: str) -> None:
+    assert NORMALIZERS[normalize].record(torch.zeros(2, 0)).shape == (2, 0)

@@ -108,3 +108,16 @@ def test_explain_computes_nothing() -> None:
     tensors = [torch.zeros(1).expand(64, 64, 2**20, 128) for _ in range(3)]
     plan = regard.explain(*tensors)
     assert plan.flops == 64 * 64 * 2**40 * (2 * 128 + 2 * 128)
+
+
+def test_tensors_without_data_are_explained() -> None:
+    """What a mask without tensors leaves is known; what lengths leave is at most everything."""
+    x, lengths = torch.zeros(1, 2, 300, 8, device="meta"), torch.zeros(1, dtype=torch.long, device="meta")
+    real = torch.zeros(1, 2, 300, 8)
+    for mask in (regard.causal(), regard.window(3, 3)):
+        assert regard.explain(x, x, x, mask=mask).flops == regard.explain(real, real, real, mask=mask).flops
+    plan = regard.explain(x, x, x, mask=regard.padding(lengths))
+    assert plan.flops == regard.explain(real, real, real).flops
+    for backend in ("auto", "blocked", "reference"):
+        output = regard.attention(x, x, x, mask=regard.padding(lengths), backend=backend).output
+        assert (output.device.type, output.shape) == ("meta", x.shape)

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 import regard
 from cases import FUSED_PATHS, NORMALIZERS, SCORES, TYPICAL_PATHS, attend, mlp, paths, randn, slopes_like
+from regard.core.backends import blocked
 
 SMALL = {"batch": 1, "heads": 2, "groups": 1, "queries": 3, "keys": 4, "size": 2, "value_size": 1}
 SMOOTH = [name for name in NORMALIZERS if name != "hard"]  # hard attention has estimators instead: test_hard.py
@@ -245,3 +246,52 @@ def test_half_precision_keeps_its_error_budget(path: str, dtype: torch.dtype) ->
     names = ["query", "key", "value", "first parameter", "second parameter", "third parameter"]
     for name, error, allowed in zip(names, ours[1:], budget[1:], strict=False):
         assert error <= 3 * allowed, f"gradient of {name}: {error:.2e}, plain {allowed:.2e}"
+
+
+@pytest.mark.parametrize("score", ["additive", "bilinear"])
+def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over many blocks: sums in bfloat16 would stop growing."""
+    monkeypatch.setattr(blocked, "_BUDGET", 2**14)
+    sizes = {"batch": 1, "heads": 1, "groups": 1, "queries": 160, "keys": 160, "size": 16, "value_size": 4}
+    inputs = [tensor.to(torch.bfloat16) for tensor in SCORES[score].inputs(**sizes)]
+
+    def learned(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        tensors = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+        output = attend(f"{backend}/{score}/softmax", tensors).output
+        return list(torch.autograd.grad((output * slopes_like(output)).sum(), tensors[3:]))
+
+    exact = learned("reference", torch.float64)
+    ours, plain = (learned(backend, torch.bfloat16) for backend in ("blocked", "reference"))
+    for found, budget, wanted in zip(ours, plain, exact, strict=True):
+        assert (found - wanted).norm() <= 3 * (budget - wanted).norm()
+
+
+def _changing() -> dict[str, tuple[Tensor, dict[str, object], str]]:
+    """A tensor of a call, the call, and what it is called there."""
+    lengths, allowed, bias, weight = torch.tensor([4]), torch.ones(6, 6) > 0, torch.zeros(6, 6), torch.ones(8)
+    return {
+        "lengths": (lengths, {"mask": regard.padding(lengths)}, "mask"),
+        "allowed": (allowed, {"mask": allowed}, "mask"),
+        "bias": (bias, {"bias": bias}, "bias"),
+        "weight": (weight, {"score": regard.Additive(weight)}, "score"),
+    }
+
+
+@pytest.mark.parametrize("asked", [None, regard.entropy(), regard.received()], ids=["output", "entropy", "received"])
+@pytest.mark.parametrize("what", _changing())
+def test_what_the_way_back_reads_again_must_not_change(what: str, asked: object) -> None:
+    tensor, arguments, name = _changing()[what]
+    x = torch.randn(1, 1, 6, 8, requires_grad=True)
+    found = regard.attention(x, x, x, weights=asked, backend="blocked", **arguments)
+    tensor.copy_(tensor.logical_not() if tensor.dtype == torch.bool else tensor - 1)
+    with pytest.raises(RuntimeError, match=rf"^{name} .* was changed in place"):
+        torch.autograd.grad((found.output if asked is None else found.weights).sum(), x)
+
+
+def test_queries_whose_weights_are_computed_again_must_not_change() -> None:
+    x = torch.randn(1, 1, 600, 8, requires_grad=True)
+    weights = regard.attention(x, x, x, weights=regard.entropy(), backend="sdpa").weights
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match=r"^query .* was changed in place"):
+        torch.autograd.grad(weights.sum(), x)

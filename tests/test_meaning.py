@@ -120,7 +120,7 @@ def closed_keys(how: str) -> tuple[object, torch.Tensor]:
     return ~closed.repeat_interleave(HEADS // GROUPS, dim=1).unsqueeze(2), closed
 
 
-@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("poison", [*POISONS, "large"])
 @pytest.mark.parametrize("how", ["padding", "causal", "window", "per head"])
 @pytest.mark.parametrize("path", CLEAN_PATHS)
 def test_what_a_masked_key_holds_has_no_effect(path: str, how: str, poison: str) -> None:
@@ -129,7 +129,7 @@ def test_what_a_masked_key_holds_has_no_effect(path: str, how: str, poison: str)
     clean = learn(path, [query, key, value, *parameters], mask=mask)
 
     key, value = key.clone(), value.clone()
-    key[closed] = value[closed] = POISONS[poison]
+    key[closed] = value[closed] = POISONS.get(poison, 1.7e308)  # finite, but its products overflow
     poisoned = learn(path, [query, key, value, *parameters], mask=mask)
 
     assert_same(poisoned, clean)
@@ -160,6 +160,21 @@ def test_sdpa_refuses_what_its_kernels_would_let_through(poison: str, where: str
     inputs[{"key": 1, "value": 2}[where]][0, 0, 6, 1] = POISONS[poison]
     with pytest.raises(ValueError, match=r"sdpa.*NaN or Inf"):
         attend("sdpa/scaled/softmax", inputs, mask=regard.causal())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("how", ["padding", "dense", "window", "bias"])
+def test_scores_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: torch.dtype) -> None:
+    """As in a cache that nobody has cleared. By `auto`: torch's kernels would add −inf to +inf."""
+    closed = torch.arange(20) >= 12
+    bias = torch.zeros(1, 20).masked_fill(closed, -torch.inf)
+    calls = {"padding": {"mask": regard.padding(12)}, "dense": {"mask": ~closed[None]}, "bias": {"bias": bias}}
+    calls["window"] = {"mask": regard.window(4, 0) & regard.padding(12)}
+    query, key, value = (torch.randn(1, 2, 20, 8).to(dtype) for _ in range(3))
+    clean = regard.attention(query * 10, key, value, **calls[how]).output
+    key[..., closed, :] = torch.finfo(dtype).max
+    near = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}  # clean, another backend serves
+    assert_close(regard.attention(query * 10, key, value, **calls[how]).output, clean, **near)
 
 
 @pytest.mark.cuda

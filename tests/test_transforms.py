@@ -7,6 +7,7 @@ import torch
 from torch.autograd import forward_ad
 
 import regard
+from regard.core.backends import sdpa
 
 # Where, in what, and how near by norm: a loop may take a fused kernel where a transform takes the plain form.
 PLACES = {"cpu": ("cpu", torch.float64, 1e-12)}
@@ -142,3 +143,17 @@ def test_mapped_over_masked_nan(place: str) -> None:
     spoilt[:, 0, :, 3:] = torch.nan
     mapped = torch.vmap(lambda query, key: regard.attention(query, key, key, mask=mask).output)
     same(mapped(many, spoilt), mapped(many, many), place)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of its kernels in vmap
+def test_mapped_over_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several blocks, whose masks cannot be looked at."""
+    monkeypatch.setattr(sdpa, "_MASK_NUMBERS", 2**14)
+    x, lengths = drawn(1, 2, 200, 8), torch.tensor([3, 120, 200])
+
+    def attend(length: torch.Tensor) -> torch.Tensor:
+        mask = regard.padding(length) & regard.causal()
+        assert regard.explain(x, x, x, mask=mask).backend in ("sdpa", "reference")
+        return regard.attention(x, x, x, mask=mask).output
+
+    same(torch.vmap(attend)(lengths), torch.stack([attend(length) for length in lengths]))

@@ -159,3 +159,24 @@ def test_dropout_takes_a_generator(backend: str) -> None:
 def test_sdpa_cannot_seed_its_dropout() -> None:
     with pytest.raises(ValueError, match=r"sdpa.*generator"):
         ask("sdpa/scaled/softmax", "open", None, dropout=0.5, generator=torch.Generator())
+
+
+def closing(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """A score that closes everything to a query whose first number is negative."""
+    return (query @ key.mT).masked_fill(query[..., :1] < 0, -torch.inf)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+@pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sparsemax(), regard.Sigmoid(), regard.Hard()], ids=str)
+def test_a_score_of_minus_infinity_closes_in_the_weights_too(normalize: object, backend: str) -> None:
+    x = torch.tensor([[1.0, 2.0], [-1.0, 2.0], [3.0, 0.0]])
+
+    def ask(request: object, rows: torch.Tensor) -> object:
+        arguments = {"score": closing, "normalize": normalize, "weights": request, "backend": backend}
+        return regard.attention(rows, x, x, **arguments).weights
+
+    for empty in (ask(regard.full(), x)[1], ask(regard.rows([1]), x), ask(regard.entropy(), x)[1]):
+        assert torch.count_nonzero(empty) == 0
+    assert torch.count_nonzero(ask(regard.top(2), x).values[1]) == 0
+    assert_close(ask(regard.received(), x), ask(regard.received(), x[[0, 2]]))
+    assert_close(ask(regard.full(), x)[[0, 2]], ask(regard.full(), x[[0, 2]]))

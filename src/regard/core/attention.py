@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.core import recompute
 from regard.core.backends import blocked, dot, flex, fused_additive, reference, sdpa, short
-from regard.core.backends.blocks import grid
+from regard.core.backends.blocks import grid, out_of_sight
 from regard.core.biases import Bias
 from regard.core.hygiene import quickly_finite
 from regard.core.masks import Band, Mask
@@ -85,7 +85,8 @@ def attention(
     >>> out.output
     tensor([[0.7311, 0.2689]])
     """
-    plain = backend == "auto" and bias is None and weights is None and dropout == 0.0 and generator is None
+    plain = backend == "auto" and bias is None and weights is None and generator is None
+    plain = plain and type(dropout) is float and dropout == 0.0
     if plain and not listeners:
         direct = _direct(query, key, value, score, normalize, mask)
         if direct is not None:
@@ -243,7 +244,7 @@ def _plain_is_best(name: str, problem: Problem) -> str | None:
     """Where the reference beats every fused backend."""
     if name == reference.NAME:
         return None
-    if math.prod(problem.shape) == 0:
+    if problem.empty:
         return "nothing to compute: the plain form is the fastest"
     # All weights are a matrix of that size themselves: it is no loss to form them plainly, unless a score makes more.
     weights = math.prod(problem.shape) * problem.dtype.itemsize
@@ -262,7 +263,7 @@ def _heard(problem: Problem, name: str) -> Attended:
 
 def _run(problem: Problem, name: str) -> Attended:
     with _on(problem.device):
-        result = BACKENDS[name].attend(problem)
+        result = BACKENDS[reference.NAME if problem.empty else name].attend(problem)
     weights = result.weights
     if problem.request is not None and weights is None:
         weights = recompute.weights(problem, result.chosen)
@@ -299,8 +300,9 @@ def _flops(problem: Problem) -> int:
 
 def _share(problem: Problem) -> float:
     """The part of all pairs that the mask allows; only blocks it cuts through are looked at pair by pair."""
-    if problem.mask is None or math.prod(problem.shape) == 0:
+    if problem.mask is None or math.prod(problem.shape) == 0 or out_of_sight(problem.mask, problem.device):
         return 1.0
+    device = torch.device("cpu") if problem.device.type == "meta" else problem.device
     found = grid(problem, 256, 256)
     count = 0.0
     for rows, some, every in zip(found.rows, found.some, found.every, strict=True):
@@ -308,6 +310,6 @@ def _share(problem: Problem) -> float:
             if all_seen:
                 count += len(rows) * len(columns)
             elif any_seen:
-                part = problem.mask.allowed(rows, columns, problem.device)
+                part = problem.mask.allowed(rows, columns, device)
                 count += float(part.double().mean()) * len(rows) * len(columns)
     return count / (problem.shape[-2] * problem.shape[-1])

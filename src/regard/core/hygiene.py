@@ -1,7 +1,8 @@
 """NaN and Inf in keys and values that a row may not attend must not reach it, not even as 0 · NaN.
 
 A matrix product cannot skip a pair, so keys and values are cleaned first and the rows that do attend something
-non-finite are marked after. Cleaning happens only where it is needed: with a mask, and non-finite data.
+non-finite are marked after. What no row may attend is simply 0, which also keeps numbers out whose products would
+overflow. Cleaning happens only where it is needed: with a mask, and such data.
 """
 
 import functools
@@ -18,13 +19,36 @@ from regard.core.spans import all_of, cut
 _ROWS = 512  # rows of the mask evaluated at a time
 
 
-def tainted(problem: Problem) -> bool:
-    """Is there a NaN or Inf that a mask could have to keep out? Reads the data, so a CUDA stream would have to wait."""
+def unruly(problem: Problem) -> bool:
+    """Is there a number that a mask could have to keep out: NaN, Inf, or one so large that its products overflow?
+
+    Reads the data, so a CUDA stream would have to wait.
+    """
     if problem.mask is None and problem.bias is None:
         return False
-    if torch.compiler.is_compiling() or (problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return True  # the data cannot be looked at: clean in any case
-    return not all_finite(problem)
+    if _unreadable(problem):
+        return True  # clean in any case
+    limit = math.sqrt(torch.finfo(problem.dtype).max) / 256
+    try:
+        return not all(_largest(t) < limit for t in (problem.query, problem.key, problem.value))
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # under vmap, or fake tensors
+        return True
+
+
+def _unreadable(problem: Problem) -> bool:
+    """Can the data not be looked at: compiled, or captured?"""
+    capturing = problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or capturing
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest number by its size; NaN where there is one."""
+    if tensor.numel() == 0:
+        return 0.0
+    low, high = tensor.detach().aminmax()
+    return float(torch.maximum(-low, high))
 
 
 def all_finite(problem: Problem) -> bool:
@@ -45,7 +69,10 @@ def quickly_finite(*tensors: Tensor) -> bool:
 
 def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
     """The problem with finite keys and values, and what to add to its output: inf or NaN where it is attended."""
-    if problem.bad_keys is not None or not tainted(problem):
+    if problem.bad_keys is not None or 0 in problem.shape or not unruly(problem):
+        return problem, None
+    problem = _unseen_zeroed(problem)
+    if not _unreadable(problem) and all_finite(problem):
         return problem, None
     bad = ~problem.key.isfinite().all(-1)
     finite = problem.value.isfinite()
@@ -82,10 +109,14 @@ def _attended(problem: Problem) -> tuple[Tensor, Tensor]:
 def without_unseen(problem: Problem) -> Problem:
     """Zero the keys and values that no query may attend, for fused kernels on data that cannot be looked at.
 
-    On the CPU `tainted` has looked; on a GPU looking would mean waiting for it, so unseen keys are cleaned in any case.
+    On the CPU `unruly` has looked; on a GPU looking would mean waiting for it, so unseen keys are cleaned in any case.
     """
+    return problem if problem.device.type == "cpu" and not torch.compiler.is_compiling() else _unseen_zeroed(problem)
+
+
+def _unseen_zeroed(problem: Problem) -> Problem:
     found = clauses(problem.mask, *problem.shape[-2:])
-    if found is None or (problem.device.type == "cpu" and not torch.compiler.is_compiling()):
+    if found is None:
         return problem
     queries, keys = problem.shape[-2:]
     seen = seen_keys(found, queries, keys, problem.device)

@@ -161,6 +161,8 @@ class Hard(Normalizer):
     def __post_init__(self) -> None:
         if self.estimator not in ("straight_through", "reinforce", "gumbel"):
             raise ValueError(f"estimator must be straight_through, reinforce or gumbel, got {self.estimator!r}")
+        if self.sample is not None and not isinstance(self.sample, bool):
+            raise TypeError(f"sample of Hard must be True, False or None, got {self.sample!r}")
         if not finite(self.temperature, "temperature of Hard") > 0:
             raise ValueError(f"temperature of Hard must be a finite number above 0, got {self.temperature}")
 
@@ -179,6 +181,8 @@ class Hard(Normalizer):
         """The weights of inference: one-hot at the best key."""
         if allowed is not None:
             scores = torch.where(allowed, scores, -math.inf)
+        if scores.shape[-1] == 0:
+            return torch.zeros_like(scores)
         return one_hot(scores.argmax(-1), scores, allowed)
 
 

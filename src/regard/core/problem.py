@@ -46,6 +46,11 @@ class Problem:
         return (*self.query.shape[:-1], self.key.shape[-2])
 
     @property
+    def empty(self) -> bool:
+        """Are there no pairs, or no numbers to score them by?"""
+        return 0 in self.shape or 0 in (self.query.shape[-1], self.key.shape[-1])
+
+    @property
     def dtype(self) -> torch.dtype:
         """What the plain paths compute in: float32 for half precision, else the input's own."""
         return torch.float32 if self.query.dtype in HALF else self.query.dtype
@@ -85,8 +90,16 @@ class Problem:
             scores = torch.where(bad[..., columns.start : columns.stop], math.nan, scores)
         return scores
 
+    def open(self, scores: Tensor, rows: Span, columns: Contiguous) -> Bool[Tensor, "..."] | None:
+        """What may be attended among these scores: −inf, from a bias or a score of the caller's, is a mask too."""
+        allowed = self.allowed(rows, columns)
+        if self.bias is None and not isinstance(self.score, Custom):
+            return allowed
+        finite = scores.detach() != -math.inf
+        return finite if allowed is None else allowed & finite
+
     def allowed(self, rows: Span, columns: Contiguous) -> Bool[Tensor, "..."] | None:
-        """What may be attended there, −inf biases taken as masked; None where everything may."""
+        """What may be attended there by the mask, −inf biases taken as masked; None where everything may."""
         allowed = self.mask.allowed(rows, columns, self.device) if self.mask is not None else None
         if self.bias is not None and self.bias.may_mask:
             open_ = self.bias.values(rows, columns, self.dtype) != -math.inf
@@ -164,10 +177,15 @@ def _as_score(score: object, query: Tensor, key: Tensor) -> Score:
     if isinstance(score, type) or not callable(score):
         raise TypeError(f"score must be a regard score or a function (query, key) -> scores, got {said(score)}")
     custom = Custom(score, query.dtype)
-    if torch.compiler.is_compiling() or not query.numel() or not key.numel():
-        return custom
+    return custom if torch.compiler.is_compiling() else probed(custom, query, key)
+
+
+def probed(score: Custom, query: Tensor, key: Tensor) -> Custom:
+    """The score, tried on a few pairs where there are any."""
+    if not query.numel() or not key.numel():
+        return score
     group = query.shape[-3] // key.shape[-3]
-    return custom.probe(query[..., :2, :], key[..., :2, :].repeat_interleave(group, -3))
+    return score.probe(query[..., :2, :], key[..., :2, :].repeat_interleave(group, -3))
 
 
 def said(thing: object) -> str:

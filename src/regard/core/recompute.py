@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.core.custom import Custom
 from regard.core.hygiene import cleaned
 from regard.core.normalizers import Hard, one_hot
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, Full, Received, Rows, Top, TopWeights
 from regard.core.spans import Span, Stretch, all_of, cut
+from regard.core.unchanged import Unchanged
 
 Found = TypeVar("Found", Tensor, "Tensor | Top")
 
@@ -66,7 +68,13 @@ def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
     """Run the function; where gradients will be asked, keep nothing and run it again in the backward pass."""
     if not problem.differentiated:
         return function()
-    return cast(Found, checkpoint(function, use_reentrant=False, preserve_rng_state=False))
+    unchanged = Unchanged(problem)
+
+    def run() -> Found:
+        unchanged.check()
+        return function()
+
+    return cast(Found, checkpoint(run, use_reentrant=False, preserve_rng_state=False))
 
 
 def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
@@ -77,9 +85,11 @@ def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
         assert chosen is not None
         index = chosen[..., rows.start : rows.stop] if not isinstance(rows, Tensor) else chosen.index_select(-1, rows)
         like = problem.query.new_zeros((*index.shape, len(columns)), dtype=problem.dtype)
-        return one_hot(index, like, problem.allowed(rows, columns))
+        closing = isinstance(problem.score, Custom)  # alone knows which of its scores are −inf
+        scores = _row_scores(problem, rows).detach() if closing else like
+        return one_hot(index, like, problem.open(scores, rows, columns))
     scores = _row_scores(problem, rows)
-    allowed = problem.allowed(rows, columns)
+    allowed = problem.open(scores, rows, columns)
     return problem.normalize(scores, allowed) if hard is None else hard.distribution(scores, allowed)
 
 
@@ -95,7 +105,7 @@ def _row_scores(problem: Problem, rows: Span) -> Tensor:
         key = problem.key[..., columns.start : columns.stop, :].to(problem.dtype)
         return problem.scores(query, problem.repeat(key), rows, columns)
 
-    numbers = query[..., 0].numel() * problem.score.floats(query.shape[-1]) * problem.dtype.itemsize
+    numbers = math.prod(query.shape[:-1]) * problem.score.floats(query.shape[-1]) * problem.dtype.itemsize
     pieces = cut(keys, max(1, int(_FEATURE_BYTES // max(1, numbers))))
     if len(pieces) <= 1:
         return piece(all_of(keys))

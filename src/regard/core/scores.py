@@ -72,7 +72,8 @@ class Score:
 def finite(value: object, name: str) -> float:
     """The number, or an error: a tensor would lose its gradient on some paths, so it is refused on all."""
     if isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a number, got a tensor: multiply the query by a learned scale instead")
+        hint = ": multiply the query by a learned scale instead" if name == "scale" else ""
+        raise TypeError(f"{name} must be a number, got a tensor{hint}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not math.isfinite(value):
@@ -164,6 +165,8 @@ class ScaledDot(Score):
 def unit(x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
     """x / |x|; a zero vector stays zero and its gradient is zero, where x / max(|x|, ε) would give 1/ε."""
     # Dividing by the largest entry first keeps x·x from overflowing or vanishing; it cancels, so it is a constant.
+    if x.shape[-1] == 0:
+        return x
     largest = x.detach().abs().amax(-1, keepdim=True)
     x = x / torch.where(largest > 0, largest, 1)
     square = (x * x).sum(-1, keepdim=True)

@@ -23,6 +23,7 @@ from regard.core.hygiene import cleaned
 from regard.core.normalizers import gumbel_like
 from regard.core.problem import Problem
 from regard.core.spans import take
+from regard.core.unchanged import Unchanged
 
 NAME = "blocked"
 _BUDGET = 24 * 2**20  # bytes of one block with what its score makes on the way
@@ -120,7 +121,7 @@ class _Blocked(torch.autograd.Function):
         finished = []
         for r, rows in enumerate(job.grid.rows):
             part = take(query, -2, rows).to(dtype)
-            state = job.rule.begin(part[..., 0], value.shape[-1])
+            state = job.rule.begin(part.new_empty(part.shape[:-1]), value.shape[-1])
             for c, columns in enumerate(job.grid.columns):
                 if job.grid.some[r][c]:
                     raw, allowed = job.scores(part, take(key, -2, columns).to(dtype), r, c)
@@ -128,6 +129,7 @@ class _Blocked(torch.autograd.Function):
             finished.append(job.rule.finish(state))
         output, log_prob, chosen, kept = _joined(finished)
         ctx.job, ctx.kept_count, ctx.has_bias = job, len(kept), bias is not None
+        ctx.unchanged = Unchanged(job.problem)
         ctx.save_for_backward(query, key, value, *kept, *((bias,) if bias is not None else ()), *learned)
         if chosen is not None:
             ctx.mark_non_differentiable(chosen)
@@ -138,6 +140,7 @@ class _Blocked(torch.autograd.Function):
         once_only(NAME)
         doutput, dlog_prob, _ = upstream
         query, key, value, *rest = ctx.saved_tensors
+        ctx.unchanged.check()
         kept, rest = rest[: ctx.kept_count], rest[ctx.kept_count :]
         bias, learned = (rest[0], rest[1:]) if ctx.has_bias else (None, rest)
         sums = _Sums(ctx.job, query, key, value, bias, learned)
@@ -162,7 +165,10 @@ class _Sums:
     ) -> None:
         dtype = job.problem.dtype
         self.inputs = (query, key, value)
-        self.parameters = tuple(tensor.detach().requires_grad_() for tensor in learned)
+        # Half precision would lose the sum over many blocks; a score of the caller's own is given what it holds.
+        custom = isinstance(job.problem.score, Custom)
+        wide = [t if custom else t.to(torch.promote_types(t.dtype, dtype)) for t in learned]
+        self.parameters = tuple(tensor.detach().requires_grad_() for tensor in wide)
         # Leaves in place of what is learned, so that each gets the gradient of its own part, even where one is made
         # from another. The dense bias is a constant here: its gradient is that of the scores themselves.
         leaf = (*self.parameters, *((bias.detach(),) if bias is not None else ()))
@@ -172,7 +178,7 @@ class _Sums:
         self.job = replace(job, problem=replace(job.problem, score=score, bias=rule and rule.holding(swap)))
         self.query, self.key, self.value = (torch.zeros(t.shape, dtype=dtype, device=t.device) for t in self.inputs)
         self.bias = None if bias is None else torch.zeros(bias.shape, dtype=dtype, device=bias.device)
-        self.learned = [torch.zeros_like(t) for t in learned]
+        self.learned = [torch.zeros_like(t, dtype=torch.promote_types(t.dtype, dtype)) for t in learned]
 
     def add(self, r: int, c: int, upstream: Upstream, kept: tuple[Tensor, ...]) -> None:
         """Score a block again, and add what its gradient gives to each input."""

@@ -8,6 +8,7 @@ import torch
 from regard.core.masks import Blocks, Mask
 from regard.core.problem import Problem
 from regard.core.spans import Stretch, all_of, cut
+from regard.core.transforms import mapped
 
 
 class Grid(NamedTuple):
@@ -32,12 +33,20 @@ def survey(
     mask: Mask, rows: list[Stretch], columns: list[Stretch], device: torch.device
 ) -> tuple[list[list[bool]], list[list[bool]]]:
     """For each pair of blocks, over all leading axes: may anything attend, may everything."""
+    if out_of_sight(mask, device):
+        return [[True] * len(columns) for _ in rows], [[False] * len(columns) for _ in rows]
+    device = torch.device("cpu") if device.type == "meta" else device
     blocks = Blocks(_edges(rows, device), _edges(columns, device))
     coarse = mask.coarse(blocks)
     shape = (len(rows), len(columns))
     some = coarse.some.expand(*coarse.some.shape[:-2], *shape).reshape(-1, *shape).any(0)
     every = coarse.every.expand(*coarse.every.shape[:-2], *shape).reshape(-1, *shape).all(0)
     return some.tolist(), every.tolist()
+
+
+def out_of_sight(mask: Mask, device: torch.device) -> bool:
+    """Has the mask tensors whose numbers nobody can look at: without data, or mapped over?"""
+    return len(mask.tensors()) > 0 and (device.type == "meta" or mapped())
 
 
 def _edges(blocks: list[Stretch], device: torch.device) -> torch.Tensor:

@@ -4,12 +4,9 @@ Any score, normaliser, mask and bias; any float dtype (half precision computes i
 Every other backend is compared with this one.
 """
 
-import math
-
 import torch
 
 from regard.core.backends.result import Result
-from regard.core.custom import Custom
 from regard.core.hard import choose
 from regard.core.hygiene import cleaned
 from regard.core.normalizers import Hard
@@ -45,7 +42,7 @@ def attend(problem: Problem) -> Result:
     rows, columns = all_of(problem.shape[-2]), all_of(problem.shape[-1])
 
     scores = problem.scores(query, problem.repeat(key), rows, columns)
-    allowed = _open(scores, problem.allowed(rows, columns), problem)
+    allowed = problem.open(scores, rows, columns)
     seen, choice = scores, None
     if isinstance(problem.normalize, Hard):
         choice = choose(problem.normalize, scores, allowed, problem.sample, problem.generator)
@@ -64,14 +61,6 @@ def attend(problem: Problem) -> Result:
         choice.log_prob if choice is not None else None,
         choice.index if choice is not None else None,
     )
-
-
-def _open(scores: torch.Tensor, allowed: torch.Tensor | None, problem: Problem) -> torch.Tensor | None:
-    """What may be attended: a score of −inf, from a bias or a score of the caller's, is a mask too."""
-    if problem.bias is None and not isinstance(problem.score, Custom):
-        return allowed
-    finite = scores.detach() != -math.inf
-    return finite if allowed is None else allowed & finite
 
 
 def _drop(weights: torch.Tensor, problem: Problem) -> torch.Tensor:

@@ -16,7 +16,7 @@ from regard.core.backends import banded, dot, reference, steps
 from regard.core.backends.blocks import survey
 from regard.core.backends.result import Result
 from regard.core.clauses import Clauses, clauses
-from regard.core.hygiene import all_finite, tainted, without_unseen
+from regard.core.hygiene import all_finite, unruly, without_unseen
 from regard.core.problem import Problem
 from regard.core.scores import Bilinear
 from regard.core.spans import Stretch, all_of, cut, take
@@ -36,8 +36,8 @@ def refuses(problem: Problem) -> str | None:
     if problem.dropout > 0.0 and problem.generator is not None:
         return "its dropout takes no generator"
     if problem.device.type == "cpu" and not torch.compiler.is_compiling():
-        if tainted(problem):
-            return "NaN or Inf in query, key or value: its kernels would carry them past the mask"
+        if unruly(problem):
+            return "NaN or Inf in query, key or value, or numbers near it: its kernels would carry them past the mask"
         if problem.shape[-1] < FEW and not all_finite(problem):
             return "NaN or Inf in query, key or value: its kernels lose them among few keys"
     return None
@@ -162,9 +162,7 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Four axes, and equal sizes: columns of zeros change neither scores nor the first columns of the output."""
     size = max(problem.query.shape[-1], problem.value.shape[-1])
     tensors = (problem.query, problem.key, problem.value)
-    query, key, value = (
-        t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) if t.ndim > 4 else t.unsqueeze(0) for t in tensors
-    )
+    query, key, value = (t if t.ndim == 4 else t.flatten(0, -4) if t.ndim > 4 else t.unsqueeze(0) for t in tensors)
     query, key, value = (t if t.shape[-1] == size else F.pad(t, (0, size - t.shape[-1])) for t in (query, key, value))
     return query, key, value
 
@@ -204,4 +202,4 @@ def _four_axes(tensor: Tensor, problem: Problem) -> Tensor:
     lead = problem.query.shape[:-3]
     if tensor.ndim < 4:
         return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
-    return tensor if len(lead) < 2 else tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+    return tensor if len(lead) < 2 else tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, -4)

@@ -1,0 +1,30 @@
+"""What the way back reads again must be what the call read: changed meanwhile, it would give wrong gradients."""
+
+import torch
+from torch import Tensor
+
+from regard.core.problem import Problem
+
+
+class Unchanged:
+    """The tensors of a call, and how often each had been changed by then."""
+
+    def __init__(self, problem: Problem) -> None:
+        named = [("query", problem.query), ("key", problem.key), ("value", problem.value)]
+        for name, part in (("score", problem.score), ("mask", problem.mask), ("bias", problem.bias)):
+            named += [(name, tensor) for tensor in (part.tensors() if part is not None else ())]
+        self._seen = [(name, tensor, _version(tensor)) for name, tensor in named]
+
+    def check(self) -> None:
+        """Raise if one of them is not what it was."""
+        for name, tensor, version in self._seen:
+            if _version(tensor) != version:
+                raise RuntimeError(
+                    f"{name} (shape {tuple(tensor.shape)}) was changed in place between a call of attention and its "
+                    "backward pass, which needs it as it was: change a clone instead"
+                )
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was changed in place; a tensor of an inference pass does not say."""
+    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
