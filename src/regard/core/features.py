@@ -128,8 +128,8 @@ def drawn(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatu
 
 @lru_cache(maxsize=64)
 def _kept(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    # vmap, inference mode and all that else would leave its mark on the numbers rule one thread: they are drawn in
-    # another, so that they serve every later call.
+    # vmap, inference mode and their like mark what is made under them, but hold in one thread only: drawn in another,
+    # the numbers serve every later call.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_draw, size, dtype, device).result()
 

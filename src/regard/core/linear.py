@@ -401,7 +401,8 @@ def _once(x: Tensor, given: Tensor) -> Tensor:
 
     An axis the caller repeated is cut only where no gradient is asked: each repeat has one of its own.
     """
-    constant = not (given.requires_grad and torch.is_grad_enabled()) and not transformed()
+    unseen = torch.compiler.is_compiling() or transformed()  # whether a gradient is asked, torch.func does not say
+    constant = not unseen and not (given.requires_grad and torch.is_grad_enabled())
     for axis in range(-x.ndim, -3):
         ours = -axis > given.ndim or given.shape[axis] != x.shape[axis]
         if x.stride(axis) == 0 and (ours or constant):
