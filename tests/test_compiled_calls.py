@@ -103,6 +103,9 @@ def linear():
     with torch.profiler.profile() as seen:
         compiled(x)
     assert not [event for event in seen.events() if "linalg" in event.name], "features are drawn once"
+    features, memory = regard.PerformerFeatures.draw(16, device=x.device), drawn(3, 2, 20, 16)
+    slope = torch.func.grad(lambda x: regard.linear_attention(x, memory, memory, features=features).square().sum())
+    same("repeats", torch.compile(slope, backend="aot_eager")(x.expand(3, 2, 20, 16)), slope(x.repeat(3, 1, 1, 1)))
 
 
 def sparse():

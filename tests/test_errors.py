@@ -121,6 +121,26 @@ BAD_RECORDS: dict[str, tuple[Callable[[], object], list[str]]] = {
     "masks joined by or": (lambda: regard.causal() or regard.window(2, 2), ["mask", "|"]),
     "a mask turned by not": (lambda: not regard.causal(), ["mask", "~"]),
     "negative lengths": (lambda: regard.padding([3, -1]), ["lengths", "-1"]),
+    "slopes as words": (lambda: regard.alibi(["a"]), ["slopes", "list of numbers", "str"]),
+    "slopes of no length": (lambda: regard.alibi([1.0, None]), ["slopes", "list of numbers", "NoneType"]),
+    "ragged bias": (
+        lambda: regard.attention(QUERY, KEY, VALUE, bias=[[0.0, 1.0], [0.0]]),
+        ["bias", "list of numbers", "[2]", "[1]"],
+    ),
+    "half an offset of alibi": (lambda: regard.alibi([1.0], offset=1.5), ["offset of alibi()", "int", "float"]),
+    "offset of alibi in words": (lambda: regard.alibi([1.0], offset="a"), ["offset of alibi()", "int", "str"]),
+    "half an offset of relative": (
+        lambda: regard.relative(torch.ones(3), offset=0.5),
+        ["offset of relative()", "int", "float"],
+    ),
+    "a tensor for an offset": (
+        lambda: regard.relative(torch.ones(3), offset=torch.tensor([1])),
+        ["offset of relative()", "int", "Tensor"],
+    ),
+    "complex rows": (lambda: regard.rows(torch.tensor([1j])), ["rows()", "positions", "complex64"]),
+    "a slice of no step": (lambda: regard.rows(slice(None, None, 0)), ["rows()", "slice(None, None, 0)", "zero"]),
+    "a slice of words": (lambda: regard.rows(slice("a", None)), ["rows()", "slice('a'", "integers"]),
+    "activation in a list": (lambda: regard.Additive(torch.ones(13), ["tanh"]), ["activation", "tanh", "['tanh']"]),
     "slopes as a number": (lambda: regard.alibi(8), ["slopes", "list", "int"]),
     "features by name": (
         lambda: regard.linear_attention(QUERY, KEY, VALUE, features="elu"),
@@ -146,6 +166,27 @@ def test_a_bad_record_is_refused_by_name(record: str) -> None:
         make()
     message = str(refusal.value).lower()
     assert not [word for word in words if word.lower() not in message], message
+
+
+@pytest.mark.usefixtures("as_installed")
+@pytest.mark.parametrize(("make", "count"), [(regard.alibi, 6), (lambda bias: bias, 7)], ids=["slopes", "bias"])
+def test_tensors_in_a_list_keep_their_gradient(make: Callable[[object], object], count: int) -> None:
+    numbers = [torch.rand((), requires_grad=True) for _ in range(count)]
+    gradients = []
+    for given in (numbers, torch.stack(numbers)):
+        output = regard.attention(QUERY, KEY, VALUE, bias=make(given)).output
+        gradients.append(torch.stack(torch.autograd.grad(output.square().sum(), numbers)))
+    assert gradients[0].count_nonzero() == count
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_lengths_and_ids_may_be_unsigned(dtype: torch.dtype) -> None:
+    lengths, query_ids, key_ids = torch.tensor([3, 7]), torch.arange(5) // 2, torch.arange(7) // 2
+    mask = regard.padding(lengths) & regard.segments(query_ids, key_ids)
+    same = regard.padding(lengths.to(dtype)) & regard.segments(query_ids.to(dtype), key_ids.to(dtype))
+    found, expected = (regard.attention(QUERY, KEY, VALUE, mask=each).output for each in (same, mask))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the checks are off where FlexAttention compiles")

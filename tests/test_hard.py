@@ -328,6 +328,23 @@ def test_the_first_baseline_is_the_mean_reward() -> None:
     assert_close(regard.reinforce(log_prob, reward, baseline=result.baseline).baseline, torch.tensor(2.0))
 
 
+@pytest.mark.usefixtures("as_installed")
+@pytest.mark.parametrize(
+    ("wrong", "given", "came"),
+    [
+        ("reward", torch.tensor([1, 2]), "torch.int64"),
+        ("reward", [1.0, 2.0], "list"),
+        ("log_prob", None, "NoneType"),
+        ("entropy", 0.5, "float"),
+    ],
+    ids=["integers", "list", "none", "number"],
+)
+def test_reinforce_refuses_what_is_no_float_tensor(wrong: str, given: object, came: str) -> None:
+    arguments = {"log_prob": torch.zeros(2), "reward": torch.ones(2)} | {wrong: given}
+    with pytest.raises(TypeError, match=f"^{wrong} must be a float tensor, got {came}$"):
+        regard.reinforce(**arguments)
+
+
 def test_a_reward_learns_nothing() -> None:
     reward = torch.tensor([3.0, 1.0], requires_grad=True)
     log_prob = torch.tensor([-1.0, -2.0], requires_grad=True)

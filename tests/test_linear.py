@@ -9,9 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 import regard
+from regard.core import features as feature_maps
 from regard.core import linear
 from regard.core.linear import LinearState, linear_step
 
@@ -386,6 +388,49 @@ def test_second_gradients(causal: bool, length: int) -> None:
     )
 
 
+@both_ways
+@pytest.mark.parametrize("repeated", [0, 1, 2], ids=["query", "key", "value"])
+def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: bool) -> None:
+    """Stride 0 in a leaf, in a view of one, or in axes that the call itself adds."""
+    plain = inputs(batch=3, queries=5, keys=5)
+    one, shape, features = plain[repeated][:1], plain[repeated].shape, performer()
+
+    def loss(x: Tensor, times: int = 1) -> Tensor:
+        arguments = [x if i == repeated else y.expand(times, *y.shape) for i, y in enumerate(plain)]
+        mask = regard.padding(torch.tensor([[5, 2, 4]]))
+        return regard.linear_attention(*arguments, features=features, causal=causal, mask=mask).square().sum()
+
+    def gradient(x: Tensor, times: int = 1) -> Tensor:
+        return torch.autograd.grad(loss(x, times), x)[0]
+
+    expected = gradient(one.repeat(3, 1, 1, 1).requires_grad_())
+    leaf, source = one.expand(shape).detach().requires_grad_(), one.clone().requires_grad_()
+    assert leaf.stride(0) == 0
+    assert_close(gradient(leaf), expected)
+    assert_close(gradient(source.expand(shape)), expected)
+    assert_close(gradient(leaf, times=2), 2 * expected)
+    assert_close(gradient(source), expected.sum(0, keepdim=True))
+    assert_close(torch.autograd.grad(loss(source.expand(shape)), source)[0], expected.sum(0, keepdim=True))
+    assert_close(torch.func.grad(loss)(one.expand(shape)), expected)
+    split = torch.func.grad(lambda x: torch.func.vmap(loss, -1)(x).sum())(one.expand(shape).unsqueeze(-1))
+    assert_close(split.squeeze(-1), expected)
+
+
+def test_a_memory_that_repeats_is_read_once() -> None:
+    """Where no repeat can have a gradient of its own: the call's own repeats, and any without gradients."""
+    seen: list[int] = []
+
+    def counting(x: Tensor) -> Tensor:
+        seen.append(x.numel() // x.shape[-1])
+        return x.exp()
+
+    query, key, value = inputs(batch=3, queries=5, keys=7)
+    for memory in (key[:1].requires_grad_(), key[:1].detach().expand_as(key)):
+        seen.clear()
+        regard.linear_attention(query, memory, value, features=counting)
+        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # of 3 key heads, and of 3 times 6 query heads
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_a_learned_feature_map_learns() -> None:
     layer = torch.nn.Linear(5, 8, dtype=torch.float64)
@@ -564,6 +609,53 @@ def test_the_default_features_are_the_same_every_time() -> None:
     assert_close(second.detach(), regard.linear_attention(query, key, value, features=drawn).detach(), rtol=0, atol=0)
 
 
+def test_the_default_features_are_drawn_outside_of_transforms() -> None:
+    x = torch.randn(2, 3, 5, 7)
+    expected = regard.linear_attention(x, x, x)
+    for randomness in ("error", "different", "same"):
+        feature_maps._kept.cache_clear()
+        mapped = torch.func.vmap(lambda a: regard.linear_attention(a, a, a), randomness=randomness)(x)
+        assert_close(mapped, expected)
+        assert_close(regard.linear_attention(x, x, x), expected, rtol=0, atol=0)
+
+
+@both_ways
+@pytest.mark.usefixtures("small_blocks")
+def test_gradients_of_torch_func(causal: bool) -> None:
+    x = torch.randn(2, 1, 33, 3, dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        return regard.linear_attention(x, x, x, causal=causal).square().sum()
+
+    expected = torch.autograd.functional.jacobian(loss, x)
+    assert_close(torch.func.grad(loss)(x), expected)
+    assert_close(torch.func.vmap(torch.func.grad(loss))(x), expected)
+    _, slope = torch.func.jvp(loss, (x,), (x.flip(0),))
+    assert_close(slope, (expected * x.flip(0)).sum())
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["first", "after real ones"])
+def test_fake_tensors_leave_the_default_features_alone(drawn: bool) -> None:
+    x = torch.randn(2, 3, 5, 7)
+    expected = regard.linear_attention(x, x, x)
+    if not drawn:
+        feature_maps._kept.cache_clear()
+    with FakeTensorMode():
+        fake = torch.empty(2, 3, 5, 7)
+        assert regard.linear_attention(fake, fake, fake).shape == x.shape
+    assert_close(regard.linear_attention(x, x, x), expected, rtol=0, atol=0)
+
+
+@both_ways
+def test_vectors_without_entries_see_all_keys_alike(causal: bool) -> None:
+    query, key, value = inputs(queries=9, size=0)
+    mask = regard.padding([6, 0])
+    output = regard.linear_attention(query.requires_grad_(), key, value, causal=causal, mask=mask)
+    seen = mask & regard.causal() if causal else mask
+    assert_close(output, regard.attention(query, key, value, mask=seen).output)
+    assert torch.autograd.grad(output.sum(), query)[0].shape == query.shape
+
+
 # Bad calls
 
 QUERY, KEY, VALUE = inputs()
@@ -587,9 +679,14 @@ BAD_CALLS = {
         {"features": regard.PerformerFeatures(torch.ones(3, 5, device="meta"))}, ["features", "meta", "cpu"],
     ),
     "features of another shape": ({"features": lambda x: x.sum(-2)}, ["features", "(…, m)"]),
+    "features that return nothing": ({"features": lambda x: None}, ["features", "tensor", "NoneType"]),
+    "features of whole numbers": ({"features": lambda x: x.long()}, ["features", "float", "int64"]),
+    "causal in words": ({"causal": "no"}, ["causal", "True or False", "'no'"]),
+    "causal as a number": ({"causal": 1}, ["causal", "True or False", "int"]),
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("call", BAD_CALLS)
 def test_a_bad_call_is_refused_by_name(call: str) -> None:
     changes, words = BAD_CALLS[call]
@@ -598,6 +695,23 @@ def test_a_bad_call_is_refused_by_name(call: str) -> None:
         regard.linear_attention(**arguments)
     message = str(refusal.value)
     assert not [word for word in words if word not in message], message
+
+
+@pytest.mark.usefixtures("as_installed")
+@pytest.mark.parametrize(("key", "came"), [(None, "NoneType"), (KEY.long(), "torch.int64")], ids=["none", "integers"])
+def test_a_bad_call_under_autocast_is_refused_by_name(key: Tensor | None, came: str) -> None:
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=f"key must be a .*tensor, got {came}"):
+        regard.linear_attention(QUERY.float(), key, VALUE.float())
+
+
+@pytest.mark.usefixtures("as_installed")
+@pytest.mark.parametrize(
+    ("size", "count", "wrong"), [(1.5, None, "size"), ("a", None, "size"), (True, None, "size"), (4, 2.5, "count")]
+)
+def test_a_draw_of_no_whole_number_is_refused(size: object, count: object, wrong: str) -> None:
+    came = type(count if wrong == "count" else size).__name__
+    with pytest.raises(TypeError, match=f"{wrong} of PerformerFeatures must be an int, got {came}"):
+        regard.PerformerFeatures.draw(size, count)
 
 
 @pytest.mark.parametrize(("size", "count"), [(0, None), (0, 3), (4, 0), (4, -1)])

@@ -44,8 +44,10 @@ def test_nothing_asked_nothing_returned(path: str) -> None:
         (torch.tensor([2, 3]), [2, 3]),
         (slice(1, 4), [1, 2, 3]),
         (slice(None, None, 2), [0, 2, 4]),
+        (slice(None, None, -1), [*reversed(range(QUERIES))]),
+        (slice(-2, 0, -2), [QUERIES - 2, QUERIES - 4]),
     ],
-    ids=["int", "last", "list", "twice", "none", "tensor", "slice", "step"],
+    ids=["int", "last", "list", "twice", "none", "tensor", "slice", "step", "backwards", "step back"],
 )
 @every_path
 def test_rows(path: str, index: object, rows: list[int]) -> None:

@@ -242,6 +242,8 @@ def test_it_compiles_whole():
 @pytest.mark.usefixtures("as_installed")
 def test_bad_arguments_are_named():
     layer, (x, memory) = a_layer(), inputs()
+    with pytest.raises(TypeError, match="causal must be True or False, got the str 'no'"):
+        LinearAttention(16, 4, causal="no")
     with pytest.raises(ValueError, match="size must be a multiple of heads, got 16 and 3"):
         LinearAttention(16, 3)
     with pytest.raises(ValueError, match="features are drawn for vectors of size 4, heads have size 5"):

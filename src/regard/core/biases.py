@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.masks import broadcastable
+from regard.core.masks import broadcastable, integer
 from regard.core.spans import Span, positions, take
 
 
@@ -130,7 +130,7 @@ def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
     tensor = _floats(slopes, "slopes of alibi()")
     if tensor.ndim > 1:
         raise ValueError(f"slopes of alibi() must be one number for each head, got shape {tuple(tensor.shape)}")
-    return Alibi(tensor, offset)
+    return Alibi(tensor, integer(offset, "offset of alibi()"))
 
 
 def relative(table: Tensor, offset: int = 0) -> Bias:
@@ -140,7 +140,7 @@ def relative(table: Tensor, offset: int = 0) -> Bias:
         raise ValueError(
             f"table of relative() must be (2R + 1,) or (heads, 2R + 1), an odd size last, got {tuple(tensor.shape)}"
         )
-    return Relative(tensor, offset)
+    return Relative(tensor, integer(offset, "offset of relative()"))
 
 
 def as_bias(bias: Bias | Tensor) -> Bias:
@@ -151,11 +151,24 @@ def as_bias(bias: Bias | Tensor) -> Bias:
 def _floats(values: Tensor | Sequence[float], name: str) -> Tensor:
     if not isinstance(values, (Tensor, list, tuple)):
         raise TypeError(f"{name} must be a float tensor or a list of numbers, got {type(values).__name__}")
-    tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+    try:
+        tensor = _stacked(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        came = f"a {type(values).__name__} that makes no tensor: {error}"
+        raise TypeError(f"{name} must be a float tensor or a list of numbers, got {came}") from None
     if not tensor.is_floating_point():
         hint = " (a bool tensor goes to mask=)" if tensor.dtype == torch.bool else ""
         raise TypeError(f"{name} must be a float tensor, got {tensor.dtype}{hint}")
     return tensor
+
+
+def _stacked(values: object) -> Tensor:
+    """Numbers as a tensor; tensors among them keep their gradient."""
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, (list, tuple)) and any(isinstance(value, (Tensor, list, tuple)) for value in values):
+        return torch.stack([_stacked(value) for value in values])
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _one_per_head(own: Sequence[int], shape: tuple[int, ...], name: str) -> None:

@@ -6,6 +6,7 @@ says their logarithms, `log_features`, so that nothing overflows.
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
@@ -13,6 +14,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from regard.core.masks import integer
 
 
 @runtime_checkable
@@ -53,10 +56,9 @@ class PerformerFeatures:
         Each direction is Gaussian; `orthogonal` ones are at right angles to each other in blocks of `size`, which
         lowers the variance (§2.4).
         """
-        count = max(size, round(size * math.log(max(size, 1)))) if count is None else count
-        for name, number in (("size", size), ("count", count)):
-            if number < 1:
-                raise ValueError(f"{name} of PerformerFeatures must be 1 or more, got {number}")
+        size = _at_least_one(size, "size of PerformerFeatures")
+        count = max(size, round(size * math.log(size))) if count is None else count
+        count = _at_least_one(count, "count of PerformerFeatures")
         source = torch.device("cpu") if generator is None else generator.device
         blocks = math.ceil(count / size)
         gaussian = torch.randn(2, blocks, size, size, generator=generator, device=source, dtype=torch.float64)
@@ -82,7 +84,7 @@ class PerformerFeatures:
             raise ValueError(f"features are drawn for vectors of size {size}, got size {x.shape[-1]}")
         if x.device != self.projection.device:
             raise ValueError(f"features are on {self.projection.device}, the vectors on {x.device}: draw(…, device=)")
-        rows = x.reshape(-1, size) / size**0.25  # one product of matrices, whatever axes lead
+        rows = x.reshape(math.prod(x.shape[:-1]), size) / size**0.25  # one product of matrices, whatever axes lead
         logs = rows @ self.projection.to(x.dtype).mT
         return logs.sub_((rows.square().sum(-1, keepdim=True) + math.log(count)) / 2).view(*x.shape[:-1], count)
 
@@ -102,6 +104,12 @@ class EluFeatures:
         return x.clamp_max(0).exp() + x.relu()  # elu(x) + 1 itself rounds to 0 from x = −17 on
 
 
+def _at_least_one(value: int, name: str) -> int:
+    if integer(value, name) < 1:
+        raise ValueError(f"{name} must be 1 or more, got {value}")
+    return value
+
+
 def default_features(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
     """The features used where none are given: from a fixed seed, so the same in every process."""
     if torch.compiler.is_compiling():  # neither the cache nor the generator is for compilers
@@ -111,8 +119,22 @@ def default_features(size: int, dtype: torch.dtype, device: torch.device) -> Per
     return drawn(size, dtype, device)
 
 
-@lru_cache(maxsize=64)
 def drawn(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    with torch.inference_mode(False):  # what is drawn in an inference pass must serve training too
-        generator = torch.Generator().manual_seed(0)
-        return PerformerFeatures.draw(size, generator=generator, dtype=dtype, device=device)
+    """The default features, drawn once; fake tensors go with none but fake ones, which are not kept."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    fake = mode is not None and not mode.allow_non_fake_inputs
+    return _draw(size, dtype, device) if fake else _kept(int(size), dtype, device)
+
+
+@lru_cache(maxsize=64)
+def _kept(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
+    # vmap, inference mode and their like mark what is made under them, but hold in one thread only: drawn in another,
+    # the numbers serve every later call.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_draw, size, dtype, device).result()
+
+
+def _draw(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
+    if size == 0:  # exp(w·x) of an empty vector is 1, whatever w
+        return PerformerFeatures(torch.zeros(1, 0, dtype=dtype, device=device))
+    return PerformerFeatures.draw(size, generator=torch.Generator().manual_seed(0), dtype=dtype, device=device)

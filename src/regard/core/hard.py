@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.normalizers import Hard, gumbel_like, masked, masked_softmax, one_hot
+from regard.core.scores import float_tensor
 
 
 class Choice(NamedTuple):
@@ -66,6 +67,10 @@ def reinforce(
     >>> out.loss, out.baseline
     (tensor(-0.5000), tensor(2.))
     """
+    float_tensor(log_prob, "log_prob")
+    float_tensor(reward, "reward")
+    if entropy is not None:
+        float_tensor(entropy, "entropy")
     if reward.ndim != 1 or log_prob.ndim < 1 or log_prob.shape[0] != reward.shape[0]:
         raise ValueError(
             f"reward must have one number for each of the {tuple(log_prob.shape)[:1]} items of log_prob, "

@@ -32,11 +32,15 @@ from regard.core.normalizers import Softmax
 from regard.core.problem import HALF, Problem, build, said
 from regard.core.scores import Score
 from regard.core.spans import all_of
+from regard.core.transforms import transformed
 
 CHUNK = 64  # positions that are compared pair by pair; a power of two
 # Query rows, over all batches and heads, whose features are in memory at a time: what a CPU's caches hold, and what
 # keeps an accelerator busy between two launches.
 ROWS, ROWS_ON_DEVICE = 4096, 65536
+
+
+Given = tuple[Tensor, Tensor, Tensor]  # query, key and value with the axes they came with
 
 
 class LinearState(NamedTuple):
@@ -71,8 +75,10 @@ def linear_attention(
     >>> linear_attention(x, x, x, causal=True).shape
     torch.Size([2, 8, 100, 16])
     """
-    problem = _checked(query, key, value, mask)
-    return _attend(problem, None, features, causal)[0]
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be True or False, got {said(causal)}")
+    problem, given = _checked(query, key, value, mask)
+    return _attend(problem, given, None, features, causal)[0]
 
 
 def linear_step(
@@ -83,26 +89,27 @@ def linear_step(
     Shapes are `linear_attention`'s with as many queries as keys. Taking a sequence step by step, or a prompt at once
     and then step by step, gives what one causal pass gives.
     """
-    problem = _checked(query, key, value, None)
+    problem, given = _checked(query, key, value, None)
     queries, keys = problem.shape[-2:]
     if queries != keys:
         raise ValueError(f"query has {queries} positions, key has {keys}: a step brings as many of each")
-    return _attend(problem, state, features, True)
+    return _attend(problem, given, state, features, True)
 
 
 # The passes. Inside, queries are (…, g, q, r, d): the r query heads that read one key head lie side by side.
 
 
 def _attend(
-    problem: Problem, state: LinearState | None, features: Features | None, causal: bool
+    problem: Problem, given: Given, state: LinearState | None, features: Features | None, causal: bool
 ) -> tuple[Tensor, LinearState]:
     """The output and the state at its end, computed at full precision."""
     if features is None:
         features = default_features(problem.query.shape[-1], problem.dtype, problem.device)
     if isinstance(features, type) or not (callable(features) or isinstance(features, LogFeatures)):
         raise TypeError(f"features must be a PerformerFeatures, an EluFeatures or a function, got {said(features)}")
-    query, key, value, keep = _once(problem.query), _once(problem.key), _once(problem.value), _kept(problem)
-    group = problem.group
+    whole = problem.query, problem.key, problem.value
+    query, key, value = (_once(x, own) for x, own in zip(whole, given, strict=True))
+    keep, group = _kept(problem), problem.group
     if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head see different keys
         key, value, group = problem.repeat(key), problem.repeat(value), 1
     query = query.unflatten(-3, (key.shape[-3], group)).movedim(-3, -2)
@@ -131,7 +138,7 @@ def _segments(
     size = max(1, (ROWS if query.device.type == "cpu" else ROWS_ON_DEVICE) // max(1, heads * CHUNK)) * CHUNK
     learns = not isinstance(features, PerformerFeatures | EluFeatures)  # a map of the caller's may hold parameters
     wanted = torch.is_grad_enabled() and (learns or any(x.requires_grad for x in (query, key, value)))
-    again = wanted and max(queries, keys) > size
+    again = wanted and max(queries, keys) > size and not transformed()  # torch.func knows no checkpoints
 
     outputs = []
     if causal:
@@ -280,6 +287,9 @@ def _mapped(features: Features, x: Float[Tensor, "... d"]) -> Float[Tensor, "...
     """The features of x, as logarithms where they have them; half precision is left here."""
     x = x.float() if x.dtype in HALF else x
     mapped = features.log_features(x) if isinstance(features, LogFeatures) else features(x)
+    if not isinstance(mapped, Tensor) or not mapped.is_floating_point():
+        came = mapped.dtype if isinstance(mapped, Tensor) else type(mapped).__name__
+        raise TypeError(f"features must return a float tensor, got {came}")
     if mapped.shape[:-1] != x.shape[:-1]:
         raise ValueError(f"features must map (…, d) to (…, m): they turned {tuple(x.shape)} into {tuple(mapped.shape)}")
     return mapped
@@ -328,16 +338,22 @@ def _split(joined: Float[Tensor, "... m e1"], shift: Float[Tensor, "... m"]) -> 
 # The edge
 
 
-def _checked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None) -> Problem:
-    """The arguments as every attention takes them; under autocast in its dtype."""
+def _checked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None) -> tuple[Problem, Given]:
+    """The arguments as every attention takes them, and as they came; under autocast in its dtype."""
     if isinstance(query, Tensor) and _autocasting(query.device):
         dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (t if t.dtype == torch.float64 else t.to(dtype) for t in (query, key, value))
+        query, key, value = (_cast(t, dtype) for t in (query, key, value))
     problem = build(query, key, value, Score(), Softmax(), mask, None, 0.0, None, None)
     sizes = query.shape[-1], key.shape[-1]
     if sizes[0] != sizes[1]:
         raise ValueError(f"query has size {sizes[0]}, key has size {sizes[1]}: they must be equal")
-    return problem
+    return problem, (query, key, value)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As autocast does it: float64 stays, and so does what is no tensor of floats, to be refused by name."""
+    casts = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(dtype) if casts else x
 
 
 def _autocasting(device: torch.device) -> bool:
@@ -380,8 +396,15 @@ def _by_key(mask: Mask) -> bool:
     return False
 
 
-def _once(x: Tensor) -> Tensor:
-    """Leading axes that only repeat the same numbers, cut to 1: a memory shared by a batch is then read once."""
-    for axis in range(x.ndim - 3):
-        x = x[(slice(None),) * axis + (slice(1),)] if x.stride(axis) == 0 else x
+def _once(x: Tensor, given: Tensor) -> Tensor:
+    """Leading axes that only repeat the same numbers, cut to 1: a memory shared by a batch is then read once.
+
+    An axis the caller repeated is cut only where no gradient is asked: each repeat has one of its own.
+    """
+    unseen = torch.compiler.is_compiling() or transformed()  # whether a gradient is asked, torch.func does not say
+    constant = not unseen and not (given.requires_grad and torch.is_grad_enabled())
+    for axis in range(-x.ndim, -3):
+        ours = -axis > given.ndim or given.shape[axis] != x.shape[axis]
+        if x.stride(axis) == 0 and (ours or constant):
+            x = x.narrow(axis, 0, min(1, x.shape[axis]))
     return x

@@ -246,17 +246,17 @@ def causal(offset: int = 0) -> Mask:
 
     With a cache of c earlier keys the offset is c: the queries stand at the end of the keys.
     """
-    return Band(None, _integer(offset, "offset of causal()"))
+    return Band(None, integer(offset, "offset of causal()"))
 
 
 def window(before: int, after: int, offset: int = 0) -> Mask:
     """Query i sees `before` keys before its own position i + offset, `after` behind it, and itself."""
     for name, count in (("before", before), ("after", after)):
-        if _integer(count, f"{name} of window()") < 0:
+        if integer(count, f"{name} of window()") < 0:
             raise ValueError(
                 f"{name} of window() counts keys beside the query's own and must be 0 or more, got {count}"
             )
-    offset = _integer(offset, "offset of window()")
+    offset = integer(offset, "offset of window()")
     return Band(offset - before, offset + after)
 
 
@@ -308,7 +308,8 @@ def broadcastable(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     return tensor.reshape((1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape))
 
 
-def _integer(value: int, name: str) -> int:
+def integer(value: int, name: str) -> int:
+    """The whole number, or an error."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     return value
@@ -323,7 +324,7 @@ def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:
         tensor = tensor.long()
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name} must be integers, got {tensor.dtype}")
-    return tensor
+    return tensor if tensor.dtype.is_signed else tensor.long()  # torch compares no uint16 with an int64
 
 
 def _extent(ids: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,8 @@ class Rows(Request):
     def positions(self, queries: int) -> Tensor:
         """The rows asked, counted from 0."""
         if isinstance(self.index, slice):
+            if self.index.step is not None and self.index.step < 0:  # torch takes no slice backwards
+                return torch.arange(*self.index.indices(queries))
             return torch.arange(queries)[self.index]
         return torch.where(self.index < 0, self.index + queries, self.index)
 
@@ -94,13 +96,21 @@ def full() -> Request:
 def rows(index: int | Sequence[int] | Tensor | slice) -> Request:
     """The weights of some queries, (…, h, len(index), k): an int, a list, a tensor or a slice."""
     if isinstance(index, slice):
-        return Rows(index)
+        return Rows(_slice(index))
     tensor = index if isinstance(index, Tensor) else _positions(index)
-    if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.ndim > 1:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.ndim > 1:
         raise ValueError(
             f"rows() takes positions of queries, got a {tensor.dtype} tensor of shape {tuple(tensor.shape)}"
         )
     return Rows(tensor.reshape(-1).long())
+
+
+def _slice(index: slice) -> slice:
+    try:
+        index.indices(1)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"rows() takes a slice of positions of queries, got {index!r}: {error}") from None
+    return index
 
 
 def _positions(index: int | Sequence[int]) -> Tensor:

@@ -270,7 +270,7 @@ class Additive(Score):
         float_tensor(self.weight, "weight of Additive")
         if self.weight.ndim not in (1, 2):
             raise ValueError(f"weight must be (size,) or (heads, size), got shape {tuple(self.weight.shape)}")
-        if self.activation not in ACTIVATIONS:
+        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
 
     def __call__(

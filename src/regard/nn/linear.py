@@ -9,6 +9,7 @@ from regard.core.biases import Bias
 from regard.core.features import Features, LogFeatures, PerformerFeatures
 from regard.core.linear import LinearState, linear_attention, linear_step
 from regard.core.masks import And, Band, Mask, as_mask
+from regard.core.problem import said
 from regard.core.requests import Request
 from regard.nn.cache import KeyValueCache
 from regard.nn.projection import HeadProjection
@@ -36,6 +37,8 @@ class LinearAttention(nn.Module):
         super().__init__()
         if heads < 1 or size % heads:
             raise ValueError(f"size must be a multiple of heads, got {size} and {heads}")
+        if not isinstance(causal, bool):
+            raise TypeError(f"causal must be True or False, got {said(causal)}")
         self.size, self.heads, self.causal = size, heads, causal
         features = PerformerFeatures.draw(size // heads) if features is None else features
         self.given: Features | None = None
