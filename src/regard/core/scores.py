@@ -76,7 +76,7 @@ def finite(value: object, name: str) -> float:
         raise TypeError(f"{name} must be a number, got a tensor{hint}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:  # a compiler traces this, and not isfinite
         raise ValueError(f"{name} must be a finite number, got {value}")
     return value
 
