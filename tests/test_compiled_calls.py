@@ -116,8 +116,26 @@ def sparse():
         same("sparse", *(torch.autograd.grad(run(x).float().square().sum(), x)[0] for run in runs))
 
 
+def mapped():
+    many = drawn(3, 2, 2, 40, 16)
+    for arguments in ({}, dict(mask=regard.causal()), dict(mask=regard.padding(torch.tensor([7, 40], device=device)))):
+        total = lambda x: regard.attention(x, x, x, **arguments).output.float().square().sum()
+        for transform in (torch.vmap(torch.func.grad(total)), torch.func.grad(lambda x: torch.vmap(total)(x).sum())):
+            torch._dynamo.reset()
+            same("mapped", torch.compile(transform, backend="aot_eager")(many), transform(many))
+
+
+def backward():
+    x = drawn(1, 1, 20, 8).mul_(2).requires_grad_()  # changed before, as every parameter is after a step
+    total = lambda: regard.attention(x, x, x, backend="blocked").output.float().square().sum()
+    (wanted,) = torch.autograd.grad(total(), x)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(lambda: total().backward(), backend="eager")()
+    same("backward", x.grad, wanted)
+
+
 checks = {name: functools.partial(check, name, arguments) for name, arguments in calls.items()}
-checks |= {"linear": linear, "one graph": sparse}
+checks |= {"linear": linear, "one graph": sparse, "mapped": mapped, "the way back": backward}
 for name, ask in checks.items():
     try:
         ask()
@@ -131,7 +149,7 @@ for name, ask in checks.items():
 def run(device: str, *wholly: str) -> None:
     done = subprocess.run([sys.executable, "-c", CALLS, device, *wholly], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    assert done.stdout.count("as without a compiler") == 20, done.stdout
+    assert done.stdout.count("as without a compiler") == 22, done.stdout
     assert "recompile_limit" not in done.stderr, "torch gave up: " + done.stderr
 
 

@@ -269,11 +269,13 @@ def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monke
 def _changing() -> dict[str, tuple[Tensor, dict[str, object], str]]:
     """A tensor of a call, the call, and what it is called there."""
     lengths, allowed, bias, weight = torch.tensor([4]), torch.ones(6, 6) > 0, torch.zeros(6, 6), torch.ones(8)
+    matrix = torch.eye(8)
     return {
         "lengths": (lengths, {"mask": regard.padding(lengths)}, "mask"),
         "allowed": (allowed, {"mask": allowed}, "mask"),
         "bias": (bias, {"bias": bias}, "bias"),
         "weight": (weight, {"score": regard.Additive(weight)}, "score"),
+        "a score of one's own": (matrix, {"score": lambda query, key: (query @ matrix) @ key.mT}, "score"),
     }
 
 
@@ -289,8 +291,12 @@ def test_what_the_way_back_reads_again_must_not_change(what: str, asked: object)
 
 
 def test_queries_whose_weights_are_computed_again_must_not_change() -> None:
-    x = torch.randn(1, 1, 600, 8, requires_grad=True)
-    weights = regard.attention(x, x, x, weights=regard.entropy(), backend="sdpa").weights
+    """Values may: weights do not depend on them."""
+    x, value = torch.randn(1, 1, 600, 8, requires_grad=True), torch.randn(1, 1, 600, 8)
+    weights = regard.attention(x, x, value, weights=regard.entropy(), backend="sdpa").weights
+    (wanted,) = torch.autograd.grad(weights.sum(), x, retain_graph=True)
+    value.zero_()
+    assert_close(torch.autograd.grad(weights.sum(), x, retain_graph=True)[0], wanted)
     with torch.no_grad():
         x.mul_(2)
     with pytest.raises(RuntimeError, match=r"^query .* was changed in place"):

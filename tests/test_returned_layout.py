@@ -55,6 +55,16 @@ def test_a_kernel_gets_the_gradient_laid_out_like_its_output(compiler: str | Non
         assert seen == [output.stride()]
 
 
+def test_gradients_in_batches() -> None:
+    """As `torch.autograd.functional.jacobian(vectorize=True)` takes them, and `torch.func.grad`."""
+    x, grads = torch.randn(2, 3, 5, 8, requires_grad=True), torch.randn(4, 2, 5, 3, 8).transpose(2, 3)
+    output = dot.returning_alike(x * 2)
+    (found,) = torch.autograd.grad(output, x, grads, is_grads_batched=True)
+    assert torch.equal(found, grads * 2)
+    alone = torch.func.grad(lambda x: (dot.returning_alike(x * 2).mean(-2) * grads[0, :, :, 0]).sum())(x)
+    assert torch.allclose(alone, (grads[0, :, :, :1] * 2 / 5).expand_as(alone))
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("call", ["plain", "causal", "padding", "cosine", "window"])

@@ -167,7 +167,8 @@ def _stacked(values: object) -> Tensor:
     if isinstance(values, Tensor):
         return values
     if isinstance(values, (list, tuple)) and any(isinstance(value, (Tensor, list, tuple)) for value in values):
-        return torch.stack([_stacked(value) for value in values])
+        tensor = torch.stack([_stacked(value) for value in values])
+        return tensor if tensor.is_floating_point() else tensor.double()
     return torch.tensor(values, dtype=torch.float64)
 
 

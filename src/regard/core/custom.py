@@ -24,6 +24,7 @@ class Custom(Score):
         self.dtype = dtype  # the caller's own: a module in half precision wants half precision
         self.unfit: str | None = None  # why its blocks cannot be computed again
         self._captured: tuple[Tensor, ...] = ()
+        self._frozen: tuple[Tensor, ...] = ()
         self._floats = 1.0
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
@@ -59,12 +60,15 @@ class Custom(Score):
             self.unfit = "the score uses tensors that cannot be heard, as a scripted module does"
         if isinstance(self.function, torch.nn.Module):
             known |= {tensor: None for tensor in self.function.parameters() if tensor.requires_grad}
-        self._captured = tuple(known)
+        self._captured, self._frozen = tuple(known), tuple(listener.frozen)
         self._floats = max(1.0, listener.numbers / max(1, scores.numel()))
         return self
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self._captured
+
+    def reads(self) -> tuple[Tensor, ...]:
+        return (*self._captured, *self._frozen)
 
     def flops(self, size: int) -> int:
         return 2 * int(self._floats)
@@ -74,20 +78,21 @@ class Custom(Score):
 
 
 class Listener(torch.overrides.TorchFunctionMode):
-    """Hears every torch call: which outside tensors that require grad come in, how many numbers go out."""
+    """Hears every torch call: which outside tensors come in, with and without grad, how many numbers go out."""
 
     def __init__(self, inputs: tuple[Tensor, ...]) -> None:
         super().__init__()
         self.captured: list[Tensor] = []
+        self.frozen: list[Tensor] = []
         self.numbers = 0
         self._inside = list(inputs)  # kept alive, so that no id is used twice
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
-        known = {id(tensor) for tensor in (*self._inside, *self.captured)}
+        known = {id(tensor) for tensor in (*self._inside, *self.captured, *self.frozen)}
         for tensor in _tensors_in((args, kwargs)):
-            if tensor.requires_grad and id(tensor) not in known:
-                self.captured.append(tensor)
+            if id(tensor) not in known:
+                (self.captured if tensor.requires_grad else self.frozen).append(tensor)
                 known.add(id(tensor))
         result = function(*args, **kwargs)
         for tensor in _tensors_in(result):

@@ -145,7 +145,7 @@ def build(
         _check_devices("bias", bias.tensors(), query)
         bias = bias.aligned(shape)
     problem = Problem(query, key, value, score, normalize, mask, bias, dropout, weights, generator, headless=headless)
-    return replace(problem, sample=_samples(problem)) if isinstance(normalize, Hard) else problem
+    return replace(problem, sample=samples(problem)) if isinstance(normalize, Hard) else problem
 
 
 def check_normalizer(normalize: object) -> Normalizer:
@@ -162,7 +162,8 @@ def check_dropout(dropout: float) -> float:
     return dropout
 
 
-def _samples(problem: Problem) -> bool:
+def samples(problem: Problem) -> bool:
+    """Is a key drawn? Where nobody says, if the call is differentiated or has a generator."""
     hard = problem.normalize
     if not isinstance(hard, Hard):
         return False

@@ -68,7 +68,7 @@ def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
     """Run the function; where gradients will be asked, keep nothing and run it again in the backward pass."""
     if not problem.differentiated:
         return function()
-    unchanged = Unchanged(problem)
+    unchanged = Unchanged(problem, value=False)
 
     def run() -> Found:
         unchanged.check()
@@ -85,8 +85,8 @@ def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
         assert chosen is not None
         index = chosen[..., rows.start : rows.stop] if not isinstance(rows, Tensor) else chosen.index_select(-1, rows)
         like = problem.query.new_zeros((*index.shape, len(columns)), dtype=problem.dtype)
-        closing = isinstance(problem.score, Custom)  # alone knows which of its scores are −inf
-        scores = _row_scores(problem, rows).detach() if closing else like
+        with torch.no_grad():  # a score of the caller's alone knows which of its numbers are −inf
+            scores = _row_scores(problem, rows) if isinstance(problem.score, Custom) else like
         return one_hot(index, like, problem.open(scores, rows, columns))
     scores = _row_scores(problem, rows)
     allowed = problem.open(scores, rows, columns)

@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 def transformed() -> bool:
     """Loops and kernels of our own have no rules for these, and vmap hides the numbers."""
     if torch.compiler.is_compiling():
-        return False
+        return len(_kinds()) > 0
     levels = getattr(torch._C._functorch, "peek_interpreter_stack", None)
     return (levels is not None and levels() is not None) or forwards()
 
@@ -28,5 +28,14 @@ def mapped() -> bool:
 
 
 def _kinds() -> list[str]:
+    if torch.compiler.is_compiling():
+        from regard.core import uncompiled  # imports the compiler: a second, so only here
+
+        return uncompiled.kinds().split()
+    return kinds()
+
+
+def kinds() -> list[str]:
+    """The transforms around a call, the outermost first."""
     levels = getattr(torch._C._functorch, "get_interpreter_stack", None)
     return [level.key().name for level in (levels() if levels else None) or ()]

@@ -9,14 +9,17 @@ from regard.core.problem import Problem
 class Unchanged:
     """The tensors of a call, and how often each had been changed by then."""
 
-    def __init__(self, problem: Problem) -> None:
-        named = [("query", problem.query), ("key", problem.key), ("value", problem.value)]
-        for name, part in (("score", problem.score), ("mask", problem.mask), ("bias", problem.bias)):
+    def __init__(self, problem: Problem, *, value: bool = True) -> None:
+        named = [("query", problem.query), ("key", problem.key), *([("value", problem.value)] if value else [])]
+        named += [("score", tensor) for tensor in problem.score.reads()]
+        for name, part in (("mask", problem.mask), ("bias", problem.bias)):
             named += [(name, tensor) for tensor in (part.tensors() if part is not None else ())]
         self._seen = [(name, tensor, _version(tensor)) for name, tensor in named]
 
     def check(self) -> None:
         """Raise if one of them is not what it was."""
+        if torch.compiler.is_compiling():  # which does not say either
+            return
         for name, tensor, version in self._seen:
             if _version(tensor) != version:
                 raise RuntimeError(

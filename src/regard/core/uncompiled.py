@@ -1,12 +1,14 @@
 """What compiled callers step out of their graphs for; importing this imports the compiler."""
 
+from dataclasses import replace
+
 import torch
 
-from regard.core import features
+from regard.core import features, transforms
 from regard.core.backends import blocked, reference
 from regard.core.backends.result import Result
 from regard.core.custom import Custom
-from regard.core.problem import Problem, probed
+from regard.core.problem import Problem, probed, samples
 
 
 @torch.compiler.disable
@@ -14,9 +16,16 @@ def blocks(problem: Problem) -> Result:
     """Attention block by block, in loops that depend on the data."""
     if isinstance(problem.score, Custom):  # what it learns could not be heard before
         probed(problem.score, problem.query, problem.key)
+        problem = replace(problem, sample=samples(problem))
         if blocked.refuses(problem):
             return reference.attend(problem)
     return blocked.run(problem)
+
+
+@torch.compiler.assume_constant_result
+def kinds() -> str:
+    """The transforms around a call, which a compiler traces with it."""
+    return " ".join(transforms.kinds())
 
 
 @torch.compiler.disable

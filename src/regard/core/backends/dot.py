@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core.transforms import transformed
+from regard.core.transforms import mapped, transformed
 
 _BY_CUDNN = (torch.bfloat16, torch.float16)
 
@@ -29,17 +29,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
 
 def returning_alike(output: Tensor) -> Tensor:
     """The same numbers; the gradient that comes back to them has their strides."""
+    if mapped():  # kernels are called for each slice: they have layouts of their own
+        return output
     if torch.compiler.is_compiling():
-        return _ReturningAlike.apply(output)
-    if not transformed():
-        output.register_hook(functools.partial(_alike, output.stride()))
+        return output if transformed() else _ReturningAlike.apply(output)
+    output.register_hook(functools.partial(_alike, output.stride()))
     return output
 
 
 def _alike(strides: tuple[int, ...], grad: Tensor) -> Tensor:
     if grad.stride() == strides:
         return grad
-    return torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+    return grad.new_empty_strided(grad.shape, strides).copy_(grad)
 
 
 class _ReturningAlike(torch.autograd.Function):
