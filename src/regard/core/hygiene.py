@@ -14,7 +14,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from regard.core.clauses import Clauses, clauses
-from regard.core.problem import Problem
+from regard.core.problem import HALF, Problem
 from regard.core.spans import all_of, cut
 
 _ROWS = 512  # rows of the mask evaluated at a time
@@ -31,7 +31,10 @@ def unruly(problem: Problem) -> bool:
         return True  # clean in any case
     limit = math.sqrt(torch.finfo(problem.dtype).max) / 256
     try:
-        return not all(_largest(t) < limit for t in (problem.query, problem.key, problem.value))
+        if not (_largest(problem.key) < limit and _largest(problem.query) < limit):
+            return True
+        # Values meet no factor but weights until there is a way back: finite is enough, and sooner seen.
+        return not (_largest(problem.value) < limit if problem.differentiated else _finite(problem.value))
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # under vmap, or fake tensors
@@ -54,11 +57,16 @@ def _largest(tensor: Tensor) -> float:
     return float(torch.maximum(-low, high))
 
 
+def _finite(tensor: Tensor) -> bool:
+    if tensor.dtype in HALF:  # of which sums are slow
+        return math.isfinite(_largest(tensor))
+    return quickly_finite(tensor) or bool(tensor.isfinite().all())
+
+
 def all_finite(problem: Problem) -> bool:
     """Is there no NaN or Inf, as far as one can see?"""
-    three = problem.query, problem.key, problem.value
     try:
-        return quickly_finite(*three) or all(bool(t.isfinite().all()) for t in three)
+        return all(_finite(t) for t in (problem.query, problem.key, problem.value))
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # under vmap, or fake tensors
