@@ -60,7 +60,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor, place: str = "cpu") -> None:
 @pytest.mark.parametrize("length", [6, 600])
 @pytest.mark.parametrize("call", CALLS)
 def test_mapped_over_an_axis(call: str, length: int, place: str) -> None:
-    """vmap, and vmap of a gradient: what a loop gives, where fused and blocked backends would serve too."""
+    """vmap, and gradients inside and outside of it: what a loop gives, where fused and blocked backends serve."""
     arguments = described(call, place)
 
     def attend(x: torch.Tensor) -> torch.Tensor:
@@ -75,8 +75,9 @@ def test_mapped_over_an_axis(call: str, length: int, place: str) -> None:
 
     many = drawn(2, 2, 2, length, 8, place=place)
     same(torch.vmap(attend)(many), loop(attend), place)
-    mapped = torch.vmap(torch.func.grad(lambda x: attend(x).float().square().sum()))
-    same(mapped(many), loop(gradient), place)
+    wanted = loop(gradient)
+    same(torch.vmap(torch.func.grad(lambda x: attend(x).float().square().sum()))(many), wanted, place)
+    same(torch.func.grad(lambda many: torch.vmap(attend)(many).float().square().sum())(many), wanted, place)
 
 
 def total_of(call: str, place: str = "cpu", **more: Any) -> Any:

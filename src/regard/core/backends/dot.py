@@ -4,7 +4,8 @@ On CUDA torch keeps cuDNN's backward graphs by the layout of query, key and valu
 comes in is built into the graph and is no part of the key (seen in torch 2.11). A second backward pass over inputs laid
 out alike, with a gradient laid out otherwise, such as that of a mean over the queries, or of a compiled function beside
 a plain one, is read as if it were laid out like the first: the gradients are wrong, silently. The output's layout
-follows the query's, so a gradient laid out like the output always fits.
+follows the query's, so a gradient laid out like the output always fits. In vmap, where that cannot be seen to, the other
+kernels serve.
 """
 
 import functools
@@ -13,26 +14,28 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.core.transforms import mapped, transformed
 
 _BY_CUDNN = (torch.bfloat16, torch.float16)
+_OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """torch's fused attention, by the kernel it picks."""
+    by_cudnn = query.is_cuda and query.dtype in _BY_CUDNN
+    if by_cudnn and transformed() and (mapped() or torch.compiler.is_compiling()):
+        with sdpa_kernel(_OTHERS):  # what comes back cannot be laid out anew
+            return F.scaled_dot_product_attention(query, key, value, **options)
     output = F.scaled_dot_product_attention(query, key, value, **options)
-    if output.requires_grad and output.is_cuda and output.dtype in _BY_CUDNN:
-        return returning_alike(output)
-    return output
+    return returning_alike(output) if by_cudnn and output.requires_grad else output
 
 
 def returning_alike(output: Tensor) -> Tensor:
     """The same numbers; the gradient that comes back to them has their strides."""
-    if mapped():  # kernels are called for each slice: they have layouts of their own
-        return output
     if torch.compiler.is_compiling():
-        return output if transformed() else _ReturningAlike.apply(output)
+        return _ReturningAlike.apply(output)
     output.register_hook(functools.partial(_alike, output.stride()))
     return output
 
