@@ -4,8 +4,8 @@ On CUDA torch keeps cuDNN's backward graphs by the layout of query, key and valu
 comes in is built into the graph and is no part of the key (seen in torch 2.11). A second backward pass over inputs laid
 out alike, with a gradient laid out otherwise, such as that of a mean over the queries, or of a compiled function beside
 a plain one, is read as if it were laid out like the first: the gradients are wrong, silently. The output's layout
-follows the query's, so a gradient laid out like the output always fits. In vmap, where that cannot be seen to, the other
-kernels serve.
+follows the query's, so a gradient laid out like the output always fits. In vmap, where nobody can see to that, the
+other kernels serve.
 """
 
 import functools
