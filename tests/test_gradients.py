@@ -290,6 +290,23 @@ def test_what_the_way_back_reads_again_must_not_change(what: str, asked: object)
         torch.autograd.grad((found.output if asked is None else found.weights).sum(), x)
 
 
+@pytest.mark.parametrize("asked", [None, regard.entropy()], ids=["output", "entropy"])
+def test_a_score_may_keep_statistics(asked: object) -> None:
+    """What it changes itself at every call is nobody's change in between."""
+    norm = nn.BatchNorm1d(8, affine=False)
+    x = torch.randn(1, 1, 40, 8, requires_grad=True)
+
+    def score(query: Tensor, key: Tensor) -> Tensor:
+        norm(query.flatten(0, -2))
+        return query @ key.mT
+
+    found = regard.attention(x, x, x, score=score, weights=asked, backend="blocked")
+    total = (found.output if asked is None else found.weights).square().sum()
+    first, second = (torch.autograd.grad(total, x, retain_graph=True)[0] for _ in range(2))
+    assert_close(first, second)
+    assert norm.num_batches_tracked > 0
+
+
 def test_queries_whose_weights_are_computed_again_must_not_change() -> None:
     """Values may: weights do not depend on them."""
     x, value = torch.randn(1, 1, 600, 8, requires_grad=True), torch.randn(1, 1, 600, 8)

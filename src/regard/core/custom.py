@@ -60,7 +60,7 @@ class Custom(Score):
             self.unfit = "the score uses tensors that cannot be heard, as a scripted module does"
         if isinstance(self.function, torch.nn.Module):
             known |= {tensor: None for tensor in self.function.parameters() if tensor.requires_grad}
-        self._captured, self._frozen = tuple(known), tuple(listener.frozen)
+        self._captured, self._frozen = tuple(known), listener.constants()
         self._floats = max(1.0, listener.numbers / max(1, scores.numel()))
         return self
 
@@ -84,6 +84,7 @@ class Listener(torch.overrides.TorchFunctionMode):
         super().__init__()
         self.captured: list[Tensor] = []
         self.frozen: list[Tensor] = []
+        self._versions: list[int] = []  # of the frozen ones, when they were met
         self.numbers = 0
         self._inside = list(inputs)  # kept alive, so that no id is used twice
 
@@ -92,14 +93,28 @@ class Listener(torch.overrides.TorchFunctionMode):
         known = {id(tensor) for tensor in (*self._inside, *self.captured, *self.frozen)}
         for tensor in _tensors_in((args, kwargs)):
             if id(tensor) not in known:
-                (self.captured if tensor.requires_grad else self.frozen).append(tensor)
                 known.add(id(tensor))
+                if tensor.requires_grad:
+                    self.captured.append(tensor)
+                else:
+                    self.frozen.append(tensor)
+                    self._versions.append(version(tensor))
         result = function(*args, **kwargs)
         for tensor in _tensors_in(result):
             if id(tensor) not in known:
                 self._inside.append(tensor)
                 self.numbers += tensor.numel()
         return result
+
+    def constants(self) -> tuple[Tensor, ...]:
+        """Outside tensors without grad, but for those that the function itself changes, such as running statistics."""
+        met = zip(self.frozen, self._versions, strict=True)
+        return tuple(tensor for tensor, before in met if version(tensor) == before)
+
+
+def version(tensor: Tensor) -> int:
+    """How often it was changed in place; a tensor of an inference pass does not say."""
+    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
 class Swapped(torch.overrides.TorchFunctionMode):

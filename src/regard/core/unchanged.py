@@ -1,8 +1,8 @@
 """What the way back reads again must be what the call read: changed meanwhile, it would give wrong gradients."""
 
 import torch
-from torch import Tensor
 
+from regard.core.custom import version
 from regard.core.problem import Problem
 
 
@@ -14,20 +14,15 @@ class Unchanged:
         named += [("score", tensor) for tensor in problem.score.reads()]
         for name, part in (("mask", problem.mask), ("bias", problem.bias)):
             named += [(name, tensor) for tensor in (part.tensors() if part is not None else ())]
-        self._seen = [(name, tensor, _version(tensor)) for name, tensor in named]
+        self._seen = [(name, tensor, version(tensor)) for name, tensor in named]
 
     def check(self) -> None:
         """Raise if one of them is not what it was."""
         if torch.compiler.is_compiling():  # which does not say either
             return
-        for name, tensor, version in self._seen:
-            if _version(tensor) != version:
+        for name, tensor, before in self._seen:
+            if version(tensor) != before:
                 raise RuntimeError(
                     f"{name} (shape {tuple(tensor.shape)}) was changed in place between a call of attention and its "
                     "backward pass, which needs it as it was: change a clone instead"
                 )
-
-
-def _version(tensor: Tensor) -> int:
-    """How often it was changed in place; a tensor of an inference pass does not say."""
-    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
