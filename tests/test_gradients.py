@@ -293,18 +293,36 @@ def test_what_the_way_back_reads_again_must_not_change(what: str, asked: object)
 @pytest.mark.parametrize("asked", [None, regard.entropy()], ids=["output", "entropy"])
 def test_a_score_may_keep_statistics(asked: object) -> None:
     """What it changes itself at every call is nobody's change in between."""
-    norm = nn.BatchNorm1d(8, affine=False)
+    calls = torch.zeros(())
     x = torch.randn(1, 1, 40, 8, requires_grad=True)
 
     def score(query: Tensor, key: Tensor) -> Tensor:
-        norm(query.flatten(0, -2))
+        calls.add_(1)
         return query @ key.mT
 
     found = regard.attention(x, x, x, score=score, weights=asked, backend="blocked")
     total = (found.output if asked is None else found.weights).square().sum()
     first, second = (torch.autograd.grad(total, x, retain_graph=True)[0] for _ in range(2))
     assert_close(first, second)
-    assert norm.num_batches_tracked > 0
+    assert calls > 0
+
+
+state = torch.ones(())
+OTHERS = {
+    "keys": lambda query, key: (query @ key.mT).softmax(-1) * 10,
+    "queries": lambda query, key: query @ key.mT - (query @ key.mT).mean(-2, keepdim=True),
+    "itself": lambda query, key: state.mul_(1.1) * (query @ key.mT),
+}
+
+
+@pytest.mark.parametrize("looks_at", OTHERS)
+def test_a_score_that_is_not_of_its_pair_alone_runs_whole(looks_at: str) -> None:
+    """Cut into blocks it would be another score: `auto` takes the plain form, and `blocked` says why not."""
+    score, x = OTHERS[looks_at], torch.randn(1, 1, 2000, 8)
+    assert regard.explain(x, x, x, score=score).backend == "reference"
+    assert regard.explain(x, x, x, score=lambda query, key: query @ key.mT).backend == "blocked"
+    with pytest.raises(ValueError, match=r"depends on the other pairs|changes what it reads"):
+        regard.attention(x[..., :9, :], x[..., :9, :], x[..., :9, :], score=score, backend="blocked")
 
 
 def test_queries_whose_weights_are_computed_again_must_not_change() -> None:

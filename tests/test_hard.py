@@ -334,7 +334,7 @@ def test_the_first_baseline_is_the_mean_reward() -> None:
     [
         ("reward", torch.tensor([1, 2]), "torch.int64"),
         ("reward", [1.0, 2.0], "list"),
-        ("log_prob", None, "NoneType"),
+        ("log_prob", None, "None: attention with .*"),
         ("entropy", 0.5, "float"),
     ],
     ids=["integers", "list", "none", "number"],

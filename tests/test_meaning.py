@@ -163,13 +163,16 @@ def test_sdpa_refuses_what_its_kernels_would_let_through(poison: str, where: str
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("how", ["padding", "dense", "window", "bias", "not", "or"])
+@pytest.mark.parametrize("how", ["padding", "dense", "window", "bias", "not", "or", "causal and segments"])
 def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: torch.dtype) -> None:
     """As in a cache that nobody has cleared. By `auto`: torch's kernels would add −inf to +inf."""
     closed = torch.arange(20) >= 12
     bias = torch.zeros(1, 20).masked_fill(closed, -torch.inf)
     calls = {"padding": {"mask": regard.padding(12)}, "dense": {"mask": ~closed[None]}, "bias": {"bias": bias}}
     calls["window"] = {"mask": regard.window(4, 0) & regard.padding(12)}
+    # The first query alone is of the segment of the closed keys, and they come after it.
+    ids = torch.where(torch.arange(20) > 0, 1, 2), torch.where(closed, 2, 1)
+    calls["causal and segments"] = {"mask": regard.causal() & regard.segments(*ids)}
     calls |= {"not": {"mask": ~regard.dense(closed[None])}, "or": {"mask": regard.padding(12) | regard.padding(10)}}
     query, key, value = (torch.randn(1, 2, 20, 8).to(dtype) for _ in range(3))
     near = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]  # clean, another backend serves

@@ -158,3 +158,12 @@ def test_mapped_over_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
         return regard.attention(x, x, x, mask=mask).output
 
     same(torch.vmap(attend)(lengths), torch.stack([attend(length) for length in lengths]))
+
+
+def test_mapped_over_what_a_score_holds() -> None:
+    x, scales = drawn(2, 6, 8), drawn(3, 8)
+
+    def total(scale: torch.Tensor) -> torch.Tensor:
+        return regard.attention(x, x, x, score=lambda query, key: (query * scale) @ key.mT).output.square().sum()
+
+    same(torch.vmap(torch.func.grad(total))(scales), torch.stack([torch.func.grad(total)(scale) for scale in scales]))

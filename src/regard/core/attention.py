@@ -46,6 +46,9 @@ class Attended:
     weights: Tensor | Top | None = None
     log_prob: Float[Tensor, "... q"] | None = None
 
+    def __iter__(self) -> Iterator[object]:
+        raise TypeError("Attended is no tuple: read its output, weights and log_prob by name")
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -30,6 +30,11 @@ class Clauses:
         return padded or any(ids.shape[-2] > 1 for pair in self.segments for ids in pair)
 
     @property
+    def single(self) -> bool:
+        """Is there at most one clause about pairs? Two of them can close a key to every query that each leaves open."""
+        return self.banded + len(self.segments) + len(self.dense) <= 1
+
+    @property
     def by_key(self) -> bool:
         """Does every query see the same keys? Then the mask is one row."""
         return not self.banded and len(self.segments) == 0 and all(t.shape[-2] == 1 for t in self.dense)

@@ -1,12 +1,16 @@
 """Scores of the caller's own: any function of queries and keys, with what it learns found out by listening to it."""
 
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.core.scores import Score, Swap
+from regard.core.transforms import transformed
+
+_pairwise: WeakKeyDictionary[object, bool] = WeakKeyDictionary()  # does a function look at pairs alone?
 
 
 class Custom(Score):
@@ -53,8 +57,21 @@ class Custom(Score):
             except torch._dynamo.exc.InternalTorchDynamoError:
                 self.unfit = "the score is compiled: nobody can hear which tensors it learns"
                 return self
+            except Exception as error:
+                error.add_note(
+                    f"the score was tried on a few pairs first, query {tuple(query.shape)} and key {tuple(key.shape)}: "
+                    "it gets (…, heads, queries, size), any number of queries and keys; what depends on positions "
+                    "goes to bias="
+                )
+                raise
             if not torch.equal(before, torch.get_rng_state()):
                 self.unfit = "the score draws random numbers, and would draw others when it is computed again"
+            elif transformed():  # nobody can look at the numbers
+                pass
+            elif listener.changing() and not torch.equal(scores, self(query, key)):
+                self.unfit = "the score changes what it reads, and would be another when it is computed again"
+            elif not self._is_pairwise(query, key):
+                self.unfit = "the score of a pair depends on the other pairs: it cannot be computed in parts"
         known: dict[Tensor, None] = dict.fromkeys(listener.captured)  # in the order they were met, each once
         if leaves(scores, tuple(known)):
             self.unfit = "the score uses tensors that cannot be heard, as a scripted module does"
@@ -63,6 +80,35 @@ class Custom(Score):
         self._captured, self._frozen = tuple(known), listener.constants()
         self._floats = max(1.0, listener.numbers / max(1, scores.numel()))
         return self
+
+    def _is_pairwise(self, query: Tensor, key: Tensor) -> bool:
+        """Has a pair the same score alone as among others? Asked once of each function, on numbers of its own."""
+        # A GPU would have to be waited for, so there functions with one text are taken for one.
+        asked = self.function if query.device.type == "cpu" else getattr(self.function, "__code__", self.function)
+        try:
+            known = _pairwise.get(asked)
+        except TypeError:  # what cannot be remembered is asked again
+            return self._alone_as_among(query, key)
+        if known is None:
+            known = _pairwise[asked] = self._alone_as_among(query, key)
+        return known
+
+    def _alone_as_among(self, query: Tensor, key: Tensor) -> bool:
+        query, key = (
+            torch.linspace(start, 2, 2 * t.shape[-1], device=t.device)
+            .sin()
+            .to(t.dtype)
+            .unflatten(0, (2, -1))
+            .expand(*t.shape[:-2], 2, -1)
+            for start, t in ((-2, query), (-1, key))
+        )
+        parts = [slice(0, 1), slice(1, 2)]
+        with torch.no_grad():
+            among = self(query, key).double()
+            alone = torch.cat(
+                [torch.cat([self(query[..., i, :], key[..., j, :]) for j in parts], -1) for i in parts], -2
+            )
+        return torch.allclose(alone.double(), among, rtol=2e-2, atol=2e-2, equal_nan=True)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self._captured
@@ -110,6 +156,10 @@ class Listener(torch.overrides.TorchFunctionMode):
         """Outside tensors without grad, but for those that the function itself changes, such as running statistics."""
         met = zip(self.frozen, self._versions, strict=True)
         return tuple(tensor for tensor, before in met if version(tensor) == before)
+
+    def changing(self) -> bool:
+        """Does the function change any of them?"""
+        return len(self.constants()) < len(self.frozen)
 
 
 def version(tensor: Tensor) -> int:

@@ -67,6 +67,8 @@ def reinforce(
     >>> out.loss, out.baseline
     (tensor(-0.5000), tensor(2.))
     """
+    if log_prob is None:
+        raise TypeError("log_prob must be a float tensor, got None: attention with normalize=Hard(…) gives one")
     float_tensor(log_prob, "log_prob")
     float_tensor(reward, "reward")
     if entropy is not None:
@@ -74,7 +76,7 @@ def reinforce(
     if reward.ndim != 1 or log_prob.ndim < 1 or log_prob.shape[0] != reward.shape[0]:
         raise ValueError(
             f"reward must have one number for each of the {tuple(log_prob.shape)[:1]} items of log_prob, "
-            f"got shape {tuple(reward.shape)}"
+            f"got shape {tuple(reward.shape)}; where each query has a reward of its own, flatten both"
         )
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"decay must be between 0 and 1, got {decay}")

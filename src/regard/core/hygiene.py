@@ -147,7 +147,7 @@ def _seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
     """Keys that some query may attend, by mask and bias; None where that is all of them."""
     queries, keys = problem.shape[-2:]
     found = clauses(problem.mask, queries, keys)
-    if found is not None and (problem.bias is None or not problem.bias.may_mask):
+    if found is not None and found.single and (problem.bias is None or not problem.bias.may_mask):
         return seen_keys(found, queries, keys, problem.device)
     seen: list[Tensor] = []
     for rows in cut(queries, _ROWS):

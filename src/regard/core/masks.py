@@ -115,6 +115,11 @@ class Padding(Mask):
     lengths: Int[Tensor, "*lead"]
 
     def aligned(self, shape: tuple[int, ...]) -> "Padding":
+        if self.lengths.ndim == 2 and tuple(self.lengths.shape) == (shape[0], shape[-1]):
+            raise ValueError(
+                f"lengths of padding() are one number for each sequence, got shape {tuple(self.lengths.shape)}: "
+                "a mask of keys goes to mask=, as mask.bool()[:, None, None, :]"
+            )
         return Padding(align_first(self.lengths, 0, shape, "lengths of padding()"))
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -323,7 +328,8 @@ def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:
     if tensor.numel() == 0 and not isinstance(values, Tensor):
         tensor = tensor.long()
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise TypeError(f"{name} must be integers, got {tensor.dtype}")
+        hint = ": a mask goes to mask= itself" if tensor.dtype == torch.bool else ""
+        raise TypeError(f"{name} must be integers, got {tensor.dtype}{hint}")
     return tensor if tensor.dtype.is_signed else tensor.long()  # torch compares no uint16 with an int64
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core.scores import finite
-from regard.core.transforms import forwards, transformed
+from regard.core.transforms import forwards, transformed, twice
 
 _LIKELY = 128  # keys that hold the support of nearly every row of sparsemax and entmax
 
@@ -104,6 +104,8 @@ class Entmax(Normalizer):
                 f"{type(self).__name__} has derivatives backwards, of any order, and none forwards: "
                 "take jacrev for jacfwd, grad of grad for hessian"
             )
+        if torch.compiler.is_compiling() and twice():
+            raise NotImplementedError(f"second derivatives of {type(self).__name__} do not compile: torch loses parts")
         return _Entmax.apply(scores, self.alpha)
 
 

@@ -19,7 +19,12 @@ def forwards() -> bool:
 
 def beyond_one_derivative() -> bool:
     """Are derivatives taken forwards, or more than once? torch's own kernels have the first, backwards."""
-    return forwards() or _kinds().count("Grad") > 1
+    return forwards() or "Jvp" in _kinds() or twice()
+
+
+def twice() -> bool:
+    """Are derivatives of derivatives taken, backwards?"""
+    return _kinds().count("Grad") > 1
 
 
 def mapped() -> bool:

@@ -19,17 +19,30 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regard.core.transforms import mapped, transformed
 
 _BY_CUDNN = (torch.bfloat16, torch.float16)
-_OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """torch's fused attention, by the kernel it picks."""
-    by_cudnn = query.is_cuda and query.dtype in _BY_CUDNN
-    if by_cudnn and transformed() and (mapped() or torch.compiler.is_compiling()):
-        with sdpa_kernel(_OTHERS):  # what comes back cannot be laid out anew
+    if query.is_cuda and transformed() and (mapped() or torch.compiler.is_compiling()):
+        with sdpa_kernel(_others()):  # what comes back cannot be laid out anew
             return F.scaled_dot_product_attention(query, key, value, **options)
     output = F.scaled_dot_product_attention(query, key, value, **options)
+    # Of the output, for autocast narrows float32 on the way.
+    by_cudnn = output.is_cuda and output.dtype in _BY_CUDNN
     return returning_alike(output) if by_cudnn and output.requires_grad else output
+
+
+def _others() -> list[SDPBackend]:
+    """The kernels beside cuDNN's, of those that are switched on."""
+    if torch.compiler.is_compiling():
+        return [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    on = torch.backends.cuda
+    kinds = {
+        SDPBackend.FLASH_ATTENTION: on.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: on.mem_efficient_sdp_enabled(),
+        SDPBackend.MATH: on.math_sdp_enabled(),
+    }
+    return [kind for kind, enabled in kinds.items() if enabled] or [SDPBackend.MATH]
 
 
 def returning_alike(output: Tensor) -> Tensor:

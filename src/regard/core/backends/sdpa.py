@@ -20,6 +20,7 @@ from regard.core.hygiene import all_finite, unruly, without_unseen
 from regard.core.problem import Problem
 from regard.core.scores import Bilinear
 from regard.core.spans import Stretch, all_of, cut, take
+from regard.core.transforms import mapped
 
 NAME = "sdpa"
 FEW = 16  # keys: below, torch's kernels on the CPU make 0 of a query of NaN
@@ -36,6 +37,9 @@ def refuses(problem: Problem) -> str | None:
     if problem.dropout > 0.0 and problem.generator is not None:
         return "its dropout takes no generator"
     if problem.device.type == "cpu" and not torch.compiler.is_compiling():
+        masked = problem.mask is not None or problem.bias is not None
+        if (masked or problem.shape[-1] < FEW) and mapped():
+            return "in vmap nobody can look for NaN or Inf, which its kernels would carry past a mask or lose"
         if unruly(problem):
             return "NaN or Inf in query, key or value, or numbers near it: its kernels would carry them past the mask"
         if problem.shape[-1] < FEW and not all_finite(problem):
