@@ -67,8 +67,9 @@ def test_gradients_in_batches() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32 in autocast"])
 @pytest.mark.parametrize("call", ["plain", "causal", "padding", "cosine", "window"])
-def test_gradients_in_every_layout_on_cuda(call: str, by_rows: bool) -> None:
+def test_gradients_in_every_layout_on_cuda(call: str, dtype: torch.dtype, by_rows: bool) -> None:
     calls = {
         "plain": {},
         "causal": {"mask": regard.causal()},
@@ -77,7 +78,7 @@ def test_gradients_in_every_layout_on_cuda(call: str, by_rows: bool) -> None:
         "window": {"mask": regard.window(40, 0), "backend": "sdpa"},
     }
     shape = (2, 1100, 3, 64) if by_rows else (2, 3, 1100, 64)
-    leaves = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+    leaves = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype).requires_grad_() for _ in range(3)]
     # In float64 the plain form: what every layout has to come near to.
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
 
@@ -85,7 +86,10 @@ def test_gradients_in_every_layout_on_cuda(call: str, by_rows: bool) -> None:
         heads = [tensor.transpose(1, 2) if by_rows else tensor for tensor in tensors]
         return regard.attention(*heads, **calls[call] | more).output
 
-    output, wanted = attend(leaves), attend(exact, backend="reference")
+    with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.float32):
+        output = attend(leaves)
+    assert output.dtype == torch.bfloat16
+    wanted = attend(exact, backend="reference")
     for name, lay in LAYOUTS.items():
         grad = lay(torch.randn(2, 3, 1100, 64, device="cuda", dtype=torch.bfloat16))
         ours = torch.autograd.grad(output, leaves, grad, retain_graph=True)
