@@ -238,8 +238,8 @@ def _refuses(name: str, problem: Problem) -> str | None:
             return "torch.func has no rules for weights that are computed again"
         if beyond_one_derivative():
             return "torch's kernels have the first derivative, backwards"
-        if mapped() and problem.device.type != "cpu" and not sdpa.needs_no_mask(problem):
-            return "vmap has no rule for a mask beside these kernels"
+        if mapped() and problem.device.type != "cpu" and not sdpa.has_rules(problem):
+            return "vmap has rules for its kernels in half precision, without a mask"
     return BACKENDS[name].refuses(problem)
 
 

@@ -34,15 +34,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
 
 def _others() -> list[SDPBackend]:
     """The kernels beside cuDNN's, of those that are switched on."""
+    kinds = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    if not mapped():  # under vmap its way back ends in an error
+        kinds.insert(1, SDPBackend.EFFICIENT_ATTENTION)
     if torch.compiler.is_compiling():
-        return [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        return kinds
     on = torch.backends.cuda
-    kinds = {
+    enabled = {
         SDPBackend.FLASH_ATTENTION: on.flash_sdp_enabled(),
         SDPBackend.EFFICIENT_ATTENTION: on.mem_efficient_sdp_enabled(),
         SDPBackend.MATH: on.math_sdp_enabled(),
     }
-    return [kind for kind, enabled in kinds.items() if enabled] or [SDPBackend.MATH]
+    return [kind for kind in kinds if enabled[kind]] or [SDPBackend.MATH]
 
 
 def returning_alike(output: Tensor) -> Tensor:

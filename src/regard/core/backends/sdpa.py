@@ -17,7 +17,7 @@ from regard.core.backends.blocks import survey
 from regard.core.backends.result import Result
 from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import all_finite, unruly, without_unseen
-from regard.core.problem import Problem
+from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
@@ -69,9 +69,9 @@ def working_bytes(problem: Problem) -> int:
     return min(_MASK_NUMBERS, math.prod(problem.shape)) * 4
 
 
-def needs_no_mask(problem: Problem) -> bool:
-    """Do the kernels take this call without a tensor for its mask or bias?"""
-    if problem.bias is not None:
+def has_rules(problem: Problem) -> bool:
+    """Are there rules for CUDA's kernels in vmap? In half precision, without a tensor for mask or bias."""
+    if problem.bias is not None or problem.query.dtype not in HALF:
         return False
     return problem.mask is None or _is_causal_alone(clauses(problem.mask, *problem.shape[-2:]))
 
