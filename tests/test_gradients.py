@@ -315,6 +315,19 @@ OTHERS = {
 }
 
 
+def positive(query: Tensor, key: Tensor) -> Tensor:
+    assert query.min() >= 0
+    return query @ key.mT
+
+
+def test_a_score_that_does_not_take_any_numbers_runs_as_it_is() -> None:
+    x = torch.rand(1, 1, 2000, 8)
+    assert regard.explain(x, x, x, score=positive).backend == "blocked"
+    norm = nn.BatchNorm1d(8)  # in training it takes no single row
+    score = lambda query, key: norm(query.flatten(0, -2)).view_as(query) @ key.mT  # noqa: E731
+    assert regard.attention(x[..., :9, :], x, x, score=score).output.shape == (1, 1, 9, 8)
+
+
 @pytest.mark.parametrize("looks_at", OTHERS)
 def test_a_score_that_is_not_of_its_pair_alone_runs_whole(looks_at: str) -> None:
     """Cut into blocks it would be another score: `auto` takes the plain form, and `blocked` says why not."""

@@ -1,5 +1,6 @@
 """Scores of the caller's own: any function of queries and keys, with what it learns found out by listening to it."""
 
+import functools
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
@@ -66,8 +67,8 @@ class Custom(Score):
                 raise
             if not torch.equal(before, torch.get_rng_state()):
                 self.unfit = "the score draws random numbers, and would draw others when it is computed again"
-            elif transformed():  # nobody can look at the numbers
-                pass
+            elif transformed() or (query.is_cuda and torch.cuda.is_current_stream_capturing()):
+                pass  # nobody can look at the numbers
             elif listener.changing() and not torch.equal(scores, self(query, key)):
                 self.unfit = "the score changes what it reads, and would be another when it is computed again"
             elif not self._is_pairwise(query, key):
@@ -83,8 +84,11 @@ class Custom(Score):
 
     def _is_pairwise(self, query: Tensor, key: Tensor) -> bool:
         """Has a pair the same score alone as among others? Asked once of each function, on numbers of its own."""
-        # A GPU would have to be waited for, so there functions with one text are taken for one.
-        asked = self.function if query.device.type == "cpu" else getattr(self.function, "__code__", self.function)
+        asked: object = self.function
+        if isinstance(asked, functools.partial) and asked.args and callable(asked.args[0]):
+            asked = asked.args[0]  # as under autocast, where each call wraps the function anew
+        if query.device.type != "cpu":  # which would have to be waited for: functions with one text are taken for one
+            asked = getattr(asked, "__code__", asked)
         try:
             known = _pairwise.get(asked)
         except TypeError:  # what cannot be remembered is asked again
@@ -103,12 +107,13 @@ class Custom(Score):
             for start, t in ((-2, query), (-1, key))
         )
         parts = [slice(0, 1), slice(1, 2)]
-        with torch.no_grad():
-            among = self(query, key).double()
-            alone = torch.cat(
-                [torch.cat([self(query[..., i, :], key[..., j, :]) for j in parts], -1) for i in parts], -2
-            )
-        return torch.allclose(alone.double(), among, rtol=2e-2, atol=2e-2, equal_nan=True)
+        try:
+            with torch.no_grad():
+                among = self(query, key).double()
+                alone = [torch.cat([self(query[..., i, :], key[..., j, :]) for j in parts], -1) for i in parts]
+        except Exception:  # it does not take these numbers, or one pair: that says nothing of others
+            return True
+        return torch.allclose(torch.cat(alone, -2).double(), among, rtol=2e-2, atol=2e-2, equal_nan=True)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self._captured
