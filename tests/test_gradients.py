@@ -315,6 +315,29 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize("asked", [None, regard.entropy()], ids=["output", "entropy"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["learned", "frozen"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["function", "autocast"])
+def test_scores_written_in_a_loop_keep_their_layers(wrapped: bool, frozen: bool, asked: object) -> None:
+    """By the way back the loop's variable is its last layer, for all of them."""
+    layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)).requires_grad_(not frozen)
+    x = torch.randn(1, 1, 40, 8, requires_grad=True)
+
+    def learned(backend: str) -> tuple[Tensor, ...]:
+        rows, total = x, torch.zeros(())
+        for layer in layers:
+            score = lambda query, key: layer(query) @ key.mT  # noqa: B023, E731
+            with torch.autocast("cpu", enabled=wrapped):
+                found = regard.attention(rows, rows, rows, score=score, weights=asked, backend=backend)
+            rows = found.output
+            total = total if asked is None else total + found.weights.float().sum()
+        return torch.autograd.grad(rows.float().square().sum() + total, [x, *(() if frozen else layers.parameters())])
+
+    near = 5e-2 if wrapped else 1e-5
+    for found, wanted in zip(learned("blocked"), learned("reference"), strict=True):
+        assert (found - wanted).norm() <= near * wanted.norm() + 1e-6
+
+
 def positive(query: Tensor, key: Tensor) -> Tensor:
     assert query.min() >= 0
     return query @ key.mT

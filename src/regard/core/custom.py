@@ -1,5 +1,6 @@
 """Scores of the caller's own: any function of queries and keys, with what it learns found out by listening to it."""
 
+import copy
 import functools
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core.scores import Score, Swap
+from regard.core.snapshot import snapshot
 from regard.core.transforms import transformed
 
 _pairwise: WeakKeyDictionary[object, bool] = WeakKeyDictionary()  # does a function look at pairs alone?
@@ -26,6 +28,7 @@ class Custom(Score):
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
         self.function = function
+        self._again = function  # the same, whatever its variables are bound to by then
         self.dtype = dtype  # the caller's own: a module in half precision wants half precision
         self.unfit: str | None = None  # why its blocks cannot be computed again
         self._captured: tuple[Tensor, ...] = ()
@@ -49,6 +52,7 @@ class Custom(Score):
 
     def probe(self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead h k d2"]) -> "Custom":
         """Call the function on at most 2 × 2 pairs and note what it captured and made."""
+        self._again = snapshot(self.function)
         query, key = query[..., :2, :].detach(), key[..., :2, :].detach()
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             before = torch.get_rng_state()
@@ -114,6 +118,15 @@ class Custom(Score):
         except Exception:  # it does not take these numbers, or one pair: that says nothing of others
             return True
         return torch.allclose(torch.cat(alone, -2).double(), among, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+    def again(self) -> "Custom":
+        """The score as it was at the call, for the way back."""
+        other = copy.copy(self)
+        other.function = self._again
+        return other
+
+    def holding(self, swap: Swap) -> Score:
+        return self.again()
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self._captured
