@@ -286,3 +286,19 @@ def test_where_there_is_nothing_there_is_a_shape(call: str) -> None:
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 def test_a_normaliser_of_no_keys(normalize: str) -> None:
     assert NORMALIZERS[normalize].record(torch.zeros(2, 0)).shape == (2, 0)
+
+
+def test_a_mask_given_as_lengths_is_told_where_to_go() -> None:
+    x = torch.randn(2, 3, 5, 8)
+    with pytest.raises(ValueError, match=r"leading axes \(2, 5\).*mask\.bool\(\)\[:, None, None, :\]"):
+        regard.attention(x, x, x, mask=regard.padding(torch.ones(2, 5).long()))
+
+
+@pytest.mark.parametrize(("keys", "lengths"), [(3, [[1, 2, 3], [3, 2, 1]]), (1, [[1], [0]])], ids=["heads", "one key"])
+def test_lengths_for_each_head_may_be_as_many_as_keys(keys: int, lengths: list[list[int]]) -> None:
+    query, key = torch.randn(2, 3, 5, 8), torch.randn(2, 3, keys, 8)
+    weights = regard.attention(
+        query, key, key, mask=regard.padding(torch.tensor(lengths)), weights=regard.full()
+    ).weights
+    allowed = torch.arange(keys) < torch.tensor(lengths)[..., None, None]
+    assert torch.equal(weights > 0, allowed.expand_as(weights))

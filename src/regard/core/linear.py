@@ -27,11 +27,11 @@ from torch.utils.checkpoint import checkpoint
 from regard.core.features import EluFeatures as EluFeatures
 from regard.core.features import Features, LogFeatures, default_features
 from regard.core.features import PerformerFeatures as PerformerFeatures
-from regard.core.masks import And, Dense, Mask, Not, Or, Padding
+from regard.core.linear_masks import filled, kept_keys
+from regard.core.masks import Mask
 from regard.core.normalizers import Softmax
 from regard.core.problem import HALF, Problem, build, said
 from regard.core.scores import Score
-from regard.core.spans import all_of
 from regard.core.transforms import transformed
 
 CHUNK = 64  # positions that are compared pair by pair; a power of two
@@ -109,13 +109,13 @@ def _attend(
         raise TypeError(f"features must be a PerformerFeatures, an EluFeatures or a function, got {said(features)}")
     whole = problem.query, problem.key, problem.value
     query, key, value = (_once(x, own) for x, own in zip(whole, given, strict=True))
-    keep, group = _kept(problem), problem.group
+    keep, group = kept_keys(problem), problem.group
     if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head see different keys
         key, value, group = problem.repeat(key), problem.repeat(value), 1
     query = query.unflatten(-3, (key.shape[-3], group)).movedim(-3, -2)
     if keep is not None:
         # A query with nothing to attend has no part in anything, not even if it is NaN.
-        query = torch.where(_filled(keep, query.shape[-3], causal)[..., None, None], query, 0)
+        query = torch.where(filled(keep, query.shape[-3], causal)[..., None, None], query, 0)
     with torch.autocast(problem.device.type, enabled=False) if _autocasting(problem.device) else nullcontext():
         output, state = _segments(state, query, key, value, keep, features, causal)
     output = output.movedim(-2, -3).flatten(-4, -3).to(problem.query.dtype)
@@ -358,42 +358,6 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _autocasting(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda", "mps", "xpu") and torch.is_autocast_enabled(device.type)
-
-
-def _kept(problem: Problem) -> Bool[Tensor, "... k"] | None:
-    """Which keys may be attended, (…, h or 1, k); None for all."""
-    mask, keys = problem.mask, problem.shape[-1]
-    if mask is None:
-        return None if keys else torch.ones(1, 0, dtype=torch.bool, device=problem.device)
-    if not _by_key(mask):
-        came = f"one of shape {tuple(mask.tensor.shape)}" if isinstance(mask, Dense) else f"a {type(mask).__name__}"
-        raise ValueError(
-            "mask of linear_attention must hide the same keys from every query: expected padding(lengths) or a bool "
-            f"tensor (…, 1, {keys}), got {came}; write causal=True for a causal pass"
-        )
-    kept = mask.allowed(all_of(1), all_of(keys), problem.device)[..., 0, :]
-    return kept.expand(*kept.shape[:-1], keys)
-
-
-def _filled(keep: Bool[Tensor, "... k"], queries: int, causal: bool) -> Bool[Tensor, "... q"]:
-    """Which queries have a key to attend."""
-    seen = F.pad(keep, (1, 0)).cumsum(-1) > 0  # among the first 0, 1, … k keys
-    if not causal:
-        return seen[..., -1:].expand(*seen.shape[:-1], queries)
-    return seen[..., torch.arange(1, queries + 1, device=keep.device).clamp_max(keep.shape[-1])]
-
-
-def _by_key(mask: Mask) -> bool:
-    match mask:
-        case Padding():
-            return True
-        case Dense(tensor):
-            return tensor.shape[-2] == 1
-        case And(left, right) | Or(left, right):
-            return _by_key(left) and _by_key(right)
-        case Not(inner):
-            return _by_key(inner)
-    return False
 
 
 def _once(x: Tensor, given: Tensor) -> Tensor:

@@ -115,12 +115,12 @@ class Padding(Mask):
     lengths: Int[Tensor, "*lead"]
 
     def aligned(self, shape: tuple[int, ...]) -> "Padding":
-        if self.lengths.ndim == 2 and tuple(self.lengths.shape) == (shape[0], shape[-1]):
-            raise ValueError(
-                f"lengths of padding() are one number for each sequence, got shape {tuple(self.lengths.shape)}: "
-                "a mask of keys goes to mask=, as mask.bool()[:, None, None, :]"
-            )
-        return Padding(align_first(self.lengths, 0, shape, "lengths of padding()"))
+        try:
+            return Padding(align_first(self.lengths, 0, shape, "lengths of padding()"))
+        except ValueError as error:
+            if tuple(self.lengths.shape) == (shape[0], shape[-1]):
+                raise ValueError(f"{error}; a mask of keys goes to mask=, as mask.bool()[:, None, None, :]") from None
+            raise
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.lengths,)

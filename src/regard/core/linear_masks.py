@@ -1,0 +1,46 @@
+"""What a mask means where no pair is ever looked at: keys that are kept or left out, for every query alike."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool
+from torch import Tensor
+
+from regard.core.masks import And, Dense, Mask, Not, Or, Padding
+from regard.core.problem import Problem
+from regard.core.spans import all_of
+
+
+def kept_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
+    """Which keys may be attended, (…, h or 1, k); None for all."""
+    mask, keys = problem.mask, problem.shape[-1]
+    if mask is None:
+        return None if keys else torch.ones(1, 0, dtype=torch.bool, device=problem.device)
+    if not _by_key(mask):
+        came = f"one of shape {tuple(mask.tensor.shape)}" if isinstance(mask, Dense) else f"a {type(mask).__name__}"
+        raise ValueError(
+            "mask of linear_attention must hide the same keys from every query: expected padding(lengths) or a bool "
+            f"tensor (…, 1, {keys}), got {came}; write causal=True for a causal pass"
+        )
+    kept = mask.allowed(all_of(1), all_of(keys), problem.device)[..., 0, :]
+    return kept.expand(*kept.shape[:-1], keys)
+
+
+def filled(keep: Bool[Tensor, "... k"], queries: int, causal: bool) -> Bool[Tensor, "... q"]:
+    """Which queries have a key to attend."""
+    seen = F.pad(keep, (1, 0)).cumsum(-1) > 0  # among the first 0, 1, … k keys
+    if not causal:
+        return seen[..., -1:].expand(*seen.shape[:-1], queries)
+    return seen[..., torch.arange(1, queries + 1, device=keep.device).clamp_max(keep.shape[-1])]
+
+
+def _by_key(mask: Mask) -> bool:
+    match mask:
+        case Padding():
+            return True
+        case Dense(tensor):
+            return tensor.shape[-2] == 1
+        case And(left, right) | Or(left, right):
+            return _by_key(left) and _by_key(right)
+        case Not(inner):
+            return _by_key(inner)
+    return False
