@@ -57,7 +57,9 @@ def drawn(way: Way, device: str, *, batch: int = 2, queries: int = 19, keys: int
 
 
 REFUSED = {  # what a backend may refuse; anything else that it refuses is a fault
-    "short": ("empty", "packed", "intersect", "bias", "long"),
+    "short": ("empty", "packed", "intersect", "bias", "long", "or"),
+    "flex": ("or",),
+    "additive": ("or",),
 }
 
 
@@ -137,28 +139,33 @@ def test_a_row_of_a_sequence_of_nothing_is_zero(way: Way, device: str) -> None:
 
 
 @on_a_gpu
-@pytest.mark.parametrize("how", ["padding", "dense", "segments"])
+@pytest.mark.parametrize("how", ["padding", "dense", "segments", "together", "or", "bias"])
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_what_a_closed_key_holds_has_no_effect(way: Way, device: str, poison: float, how: str) -> None:
     tensors = drawn(way, device)
     closed = torch.zeros(2, 19, dtype=torch.bool, device=device)
     closed[0, 11:] = True
-    if how == "dense":
+    if how not in ("padding", "segments"):
         closed[1, 3] = True
-    mask = {
-        "padding": regard.padding(torch.tensor([11, 19], device=device)),
-        "dense": regard.dense(~closed[:, None, None].expand(2, 1, 19, 19)),
-        "segments": regard.segments(torch.zeros(2, 19, dtype=torch.long, device=device), closed.long()),
-    }[how]
-    rule = "" if how == "padding" else "packed"
-    clean = attend(way, tensors, rule, mask=mask).output
+    keep = ~closed[:, None, None].expand(2, 1, 19, 19)
+    i, j = torch.arange(19, device=device)[:, None], torch.arange(19, device=device)
+    settings: dict[str, Any] = {
+        "padding": lambda: {"mask": regard.padding(torch.tensor([11, 19], device=device))},
+        "dense": lambda: {"mask": regard.dense(keep)},
+        "segments": lambda: {"mask": regard.segments(torch.zeros_like(closed, dtype=torch.long), closed.long())},
+        "together": lambda: {"mask": regard.dense(keep | (j > i)) & regard.causal()},  # each of them leaves each key
+        "or": lambda: {"mask": regard.dense(keep & (j > i)) | regard.dense(keep & (j <= i))},
+        "bias": lambda: {"bias": torch.zeros(keep.shape, device=device, dtype=way.dtype).masked_fill(~keep, -math.inf)},
+    }[how]()
+    rule = {"padding": "", "or": "or", "bias": "bias"}.get(how, "packed")
+    clean = attend(way, tensors, rule, **settings).output
     if way.backend == "sdpa" and device == "cpu":
         pytest.skip("there it refuses what it would let through")
     spoilt = [x.detach().clone() for x in tensors]
     for x in spoilt[1:3]:
         x.masked_fill_(closed[:, None, :, None], poison)
     spoilt = [x.requires_grad_() for x in spoilt]
-    found = attend(way, spoilt, rule, mask=mask).output
+    found = attend(way, spoilt, rule, **settings).output
     near(way, found, clean)
     for gradient, wanted in zip(learned(spoilt, found), learned(tensors, clean), strict=True):
         near(way, gradient, wanted)

@@ -1,17 +1,21 @@
-"""Keys that no query may attend are found without looking at a pair: what fused kernels on a GPU rely on."""
+"""Keys that no query may attend are found, without looking at a pair where a rule tells: fused kernels rely on it."""
 
 import math
 import subprocess
 import sys
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given
 from torch import Tensor
 
 import regard
 from regard.core.backends import sdpa
 from regard.core.clauses import clauses
-from regard.core.hygiene import seen_keys
+from regard.core.masks import Band
+from regard.core.problem import build
+from regard.core.unseen import seen_by_any, seen_keys
 
 QUERIES, KEYS = 5, 11
 IDS = (
@@ -44,19 +48,106 @@ def test_no_mask_of_keys_no_list_of_them() -> None:
     assert seen_keys(clauses(None, QUERIES, KEYS), QUERIES, KEYS, torch.device("cpu")) is None
 
 
+@st.composite
+def ids_and_band(draw: st.DrawFn) -> tuple[Tensor, Tensor, int | None, int | None]:
+    """Segments of queries and keys in any order, and a band."""
+    queries, keys = (
+        torch.tensor(draw(st.lists(st.lists(st.integers(-3, 3), min_size=n, max_size=n), min_size=2, max_size=2)))
+        for n in (draw(st.integers(1, 9)), draw(st.integers(1, 9)))
+    )
+    bound = st.none() | st.integers(-9, 9)
+    return queries, keys, draw(bound), draw(bound)
+
+
+@given(ids_and_band())
+def test_a_key_of_a_packed_sequence_is_seen_where_a_query_of_its_segment_is_near(drawn: tuple) -> None:
+    query_ids, key_ids, low, high = drawn
+    mask = regard.segments(query_ids, key_ids) & Band(low, high)
+    queries, keys = query_ids.shape[-1], key_ids.shape[-1]
+    found = clauses(mask.aligned((2, 1, queries, keys)), queries, keys)
+    assert found.separate
+    seen = seen_keys(found, queries, keys, torch.device("cpu")).expand(2, 1, keys)
+    for b in range(2):
+        for j in range(keys):
+            near = [
+                i
+                for i in range(queries)
+                if query_ids[b, i] == key_ids[b, j]
+                and (low is None or j - i >= low)
+                and (high is None or j - i <= high)
+            ]
+            assert bool(seen[b, 0, j]) == bool(near)
+
+
+def test_packed_self_attention_looks_for_nothing() -> None:
+    ids = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 2, 2, 2]])
+    mask = (regard.segments(ids, ids) & regard.causal()).aligned((2, 3, QUERIES, QUERIES))
+    assert seen_keys(clauses(mask, QUERIES, QUERIES), QUERIES, QUERIES, torch.device("cpu")) is None
+    ahead = (regard.segments(ids, ids) & regard.causal(-2)).aligned((2, 3, QUERIES, QUERIES))
+    seen = seen_keys(clauses(ahead, QUERIES, QUERIES), QUERIES, QUERIES, torch.device("cpu"))
+    assert seen[:, 0].tolist() == [[False, False, True, False, False], [False, False, True, False, False]]
+
+
+CHECKED = torch.arange(QUERIES)[:, None] % 2 == torch.arange(KEYS) % 2
+TOGETHER = {  # keys that only several rules close together, and a bias of −inf
+    "two dense": (CHECKED & (torch.arange(QUERIES)[:, None] != 2)) & regard.dense(torch.arange(KEYS) != 3)
+    & regard.dense(torch.arange(QUERIES)[:, None] < torch.arange(KEYS)),
+    "dense in a band": CHECKED & regard.window(0, 0, offset=3),
+    "dense in a padded band": CHECKED & regard.causal(3) & regard.padding([4, 9]),
+    "segments and dense": regard.segments(*IDS) & CHECKED,
+    "two segments": regard.segments(*IDS) & regard.segments(torch.arange(QUERIES), torch.arange(KEYS) % 2 * 4),
+    "or": regard.window(0, 0, offset=2) | (regard.padding([1, 3]) & regard.causal()),
+    "not": ~regard.causal(4) & ~regard.padding([6, 7]),
+    "bias": torch.zeros(QUERIES, KEYS).masked_fill(torch.arange(KEYS) % 3 == 1, -math.inf),
+    "bias of a head": torch.arange(3.0)[:, None, None].expand(3, QUERIES, KEYS).masked_fill(
+        (torch.arange(3)[:, None, None] == 1) & (torch.arange(KEYS) > 4), -math.inf),
+    "bias and mask": torch.zeros(QUERIES, KEYS).masked_fill(CHECKED, -math.inf),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_keys_closed_by_several_rules_together_are_found_too(name: str) -> None:
+    query, key, value = torch.randn(2, 3, QUERIES, 7), torch.randn(2, 3, KEYS, 7), torch.randn(2, 3, KEYS, 7)
+    thing = TOGETHER[name]
+    bias = thing if isinstance(thing, Tensor) else None
+    mask = regard.causal(2) if name == "bias and mask" else thing if bias is None else None
+    problem = build(query, key, value, regard.ScaledDot(), regard.Softmax(), mask, bias, 0.0, None, None)
+    open_ = torch.ones(2, 3, QUERIES, KEYS, dtype=torch.bool)
+    if mask is not None:
+        open_ &= mask.aligned(open_.shape).allowed(range(QUERIES), range(KEYS), torch.device("cpu"))
+    if bias is not None:
+        open_ &= bias != -math.inf
+    seen = open_.any(-2)
+    assert not seen.all()
+    assert torch.equal(seen_by_any(problem).expand(2, 3, KEYS), seen)
+
+
 COMPILED = """
-import torch, regard
+import math, torch, regard
 query, key, value = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 11, 7), torch.randn(2, 3, 11, 7)
-lengths = torch.tensor([4, 9])
-attend = lambda *tensors: regard.attention(*tensors, mask=regard.padding(lengths)).output
-clean = attend(query, key, value)
-key[0, :, 4:], value[1, :, 9:] = torch.nan, torch.inf
-compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-torch.testing.assert_close(compiled(query, key, value), clean)
+i, j = torch.arange(5)[:, None], torch.arange(11)
+closed = (j > 8) | (j == 5)
+calls = {
+    "padding": {"mask": regard.padding(torch.tensor([4, 9]))},
+    "or": {"mask": regard.dense(~closed & (j < 3)) | (regard.dense(~closed) & regard.causal(2))},
+    "together": {"mask": regard.dense((j != 5) | (i < 1)) & regard.window(3, 1, offset=3)},
+    "bias": {"bias": torch.zeros(5, 11).masked_fill(closed, -math.inf)},
+}
+for name, settings in calls.items():
+    attend = lambda *tensors: regard.attention(*tensors, **settings).output
+    clean = attend(query, key, value)
+    spoilt_key, spoilt_value = key.clone(), value.clone()
+    if name == "padding":
+        spoilt_key[0, :, 4:], spoilt_value[1, :, 9:] = torch.nan, torch.inf
+    else:
+        spoilt_key[0, :, 9:], spoilt_value[1, :, 9:] = torch.nan, torch.inf
+        spoilt_value[:, :, 5] = torch.nan
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(query, spoilt_key, spoilt_value), clean, msg=lambda text: name + ": " + text)
 """
 
 
-def test_compiled_attention_is_clean_of_padding_too() -> None:
+def test_compiled_attention_is_clean_of_closed_keys_too() -> None:
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

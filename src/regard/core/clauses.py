@@ -30,9 +30,10 @@ class Clauses:
         return padded or any(ids.shape[-2] > 1 for pair in self.segments for ids in pair)
 
     @property
-    def single(self) -> bool:
-        """Is there at most one clause about pairs? Two of them can close a key to every query that each leaves open."""
-        return self.banded + len(self.segments) + len(self.dense) <= 1
+    def separate(self) -> bool:
+        """Is a key that no query may attend closed by one clause alone? Of segments a band is a part."""
+        pairs = sum(tensor.shape[-2] > 1 for tensor in self.dense)
+        return pairs + len(self.segments) <= 1 and not (pairs and self.banded)
 
     @property
     def by_key(self) -> bool:

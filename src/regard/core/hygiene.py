@@ -5,19 +5,15 @@ non-finite are marked after. What no row may attend is simply 0, which also keep
 overflow. Cleaning happens only where it is needed: with a mask, and such data.
 """
 
-import functools
 import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
-from regard.core.clauses import Clauses, clauses
 from regard.core.problem import HALF, Problem
 from regard.core.spans import all_of, cut
-
-_ROWS = 512  # rows of the mask evaluated at a time
+from regard.core.unseen import ROWS, seen_by_any, zeroed
 
 
 def unruly(problem: Problem) -> bool:
@@ -82,7 +78,7 @@ def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
     """The problem with finite keys and values, and what to add to its output: inf or NaN where it is attended."""
     if problem.bad_keys is not None or 0 in problem.shape or not unruly(problem):
         return problem, None
-    problem = _zeroed(problem, _seen_by_any(problem))
+    problem = zeroed(problem, seen_by_any(problem))
     if not _unreadable(problem) and all_finite(problem):
         return problem, None
     bad = ~problem.key.isfinite().all(-1)
@@ -104,7 +100,7 @@ def _attended(problem: Problem) -> tuple[Tensor, Tensor]:
     queries, keys = problem.shape[-2:]
     marks: list[Tensor] = []
     filled: list[Tensor] = []
-    for rows in cut(queries, _ROWS):
+    for rows in cut(queries, ROWS):
         allowed = problem.allowed(rows, all_of(keys))
         if allowed is None:  # a bias rule such as ALiBi: everything may be attended
             allowed = torch.ones(1, 1, dtype=torch.bool, device=problem.device)
@@ -115,67 +111,3 @@ def _attended(problem: Problem) -> tuple[Tensor, Tensor]:
             block = block + torch.where(allowed.to(value.dtype) @ found.to(value.dtype) > 0, mark, 0.0)
         marks.append(block)
     return torch.cat(marks, -2), torch.cat(filled, -2)
-
-
-def without_unseen(problem: Problem) -> Problem:
-    """Zero the keys and values that no query may attend, for fused kernels on data that cannot be looked at.
-
-    On the CPU `unruly` has looked; on a GPU looking would mean waiting for it, so unseen keys are cleaned in any case.
-    """
-    queries, keys = problem.shape[-2:]
-    found = clauses(problem.mask, queries, keys)
-    if found is None or (problem.device.type == "cpu" and not torch.compiler.is_compiling()):
-        return problem
-    return _zeroed(problem, seen_keys(found, queries, keys, problem.device))
-
-
-def _zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None) -> Problem:
-    """Keys and values that are not among the seen ones as zeros."""
-    if seen is None:
-        return problem
-    seen = seen.expand(*problem.shape[:-2], problem.shape[-1])
-    if problem.group > 1:
-        seen = seen.unflatten(-2, (-1, problem.group)).any(-2)
-    return replace(
-        problem,
-        key=torch.where(seen.unsqueeze(-1), problem.key, 0),
-        value=torch.where(seen.unsqueeze(-1), problem.value, 0),
-    )
-
-
-def _seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
-    """Keys that some query may attend, by mask and bias; None where that is all of them."""
-    queries, keys = problem.shape[-2:]
-    found = clauses(problem.mask, queries, keys)
-    if found is not None and found.single and (problem.bias is None or not problem.bias.may_mask):
-        return seen_keys(found, queries, keys, problem.device)
-    seen: list[Tensor] = []
-    for rows in cut(queries, _ROWS):
-        allowed = problem.allowed(rows, all_of(keys))
-        if allowed is None:
-            return None
-        seen.append(allowed.any(-2))
-    return functools.reduce(torch.logical_or, seen)
-
-
-def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> Tensor | None:
-    """Keys (…, k) that some query may attend by each clause for itself; None where that is all of them."""
-    parts: list[Tensor] = []
-    early = found.low is not None and found.low > 0
-    late = found.high is not None and queries - 1 + found.high < keys - 1
-    if early or late or found.lengths is not None:
-        position = torch.arange(keys, device=device)
-        if found.low is not None and early:
-            parts.append(position >= found.low)
-        if found.high is not None and late:
-            parts.append(position <= queries - 1 + found.high)
-        if found.lengths is not None:
-            parts.append(position < found.lengths[..., None])
-    for query_ids, key_ids in found.segments:
-        lead = torch.broadcast_shapes(query_ids.shape[:-1], key_ids.shape[:-1])
-        ordered = query_ids.sort(-1).values.expand(*lead, -1).contiguous()
-        wanted = key_ids.expand(*lead, -1).contiguous()
-        place = torch.searchsorted(ordered, wanted).clamp_max(queries - 1)
-        parts.append(ordered.gather(-1, place) == wanted)
-    parts += [dense.any(-2) for dense in found.dense]
-    return functools.reduce(torch.logical_and, parts) if parts else None

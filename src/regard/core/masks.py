@@ -145,10 +145,10 @@ class Segments(Mask):
             if ids.ndim == 0 or ids.shape[-1] != length:
                 axis = "queries" if name == "query_ids" else "keys"
                 raise ValueError(f"{name} of segments() must end in {length} {axis}, got shape {tuple(ids.shape)}")
-        return Segments(
-            align_first(self.query_ids, 1, shape, "query_ids of segments()"),
-            align_first(self.key_ids, 1, shape, "key_ids of segments()"),
-        )
+        query_ids = align_first(self.query_ids, 1, shape, "query_ids of segments()")
+        if self.key_ids is self.query_ids:  # still one tensor, for those who ask
+            return Segments(query_ids, query_ids)
+        return Segments(query_ids, align_first(self.key_ids, 1, shape, "key_ids of segments()"))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.query_ids, self.key_ids)

@@ -18,11 +18,11 @@ from torch import Tensor
 from regard.core.backends.result import Result
 from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.clauses import Clauses, clauses
-from regard.core.hygiene import without_unseen
 from regard.core.machine import TRITON
 from regard.core.masks import Band, Blocks, Coarse
 from regard.core.problem import HALF, Problem
 from regard.core.scores import ScaledDot
+from regard.core.unseen import without_unseen
 
 NAME = "flex"
 _BLOCK = 128

@@ -16,11 +16,12 @@ from regard.core.backends import banded, dot, reference, steps
 from regard.core.backends.blocks import survey
 from regard.core.backends.result import Result
 from regard.core.clauses import Clauses, clauses
-from regard.core.hygiene import all_finite, unruly, without_unseen
+from regard.core.hygiene import all_finite, unruly
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
+from regard.core.unseen import without_unseen
 
 NAME = "sdpa"
 FEW = 16  # keys: below, torch's kernels on the CPU make 0 of a query of NaN

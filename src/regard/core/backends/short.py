@@ -14,10 +14,10 @@ from torch import Tensor
 from regard.core.backends import steps
 from regard.core.backends.result import Result
 from regard.core.clauses import clauses
-from regard.core.hygiene import without_unseen
 from regard.core.machine import TRITON
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear, Dot, ScaledDot
+from regard.core.unseen import without_unseen
 
 NAME = "short"
 _LENGTH = 64  # queries and keys that fit one tile
