@@ -119,6 +119,11 @@ def _segments() -> dict[str, Any]:
     return {name: t.expand(BATCH, -1) for name, t in ids.items()}
 
 
+def _far_apart() -> dict[str, Any]:
+    """Ids that 32 bits could not tell from one another, and a length beyond them."""
+    return {**{name: ids * 2**32 for name, ids in _segments().items()}, "lengths": torch.tensor([2**40, KEYS])}
+
+
 def _everything() -> dict[str, Any]:
     return {
         **_segments(),
@@ -142,6 +147,7 @@ CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "window": (BRAIN, {"settings": lambda: {"band": (-11, 7)}}),
     "lengths": (FULL, {"settings": _lengths}),
     "segments": (BRAIN, {"settings": _segments}),
+    "segments far apart": (FULL, {"settings": _far_apart}),
     "everything float32": (FULL, {"settings": _everything}),
     "everything bfloat16": (BRAIN, {"settings": _everything}),
     "key bias": (FULL, {"settings": lambda: {"bias": torch.randn(BATCH, 1, 1, KEYS)}}),

@@ -21,7 +21,7 @@ for queries, keys, workers in ((1, 37, 1), (2, 700, 40), (3, 263, 264)):
         query, key = torch.randn(3, 4, queries, 19), torch.randn(3, groups, keys, 19)
         value = torch.randn(3, groups, keys, 11)
         key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
-        lengths = torch.tensor([keys, 0, 5])
+        lengths = torch.tensor([2**40, 0, 5])  # the first: all there are
         for weight in (None, torch.randn(19), torch.randn(4, 19)):
             score = regard.ScaledDot(0.3) if weight is None else regard.Additive(weight.double())
             tensors = [tensor.double() for tensor in (query, key, value)]
@@ -77,7 +77,7 @@ def test_a_step_over_keys_closed_one_by_one_equals_the_plain_form_on_cuda(score:
 def test_a_step_equals_the_plain_form_on_cuda(keys: int, score: str, dtype: torch.dtype) -> None:
     query, key, value = (torch.randn(5, 8, n, 96, device="cuda") for n in (1, keys, keys))
     key, value = key[:, :2].to(dtype), value[:, :2].to(dtype)
-    lengths = torch.tensor([keys, 1, keys // 2, 0, keys - 1], device="cuda")
+    lengths = torch.tensor([2**40, 1, keys // 2, 0, keys - 1], device="cuda")  # the first: all there are
     mechanism = regard.ScaledDot() if score == "scaled_dot" else regard.Additive(torch.randn(96, device="cuda"))
     mask = regard.padding(lengths)
     found = regard.attention(query.to(dtype), key, value, score=mechanism, mask=mask).output

@@ -177,9 +177,9 @@ def _pairs(problem: Problem, lead: torch.Size) -> dict[str, Any]:
     assert found is not None  # refuses() has said so
     pairs: dict[str, Any] = {"band": (found.low, found.high)}
     if found.lengths is not None:
-        pairs["lengths"] = found.lengths.expand(*lead, 1).reshape(-1).int()
+        pairs["lengths"] = found.lengths.expand(*lead, 1).reshape(-1)
     if found.segments:
-        ids = (t.expand(*lead, 1, -1).reshape(-1, t.shape[-1]).int() for t in found.segments[0])
+        ids = (t.expand(*lead, 1, -1).reshape(-1, t.shape[-1]) for t in found.segments[0])
         pairs["query_ids"], pairs["key_ids"] = ids
     if found.dense:
         pairs["mask"] = _four_axes(functools.reduce(torch.logical_and, found.dense), lead)

@@ -32,7 +32,7 @@ def _step(
     b = (row // (queries * heads)).to(tl.int64)
     stop = tl.minimum(keys, (part + 1) * stretch)
     if PADDED:
-        stop = tl.minimum(stop, tl.load(lengths + b * l_b).to(tl.int32))
+        stop = tl.minimum(tl.load(lengths + b * l_b), stop).to(tl.int32)
     e = tl.arange(0, BE)
     best = tl.full((), float("-inf"), tl.float32)
     total = tl.zeros((), tl.float32)

@@ -85,12 +85,15 @@ def _fused(
 ) -> tuple[Tensor, Tensor]:
     from regard.core.backends.additive.triton_operator import additive
 
-    ints = [None if x is None else x.to(torch.int32).contiguous() for x in (lengths, query_ids, key_ids)]
+    lengths = None if lengths is None else lengths.long().clamp_max(key.shape[-2]).int().contiguous()
+    if query_ids is not None and key_ids is not None:  # of any width, but of one
+        wide = torch.promote_types(query_ids.dtype, key_ids.dtype)
+        query_ids, key_ids = query_ids.to(wide).contiguous(), key_ids.to(wide).contiguous()
     key, value = key.to(query.dtype), value.to(query.dtype)
     weight = weight.to(query.dtype) if weight.dtype == torch.float64 else weight
     weight = weight if weight.stride(-1) == 1 else weight.contiguous()
     table = None if relative is None else relative.contiguous()
-    rest = (weight, *ints, mask, bias, table, *band, kernel, dropout, seed, form)
+    rest = (weight, lengths, query_ids, key_ids, mask, bias, table, *band, kernel, dropout, seed, form)
     if value.shape[-1] <= _COLUMNS:
         return additive(query, key, value, *rest)
     # Each part scores its pairs anew: outputs are columns side by side, and the gradients of parts add up.

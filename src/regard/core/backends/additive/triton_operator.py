@@ -15,11 +15,9 @@ from regard.core.backends.additive.triton_plan import SPAN, Inputs
 
 def _spans(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Least and largest id of every SPAN rows."""
-    short = -ids.shape[1] % SPAN
-    low, high = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
-    least = torch.nn.functional.pad(ids, (0, short), value=high).unflatten(1, (-1, SPAN)).amin(-1)
-    most = torch.nn.functional.pad(ids, (0, short), value=low).unflatten(1, (-1, SPAN)).amax(-1)
-    return least.contiguous(), most.contiguous()
+    last = ids[:, -1:].expand(-1, -ids.shape[1] % SPAN)
+    spans = torch.cat([ids, last], 1).unflatten(1, (-1, SPAN))
+    return spans.amin(-1), spans.amax(-1)
 
 
 def _pairs(

@@ -15,8 +15,8 @@ class Pairs(NamedTuple):
     low: Any = None  # low <= j - i
     high: Any = None  # j - i <= high
     lengths: Any = None  # (b,): j < lengths[b]
-    query_ids: Any = None  # (b, q) int32
-    key_ids: Any = None  # (b, k) int32
+    query_ids: Any = None  # (b, q)
+    key_ids: Any = None  # (b, k), integers of the same width
     query_least: Any = None  # (b, q / SPAN): least id of each span, and so on
     query_most: Any = None
     key_least: Any = None
@@ -74,15 +74,15 @@ def query_range(pairs, b, j0, n_q, n_k, COLS: tl.constexpr, STEP: tl.constexpr):
 @triton.jit
 def _span_least(ptr, b, at, n, COUNT: tl.constexpr):
     spans = (n + SPAN - 1) // SPAN
-    index = at // SPAN + tl.arange(0, COUNT)
-    return tl.min(tl.load(ptr + b * spans + index, mask=index < spans, other=2147483647), 0)
+    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # the last again, rather than a number of no id
+    return tl.min(tl.load(ptr + b * spans + index), 0)
 
 
 @triton.jit
 def _span_most(ptr, b, at, n, COUNT: tl.constexpr):
     spans = (n + SPAN - 1) // SPAN
-    index = at // SPAN + tl.arange(0, COUNT)
-    return tl.max(tl.load(ptr + b * spans + index, mask=index < spans, other=-2147483648), 0)
+    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # the last again, rather than a number of no id
+    return tl.max(tl.load(ptr + b * spans + index), 0)
 
 
 @triton.jit
