@@ -22,7 +22,7 @@ for queries, keys, workers in ((1, 37, 1), (2, 700, 40), (3, 263, 264)):
         value = torch.randn(3, groups, keys, 11)
         key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
         lengths = torch.tensor([2**40, 0, 5])  # the first: all there are
-        for weight in (None, torch.randn(19), torch.randn(4, 19)):
+        for weight in (None, torch.randn(19), torch.randn(4, 19), torch.randn(19, 3)[:, 1], torch.randn(19, 4).T):
             score = regard.ScaledDot(0.3) if weight is None else regard.Additive(weight.double())
             tensors = [tensor.double() for tensor in (query, key, value)]
             plain = regard.attention(*tensors, score=score, mask=regard.padding(lengths), backend="reference").output
@@ -83,3 +83,38 @@ def test_a_step_equals_the_plain_form_on_cuda(keys: int, score: str, dtype: torc
     found = regard.attention(query.to(dtype), key, value, score=mechanism, mask=mask).output
     plain = regard.attention(query.to(dtype), key, value, score=mechanism, mask=mask, backend="reference").output
     torch.testing.assert_close(found, plain, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shape", ["vector", "row", "column", "of each head, turned"])
+@pytest.mark.parametrize("queries", [1, 40])
+def test_a_weight_may_lie_in_memory_as_it_likes(queries: int, shape: str) -> None:
+    query, key = torch.randn(2, 4, queries, 32, device="cuda"), torch.randn(2, 4, 500, 32, device="cuda")
+    weight = torch.randn(32, 4, device="cuda")
+    weight = {
+        "vector": weight[:, 0].contiguous(), "row": weight[:, 0].contiguous()[None], "column": weight[:, 1],
+        "of each head, turned": weight.T,
+    }[shape]  # fmt: skip
+    for lead in (2, 1):  # without a batch, the first axis is that of the heads
+        tensors = (query, key, key) if lead == 2 else (query[0], key[0], key[0])
+        found, plain = (
+            regard.attention(*tensors, score=regard.Additive(weight), backend=backend).output
+            for backend in ("additive", "reference")
+        )
+        torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("lengths", ["own", "a column", "one for all"])
+def test_lengths_may_lie_in_memory_as_they_like(lengths: str) -> None:
+    tensor = torch.randn(64, 8, 32, 64, device="cuda", dtype=torch.bfloat16)
+    table = torch.randint(1, 32, (64, 2), device="cuda")
+    mask = regard.padding(
+        {"own": table[:, 0].contiguous(), "a column": table[:, 0], "one for all": table[5, 1]}[lengths]
+    )
+    for queries in (32, 1):  # short sequences, and steps
+        found, plain = (
+            regard.attention(tensor[:, :, :queries], tensor, tensor, mask=mask, backend=backend).output
+            for backend in ("auto", "reference")
+        )
+        torch.testing.assert_close(found, plain, atol=5e-2, rtol=2e-2)

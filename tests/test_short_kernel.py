@@ -40,7 +40,7 @@ def compare(queries: int, keys: int, causal: bool, masked: str, dtype: torch.dty
     if causal:
         allowed = allowed & torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
     if "lengths" in masked:
-        lengths = torch.tensor([0, keys - 2], device=device)
+        lengths = torch.tensor([[0, 1], [keys - 2, 1]], device=device)[:, 0]  # a view, as of a table
         allowed = allowed & (torch.arange(keys, device=device) < lengths[:, None, None, None])
     if "mask" in masked:
         mask = torch.rand(BATCH, keys, device=device) > 0.3

@@ -153,15 +153,16 @@ def _by_kernels(problem: Problem) -> Result:
     from regard.core.backends.additive.operator import additive_attention  # imports Triton: only where it is used
 
     assert isinstance(problem.score, Additive)
-    if problem.score.activation == "tanh" and steps.serves(problem):
-        return Result(steps.attend(problem, problem.query, problem.key, problem.score.weight, 1.0))
     lead, weight = problem.query.shape[:-3], problem.score.weight
+    weight = weight.squeeze(0) if weight.ndim == 2 and len(weight) == 1 else weight
+    if problem.score.activation == "tanh" and steps.serves(problem):
+        return Result(steps.attend(problem, problem.query, problem.key, weight, 1.0))
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (problem.query, problem.key, problem.value))
     output, _ = additive_attention(
         query,
         key,
         value,
-        weight.squeeze(0) if weight.ndim == 2 and len(weight) == 1 else weight,
+        weight,
         activation=problem.score.activation,
         dropout=problem.dropout,
         seed=blocked.seed(problem),

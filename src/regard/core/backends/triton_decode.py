@@ -130,6 +130,7 @@ def decode(
         room = torch.empty(rows * splits * (e_size + 2), dtype=torch.float32, device=value.device)
         parts, bests, totals = room.split((rows * splits * e_size, rows * splits, rows * splits))
     block_values = triton.next_power_of_2(e_size)
+    weight = weight if weight is None or weight.stride(-1) == 1 else weight.contiguous()
     _step[(rows, splits)](
         query, key, value, weight if weight is not None else query, lengths if lengths is not None else query,
         mask.contiguous().view(torch.uint8) if mask is not None else query, parts, bests, totals,

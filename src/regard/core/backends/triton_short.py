@@ -152,7 +152,7 @@ def short_attention(
     query, key, value = (_plain(x) for x in (query, key, value))
     output = _like_rows(query)
     _forward[(query.shape[0] * query.shape[1],)](
-        query, key, value, output, lengths, _bytes(mask), seed,
+        query, key, value, output, _packed(lengths), _bytes(mask), seed,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
         *query.shape[1:3], key.shape[2], scale, dropout,
         CAUSAL=causal, PADDED=lengths is not None, MASKED=mask is not None, DROP=dropout > 0.0, **_tiles(query, key),
@@ -182,7 +182,7 @@ def short_attention_backward(
     query, key, value, grad = (_plain(x) for x in (query, key, value, grad))
     to_query, to_key, to_value = (_like_rows(x) for x in (query, key, value))
     _backward[(query.shape[0] * query.shape[1],)](
-        query, key, value, grad, lengths, _bytes(mask), seed, to_query, to_key, to_value,
+        query, key, value, grad, _packed(lengths), _bytes(mask), seed, to_query, to_key, to_value,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *grad.stride()[:3], *to_query.stride()[:3],
         *to_key.stride()[:3], *query.shape[1:3], key.shape[2], scale, dropout,
         CAUSAL=causal, PADDED=lengths is not None, MASKED=mask is not None, DROP=dropout > 0.0, **_tiles(query, key),
@@ -218,6 +218,11 @@ def _tiles(query: Tensor, key: Tensor) -> dict[str, int]:
 
 def _plain(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 else x.contiguous()
+
+
+def _packed(tensor: Tensor | None) -> Tensor | None:
+    """Without gaps, as the kernel counts."""
+    return None if tensor is None else tensor.contiguous()
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:
