@@ -1,5 +1,6 @@
 """Gradients against finite differences, against the reference, and within an error budget in half precision."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -336,6 +337,93 @@ def test_scores_written_in_a_loop_keep_their_layers(wrapped: bool, frozen: bool,
     near = 5e-2 if wrapped else 1e-5
     for found, wanted in zip(learned("blocked"), learned("reference"), strict=True):
         assert (found - wanted).norm() <= near * wanted.norm() + 1e-6
+
+
+WRAPPED = {
+    "partial": lambda score: functools.partial(score, factor=1.0),
+    "called by another": lambda score: lambda query, key: score(query, key),
+    "an argument": lambda score: functools.partial(lambda inner, query, key: inner(query, key), score),
+    "a keyword": lambda score: functools.partial(lambda query, key, inner: inner(query, key), inner=score),
+}
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_scores_held_by_others_keep_their_layers_too(wrapped: str) -> None:
+    layers = [nn.Linear(8, 8).requires_grad_(False) for _ in range(2)]
+    x = torch.randn(1, 1, 40, 8, requires_grad=True)
+
+    def learned(backend: str) -> Tensor:
+        total = torch.zeros(())
+        for layer in layers:
+            score = WRAPPED[wrapped](lambda query, key, factor=1.0: layer(query) @ key.mT * factor)  # noqa: B023
+            total = total + regard.attention(x, x, x, score=score, backend=backend).output.square().sum()
+        return torch.autograd.grad(total, x)[0]
+
+    assert_close(learned("blocked"), learned("reference"), rtol=1e-4, atol=1e-4)
+
+
+class Sharp(nn.Module):
+    """A score with settings that are no tensors, and a layer that may be exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.centred, self.layer = 1.0, False, nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        scores = self.layer(query) @ key.mT * self.factor
+        return scores - scores.mean(-1, keepdim=True) if self.centred else scores
+
+
+@pytest.mark.parametrize("asked", [None, regard.entropy()], ids=["output", "entropy"])
+@pytest.mark.parametrize("held", ["module", "bound method"])
+@pytest.mark.parametrize("what", ["factor", "layer"])
+def test_a_score_that_is_another_by_the_way_back_is_an_error(what: str, held: str, asked: object) -> None:
+    """Its gradients would be those of another function."""
+    x, module = torch.randn(1, 1, 40, 8, requires_grad=True), Sharp()
+    score = module if held == "module" else module.forward
+    found = regard.attention(x, x, x, score=score, weights=asked, backend="blocked")
+    total = (found.output if asked is None else found.weights).square().sum()
+    torch.autograd.grad(total, x, retain_graph=True)
+    if what == "factor":
+        module.factor = 0.1
+    else:
+        module.layer = nn.Linear(8, 8).requires_grad_(False)
+    with pytest.raises(RuntimeError, match=r"^score is another function by now"):
+        torch.autograd.grad(total, x)
+
+
+def test_a_score_is_asked_again_whether_it_looks_at_pairs_alone() -> None:
+    x, score = torch.randn(1, 4, 1500, 8), Sharp()
+    assert regard.explain(x, x, x, score=score).backend == "blocked"
+    score.centred = True
+    assert regard.explain(x, x, x, score=score).backend == "reference"
+
+
+def test_scores_written_at_one_place_are_not_taken_for_one() -> None:
+    x = torch.randn(1, 4, 1500, 8)
+    chosen = [
+        regard.explain(x, x, x, score=lambda query, key: inner(query, key)).backend  # noqa: B023
+        for inner in (lambda query, key: query @ key.mT, lambda query, key: (query @ key.mT).softmax(-1))
+    ]
+    assert chosen == ["blocked", "reference"]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_a_score_that_draws_runs_whole_and_is_tried_without_a_draw(device: str) -> None:
+    x = torch.randn(1, 4, 1500, 8, device=device)
+    torch.manual_seed(3)
+    wanted = torch.rand(3, device=device)
+    torch.manual_seed(3)
+    plan = regard.explain(x, x, x, score=lambda query, key: (query + 0.01 * torch.randn_like(query)) @ key.mT)
+    assert torch.equal(torch.rand(3, device=device), wanted)
+    assert plan.backend == "reference"
+    assert "draws random numbers" in plan.refused["blocked"]
+
+
+def test_a_score_that_gives_keys_by_queries_is_told() -> None:
+    x = torch.randn(1, 2, 9, 8)
+    with pytest.raises(ValueError, match=r"queries, keys\) = \(1, 2, 2, 3\).*got \(1, 2, 3, 2\)"):
+        regard.attention(x, x, x, score=lambda query, key: key @ query.mT)
 
 
 def positive(query: Tensor, key: Tensor) -> Tensor:

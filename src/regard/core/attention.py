@@ -17,6 +17,7 @@ from regard.core import recompute
 from regard.core.backends import blocked, dot, flex, fused_additive, reference, sdpa, short
 from regard.core.backends.blocks import grid, out_of_sight
 from regard.core.biases import Bias
+from regard.core.custom import Custom
 from regard.core.hygiene import quickly_finite
 from regard.core.masks import Band, Mask
 from regard.core.normalizers import Normalizer, Softmax
@@ -222,11 +223,18 @@ def _choose(problem: Problem, backend: str) -> tuple[str, dict[str, str]]:
         return backend, {name: reason or "another backend was asked for" for name, reason in others.items()}
     refused: dict[str, str] = {}
     for name, module in BACKENDS.items():
-        reason = _refuses(name, problem) or _plain_is_best(name, problem) or module.not_worth_it(problem)
+        reason = _against(name, module, problem)
         if reason is None:
             return name, refused
         refused[name] = reason
     raise AssertionError("the reference serves everything")
+
+
+def _against(name: str, module: ModuleType, problem: Problem) -> str | None:
+    """Why `auto` does not take a backend, if it does not."""
+    if module is blocked and isinstance(problem.score, Custom):  # which is asked by calling it: last
+        return _plain_is_best(name, problem) or module.not_worth_it(problem) or _refuses(name, problem)
+    return _refuses(name, problem) or _plain_is_best(name, problem) or module.not_worth_it(problem)
 
 
 def _refuses(name: str, problem: Problem) -> str | None:

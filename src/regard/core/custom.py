@@ -1,9 +1,8 @@
 """Scores of the caller's own: any function of queries and keys, with what it learns found out by listening to it."""
 
 import copy
-import functools
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,8 +11,6 @@ from torch import Tensor
 from regard.core.scores import Score, Swap
 from regard.core.snapshot import snapshot
 from regard.core.transforms import transformed
-
-_pairwise: WeakKeyDictionary[object, bool] = WeakKeyDictionary()  # does a function look at pairs alone?
 
 
 class Custom(Score):
@@ -30,7 +27,9 @@ class Custom(Score):
         self.function = function
         self._again = function  # the same, whatever its variables are bound to by then
         self.dtype = dtype  # the caller's own: a module in half precision wants half precision
-        self.unfit: str | None = None  # why its blocks cannot be computed again
+        self._unfit: str | None = None
+        self._tried: tuple[Tensor, Tensor, Tensor] | None = None  # a few queries and keys, and what it made of them
+        self._asked = False  # is it known whether it looks at pairs alone?
         self._captured: tuple[Tensor, ...] = ()
         self._frozen: tuple[Tensor, ...] = ()
         self._floats = 1.0
@@ -51,16 +50,16 @@ class Custom(Score):
             raise ValueError(f"score must return {expected}, got {tuple(scores.shape)}") from None
 
     def probe(self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead h k d2"]) -> "Custom":
-        """Call the function on at most 2 × 2 pairs and note what it captured and made."""
+        """Call the function on a few pairs and note what it captured and made."""
         self._again = snapshot(self.function)
-        query, key = query[..., :2, :].detach(), key[..., :2, :].detach()
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            before = torch.get_rng_state()
+        # Not as many queries as keys: (…, keys, queries) instead of (…, queries, keys) shows.
+        query, key = query[..., :2, :].detach(), key[..., :3, :].detach()
+        with Drawing(query.device) as drawing, torch.enable_grad():
             try:
                 with Listener((query, key)) as listener:
                     scores = self(query, key)
             except torch._dynamo.exc.InternalTorchDynamoError:
-                self.unfit = "the score is compiled: nobody can hear which tensors it learns"
+                self._unfit = "the score is compiled: nobody can hear which tensors it learns"
                 return self
             except Exception as error:
                 error.add_note(
@@ -69,39 +68,38 @@ class Custom(Score):
                     "goes to bias="
                 )
                 raise
-            if not torch.equal(before, torch.get_rng_state()):
-                self.unfit = "the score draws random numbers, and would draw others when it is computed again"
-            elif transformed() or (query.is_cuda and torch.cuda.is_current_stream_capturing()):
+            if drawing.drawn():
+                self._unfit = "the score draws random numbers, and would draw others when it is computed again"
+            elif transformed() or query.is_meta or _capturing(query.device):
                 pass  # nobody can look at the numbers
             elif listener.changing() and not torch.equal(scores, self(query, key)):
-                self.unfit = "the score changes what it reads, and would be another when it is computed again"
-            elif not self._is_pairwise(query, key):
-                self.unfit = "the score of a pair depends on the other pairs: it cannot be computed in parts"
+                self._unfit = "the score changes what it reads, and would be another when it is computed again"
+            else:
+                self._tried = query, key, scores.detach()
         known: dict[Tensor, None] = dict.fromkeys(listener.captured)  # in the order they were met, each once
         if leaves(scores, tuple(known)):
-            self.unfit = "the score uses tensors that cannot be heard, as a scripted module does"
+            self._unfit = "the score uses tensors that cannot be heard, as a scripted module does"
         if isinstance(self.function, torch.nn.Module):
             known |= {tensor: None for tensor in self.function.parameters() if tensor.requires_grad}
         self._captured, self._frozen = tuple(known), listener.constants()
         self._floats = max(1.0, listener.numbers / max(1, scores.numel()))
         return self
 
-    def _is_pairwise(self, query: Tensor, key: Tensor) -> bool:
-        """Has a pair the same score alone as among others? Asked once of each function, on numbers of its own."""
-        asked: object = self.function
-        if isinstance(asked, functools.partial) and asked.args and callable(asked.args[0]):
-            asked = asked.args[0]  # as under autocast, where each call wraps the function anew
-        if query.device.type != "cpu":  # which would have to be waited for: functions with one text are taken for one
-            asked = getattr(asked, "__code__", asked)
-        try:
-            known = _pairwise.get(asked)
-        except TypeError:  # what cannot be remembered is asked again
-            return self._alone_as_among(query, key)
-        if known is None:
-            known = _pairwise[asked] = self._alone_as_among(query, key)
-        return known
+    @property
+    def unfit(self) -> str | None:
+        """Why its blocks cannot be computed one by one, and again, if they cannot.
+
+        Asked where blocks are wanted, and of each call anew: it takes a few calls of the function, on CUDA waiting for
+        them, and what the function reads may have changed since the last.
+        """
+        if self._unfit is None and self._tried is not None and not self._asked:
+            self._asked = True
+            if not self._alone_as_among(*self._tried[:2]):
+                self._unfit = "the score of a pair depends on the other pairs: it cannot be computed in parts"
+        return self._unfit
 
     def _alone_as_among(self, query: Tensor, key: Tensor) -> bool:
+        """Has a pair the same score alone as among others? Asked on numbers of its own."""
         query, key = (
             torch.linspace(start, 2, 2 * t.shape[-1], device=t.device)
             .sin()
@@ -112,12 +110,28 @@ class Custom(Score):
         )
         parts = [slice(0, 1), slice(1, 2)]
         try:
-            with torch.no_grad():
+            with Drawing(query.device), torch.no_grad():
                 among = self(query, key).double()
                 alone = [torch.cat([self(query[..., i, :], key[..., j, :]) for j in parts], -1) for i in parts]
         except Exception:  # it does not take these numbers, or one pair: that says nothing of others
             return True
         return torch.allclose(torch.cat(alone, -2).double(), among, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+    def check_unchanged(self) -> None:
+        """Raise if it is not the score that it was at the call: what it reads may be bound to something else by now."""
+        if self._tried is None or _capturing(self._tried[0].device):
+            return
+        query, key, before = self._tried
+        with Drawing(query.device), torch.no_grad():
+            now = self.again()(query, key)
+        near = 8 * torch.finfo(self.dtype).eps
+        largest = float(before.nan_to_num(0, 0, 0).abs().amax())
+        if not torch.allclose(now, before, rtol=near, atol=near * largest, equal_nan=True):
+            raise RuntimeError(
+                "score is another function by now than at the call of attention, whose backward pass computes it "
+                "again: something that it reads was bound anew or set meanwhile; write a function or a module for "
+                "each call, or use backend='reference'"
+            )
 
     def again(self) -> "Custom":
         """The score as it was at the call, for the way back."""
@@ -139,6 +153,29 @@ class Custom(Score):
 
     def floats(self, size: int) -> float:
         return self._floats
+
+
+class Drawing:
+    """Inside, random numbers may be drawn: afterwards it is as if they had not been."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._devices = [device.index] if device.type == "cuda" and not _capturing(device) else []
+
+    def __enter__(self) -> "Drawing":
+        self._fork = torch.random.fork_rng(devices=self._devices)
+        self._fork.__enter__()
+        self._before = self._states()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._fork.__exit__(*error)
+
+    def drawn(self) -> bool:
+        """Have any been drawn so far?"""
+        return not all(map(torch.equal, self._before, self._states()))
+
+    def _states(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(index) for index in self._devices)]
 
 
 class Listener(torch.overrides.TorchFunctionMode):
@@ -178,6 +215,11 @@ class Listener(torch.overrides.TorchFunctionMode):
     def changing(self) -> bool:
         """Does the function change any of them?"""
         return len(self.constants()) < len(self.frozen)
+
+
+def _capturing(device: torch.device) -> bool:
+    """Is a CUDA graph being made of what happens?"""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def version(tensor: Tensor) -> int:

@@ -186,7 +186,7 @@ def probed(score: Custom, query: Tensor, key: Tensor) -> Custom:
     if not query.numel() or not key.numel():
         return score
     group = query.shape[-3] // key.shape[-3]
-    return score.probe(query[..., :2, :], key[..., :2, :].repeat_interleave(group, -3))
+    return score.probe(query[..., :2, :], key[..., :3, :].repeat_interleave(group, -3))
 
 
 def said(thing: object) -> str:

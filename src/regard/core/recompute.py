@@ -71,13 +71,16 @@ def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
     """Run the function; where gradients will be asked, keep nothing and run it again in the backward pass."""
     if not problem.differentiated:
         return function()
-    unchanged = Unchanged(problem, value=False)
+    unchanged: list[Unchanged] = []  # since the first time
 
     def run() -> Found:
-        unchanged.check()
+        for since in unchanged:
+            since.check()
         return function()
 
-    return cast(Found, checkpoint(run, use_reentrant=False, preserve_rng_state=False))
+    found = cast(Found, checkpoint(run, use_reentrant=False, preserve_rng_state=False))
+    unchanged.append(Unchanged(problem, value=False))
+    return found
 
 
 def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:

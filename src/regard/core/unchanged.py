@@ -2,7 +2,7 @@
 
 import torch
 
-from regard.core.custom import version
+from regard.core.custom import Custom, version
 from regard.core.problem import Problem
 
 
@@ -14,6 +14,7 @@ class Unchanged:
         named += [("score", tensor) for tensor in problem.score.reads()]
         for name, part in (("mask", problem.mask), ("bias", problem.bias)):
             named += [(name, tensor) for tensor in (part.tensors() if part is not None else ())]
+        self._score = problem.score
         self._seen = [(name, tensor, version(tensor)) for name, tensor in named]
 
     def check(self) -> None:
@@ -26,3 +27,5 @@ class Unchanged:
                     f"{name} (shape {tuple(tensor.shape)}) was changed in place between a call of attention and its "
                     "backward pass, which needs it as it was: change a clone instead"
                 )
+        if isinstance(self._score, Custom):
+            self._score.check_unchanged()
