@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 
@@ -83,6 +84,19 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "pairs of each sequence": (
         {"mask": torch.ones(2, 5, 7, dtype=torch.bool)}, ["mask", "2, 5, 7", "2, 6, 5, 7", "mask[:, None]"],
     ),
+    "a row of keys that lost its heads": (
+        {"mask": torch.ones(2, 1, 7, dtype=torch.bool)}, ["mask", "2, 1, 7", "2, 6, 5, 7", "mask[:, None]"],
+    ),
+    "a row of keys without heads": (
+        {"query": QUERY[0], "key": KEY[0], "value": VALUE[0], "mask": torch.ones(6, 7, dtype=torch.bool)},
+        ["mask", "6, 7", "6, 5, 7", "mask[:, None, :]"],
+    ),
+    "nested queries": (
+        {"query": torch.nested.nested_tensor([torch.ones(2, 13), torch.ones(3, 13)], layout=torch.jagged)},
+        ["query", "nested", "padding(lengths)"],
+    ),
+    "sparse keys": ({"key": KEY.to_sparse()}, ["key", "sparse_coo", "to_dense()"]),
+    "dropout of another kind": ({"dropout": np.float32(0.1)}, ["dropout", "number", "float32", "float(…)"]),
     "score returns another shape": ({"score": lambda q, k: (q @ k.mT).sum(-1)}, ["score"]),
 }  # fmt: skip
 
@@ -115,6 +129,23 @@ BAD_RECORDS: dict[str, tuple[Callable[[], object], list[str]]] = {
     ),
     "temperature 0": (lambda: regard.Hard(temperature=0.0), ["temperature", "0"]),
     "temperature negative": (lambda: regard.Hard(temperature=-1.0), ["temperature", "-1"]),
+    "top of a part": (lambda: regard.top(1.5), ["k of top()", "int", "float"]),
+    "a mask made dense": (lambda: regard.dense(regard.causal()), ["dense()", "got a mask", "mask="]),
+    "a mask for a normaliser": (lambda: regard.Softmax()(torch.ones(3), regard.causal()), ["allowed", "bool", "Band"]),
+    "floats for a normaliser": (lambda: regard.Entmax()(torch.ones(3), torch.ones(3)), ["allowed", "bool", "float32"]),
+    "decay in words": (lambda: regard.reinforce(torch.ones(3), torch.ones(3), decay="x"), ["decay", "number", "str"]),
+    "baseline in words": (
+        lambda: regard.reinforce(torch.ones(3), torch.ones(3), baseline="x"),
+        ["baseline", "number", "str"],
+    ),
+    "many baselines": (
+        lambda: regard.reinforce(torch.ones(3), torch.ones(3), baseline=torch.zeros(3)),
+        ["baseline", "one number", "3"],
+    ),
+    "rewards of another shape": (
+        lambda: regard.reinforce(torch.ones(3, 2), torch.ones(2, 3)),
+        ["reward", "(3,)", "(3, 2)", "(2, 3)"],
+    ),
     "top 0": (lambda: regard.top(0), ["top", "0"]),
     "dense of floats": (lambda: regard.dense(torch.ones(5, 7)), ["bool", "float32"]),
     "masks joined by and": (lambda: regard.causal() and regard.window(2, 2), ["mask", "&"]),
@@ -302,3 +333,30 @@ def test_lengths_for_each_head_may_be_as_many_as_keys(keys: int, lengths: list[l
     ).weights
     allowed = torch.arange(keys) < torch.tensor(lengths)[..., None, None]
     assert torch.equal(weights > 0, allowed.expand_as(weights))
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_whole_numbers_may_be_those_of_numpy() -> None:
+    three = np.int64(3)
+    masks = [(regard.causal(three), regard.causal(3)), (regard.window(three, three, three), regard.window(3, 3, 3))]
+    for found, wanted in masks:
+        assert found == wanted
+    assert type(regard.top(three).count) is int
+    assert regard.top(three) == regard.top(3)
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_numbers_go_where_the_queries_are() -> None:
+    """As seen with the only other device that every machine has, on which nothing is computed."""
+    x = torch.empty(2, 3, 4, 8, device="meta")
+    masks = regard.padding([2, 4]) & (regard.segments([0, 0, 1, 1], torch.zeros(4, dtype=torch.long, device="meta")))
+    for arguments in (
+        {"mask": regard.padding(3)},
+        {"mask": masks | ~regard.segments([0, 0, 1, 1], [0, 0, 0, 1])},
+        {"bias": regard.alibi([0.5, 0.2, 0.1])},
+        {"bias": regard.relative([0.5, 0.2, 0.1])},
+        {"bias": [0.5, 0.2, 0.1, 0.0]},
+    ):
+        assert regard.explain(x, x, x, **arguments).flops > 0
+    with pytest.raises(ValueError, match="mask is on cpu, query is on meta"):
+        regard.explain(x, x, x, mask=regard.padding(torch.tensor([2, 4])))

@@ -84,6 +84,17 @@ def test_flops_of_a_plain_call() -> None:
     assert regard.explain(query, key, value).flops == 2 * 6 * 5 * 7 * (2 * 13 + 2 * 11)
 
 
+def test_weights_cost_a_second_look_at_the_keys() -> None:
+    x = torch.randn(8, 4096, 64)
+    plain, asked = (regard.explain(x, x, x, weights=weights) for weights in (None, regard.top(8)))
+    assert plain.backend == asked.backend == "sdpa"
+    assert asked.flops == plain.flops + 8 * 4096 * 4096 * 2 * 64
+    assert plain.bytes == 0
+    assert 8 * 2**20 < asked.bytes < 64 * 2**20  # a block of rows, not all of them: 512 MiB
+    rows = regard.explain(x, x, x, weights=regard.rows([0, 5])).bytes
+    assert 8 * 2 * 4096 * 4 <= rows < asked.bytes
+
+
 def test_flops_of_a_causal_call() -> None:
     """Of 5 × 7 pairs, 1 + 2 + 3 + 4 + 5 are left."""
     query, key, value = torch.randn(2, 6, 5, 13), torch.randn(2, 3, 7, 13), torch.randn(2, 3, 7, 11)

@@ -164,7 +164,15 @@ def test_checkers_see_the_same_names(package):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
     declared = {alias.asname: statement.module for statement in block.body for alias in statement.names}
-    assert declared == package._HOME
+    whole = (*getattr(package, "_FOLDERS", ()), *getattr(package, "_MODULES", ()))
+    assert declared == {**package._HOME, **dict.fromkeys(whole, package.__name__)}
+
+
+@pytest.mark.parametrize("name", ["cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"])
+def test_every_folder_is_found_by_its_name(name):
+    """In a process of its own: here others have imported it already."""
+    done = subprocess.run([sys.executable, "-c", f"import regard; print(regard.{name}.__name__)"], capture_output=True)
+    assert done.stdout.decode().strip() == f"regard.{name}", done.stderr.decode()
 
 
 def test_an_unknown_name_is_refused_with_a_suggestion():

@@ -670,7 +670,7 @@ BAD_CALLS = {
     "one axis": ({"key": torch.ones(5).double()}, ["key", "(5,)"]),
     "integer mask": ({"mask": torch.ones(7).long()}, ["mask", "bool", "int64"]),
     "mask of pairs": ({"mask": torch.ones(7, 7, dtype=torch.bool)}, ["mask", "padding", "(…, 1, 7)", "(1, 1, 7, 7)"]),
-    "causal mask": ({"mask": regard.causal()}, ["mask", "padding", "causal=True", "Band"]),
+    "causal mask": ({"mask": regard.causal()}, ["mask", "padding", "causal=True", "differs by query"]),
     "causal in a mask": ({"mask": regard.causal() & regard.padding([3, 4])}, ["mask", "padding", "causal=True"]),
     "mask of other keys": ({"mask": torch.ones(8, dtype=torch.bool)}, ["mask", "8", "7"]),
     "lengths of another batch": ({"mask": regard.padding([1, 2, 3])}, ["lengths", "3", "2"]),

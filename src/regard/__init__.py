@@ -1,7 +1,7 @@
 """Attention for PyTorch: compute any mechanism through one call, with one meaning, and see where it looks.
 
 The names below live in `regard.core` and `regard.look` and are imported when first used, so `import regard` itself
-costs nothing. `regard.nn` has the layers, `regard.models` the models.
+costs nothing. `regard.nn` has the layers, `regard.models` the models; the other folders are found when named.
 """
 
 import sys
@@ -51,10 +51,13 @@ _HOME = {
     "Trace": "regard.look.trace",
 }
 _FOLDERS = ("nn", "models")  # imported when first used, like the names
+_MORE = ("cli", "core", "data", "decode", "look", "studio", "tasks", "train")  # the same, but not listed
 
 __all__ = ["__version__", *_HOME, *_FOLDERS]
 
 if TYPE_CHECKING:  # the same list, for readers that do not run the code
+    from regard import models as models
+    from regard import nn as nn
     from regard.core.attention import Attended as Attended
     from regard.core.attention import Plan as Plan
     from regard.core.attention import attention as attention
@@ -95,7 +98,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
 else:  # hidden from checkers, which would take it to mean that any name exists
 
     def __getattr__(name: str) -> object:
-        if name in _FOLDERS:
+        if name in (*_FOLDERS, *_MORE):
             return import_module(f"regard.{name}")
         if name not in _HOME:
             # With `name` and `obj`, Python's own traceback suggests the nearest public name.

@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -125,7 +125,11 @@ def explain(
         query, key, value, score = cast(query, key, value, score)
         problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
     name, refused = _choose(problem, backend)
-    return Plan(name, refused, _flops(problem), BACKENDS[name].working_bytes(problem))
+    flops, working_bytes = _flops(problem), BACKENDS[name].working_bytes(problem)
+    if problem.request is not None and name != reference.NAME:  # a second pass, after the first
+        flops += _flops(replace(problem, value=problem.value[..., :0]))
+        working_bytes = max(working_bytes, recompute.working_bytes(problem))
+    return Plan(name, refused, flops, working_bytes)
 
 
 def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object) -> Tensor | None:
@@ -306,7 +310,7 @@ def _flops(problem: Problem) -> int:
     """Operations of scoring and summing the pairs that the mask leaves."""
     size, value_size = problem.query.shape[-1], problem.value.shape[-1]
     pairs = math.prod(problem.shape) * _share(problem)
-    return int(pairs * (problem.score.flops(size) + 2 * value_size))
+    return round(pairs * (problem.score.flops(size) + 2 * value_size))
 
 
 def _share(problem: Problem) -> float:

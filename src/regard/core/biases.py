@@ -4,7 +4,7 @@ A bias of −inf masks. Learned biases get gradients on every path.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -14,8 +14,11 @@ from regard.core.masks import broadcastable, integer
 from regard.core.spans import Span, positions, take
 
 
+@dataclass(frozen=True, eq=False)
 class Bias:
     """A term of the scores. Make one with alibi or relative; a float tensor is taken as it is."""
+
+    plain: bool = field(default=False, kw_only=True)  # given as numbers, not as a tensor
 
     def aligned(self, shape: tuple[int, ...]) -> "Bias":
         """The same bias with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
@@ -29,6 +32,10 @@ class Bias:
     def holding(self, swap: Callable[[Tensor], Tensor]) -> "Bias":
         """The same bias with its tensor exchanged."""
         raise NotImplementedError
+
+    def on(self, device: torch.device) -> "Bias":
+        """The same bias, with what was given as plain numbers where the queries are."""
+        return self.holding(lambda tensor: tensor.to(device)) if self.plain else self
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors of the bias; those that require grad get it."""
@@ -130,7 +137,7 @@ def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
     tensor = _floats(slopes, "slopes of alibi()")
     if tensor.ndim > 1:
         raise ValueError(f"slopes of alibi() must be one number for each head, got shape {tuple(tensor.shape)}")
-    return Alibi(tensor, integer(offset, "offset of alibi()"))
+    return Alibi(tensor, integer(offset, "offset of alibi()"), plain=not isinstance(slopes, Tensor))
 
 
 def relative(table: Tensor, offset: int = 0) -> Bias:
@@ -140,12 +147,12 @@ def relative(table: Tensor, offset: int = 0) -> Bias:
         raise ValueError(
             f"table of relative() must be (2R + 1,) or (heads, 2R + 1), an odd size last, got {tuple(tensor.shape)}"
         )
-    return Relative(tensor, integer(offset, "offset of relative()"))
+    return Relative(tensor, integer(offset, "offset of relative()"), plain=not isinstance(table, Tensor))
 
 
 def as_bias(bias: Bias | Tensor) -> Bias:
     """A bias as it is; a float tensor as a dense one."""
-    return bias if isinstance(bias, Bias) else DenseBias(_floats(bias, "bias"))
+    return bias if isinstance(bias, Bias) else DenseBias(_floats(bias, "bias"), plain=not isinstance(bias, Tensor))
 
 
 def _floats(values: Tensor | Sequence[float], name: str) -> Tensor:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.normalizers import Hard, gumbel_like, masked, masked_softmax, one_hot
-from regard.core.scores import float_tensor
+from regard.core.scores import finite, float_tensor
 
 
 class Choice(NamedTuple):
@@ -49,7 +49,7 @@ class Reinforced(NamedTuple):
 
 def reinforce(
     log_prob: Float[Tensor, "b *rest"],
-    reward: Float[Tensor, "b"],
+    reward: Float[Tensor, "b *same"],
     *,
     baseline: Float[Tensor, ""] | float | None = None,
     entropy: Float[Tensor, "*any"] | None = None,
@@ -61,7 +61,8 @@ def reinforce(
 
     loss = −λ_r · mean_b[(reward_b − baseline) · Σ log_prob_b] − λ_e · mean(entropy), and
     baseline' = decay · baseline + (1 − decay) · mean(reward). Without a baseline the first is the mean reward.
-    `log_prob` is `Attended.log_prob`, batch first: everything behind the batch axis is summed.
+    `log_prob` is `Attended.log_prob`, batch first: everything behind the batch axis is summed. A `reward` in the shape
+    of `log_prob` is one for each choice: the mean is over all of them, and nothing is summed.
 
     >>> out = reinforce(torch.tensor([-1.0, -2.0]), torch.tensor([3.0, 1.0]))
     >>> out.loss, out.baseline
@@ -73,17 +74,22 @@ def reinforce(
     float_tensor(reward, "reward")
     if entropy is not None:
         float_tensor(entropy, "entropy")
-    if reward.ndim != 1 or log_prob.ndim < 1 or log_prob.shape[0] != reward.shape[0]:
+    if log_prob.ndim < 1 or reward.shape not in (log_prob.shape, log_prob.shape[:1]):
         raise ValueError(
-            f"reward must have one number for each of the {tuple(log_prob.shape)[:1]} items of log_prob, "
-            f"got shape {tuple(reward.shape)}; where each query has a reward of its own, flatten both"
+            f"reward must be {tuple(log_prob.shape[:1])}, one for each item of log_prob, or {tuple(log_prob.shape)}, "
+            f"one for each choice, got {tuple(reward.shape)}"
         )
-    if not 0.0 <= decay <= 1.0:
+    if not 0.0 <= finite(decay, "decay") <= 1.0:
         raise ValueError(f"decay must be between 0 and 1, got {decay}")
+    if isinstance(baseline, Tensor) and baseline.numel() != 1:
+        raise ValueError(f"baseline must be one number, as the last call gave it, got shape {tuple(baseline.shape)}")
+    if baseline is not None and not isinstance(baseline, Tensor):
+        finite(baseline, "baseline")
     reward = reward.detach()
     mean = reward.mean()
-    current = mean if baseline is None else torch.as_tensor(baseline, dtype=mean.dtype, device=mean.device)
-    loss = -reward_weight * ((reward - current) * log_prob.reshape(len(log_prob), -1).sum(1)).mean()
+    current = mean if baseline is None else torch.as_tensor(baseline, dtype=mean.dtype, device=mean.device).reshape(())
+    summed = log_prob if reward.ndim > 1 else log_prob.reshape(len(log_prob), -1).sum(1)
+    loss = -reward_weight * ((reward - current) * summed).mean()
     if entropy is not None:
         loss = loss - entropy_weight * entropy.mean()
     return Reinforced(loss, decay * current + (1 - decay) * mean)

@@ -16,7 +16,7 @@ def kept_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
     if mask is None:
         return None if keys else torch.ones(1, 0, dtype=torch.bool, device=problem.device)
     if not _by_key(mask):
-        came = f"one of shape {tuple(mask.tensor.shape)}" if isinstance(mask, Dense) else f"a {type(mask).__name__}"
+        came = f"one of shape {tuple(mask.tensor.shape)}" if isinstance(mask, Dense) else "one that differs by query"
         raise ValueError(
             "mask of linear_attention must hide the same keys from every query: expected padding(lengths) or a bool "
             f"tensor (…, 1, {keys}), got {came}; write causal=True for a causal pass"

@@ -4,8 +4,9 @@ True means *may attend*. A mask is evaluated on any part of the score matrix (`a
 block (`coarse`), so that nobody builds an n × n tensor that was not given as one.
 """
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -65,6 +66,10 @@ class Mask:
         """The same mask with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
         return self
 
+    def on(self, device: torch.device) -> "Mask":
+        """The same mask, with what was given as plain numbers where the queries are."""
+        return self
+
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors the mask holds (their device is checked against the query's)."""
         return ()
@@ -113,6 +118,10 @@ class Padding(Mask):
     """j < length."""
 
     lengths: Int[Tensor, "*lead"]
+    plain: bool = False  # given as numbers, not as a tensor
+
+    def on(self, device: torch.device) -> "Padding":
+        return replace(self, lengths=self.lengths.to(device)) if self.plain else self
 
     def aligned(self, shape: tuple[int, ...]) -> "Padding":
         try:
@@ -139,6 +148,10 @@ class Segments(Mask):
 
     query_ids: Int[Tensor, "... q"]
     key_ids: Int[Tensor, "... k"]
+    plain: bool = False
+
+    def on(self, device: torch.device) -> "Segments":
+        return Segments(self.query_ids.to(device), self.key_ids.to(device)) if self.plain else self
 
     def aligned(self, shape: tuple[int, ...]) -> "Segments":
         for name, ids, length in (("query_ids", self.query_ids, shape[-2]), ("key_ids", self.key_ids, shape[-1])):
@@ -191,6 +204,9 @@ class And(Mask):
     left: Mask
     right: Mask
 
+    def on(self, device: torch.device) -> "And":
+        return And(self.left.on(device), self.right.on(device))
+
     def aligned(self, shape: tuple[int, ...]) -> "And":
         return And(self.left.aligned(shape), self.right.aligned(shape))
 
@@ -212,6 +228,9 @@ class Or(Mask):
     left: Mask
     right: Mask
 
+    def on(self, device: torch.device) -> "Or":
+        return Or(self.left.on(device), self.right.on(device))
+
     def aligned(self, shape: tuple[int, ...]) -> "Or":
         return Or(self.left.aligned(shape), self.right.aligned(shape))
 
@@ -231,6 +250,9 @@ class Not(Mask):
     """The mask forbids it."""
 
     mask: Mask
+
+    def on(self, device: torch.device) -> "Not":
+        return Not(self.mask.on(device))
 
     def aligned(self, shape: tuple[int, ...]) -> "Not":
         return Not(self.mask.aligned(shape))
@@ -256,8 +278,9 @@ def causal(offset: int = 0) -> Mask:
 
 def window(before: int, after: int, offset: int = 0) -> Mask:
     """Query i sees `before` keys before its own position i + offset, `after` behind it, and itself."""
+    before, after = integer(before, "before of window()"), integer(after, "after of window()")
     for name, count in (("before", before), ("after", after)):
-        if integer(count, f"{name} of window()") < 0:
+        if count < 0:
             raise ValueError(
                 f"{name} of window() counts keys beside the query's own and must be 0 or more, got {count}"
             )
@@ -268,12 +291,13 @@ def window(before: int, after: int, offset: int = 0) -> Mask:
 def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
     """Keys at or beyond each sequence's length are padding and are not attended.
 
-    `lengths` (b,) goes with scores (b, h, q, k) and (b, q, k): its axes are the first of the scores'.
+    `lengths` (b,) goes with scores (b, h, q, k) and (b, q, k): its axes are the first of the scores'. A length beyond
+    the keys means all of them.
     """
     found = _integers(lengths, "lengths of padding()")
     if not isinstance(lengths, Tensor) and bool((found < 0).any()):
         raise ValueError(f"lengths of padding() must not be negative, got {lengths}")
-    return Padding(found)
+    return Padding(found, plain=not isinstance(lengths, Tensor))
 
 
 def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int]) -> Mask:
@@ -281,11 +305,17 @@ def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int])
 
     Ids are (…, q) and (…, k); the axes before are the first of the scores', as for `padding`.
     """
-    return Segments(_integers(query_ids, "query_ids of segments()"), _integers(key_ids, "key_ids of segments()"))
+    queries, keys = _integers(query_ids, "query_ids of segments()"), _integers(key_ids, "key_ids of segments()")
+    if isinstance(query_ids, Tensor) != isinstance(key_ids, Tensor):  # numbers go where the tensor is
+        device = queries.device if isinstance(query_ids, Tensor) else keys.device
+        queries, keys = queries.to(device), keys.to(device)
+    return Segments(queries, keys, plain=not isinstance(query_ids, Tensor) and not isinstance(key_ids, Tensor))
 
 
 def dense(tensor: Tensor) -> Mask:
     """A bool tensor that broadcasts to the scores (…, h, q, k); True = may attend."""
+    if isinstance(tensor, Mask):
+        raise TypeError("dense() makes a mask of a bool tensor, got a mask: it goes to mask= as it is")
     if not isinstance(tensor, Tensor):
         name = getattr(tensor, "__name__", type(tensor).__name__)
         hint = f": write {name}(…)" if callable(tensor) else ""
@@ -305,9 +335,10 @@ def broadcastable(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     )
     if not fits:
         given, hint = tuple(tensor.shape), ""
-        if len(shape) == 4 and given == (shape[0], shape[-1]):
-            hint = f"; for keys of each sequence write {name}[:, None, None, :]"
-        elif len(shape) == 4 and given == (shape[0], *shape[-2:]):
+        if len(shape) in (3, 4) and given == (shape[0], shape[-1]):
+            axes = ", None" * (len(shape) - 2)
+            hint = f"; for keys of each sequence write {name}[:{axes}, :]"
+        elif len(shape) == 4 and given in ((shape[0], *shape[-2:]), (shape[0], 1, shape[-1])):
             hint = f"; for pairs of each sequence, the same for all heads, write {name}[:, None]"
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it does not broadcast to the scores {shape}{hint}")
     return tensor.reshape((1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape))
@@ -315,9 +346,11 @@ def broadcastable(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
 
 def integer(value: int, name: str) -> int:
     """The whole number, or an error."""
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return value
+    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    return value
+    return operator.index(value)  # such as NumPy's
 
 
 def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:

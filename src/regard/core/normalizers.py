@@ -37,6 +37,13 @@ class Normalizer:
         raise NotImplementedError
 
 
+def _checked(allowed: object) -> None:
+    """An error that says what a normaliser takes, unless that came."""
+    if allowed is not None and (not isinstance(allowed, Tensor) or allowed.dtype != torch.bool):
+        came = str(allowed.dtype) if isinstance(allowed, Tensor) else type(allowed).__name__
+        raise TypeError(f"allowed must be a bool tensor (True = may attend), got {came}; masks go to attention(mask=…)")
+
+
 def masked(scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
     """Scores with −inf where nothing is allowed, and which rows hold anything, (…, 1).
 
@@ -71,6 +78,7 @@ class Softmax(Normalizer):
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "*rows k"]:
+        _checked(allowed)
         return masked_softmax(scores, allowed)
 
 
@@ -95,6 +103,7 @@ class Entmax(Normalizer):
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "*rows k"]:
+        _checked(allowed)
         if self.alpha == 1:
             return masked_softmax(scores, allowed)
         if allowed is not None:
@@ -139,6 +148,7 @@ class Sigmoid(Normalizer):
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "*rows k"]:
+        _checked(allowed)
         weights = torch.sigmoid(scores + self.bias)
         return weights if allowed is None else torch.where(allowed, weights, 0)
 
@@ -181,6 +191,7 @@ class Hard(Normalizer):
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "*rows k"]:
         """The weights of inference: one-hot at the best key."""
+        _checked(allowed)
         if allowed is not None:
             scores = torch.where(allowed, scores, -math.inf)
         if scores.shape[-1] == 0:

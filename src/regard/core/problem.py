@@ -137,11 +137,11 @@ def build(
     if weights is not None:
         weights.check(shape[-2])
     if mask is not None:
-        mask = as_mask(mask)
+        mask = as_mask(mask).on(query.device)
         _check_devices("mask", mask.tensors(), query)
         mask = mask.aligned(shape)
     if bias is not None:
-        bias = as_bias(bias)
+        bias = as_bias(bias).on(query.device)
         _check_devices("bias", bias.tensors(), query)
         bias = bias.aligned(shape)
     problem = Problem(query, key, value, score, normalize, mask, bias, dropout, weights, generator, headless=headless)
@@ -205,6 +205,11 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
         if not tensor.is_floating_point():
             raise TypeError(f"{name} must be a float tensor, got {tensor.dtype}")
+        if tensor.is_nested:
+            hint = "pad it (torch.nested.to_padded_tensor) and write mask=regard.padding(lengths)"
+            raise TypeError(f"{name} must be a plain tensor, got a nested one: {hint}")
+        if tensor.layout != torch.strided:
+            raise TypeError(f"{name} must be a dense tensor, got {tensor.layout}: write {name}.to_dense()")
         if tensor.ndim < 2:
             raise ValueError(f"{name} must be (…, length, size), got shape {tuple(tensor.shape)}")
         if tensor.dtype != query.dtype:

@@ -54,6 +54,16 @@ def weights(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
     return Top(*whole) if isinstance(request, TopWeights) else whole[0]
 
 
+def working_bytes(problem: Problem) -> int:
+    """Scores, weights and what is made of them for one block of rows, or for all that are asked for."""
+    request, (queries, keys) = problem.request, problem.shape[-2:]
+    rows = min(queries, _block_rows(problem))
+    if isinstance(request, (Full, Rows)):
+        rows = queries if isinstance(request, Full) else len(request.positions(queries))
+    pairs = math.prod(problem.shape[:-2]) * rows * keys * problem.dtype.itemsize
+    return 3 * pairs + min(_FEATURE_BYTES, int(pairs * problem.score.floats(problem.query.shape[-1])))
+
+
 def _block_rows(problem: Problem) -> int:
     """How many rows make a block."""
     row_bytes = math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize

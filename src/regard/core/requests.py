@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.core.masks import integer
+
 
 class Top(NamedTuple):
     """The largest weights of each query and the keys they belong to, largest first."""
@@ -123,9 +125,9 @@ def _positions(index: int | Sequence[int]) -> Tensor:
 
 def top(k: int) -> Request:
     """The k largest weights of each query as `Top(values, indices)`, (…, h, q, k); fewer where there are fewer keys."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+    if (count := integer(k, "k of top()")) < 1:
         raise ValueError(f"top() takes a number of keys of at least 1, got {k!r}")
-    return TopWeights(k)
+    return TopWeights(count)
 
 
 def received() -> Request:

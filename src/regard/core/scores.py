@@ -79,7 +79,9 @@ def finite(value: object, name: str) -> float:
         hint = ": multiply the query by a learned scale instead" if name == "scale" else ""
         raise TypeError(f"{name} must be a number, got a tensor{hint}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+        kind = type(value).__name__
+        hint = f": write float(…) of the {kind}" if hasattr(value, "__float__") and not isinstance(value, bool) else ""
+        raise TypeError(f"{name} must be a number, int or float, got {kind}{hint}")
     if not -math.inf < value < math.inf:  # a compiler traces this, and not isfinite
         raise ValueError(f"{name} must be a finite number, got {value}")
     return value

@@ -40,9 +40,12 @@ _HOME = {
     "Attends": "regard.nn.protocol",
 }
 
+_MODULES = ("losses",)  # a module of functions, imported when first used
+
 __all__ = [*_HOME]
 
 if TYPE_CHECKING:  # the same list, for readers that do not run the code
+    from regard.nn import losses as losses
     from regard.nn.attention import Attention as Attention
     from regard.nn.attention import SelfAttention as SelfAttention
     from regard.nn.cache import KeyValueCache as KeyValueCache
@@ -75,6 +78,8 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
 else:  # hidden from checkers, which would take it to mean that any name exists
 
     def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return import_module(f"regard.nn.{name}")
         if name not in _HOME:
             raise AttributeError(f"module 'regard.nn' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
         value = getattr(import_module(_HOME[name]), name)

@@ -43,7 +43,7 @@ def attend(problem: Problem) -> Result:
 
     scores = problem.scores(query, problem.repeat(key), rows, columns)
     allowed = problem.open(scores, rows, columns)
-    seen, choice = scores, None
+    choice = None
     if isinstance(problem.normalize, Hard):
         choice = choose(problem.normalize, scores, allowed, problem.sample, problem.generator)
         weights = choice.weights
