@@ -399,6 +399,33 @@ def test_a_score_is_asked_again_whether_it_looks_at_pairs_alone() -> None:
     assert regard.explain(x, x, x, score=score).backend == "reference"
 
 
+def test_a_score_that_takes_no_single_pair_is_asked_with_more() -> None:
+    """Statistics over the keys of a block are others than those over all."""
+    norm = nn.BatchNorm1d(8)
+    score = lambda query, key: query @ norm(key.flatten(0, -2)).view_as(key).mT  # noqa: E731
+    x = torch.randn(1, 1, 3000, 8)
+    assert regard.explain(x, x, x, score=score).backend == "reference"
+    norm.eval()
+    assert regard.explain(x, x, x, score=score).backend == "blocked"
+
+
+@pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sparsemax(), regard.Entmax(1.3)], ids=lambda n: n.name)
+@pytest.mark.parametrize("score", [regard.ScaledDot(4.0), lambda query, key: 4 * query @ key.mT], ids=["own", "custom"])
+def test_a_backward_pass_inside_autocast_is_as_exact_as_outside(score: object, normalize: regard.Softmax) -> None:
+    base = [torch.randn(1, 2, 64, 16).bfloat16().float() for _ in range(3)]
+
+    def learned(inside: bool) -> list[Tensor]:
+        tensors = [tensor.clone().requires_grad_() for tensor in base]
+        with torch.autocast("cpu", torch.bfloat16):
+            out = regard.attention(*tensors, score=score, normalize=normalize, backend="blocked").output
+            if inside:
+                return list(torch.autograd.grad(out, tensors, slopes_like(out)))
+        return list(torch.autograd.grad(out, tensors, slopes_like(out)))
+
+    for found, wanted in zip(learned(True), learned(False), strict=True):
+        assert_close(found, wanted)
+
+
 def test_scores_written_at_one_place_are_not_taken_for_one() -> None:
     x = torch.randn(1, 4, 1500, 8)
     chosen = [
@@ -460,3 +487,21 @@ def test_queries_whose_weights_are_computed_again_must_not_change() -> None:
         x.mul_(2)
     with pytest.raises(RuntimeError, match=r"^query .* was changed in place"):
         torch.autograd.grad(weights.sum(), x)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+@pytest.mark.parametrize("alpha", [1.0000001, 1.00001, 1.2, 3.0, 4.0])
+def test_entmax_of_any_alpha_in_single_precision(alpha: float, backend: str) -> None:
+    """Powers of 1 / (α − 1) are steep, and so are those of their derivatives."""
+    base = [torch.randn(1, 2, 50, 8, dtype=torch.float64) for _ in range(3)]
+
+    def learned(dtype: torch.dtype, backend: str) -> list[Tensor]:
+        tensors = [tensor.to(dtype).requires_grad_() for tensor in base]
+        out = regard.attention(*tensors, normalize=regard.Entmax(alpha), weights=regard.full(), backend=backend)
+        assert_close(out.weights.sum(-1), torch.ones_like(out.weights[..., 0]), atol=1e-4, rtol=0)
+        return [out.output, *torch.autograd.grad(out.output.square().sum(), tensors)]
+
+    wanted = learned(torch.float64, "reference")
+    for found, true in zip(learned(torch.float32, backend), wanted, strict=True):
+        assert found.dtype == torch.float32
+        assert (found - true).norm() <= 1e-4 * true.norm()

@@ -416,3 +416,70 @@ def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, he
     output = regard.attention(query, key, key, score=score).output
     assert output[..., 1, :].isnan().all()
     assert output[..., 0::2, :].isfinite().all()
+
+
+# Numbers at the edge of what a call may be given
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "blocked", "reference"])
+@pytest.mark.parametrize(
+    "mask", [None, regard.causal(), regard.causal() & regard.padding([20])], ids=["", "causal", "both"]
+)
+@pytest.mark.parametrize("score", [regard.ScaledDot(-0.5), regard.ScaledDot(0.0), regard.Cosine(-2.0)], ids=str)
+def test_a_scale_may_be_negative_or_nothing(score: regard.Cosine, mask: object, backend: str) -> None:
+    query, key, value = (torch.randn(1, 2, 32, 8, requires_grad=True) for _ in range(3))
+    allowed = torch.ones(32, 32, dtype=torch.bool)
+    if mask is not None:
+        allowed = allowed.tril()
+    if isinstance(mask, regard.Mask) and mask.tensors():
+        allowed = allowed & (torch.arange(32) < 20)
+    q, k, v = (t.detach().double().requires_grad_() for t in (query, key, value))
+    unit = torch.nn.functional.normalize if isinstance(score, regard.Cosine) else lambda x, dim: x
+    scores = unit(q, dim=-1) @ unit(k, dim=-1).mT * score.scale
+    true = torch.where(allowed, scores, -math.inf).softmax(-1) @ v
+    found = regard.attention(query, key, value, score=score, mask=mask, backend=backend).output
+    assert_close(found.double(), true, atol=1e-5, rtol=1e-5)
+    for a, b in zip(
+        torch.autograd.grad(found.sin().sum(), (query, key, value)),
+        torch.autograd.grad(true.sin().sum(), (q, k, v)),
+        strict=True,
+    ):
+        assert_close(a.double(), b, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("far", [0.0, 50.0])
+@pytest.mark.parametrize("length", [2, 300, 1100])
+@pytest.mark.parametrize("backend", ["auto", "additive", "blocked"])
+def test_a_query_of_nan_spoils_its_own_row_alone(backend: str, length: int, far: float) -> None:
+    query, key, value = torch.randn(length, 8) - far, torch.randn(length, 8) + far, torch.randn(length, 4)
+    score = regard.Additive(torch.randn(8))
+    wanted = regard.attention(query, key, value, score=score, backend="reference").output
+    query[0] = math.nan
+    found = regard.attention(query, key, value, score=score, backend=backend).output
+    assert found[0].isnan().all()
+    assert_close(found[1:], wanted[1:], atol=1e-4, rtol=1e-4)
+
+
+def by_hand(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return query @ key.mT / (query.norm(dim=-1)[..., None] * key.norm(dim=-1)[..., None, :])
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 60000.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize("score", [by_hand, lambda query, key: torch.sin(query @ key.mT)], ids=["cosine", "sine"])
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_padding_does_not_reach_a_score_of_ones_own(
+    backend: str, score: object, dtype: torch.dtype, poison: float
+) -> None:
+    """Not even one that divides by the size of its key, or that computes in the caller's half precision."""
+    query, key, value = (torch.randn(1, 2, 20, 4).to(dtype) for _ in range(3))
+    query.requires_grad_()
+    key[:, :, 15:] = poison
+    output = regard.attention(query, key, value, score=score, mask=regard.padding([15]), backend=backend).output
+    alone = regard.attention(query, key[:, :, :15], value[:, :, :15], score=score, backend=backend).output
+    near = 1e-5 if dtype == torch.float32 else 5e-3
+    assert_close(output, alone, atol=near, rtol=near)
+    for found, wanted in zip(
+        torch.autograd.grad(output.sum(), query), torch.autograd.grad(alone.sum(), query), strict=True
+    ):
+        assert_close(found, wanted, atol=near, rtol=near)

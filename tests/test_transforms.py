@@ -167,3 +167,11 @@ def test_mapped_over_what_a_score_holds() -> None:
         return regard.attention(x, x, x, score=lambda query, key: (query * scale) @ key.mT).output.square().sum()
 
     same(torch.vmap(torch.func.grad(total))(scales), torch.stack([torch.func.grad(total)(scale) for scale in scales]))
+
+
+def test_biases_may_be_mapped() -> None:
+    query, key, value = (torch.randn(2, 6, 4) for _ in range(3))
+    for make, given in ((regard.alibi, torch.rand(3, 2)), (regard.relative, torch.rand(3, 5))):
+        attend = lambda tensor, make=make: regard.attention(query, key, value, bias=make(tensor)).output  # noqa: E731
+        found = torch.func.vmap(attend)(given)
+        torch.testing.assert_close(found, torch.stack([attend(tensor) for tensor in given]))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.core.masks import broadcastable, integer
 from regard.core.spans import Span, positions, take
+from regard.core.transforms import mapped
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +105,8 @@ class Relative(Bias):
 
     @property
     def may_mask(self) -> bool:
-        # A table is small enough to look at, except on a GPU, where looking means waiting.
-        unseen = self.table.device.type != "cpu" or torch.compiler.is_compiling()
+        # A table is small enough to look at, except on a GPU, where looking means waiting, and in vmap.
+        unseen = self.table.device.type != "cpu" or torch.compiler.is_compiling() or mapped()
         return unseen or bool((self.table == -torch.inf).any())
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from regard.core.custom import Custom
 from regard.core.problem import HALF, Problem
 from regard.core.spans import all_of, cut
 from regard.core.unseen import ROWS, seen_by_any, zeroed
@@ -25,7 +26,9 @@ def unruly(problem: Problem) -> bool:
         return False
     if _unreadable(problem):
         return True  # clean in any case
-    limit = math.sqrt(torch.finfo(problem.dtype).max) / 256
+    # A score of the caller's own computes in the caller's dtype.
+    dtype = problem.score.dtype if isinstance(problem.score, Custom) else problem.dtype
+    limit = math.sqrt(torch.finfo(dtype).max) / 256
     try:
         if not (_largest(problem.key) < limit and _largest(problem.query) < limit):
             return True
@@ -87,7 +90,7 @@ def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
     problem = replace(
         problem,
         query=torch.where(filled, problem.query, 0),  # a row with nothing to attend gives its query no part
-        key=problem.key.masked_fill(bad.unsqueeze(-1), 0),
+        key=problem.key.masked_fill(bad.unsqueeze(-1), problem.score.harmless),
         value=torch.where(finite, problem.value, 0),
         bad_keys=bad,
     )

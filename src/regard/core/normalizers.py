@@ -234,7 +234,7 @@ class _Entmax(torch.autograd.Function):
         slope = entmax_slope(weights, ctx.alpha)
         total = slope.sum(-1, keepdim=True)
         mean = (slope * grad).sum(-1, keepdim=True) / torch.where(total > 0, total, 1)
-        return slope * (grad - mean), None
+        return (slope * (grad - mean)).to(grad.dtype), None
 
 
 def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:
@@ -245,14 +245,20 @@ def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:
     best, tau = threshold[..., :1], threshold[..., 1:]
     margin = torch.where(scores == -math.inf, -math.inf, (alpha - 1) * (scores - best))
     margin = (margin - tau).clamp_min(0)
-    return margin if alpha == 2 else margin.square() if alpha == 1.5 else margin.pow(1 / (alpha - 1))
+    if alpha in (1.5, 2):
+        return margin if alpha == 2 else margin.square()
+    return margin.pow(1 / (alpha - 1)).to(scores.dtype)
 
 
 def entmax_slope(weights: Tensor, alpha: float) -> Tensor:
-    """∂weight/∂(score − τ'), up to the common factor that cancels: weight^{2−α} on the support."""
+    """∂weight/∂(score − τ'), up to the common factor that cancels: weight^{2−α} on the support.
+
+    Beyond α = 2 the smallest weights have the largest slopes, by many powers of ten: in float64.
+    """
     inside = weights > 0
     if alpha == 2:
         return inside.to(weights.dtype)
+    weights = weights.double() if alpha > 2 else weights
     return torch.where(inside, torch.where(inside, weights, 1).pow(2 - alpha), 0)
 
 
@@ -263,6 +269,8 @@ def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
     best = scores.amax(-1, keepdim=True)
     empty = best == -math.inf
     best = torch.where(empty, 0, best)
+    if alpha not in (1.5, 2):  # a power of 1 / (α − 1), steep near 0 or near 1: there the last digits of τ count
+        best, scores = best.double(), scores.double()
     tau = _threshold((alpha - 1) * (scores - best), alpha)
     return torch.cat([best, torch.where(empty, math.inf, tau)], -1)
 

@@ -31,7 +31,7 @@ def without_unseen(problem: Problem) -> Problem:
 
 
 def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None) -> Problem:
-    """Keys and values that are not among the seen ones as zeros."""
+    """Values that are not among the seen ones as zeros, and keys as something harmless to the score: mostly zeros."""
     if seen is None:
         return problem
     seen = seen.expand(*problem.shape[:-2], problem.shape[-1])
@@ -39,7 +39,7 @@ def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None) -> Problem:
         seen = seen.unflatten(-2, (-1, problem.group)).any(-2)
     return replace(
         problem,
-        key=torch.where(seen.unsqueeze(-1), problem.key, 0),
+        key=torch.where(seen.unsqueeze(-1), problem.key, problem.score.harmless),
         value=torch.where(seen.unsqueeze(-1), problem.value, 0),
     )
 

@@ -138,7 +138,12 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
         once_only(NAME)
-        doutput, dlog_prob, _ = upstream
+        # As the way here: scores that autocast rounds would not fit the sums that were kept.
+        with torch.autocast(ctx.job.problem.device.type, enabled=False):
+            return _Blocked._back(ctx, *upstream)
+
+    @staticmethod
+    def _back(ctx: Any, doutput: Tensor, dlog_prob: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         query, key, value, *rest = ctx.saved_tensors
         ctx.unchanged.check()
         kept, rest = rest[: ctx.kept_count], rest[ctx.kept_count :]

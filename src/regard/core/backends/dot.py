@@ -23,6 +23,9 @@ _BY_CUDNN = (torch.bfloat16, torch.float16)
 
 def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """torch's fused attention, by the kernel it picks."""
+    scale = options.get("scale")
+    if scale is not None and scale <= 0:  # closed pairs are −inf before some kernels scale, and +inf or NaN after
+        query, options["scale"] = (-query, -scale) if scale < 0 else (query * 0, 1.0)
     if query.is_cuda and transformed() and (mapped() or torch.compiler.is_compiling()):
         with sdpa_kernel(_others()):  # what comes back cannot be laid out anew
             return F.scaled_dot_product_attention(query, key, value, **options)

@@ -57,9 +57,12 @@ class Upstream(NamedTuple):
     output: Tensor
     log_prob: Tensor | None
 
-    def weights(self, block: Block) -> Tensor:
-        """dw = do · v, through dropout."""
-        return block.drop(self.output @ block.values.mT)
+    def weights(self, block: Block, dtype: torch.dtype | None = None) -> Tensor:
+        """dw = do · v, through dropout; in the dtype of both, or in another."""
+        output, values = self.output, block.values
+        if dtype is not None:
+            output, values = output.to(dtype), values.to(dtype)
+        return block.drop(output @ values.mT)
 
 
 class Gradient(NamedTuple):
@@ -172,12 +175,12 @@ class EntmaxStream(Stream):
             return Finished(output, (output.new_tensor([0.0, math.inf]).expand(*output.shape[:-1], 2), centre))
         pieces = [block.scores for block in state.blocks]
         threshold = self._threshold(pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1))
-        total = torch.zeros_like(threshold[..., :1])
+        total = torch.zeros_like(output[..., :1])
         for block in state.blocks:
             weights = entmax_weights(block.scores, threshold, self.alpha)
             slope = entmax_slope(weights, self.alpha)
             output = output + block.drop(weights) @ block.values
-            centre = centre + block.drop(slope) @ block.values
+            centre = centre + block.drop(slope) @ block.values.to(slope.dtype)
             total = total + slope.sum(-1, keepdim=True)
         return Finished(output, (threshold, centre / torch.where(total == 0, 1, total)))
 
@@ -185,7 +188,9 @@ class EntmaxStream(Stream):
         threshold, centre = kept
         weights = entmax_weights(block.scores, threshold, self.alpha)
         mean = (upstream.output * centre).sum(-1, keepdim=True)
-        return Gradient(entmax_slope(weights, self.alpha) * (upstream.weights(block) - mean), block.drop(weights))
+        slope = entmax_slope(weights, self.alpha)
+        dscores = slope * (upstream.weights(block, slope.dtype) - mean)
+        return Gradient(dscores.to(weights.dtype), block.drop(weights))
 
     def _threshold(self, scores: Tensor) -> Tensor:
         if self._by_kernel(scores):

@@ -111,11 +111,14 @@ def _row_weight(weight: Tensor, query: Tensor) -> Tensor:
 
 
 def _factors(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
-    """e^{2(q + c)} and e^{2(k − c)}, or None where no shift c brings both within reach.
+    """e^{2(q + c)} and e^{2(k − c)}, or None where no shift c brings both within reach, or NaN hides what would.
 
     c is 0 unless it must not be: adding it rounds. tanh(q + k) does not see it.
     """
-    if max(_largest(query), _largest(key)) > _REACH:
+    largest = _largest(query), _largest(key)
+    if any(map(math.isnan, largest)):
+        return None
+    if max(largest) > _REACH:
         middles = [(t.amin(-2, keepdim=True) + t.amax(-2, keepdim=True)) / 2 for t in (query, key)]
         shift = (middles[1] - middles[0]) / 2
         query, key = query + shift, key - shift
