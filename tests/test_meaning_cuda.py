@@ -256,3 +256,42 @@ def test_the_first_of_equal_keys_wins(backend: str, device: str) -> None:
     normalize = regard.Hard(sample=False)
     found = regard.attention(query, key, value, score=regard.Dot(), normalize=normalize, backend=backend).output
     torch.testing.assert_close(found, value[:, :, :1].expand(1, 2, 5, SIZE))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize("length", [19, 200])
+def test_a_scale_may_be_negative_or_nothing(way: Way, device: str, mask: str, scale: float, length: int) -> None:
+    if way.score != "scaled":
+        pytest.skip("has no scale, or has it as a product")
+    if way.backend == "short" and (mask == "window" or length > 64):
+        pytest.skip("not for short sequences")
+    query, key, value, _ = drawn(way, device, queries=length, keys=length)
+    i, j = torch.arange(length, device=device)[:, None], torch.arange(length, device=device)
+    allowed = {"none": j >= 0, "causal": j <= i, "window": (j <= i) & (j >= i - 6)}[mask]
+    record = {"none": None, "causal": regard.causal(), "window": regard.window(6, 0)}[mask]
+    found = regard.attention(query, key, value, score=regard.ScaledDot(scale), mask=record, backend=way.backend).output
+    q, k, v = (t.double() for t in (query, key, value))
+    true = torch.where(allowed, q @ k.mT * scale, -math.inf).softmax(-1) @ v
+    near(way, found, true)
+    tensors = [query, key, value]
+    for gradient, wanted in zip(learned(tensors, found), learned(tensors, true), strict=True):
+        error = (gradient.double() - wanted.double()).norm()
+        assert error <= way.near * wanted.double().norm() + 1e-5, f"{way}: off by {float(error):.1e}"
+
+
+@on_a_gpu
+@pytest.mark.parametrize("far", [0.0, 50.0])
+def test_a_query_of_nan_spoils_its_own_row_alone(way: Way, device: str, far: float) -> None:
+    if far and way.score != "additive":
+        pytest.skip("scores of such keys are all alike to a product")
+    query, key, value, weight = (x.detach() for x in drawn(way, device, queries=70, keys=70))
+    query, key = query - far, key + far
+    clean = attend(way, [query, key, value, weight], "long").output
+    query = query.clone()
+    query[:, :, 3] = math.nan
+    found = attend(way, [query, key, value, weight], "long").output
+    assert found[:, :, 3].isnan().all()
+    others = torch.arange(70, device=device) != 3
+    near(way, found[:, :, others], clean[:, :, others])
