@@ -43,6 +43,25 @@ def test_seen_keys_are_those_some_query_may_attend(name: str) -> None:
     assert torch.equal(seen.expand(2, 3, KEYS), allowed.any(-2))
 
 
+@pytest.mark.parametrize("name", [*MASKS, "both", "either", "not"])
+def test_a_mask_says_how_many_matrices_it_is(name: str) -> None:
+    mask = {
+        "both": regard.causal() & regard.segments(*IDS),
+        "either": regard.padding([4, 0]) | torch.ones(3, 1, KEYS, dtype=torch.bool),
+        "not": ~regard.padding([4, 0]),
+    }.get(name, MASKS.get(name))
+    mask = (mask if isinstance(mask, regard.Mask) else regard.dense(mask)).aligned((2, 3, QUERIES, KEYS))
+    assert mask.lead() == mask.allowed(range(QUERIES), range(KEYS), torch.device("cpu")).shape[:-2]
+
+
+@pytest.mark.parametrize(
+    "bias", [regard.alibi([0.1, 0.2, 0.3]), regard.relative(torch.zeros(5)), regard.relative(torch.zeros(3, 5))]
+)
+def test_a_bias_says_how_many_matrices_it_is(bias: regard.Bias) -> None:
+    bias = bias.aligned((2, 3, QUERIES, KEYS))
+    assert bias.lead() == bias.values(range(QUERIES), range(KEYS), torch.float32).shape[:-2]
+
+
 def test_no_mask_of_keys_no_list_of_them() -> None:
     assert seen_keys(clauses(regard.causal(6), QUERIES, KEYS), QUERIES, KEYS, torch.device("cpu")) is None
     assert seen_keys(clauses(None, QUERIES, KEYS), QUERIES, KEYS, torch.device("cpu")) is None

@@ -42,6 +42,10 @@ class Bias:
         """The tensors of the bias; those that require grad get it."""
         raise NotImplementedError
 
+    def lead(self) -> tuple[int, ...]:
+        """The leading axes of `values`."""
+        raise NotImplementedError
+
     def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
         """The bias of the part of the scores asked: broadcasts to (*leading, rows, columns)."""
         raise NotImplementedError
@@ -66,6 +70,9 @@ class DenseBias(Bias):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.tensor,)
 
+    def lead(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape[:-2])
+
     def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
         return take(take(self.tensor, -2, rows), -1, columns).to(dtype)
 
@@ -86,6 +93,9 @@ class Alibi(Bias):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.slopes,)
+
+    def lead(self) -> tuple[int, ...]:
+        return tuple(self.slopes.shape)
 
     def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
         distance = _distance(rows, columns, self.offset, self.slopes.device).abs()
@@ -119,6 +129,9 @@ class Relative(Bias):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.table,)
+
+    def lead(self) -> tuple[int, ...]:
+        return tuple(self.table.shape[:-1])
 
     def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
         distance = _distance(rows, columns, self.offset, self.table.device)

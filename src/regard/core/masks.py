@@ -74,6 +74,10 @@ class Mask:
         """The tensors the mask holds (their device is checked against the query's)."""
         return ()
 
+    def lead(self) -> tuple[int, ...]:
+        """The leading axes of `allowed`: how many matrices a part of the scores takes."""
+        return ()
+
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         """May row i attend column j, for the part of the scores asked: broadcasts to (*leading, rows, columns)."""
         raise NotImplementedError
@@ -134,6 +138,9 @@ class Padding(Mask):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.lengths,)
 
+    def lead(self) -> tuple[int, ...]:
+        return tuple(self.lengths.shape)
+
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return positions(columns, device) < self.lengths[..., None, None]
 
@@ -166,6 +173,9 @@ class Segments(Mask):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.query_ids, self.key_ids)
 
+    def lead(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.query_ids.shape[:-1], self.key_ids.shape[:-1]))
+
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return take(self.query_ids, -1, rows).unsqueeze(-1) == take(self.key_ids, -1, columns).unsqueeze(-2)
 
@@ -188,6 +198,9 @@ class Dense(Mask):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.tensor,)
+
+    def lead(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape[:-2])
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return take(take(self.tensor, -2, rows), -1, columns)
@@ -213,6 +226,9 @@ class And(Mask):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.left.tensors() + self.right.tensors()
 
+    def lead(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.left.lead(), self.right.lead()))
+
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return self.left.allowed(rows, columns, device) & self.right.allowed(rows, columns, device)
 
@@ -237,6 +253,9 @@ class Or(Mask):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.left.tensors() + self.right.tensors()
 
+    def lead(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.left.lead(), self.right.lead()))
+
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return self.left.allowed(rows, columns, device) | self.right.allowed(rows, columns, device)
 
@@ -259,6 +278,9 @@ class Not(Mask):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.mask.tensors()
+
+    def lead(self) -> tuple[int, ...]:
+        return self.mask.lead()
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return ~self.mask.allowed(rows, columns, device)

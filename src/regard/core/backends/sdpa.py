@@ -26,6 +26,7 @@ from regard.core.unseen import without_unseen
 NAME = "sdpa"
 FEW = 16  # keys: below, torch's kernels on the CPU make 0 of a query of NaN
 _MASK_NUMBERS = 2**22  # entries of a mask made at a time
+_CUDA_NUMBERS = 2**26  # the same on a GPU, which has many threads to feed and whose memory is quick
 _COLUMNS = 128  # how finely the span of visible keys is looked for
 
 
@@ -67,7 +68,9 @@ def working_bytes(problem: Problem) -> int:
     if problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:]):
         key_bytes = math.prod(problem.key.shape) // problem.shape[-1] * problem.key.element_size()
         return banded.working_bytes(found, queries=problem.shape[-2], keys=problem.shape[-1], row_bytes=key_bytes)
-    return min(_MASK_NUMBERS, math.prod(problem.shape)) * 4
+    if problem.device.type == "cpu":
+        return min(_MASK_NUMBERS, math.prod(problem.shape)) * 4
+    return min(_CUDA_NUMBERS, _matrices(problem) * math.prod(problem.shape[-2:])) * 4
 
 
 def has_rules(problem: Problem) -> bool:
@@ -175,9 +178,7 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 def _visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
     """Blocks of queries, each with the span of keys it can see."""
     queries, keys = problem.shape[-2:]
-    slices = max(1, math.prod(problem.shape[:-2]))
-    whole = queries * keys * slices <= _MASK_NUMBERS
-    rows = cut(queries, queries if whole else max(64, min(512, _MASK_NUMBERS // (keys * slices))))
+    rows = cut(queries, _rows_at_once(problem))
     if problem.mask is None or len(rows) < 2:
         return [(block, all_of(keys)) for block in rows]
     columns = cut(keys, _COLUMNS)
@@ -187,6 +188,23 @@ def _visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
         found = [c for c, any_seen in enumerate(sees) if any_seen] or [0]
         spans.append((block, Stretch(columns[found[0]].start, columns[found[-1]].stop)))
     return spans
+
+
+def _rows_at_once(problem: Problem) -> int:
+    """How many queries a block has: on the CPU few, for few keys may be all that they can see."""
+    queries, keys = problem.shape[-2:]
+    if problem.device.type != "cpu":
+        return min(queries, max(64, _CUDA_NUMBERS // max(1, keys * _matrices(problem))))
+    slices = max(1, math.prod(problem.shape[:-2]))
+    if queries * keys * slices <= _MASK_NUMBERS:
+        return queries
+    return max(64, min(512, _MASK_NUMBERS // (keys * slices)))
+
+
+def _matrices(problem: Problem) -> int:
+    """How many matrices mask and bias are, before they are spread over batch and heads."""
+    parts = [part.lead() for part in (problem.mask, problem.bias) if part is not None]
+    return math.prod(torch.broadcast_shapes(*parts))
 
 
 def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
