@@ -426,6 +426,19 @@ def test_a_backward_pass_inside_autocast_is_as_exact_as_outside(score: object, n
         assert_close(found, wanted)
 
 
+def test_asking_a_score_leaves_no_trace_in_its_statistics() -> None:
+    """Two calls of the function try it on the first pairs; the questions after that are not counted."""
+    calls = torch.zeros(())
+    x = torch.randn(1, 1, 3000, 8, requires_grad=True)
+
+    def score(query: Tensor, key: Tensor) -> Tensor:
+        calls.add_(1)
+        return query @ key.mT
+
+    assert regard.explain(x, x, x, score=score).backend == "blocked"
+    assert calls == 2
+
+
 def test_scores_written_at_one_place_are_not_taken_for_one() -> None:
     x = torch.randn(1, 4, 1500, 8)
     chosen = [

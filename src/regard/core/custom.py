@@ -1,7 +1,8 @@
 """Scores of the caller's own: any function of queries and keys, with what it learns found out by listening to it."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class Custom(Score):
         self._asked = False  # is it known whether it looks at pairs alone?
         self._captured: tuple[Tensor, ...] = ()
         self._frozen: tuple[Tensor, ...] = ()
+        self._changing: tuple[Tensor, ...] = ()  # what it writes to itself, such as statistics
         self._floats = 1.0
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
@@ -73,7 +75,7 @@ class Custom(Score):
                 self._unfit = "the score draws random numbers, and would draw others when it is computed again"
             elif transformed() or query.is_meta or _capturing(query.device):
                 pass  # nobody can look at the numbers
-            elif listener.changing() and not torch.equal(scores, self(query, key)):
+            elif listener.changed() and not torch.equal(scores, self(query, key)):
                 self._unfit = "the score changes what it reads, and would be another when it is computed again"
             else:
                 self._tried = query, key, scores.detach()
@@ -82,7 +84,7 @@ class Custom(Score):
             self._unfit = "the score uses tensors that cannot be heard, as a scripted module does"
         if isinstance(self.function, torch.nn.Module):
             known |= {tensor: None for tensor in self.function.parameters() if tensor.requires_grad}
-        self._captured, self._frozen = tuple(known), listener.constants()
+        self._captured, self._frozen, self._changing = tuple(known), listener.constants(), listener.changed()
         self._floats = max(1.0, listener.numbers / max(1, scores.numel()))
         return self
 
@@ -109,7 +111,7 @@ class Custom(Score):
             .expand(*t.shape[:-2], 3, -1)
             for start, t in ((-2, query), (-1, key))
         )
-        with Drawing(query.device), torch.no_grad():
+        with self._unseen():
             for tried in (tuple(drawn), (query, key)):
                 try:
                     whole = self(*tried)
@@ -130,7 +132,7 @@ class Custom(Score):
         if self._tried is None or _capturing(self._tried[0].device):
             return
         query, key, before = self._tried
-        with Drawing(query.device), torch.no_grad():
+        with self._unseen():
             now = self.again()(query, key)
         near = 8 * torch.finfo(self.dtype).eps
         largest = float(before.nan_to_num(0, 0, 0).abs().amax())
@@ -140,6 +142,16 @@ class Custom(Score):
                 "again: something that it reads was bound anew or set meanwhile; write a function or a module for "
                 "each call, or use backend='reference'"
             )
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Inside, calls leave no trace: no draw, no graph, and nothing in the statistics that it may keep."""
+        assert self._tried is not None
+        kept = [tensor.clone() for tensor in self._changing]
+        with Drawing(self._tried[0].device), torch.no_grad():
+            yield
+            for tensor, before in zip(self._changing, kept, strict=True):
+                tensor.copy_(before)
 
     def again(self) -> "Custom":
         """The score as it was at the call, for the way back."""
@@ -220,9 +232,10 @@ class Listener(torch.overrides.TorchFunctionMode):
         met = zip(self.frozen, self._versions, strict=True)
         return tuple(tensor for tensor, before in met if version(tensor) == before)
 
-    def changing(self) -> bool:
-        """Does the function change any of them?"""
-        return len(self.constants()) < len(self.frozen)
+    def changed(self) -> tuple[Tensor, ...]:
+        """Those that it does change."""
+        met = zip(self.frozen, self._versions, strict=True)
+        return tuple(tensor for tensor, before in met if version(tensor) != before)
 
 
 def _capturing(device: torch.device) -> bool:
