@@ -27,6 +27,7 @@ MASKS = {
     "causal, shifted": regard.causal(3),
     "ahead": regard.window(1, 2, offset=4),
     "lengths": regard.padding([4, 0]),
+    "two windows apart": regard.window(1, 0) & regard.window(0, 1, offset=4),
     "segments": regard.segments(*IDS),
     "one row of ids for all": regard.segments(torch.tensor([1, 1, 2, 3, 3]), IDS[1]),
     "dense": torch.arange(2 * QUERIES * KEYS).reshape(2, 1, QUERIES, KEYS) % 17 == 3,

@@ -14,7 +14,9 @@ from torch import Tensor
 from regard.core.custom import Custom
 from regard.core.problem import HALF, Problem
 from regard.core.spans import all_of, cut
-from regard.core.unseen import ROWS, seen_by_any, zeroed
+from regard.core.unseen import seen_by_any, zeroed
+
+_ROWS = 512  # rows of the mask evaluated at a time
 
 
 def unruly(problem: Problem) -> bool:
@@ -103,7 +105,7 @@ def _attended(problem: Problem) -> tuple[Tensor, Tensor]:
     queries, keys = problem.shape[-2:]
     marks: list[Tensor] = []
     filled: list[Tensor] = []
-    for rows in cut(queries, ROWS):
+    for rows in cut(queries, _ROWS):
         allowed = problem.allowed(rows, all_of(keys))
         if allowed is None:  # a bias rule such as ALiBi: everything may be attended
             allowed = torch.ones(1, 1, dtype=torch.bool, device=problem.device)

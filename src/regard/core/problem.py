@@ -65,6 +65,12 @@ class Problem:
         return self.query.shape[-3] // max(1, self.key.shape[-3])
 
     @property
+    def matrices(self) -> int:
+        """How many matrices mask and bias are, before they are spread over batch and heads."""
+        parts = [part.lead() for part in (self.mask, self.bias) if part is not None]
+        return math.prod(torch.broadcast_shapes(*parts))
+
+    @property
     def learned(self) -> tuple[Tensor, ...]:
         """Tensors of score and bias that want a gradient."""
         bias = self.bias.tensors() if self.bias is not None else ()

@@ -17,7 +17,7 @@ from regard.core.clauses import Clauses, clauses
 from regard.core.problem import Problem
 from regard.core.spans import all_of, cut
 
-ROWS = 512  # rows of the mask evaluated at a time
+_NUMBERS = 2**26  # entries of mask and bias looked at together
 
 
 def without_unseen(problem: Problem) -> Problem:
@@ -57,7 +57,7 @@ def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
     if problem.mask is None and isinstance(bias, DenseBias):
         return bias.tensor.detach().amax(-2).to(problem.dtype) != -math.inf
     seen: list[Tensor] = []
-    for rows in cut(queries, ROWS):
+    for rows in cut(queries, max(16, _NUMBERS // (keys * max(1, problem.matrices)))):
         allowed = problem.allowed(rows, all_of(keys))
         if allowed is None:
             return None
@@ -68,6 +68,8 @@ def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
 def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "... k"] | None:
     """Keys that some query may attend by each clause for itself; None where that is all of them."""
     parts: list[Tensor] = []
+    if found.low is not None and found.high is not None and found.low > found.high:
+        return torch.zeros(keys, dtype=torch.bool, device=device)
     early = found.low is not None and found.low > 0
     late = found.high is not None and queries - 1 + found.high < keys - 1
     if early or late or found.lengths is not None:

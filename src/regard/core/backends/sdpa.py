@@ -70,7 +70,7 @@ def working_bytes(problem: Problem) -> int:
         return banded.working_bytes(found, queries=problem.shape[-2], keys=problem.shape[-1], row_bytes=key_bytes)
     if problem.device.type == "cpu":
         return min(_MASK_NUMBERS, math.prod(problem.shape)) * 4
-    return min(_CUDA_NUMBERS, _matrices(problem) * math.prod(problem.shape[-2:])) * 4
+    return min(_CUDA_NUMBERS, problem.matrices * math.prod(problem.shape[-2:])) * 4
 
 
 def has_rules(problem: Problem) -> bool:
@@ -194,17 +194,11 @@ def _rows_at_once(problem: Problem) -> int:
     """How many queries a block has: on the CPU few, for few keys may be all that they can see."""
     queries, keys = problem.shape[-2:]
     if problem.device.type != "cpu":
-        return min(queries, max(64, _CUDA_NUMBERS // max(1, keys * _matrices(problem))))
+        return min(queries, max(64, _CUDA_NUMBERS // max(1, keys * problem.matrices)))
     slices = max(1, math.prod(problem.shape[:-2]))
     if queries * keys * slices <= _MASK_NUMBERS:
         return queries
     return max(64, min(512, _MASK_NUMBERS // (keys * slices)))
-
-
-def _matrices(problem: Problem) -> int:
-    """How many matrices mask and bias are, before they are spread over batch and heads."""
-    parts = [part.lead() for part in (problem.mask, problem.bias) if part is not None]
-    return math.prod(torch.broadcast_shapes(*parts))
 
 
 def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
