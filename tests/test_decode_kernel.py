@@ -22,7 +22,8 @@ for queries, keys, workers in ((1, 37, 1), (2, 700, 40), (3, 263, 264)):
         value = torch.randn(3, groups, keys, 11)
         key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
         lengths = torch.tensor([2**40, 0, 5])  # the first: all there are
-        for weight in (None, torch.randn(19), torch.randn(4, 19), torch.randn(19, 3)[:, 1], torch.randn(19, 4).T):
+        views = (torch.randn(19, 3)[:, 1], torch.randn(19, 4).T) if queries == 1 else ()
+        for weight in (None, torch.randn(19), torch.randn(4, 19), *views):
             score = regard.ScaledDot(0.3) if weight is None else regard.Additive(weight.double())
             tensors = [tensor.double() for tensor in (query, key, value)]
             plain = regard.attention(*tensors, score=score, mask=regard.padding(lengths), backend="reference").output
