@@ -1,6 +1,7 @@
 """Every bad input is refused at the call, by name, with what was expected and what came; empty inputs are not bad."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -342,6 +343,7 @@ def test_whole_numbers_may_be_those_of_numpy() -> None:
     for found, wanted in masks:
         assert found == wanted
     assert type(regard.top(three).count) is int
+    assert regard.rows(three).positions(5).tolist() == [3]
     assert regard.top(three) == regard.top(3)
 
 
@@ -360,3 +362,12 @@ def test_numbers_go_where_the_queries_are() -> None:
         assert regard.explain(x, x, x, **arguments).flops > 0
     with pytest.raises(ValueError, match="mask is on cpu, query is on meta"):
         regard.explain(x, x, x, mask=regard.padding(torch.tensor([2, 4])))
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_nested_tensors_of_the_old_kind_are_named_too() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about their future
+        nested = torch.nested.nested_tensor([torch.ones(6, 2, 13), torch.ones(6, 3, 13)], layout=torch.strided)
+    with pytest.raises(TypeError, match="query must be a plain tensor, got a nested one"):
+        regard.attention(nested, KEY, VALUE)

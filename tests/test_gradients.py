@@ -426,17 +426,105 @@ def test_a_backward_pass_inside_autocast_is_as_exact_as_outside(score: object, n
         assert_close(found, wanted)
 
 
-def test_asking_a_score_leaves_no_trace_in_its_statistics() -> None:
-    """Two calls of the function try it on the first pairs; the questions after that are not counted."""
-    calls = torch.zeros(())
-    x = torch.randn(1, 1, 3000, 8, requires_grad=True)
+class Counting(nn.Module):
+    """A score that keeps statistics in three ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, momentum=None)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(8))
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        self.calls.add_(1)
+        torch.mean(query.detach().flatten(0, -2), 0, out=self.last)
+        return self.norm(query.flatten(0, -2)).view_as(query) @ key.mT
+
+
+def test_trying_a_score_leaves_no_trace() -> None:
+    x, score, alone = torch.randn(2, 2, 64, 8) + 3, Counting(), Counting()
+    state = torch.get_rng_state()
+    before = {name: tensor.clone() for name, tensor in score.named_buffers()}
+    regard.explain(x, x, x, score=score)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in score.named_buffers())
+    regard.attention(x, x, x, score=score)
+    alone(x, x)
+    assert_close(dict(score.named_buffers()), dict(alone.named_buffers()))
+    with pytest.raises(RuntimeError, match="by itself"):
+        regard.attention(x, x, x, score=lambda query, key: fail(score(query, key)))
+    assert_close(dict(score.named_buffers()), dict(alone.named_buffers()))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def fail(scores: Tensor) -> Tensor:
+    raise RuntimeError("by itself")
+
+
+def by_distance(query: Tensor, key: Tensor) -> Tensor:
+    i, j = torch.arange(query.shape[-2])[:, None], torch.arange(key.shape[-2])
+    return query @ key.mT - (i - j).abs()
+
+
+def not_itself(query: Tensor, key: Tensor) -> Tensor:
+    return (query @ key.mT).masked_fill(torch.eye(query.shape[-2], key.shape[-2], dtype=torch.bool), -torch.inf)
+
+
+def inside_a_ball(query: Tensor, key: Tensor) -> Tensor:
+    """NaN for the numbers that it would be asked with."""
+    return 40 * query @ (key - key.mean(-2, keepdim=True)).mT + (1 - query.square().sum(-1, keepdim=True)).sqrt()
+
+
+@pytest.mark.parametrize("score", [by_distance, not_itself, inside_a_ball])
+def test_a_score_of_positions_or_of_all_keys_runs_whole(score: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x = torch.rand(1, 4, 1500, 8) * 0.2
+    assert regard.explain(x, x, x, score=score).backend == "reference"
+
+
+def with_attributes() -> Callable[[Tensor, Tensor], Tensor]:
+    factor = torch.ones(())
+
+    def inner(rows: Tensor) -> Tensor:
+        inner.calls += 1
+        return rows * factor * inner.gain
+
+    inner.calls, inner.gain = 0, 0.5
+    return lambda query, key: inner(query) @ key.mT
+
+
+def by_identity() -> Callable[[Tensor, Tensor], Tensor]:
+    factor = torch.ones(())
+
+    def inner(rows: Tensor) -> Tensor:
+        return rows * factor
+
+    table = {inner: 0.5}
+    chosen = nn.functional.relu
+    return lambda query, key: table[inner] * inner(query) @ key.mT * (1 if chosen is nn.functional.relu else -1)
+
+
+def of_a_shared_variable() -> Callable[[Tensor, Tensor], Tensor]:
+    state = None
+
+    def prepare(rows: Tensor) -> None:
+        nonlocal state
+        state = rows.tanh()
 
     def score(query: Tensor, key: Tensor) -> Tensor:
-        calls.add_(1)
-        return query @ key.mT
+        prepare(query)
+        return state @ key.mT
 
-    assert regard.explain(x, x, x, score=score).backend == "blocked"
-    assert calls == 2
+    return score
+
+
+@pytest.mark.parametrize("make", [with_attributes, by_identity, of_a_shared_variable])
+def test_a_score_of_functions_learns_as_on_reference(make: Callable[[], Callable[[Tensor, Tensor], Tensor]]) -> None:
+    x = torch.randn(1, 2, 60, 8, requires_grad=True)
+
+    def learned(backend: str) -> Tensor:
+        found = regard.attention(x, x, x, score=make(), weights=regard.entropy(), backend=backend)
+        return torch.autograd.grad(found.output.square().sum() + found.weights.sum(), x)[0]
+
+    assert_close(learned("blocked"), learned("reference"), rtol=1e-4, atol=1e-4)
 
 
 def test_scores_written_at_one_place_are_not_taken_for_one() -> None:

@@ -464,15 +464,21 @@ def by_hand(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return query @ key.mT / (query.norm(dim=-1)[..., None] * key.norm(dim=-1)[..., None, :])
 
 
+def lifted(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """For points inside a ball of radius 4 alone."""
+    rest = [(16 - rows.square().sum(-1, keepdim=True)).sqrt() for rows in (query, key)]
+    return query @ key.mT + rest[0] @ rest[1].mT
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf, 60000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
-@pytest.mark.parametrize("score", [by_hand, lambda query, key: torch.sin(query @ key.mT)], ids=["cosine", "sine"])
+@pytest.mark.parametrize("score", [by_hand, lifted, lambda query, key: torch.sin(query @ key.mT)])
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_padding_does_not_reach_a_score_of_ones_own(
     backend: str, score: object, dtype: torch.dtype, poison: float
 ) -> None:
     """Not even one that divides by the size of its key, or that computes in the caller's half precision."""
-    query, key, value = (torch.randn(1, 2, 20, 4).to(dtype) for _ in range(3))
+    query, key, value = (torch.randn(1, 2, 20, 4).clamp(-1.5, 1.5).to(dtype) for _ in range(3))
     query.requires_grad_()
     key[:, :, 15:] = poison
     output = regard.attention(query, key, value, score=score, mask=regard.padding([15]), backend=backend).output
@@ -483,3 +489,19 @@ def test_padding_does_not_reach_a_score_of_ones_own(
         torch.autograd.grad(output.sum(), query), torch.autograd.grad(alone.sum(), query), strict=True
     ):
         assert_close(found, wanted, atol=near, rtol=near)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_a_row_with_nothing_to_attend_does_not_reach_a_score_of_ones_own(backend: str) -> None:
+    """Nor does a NaN that another row attends."""
+    mask = torch.ones(8, 8, dtype=torch.bool)
+    mask[0] = mask[7] = mask[1:, 5:] = False
+    mask[7, 5] = True
+    query, key, value = (torch.randn(1, 1, 8, 4) for _ in range(3))
+    key[..., 5:, :] = math.nan
+    key.requires_grad_()
+    output = regard.attention(query, key, value, score=by_hand, mask=mask, backend=backend).output
+    (found,) = torch.autograd.grad(output[..., :7, :].square().sum(), key)
+    fewer = regard.attention(query[..., 1:7, :], key[..., :5, :], value[..., :5, :], score=by_hand).output
+    (wanted,) = torch.autograd.grad(fewer.square().sum(), key)
+    assert_close(found[..., :5, :], wanted[..., :5, :])

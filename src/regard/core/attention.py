@@ -98,7 +98,7 @@ def attention(
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
         problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
-        name = _choose(problem, backend)[0]
+        name = _choose(problem, backend, {})
         return _heard(problem, name) if listeners else _run(problem, name)
 
 
@@ -124,10 +124,15 @@ def explain(
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
         problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
-    name, refused = _choose(problem, backend)
+    refused: dict[str, str] = {}
+    name = _choose(problem, backend, refused)
+    if backend != "auto":
+        others = {other: _refuses(other, problem) for other in BACKENDS if other != backend}
+        refused = {other: reason or "another backend was asked for" for other, reason in others.items()}
     flops, working_bytes = _flops(problem), BACKENDS[name].working_bytes(problem)
     if problem.request is not None and name != reference.NAME:  # a second pass, after the first
-        flops += _flops(replace(problem, value=problem.value[..., :0]))
+        rows, queries = recompute.rows_asked(problem), problem.shape[-2]
+        flops += _flops(replace(problem, value=problem.value[..., :0])) * rows // max(1, queries)
         working_bytes = max(working_bytes, recompute.working_bytes(problem))
     return Plan(name, refused, flops, working_bytes)
 
@@ -139,6 +144,8 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
     plainly right goes the long way round.
     """
     if type(normalize) is not Softmax or not type(query) is type(key) is type(value) is Tensor or transformed():
+        return None
+    if not query.layout == key.layout == value.layout == torch.strided or query.is_nested or key.is_nested:
         return None
     if type(score) is Additive and mask is None and query.is_cuda:
         return fused_additive.directly(query, key, value, score)
@@ -214,8 +221,8 @@ def _in_autocast(score: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, 
         return score(query, key)
 
 
-def _choose(problem: Problem, backend: str) -> tuple[str, dict[str, str]]:
-    """The backend for a problem and why each other one was not taken."""
+def _choose(problem: Problem, backend: str, refused: dict[str, str]) -> str:
+    """The backend for a problem; `refused` is told why those before it were not taken."""
     if backend != "auto":
         if not isinstance(backend, str) or backend not in BACKENDS:
             near = difflib.get_close_matches(str(backend).lower(), BACKENDS, 1)
@@ -223,13 +230,11 @@ def _choose(problem: Problem, backend: str) -> tuple[str, dict[str, str]]:
             raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}{hint}")
         if reason := _refuses(backend, problem):
             raise ValueError(f"backend {backend!r} cannot serve this call: {reason}")
-        others = {name: _refuses(name, problem) for name in BACKENDS if name != backend}
-        return backend, {name: reason or "another backend was asked for" for name, reason in others.items()}
-    refused: dict[str, str] = {}
+        return backend
     for name, module in BACKENDS.items():
         reason = _against(name, module, problem)
         if reason is None:
-            return name, refused
+            return name
         refused[name] = reason
     raise AssertionError("the reference serves everything")
 

@@ -23,7 +23,6 @@ class Custom(Score):
     """
 
     name = "custom"
-    harmless: float = 1.0  # of zeros a norm has no gradient, and some divide by it
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
         self.function = function
@@ -53,13 +52,15 @@ class Custom(Score):
             raise ValueError(f"score must return {expected}, got {tuple(scores.shape)}") from None
 
     def probe(self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead h k d2"]) -> "Custom":
-        """Call the function on a few pairs and note what it captured and made."""
-        self._again = snapshot(self.function)
-        # Not as many queries as keys: (…, keys, queries) instead of (…, queries, keys) shows.
-        query, key = query[..., :2, :].detach(), key[..., :3, :].detach()
-        with Drawing(query.device) as drawing, torch.enable_grad():
+        """Call the function on a few pairs, without a trace, and note what it captured and made."""
+        self._again, deep = snapshot(self.function)
+        # Not as many queries as keys: (…, keys, queries) instead of (…, queries, keys) shows. Clones: the caller may
+        # change what was given before the way back.
+        query, key = query[..., :2, :].detach().clone(), key[..., :3, :].detach().clone()
+        listener = Listener((query, key))
+        with Drawing(query.device) as drawing, torch.enable_grad(), listener.undone():
             try:
-                with Listener((query, key)) as listener:
+                with listener:
                     scores = self(query, key)
             except torch._dynamo.exc.InternalTorchDynamoError:
                 self._unfit = "the score is compiled: nobody can hear which tensors it learns"
@@ -71,20 +72,24 @@ class Custom(Score):
                     "goes to bias="
                 )
                 raise
-            if drawing.drawn():
+            self._changing = listener.changed()
+            if drawing.drawn() and self._draws(query, key):
                 self._unfit = "the score draws random numbers, and would draw others when it is computed again"
             elif transformed() or query.is_meta or _capturing(query.device):
                 pass  # nobody can look at the numbers
-            elif listener.changed() and not torch.equal(scores, self(query, key)):
+            elif self._changing and not torch.equal(scores, self(query, key)):
                 self._unfit = "the score changes what it reads, and would be another when it is computed again"
             else:
                 self._tried = query, key, scores.detach()
+        if deep and self._tried is not None and not self._is_still(self._again):
+            self._again = self.function
         known: dict[Tensor, None] = dict.fromkeys(listener.captured)  # in the order they were met, each once
         if leaves(scores, tuple(known)):
             self._unfit = "the score uses tensors that cannot be heard, as a scripted module does"
         if isinstance(self.function, torch.nn.Module):
             known |= {tensor: None for tensor in self.function.parameters() if tensor.requires_grad}
-        self._captured, self._frozen, self._changing = tuple(known), listener.constants(), listener.changed()
+        changing = set(map(id, self._changing))
+        self._captured, self._frozen = tuple(known), tuple(t for t in listener.frozen if id(t) not in changing)
         self._floats = max(1.0, listener.numbers / max(1, scores.numel()))
         return self
 
@@ -115,33 +120,61 @@ class Custom(Score):
             for tried in (tuple(drawn), (query, key)):
                 try:
                     whole = self(*tried)
-                    return all(self._same(whole, tried, part) for part in (slice(0, 2), slice(1, 3)))
+                    if tried[0] is query or bool(whole.isfinite().all()):
+                        return self._same(whole, tried)
                 except Exception:  # it does not take these numbers, or so few: that says nothing of others
                     continue
         return True
 
-    def _same(self, whole: Tensor, tried: tuple[Tensor, ...], part: slice) -> bool:
-        """Are the scores of some queries and keys the same without the rest?"""
+    def _same(self, whole: Tensor, tried: tuple[Tensor, ...]) -> bool:
+        """Are the scores of some queries and keys the same without the rest?
+
+        Some of each, and not the same: what depends on the distance of positions would not show.
+        """
         query, key = tried
-        rows = part if query.shape[-2] > 2 else slice(None)
-        found = self(query[..., rows, :], key[..., part, :])
-        return torch.allclose(found.double(), whole[..., rows, part].double(), rtol=2e-2, atol=2e-2, equal_nan=True)
+        some = slice(0, 2), slice(1, 3)
+        for rows, columns in (some, some[::-1]):
+            rows = rows if query.shape[-2] > 2 else slice(None)
+            found, wanted = self(query[..., rows, :], key[..., columns, :]), whole[..., rows, columns]
+            if not torch.allclose(found.double(), wanted.double(), rtol=2e-2, atol=2e-2, equal_nan=True):
+                return False
+        return True
 
     def check_unchanged(self) -> None:
         """Raise if it is not the score that it was at the call: what it reads may be bound to something else by now."""
-        if self._tried is None or _capturing(self._tried[0].device):
+        if self._tried is None or _capturing(self._tried[0].device) or self._is_still(self._again):
             return
+        raise RuntimeError(
+            "score is another function by now than at the call of attention, whose backward pass computes it again: "
+            "something that it reads was bound anew or set meanwhile; write a function or a module for each call, or "
+            "use backend='reference'"
+        )
+
+    def _is_still(self, function: Callable[[Tensor, Tensor], Tensor]) -> bool:
+        """Does a function make the same of the few pairs as the score did?"""
+        assert self._tried is not None
         query, key, before = self._tried
-        with self._unseen():
-            now = self.again()(query, key)
+        other = copy.copy(self)
+        other.function = function
+        try:
+            with self._unseen():
+                now = other(query, key)
+        except Exception:
+            if function is self.function:
+                raise
+            return False
         near = 8 * torch.finfo(self.dtype).eps
         largest = float(before.nan_to_num(0, 0, 0).abs().amax())
-        if not torch.allclose(now, before, rtol=near, atol=near * largest, equal_nan=True):
-            raise RuntimeError(
-                "score is another function by now than at the call of attention, whose backward pass computes it "
-                "again: something that it reads was bound anew or set meanwhile; write a function or a module for "
-                "each call, or use backend='reference'"
-            )
+        return torch.allclose(now, before, rtol=near, atol=near * largest, equal_nan=True)
+
+    def _draws(self, query: Tensor, key: Tensor) -> bool:
+        """Does it draw random numbers at each of a few more calls? Another thread may have, at the first."""
+        for _ in range(3):
+            with Drawing(query.device) as drawing:
+                self(query, key)
+                if not drawing.drawn():
+                    return False
+        return True
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:
@@ -149,9 +182,11 @@ class Custom(Score):
         assert self._tried is not None
         kept = [tensor.clone() for tensor in self._changing]
         with Drawing(self._tried[0].device), torch.no_grad():
-            yield
-            for tensor, before in zip(self._changing, kept, strict=True):
-                tensor.copy_(before)
+            try:
+                yield
+            finally:
+                for tensor, before in zip(self._changing, kept, strict=True):
+                    tensor.copy_(before)
 
     def again(self) -> "Custom":
         """The score as it was at the call, for the way back."""
@@ -182,16 +217,20 @@ class Drawing:
         self._devices = [device.index] if device.type == "cuda" and not _capturing(device) else []
 
     def __enter__(self) -> "Drawing":
-        self._fork = torch.random.fork_rng(devices=self._devices)
-        self._fork.__enter__()
         self._before = self._states()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._fork.__exit__(*error)
+        if self.drawn():  # what nobody drew is left alone: another thread may be drawing
+            first, *others = self._before
+            torch.set_rng_state(first)
+            for index, state in zip(self._devices, others, strict=True):
+                torch.cuda.set_rng_state(state, index)
 
     def drawn(self) -> bool:
         """Have any been drawn so far?"""
+        if torch._guards.detect_fake_mode() is not None:  # a state that nobody can read
+            return False
         return not all(map(torch.equal, self._before, self._states()))
 
     def _states(self) -> list[Tensor]:
@@ -206,6 +245,7 @@ class Listener(torch.overrides.TorchFunctionMode):
         self.captured: list[Tensor] = []
         self.frozen: list[Tensor] = []
         self._versions: list[int] = []  # of the frozen ones, when they were met
+        self._copies: dict[int, Tensor] = {}  # of those that may be written to, by their place among the frozen
         self.numbers = 0
         self._inside = list(inputs)  # kept alive, so that no id is used twice
 
@@ -220,6 +260,8 @@ class Listener(torch.overrides.TorchFunctionMode):
                 else:
                     self.frozen.append(tensor)
                     self._versions.append(version(tensor))
+        if _may_write(function, kwargs):
+            self._copy(_tensors_in((args, kwargs)))
         result = function(*args, **kwargs)
         for tensor in _tensors_in(result):
             if id(tensor) not in known:
@@ -227,15 +269,40 @@ class Listener(torch.overrides.TorchFunctionMode):
                 self.numbers += tensor.numel()
         return result
 
-    def constants(self) -> tuple[Tensor, ...]:
-        """Outside tensors without grad, but for those that the function itself changes, such as running statistics."""
-        met = zip(self.frozen, self._versions, strict=True)
-        return tuple(tensor for tensor, before in met if version(tensor) == before)
+    def _copy(self, tensors: list[Tensor]) -> None:
+        given = {id(tensor) for tensor in tensors}
+        for place, tensor in enumerate(self.frozen):
+            if id(tensor) in given and place not in self._copies and version(tensor) == self._versions[place]:
+                self._copies[place] = tensor.clone()
 
     def changed(self) -> tuple[Tensor, ...]:
-        """Those that it does change."""
-        met = zip(self.frozen, self._versions, strict=True)
-        return tuple(tensor for tensor, before in met if version(tensor) != before)
+        """Outside tensors without grad that the function itself changed, such as running statistics."""
+        return tuple(tensor for place, tensor in enumerate(self.frozen) if self._is_changed(place))
+
+    def _is_changed(self, place: int) -> bool:
+        tensor, before = self.frozen[place], self._copies.get(place)
+        if version(tensor) != self._versions[place]:
+            return True
+        # Norms write to their statistics without a word.
+        return before is not None and not tensor.is_meta and not _capturing(tensor.device) and not tensor.equal(before)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Afterwards, those that were changed hold what they held."""
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for place, before in self._copies.items():
+                    if self._is_changed(place):
+                        self.frozen[place].copy_(before)
+
+
+def _may_write(function: Any, kwargs: dict[str, Any]) -> bool:
+    """Can a torch function change its arguments: in place, as out=, or as the statistics of a norm?"""
+    name = getattr(function, "__name__", "")
+    written = name.endswith("_") and (not name.endswith("__") or name.startswith("__i") or name == "__setitem__")
+    return written or name in ("batch_norm", "instance_norm") or kwargs.get("out") is not None
 
 
 def _capturing(device: torch.device) -> bool:

@@ -9,12 +9,13 @@ import math
 from dataclasses import replace
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from regard.core.custom import Custom
 from regard.core.problem import HALF, Problem
 from regard.core.spans import all_of, cut
-from regard.core.unseen import seen_by_any, zeroed
+from regard.core.unseen import of_key_heads, seen_by_any, zeroed
 
 _ROWS = 512  # rows of the mask evaluated at a time
 
@@ -26,11 +27,9 @@ def unruly(problem: Problem) -> bool:
     """
     if problem.mask is None and problem.bias is None:
         return False
-    if _unreadable(problem):
-        return True  # clean in any case
-    # A score of the caller's own computes in the caller's dtype.
-    dtype = problem.score.dtype if isinstance(problem.score, Custom) else problem.dtype
-    limit = math.sqrt(torch.finfo(dtype).max) / 256
+    if _unreadable(problem) or isinstance(problem.score, Custom):
+        return True  # clean in any case: nobody can look, or nobody knows which numbers a score of one's own takes
+    limit = math.sqrt(torch.finfo(problem.dtype).max) / 256
     try:
         if not (_largest(problem.key) < limit and _largest(problem.query) < limit):
             return True
@@ -83,20 +82,39 @@ def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
     """The problem with finite keys and values, and what to add to its output: inf or NaN where it is attended."""
     if problem.bad_keys is not None or 0 in problem.shape or not unruly(problem):
         return problem, None
-    problem = zeroed(problem, seen_by_any(problem))
+    seen = seen_by_any(problem)
+    custom = isinstance(problem.score, Custom)
+    query: Tensor | float = 0.0
+    key: Tensor | float = 0.0
+    if custom:
+        good = problem.key.isfinite().all(-1)
+        key = _one_of(problem.key, good if seen is None else good & of_key_heads(problem, seen))
+    problem = zeroed(problem, seen, key)
     if not _unreadable(problem) and all_finite(problem):
         return problem, None
     bad = ~problem.key.isfinite().all(-1)
     finite = problem.value.isfinite()
     marks, filled = _attended(problem)
+    if custom:
+        query = _one_of(problem.query, problem.query.isfinite().all(-1) & filled.squeeze(-1))
     problem = replace(
         problem,
-        query=torch.where(filled, problem.query, 0),  # a row with nothing to attend gives its query no part
-        key=problem.key.masked_fill(bad.unsqueeze(-1), problem.score.harmless),
+        query=torch.where(filled, problem.query, query),  # a row with nothing to attend gives its query no part
+        key=torch.where(bad.unsqueeze(-1), key, problem.key),
         value=torch.where(finite, problem.value, 0),
         bad_keys=bad,
     )
     return problem, marks
+
+
+def _one_of(rows: Tensor, good: Bool[Tensor, "... n"]) -> Tensor:
+    """The first good row, (…, 1, size), where there is one.
+
+    What a score of the caller's own makes of zeros, or of any other number, nobody knows: of this it is asked anyway.
+    """
+    first = good.to(torch.uint8).argmax(-1, keepdim=True)
+    row = rows.detach().gather(-2, first.unsqueeze(-1).expand(*first.shape, rows.shape[-1]))
+    return torch.where(good.any(-1)[..., None, None], row, 0)
 
 
 def _attended(problem: Problem) -> tuple[Tensor, Tensor]:

@@ -250,15 +250,20 @@ def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:
     return margin.pow(1 / (alpha - 1)).to(scores.dtype)
 
 
+def _steep(alpha: float) -> bool:
+    """Does the power of 1 / (α − 1), or its derivative, want more digits than float32 has?"""
+    return alpha < 1.05 or alpha > 3
+
+
 def entmax_slope(weights: Tensor, alpha: float) -> Tensor:
     """∂weight/∂(score − τ'), up to the common factor that cancels: weight^{2−α} on the support.
 
-    Beyond α = 2 the smallest weights have the largest slopes, by many powers of ten: in float64.
+    The larger α, the more do the smallest weights have the largest slopes, by many powers of ten: in float64.
     """
     inside = weights > 0
     if alpha == 2:
         return inside.to(weights.dtype)
-    weights = weights.double() if alpha > 2 else weights
+    weights = weights.double() if alpha > 2 and _steep(alpha) else weights
     return torch.where(inside, torch.where(inside, weights, 1).pow(2 - alpha), 0)
 
 
@@ -269,7 +274,7 @@ def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
     best = scores.amax(-1, keepdim=True)
     empty = best == -math.inf
     best = torch.where(empty, 0, best)
-    if alpha not in (1.5, 2):  # a power of 1 / (α − 1), steep near 0 or near 1: there the last digits of τ count
+    if _steep(alpha):
         best, scores = best.double(), scores.double()
     tau = _threshold((alpha - 1) * (scores - best), alpha)
     return torch.cat([best, torch.where(empty, math.inf, tau)], -1)

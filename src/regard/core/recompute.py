@@ -56,12 +56,17 @@ def weights(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
 
 def working_bytes(problem: Problem) -> int:
     """Scores, weights and what is made of them for one block of rows, or for all that are asked for."""
-    request, (queries, keys) = problem.request, problem.shape[-2:]
-    rows = min(queries, _block_rows(problem))
-    if isinstance(request, (Full, Rows)):
-        rows = queries if isinstance(request, Full) else len(request.positions(queries))
-    pairs = math.prod(problem.shape[:-2]) * rows * keys * problem.dtype.itemsize
+    rows = rows_asked(problem)
+    if not isinstance(problem.request, (Full, Rows)):
+        rows = min(rows, _block_rows(problem))
+    pairs = math.prod(problem.shape[:-2]) * rows * problem.shape[-1] * problem.dtype.itemsize
     return 3 * pairs + min(_FEATURE_BYTES, int(pairs * problem.score.floats(problem.query.shape[-1])))
+
+
+def rows_asked(problem: Problem) -> int:
+    """How many queries have their weights computed again."""
+    request, queries = problem.request, problem.shape[-2]
+    return len(request.positions(queries)) if isinstance(request, Rows) else queries
 
 
 def _block_rows(problem: Problem) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -116,11 +116,12 @@ def _slice(index: slice) -> slice:
 
 
 def _positions(index: int | Sequence[int]) -> Tensor:
-    numbers = [index] if isinstance(index, int) else index
-    whole = isinstance(numbers, (list, tuple, range)) and all(type(number) is int for number in numbers)
-    if not whole:
-        raise TypeError(f"rows() takes positions of queries as whole numbers, got {index!r}")
-    return torch.tensor(list(numbers), dtype=torch.long)
+    numbers: Any = index if isinstance(index, (list, tuple, range)) else [index]
+    try:
+        whole = [integer(number, "rows()") for number in numbers]
+    except TypeError:
+        raise TypeError(f"rows() takes positions of queries as whole numbers, got {index!r}") from None
+    return torch.tensor(whole, dtype=torch.long)
 
 
 def top(k: int) -> Request:

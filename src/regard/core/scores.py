@@ -37,7 +37,6 @@ class Score:
     """What a backend may ask of a score beside calling it."""
 
     name = "score"
-    harmless: float = 0.0  # what stands in a key that nobody attends
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         raise NotImplementedError

@@ -6,48 +6,63 @@ from collections.abc import Callable
 from typing import Any
 
 
-def snapshot(function: Callable[..., Any]) -> Callable[..., Any]:
+def snapshot(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
     """The same function over the variables of this moment, closed over or global.
 
     A loop that writes `lambda q, k: layer(q) @ k.mT` makes functions that all read its last layer once it is over.
-    Functions that it closes over are taken along; what is no plain function, or has a variable that is not bound yet,
-    is given back as it is.
+    Functions with variables of their own that it closes over are taken along; what is no plain function, or has a
+    variable that is not bound yet, is given back as it is. Also: were any taken along? A function may ask for another
+    by its identity.
     """
-    return _taken(function, {})
+    taken = _Taken()
+    copy = taken.function(function)
+    return copy, len(taken.functions) > 1
 
 
-def _taken(function: Callable[..., Any], taken: dict[int, Callable[..., Any]]) -> Callable[..., Any]:
-    if id(function) in taken:  # one that calls itself, or two that share a third
-        return taken[id(function)]
-    if isinstance(function, functools.partial):
-        keywords = {name: _part(thing, taken) for name, thing in function.keywords.items()}
-        return functools.partial(_taken(function.func, taken), *(_part(t, taken) for t in function.args), **keywords)
-    if not isinstance(function, types.FunctionType):
-        return function
+class _Taken:
+    """What has been copied so far: a function that calls itself, or a variable of two functions, is copied once."""
+
+    def __init__(self) -> None:
+        self.functions: dict[int, Callable[..., Any]] = {}
+        self._cells: dict[int, types.CellType] = {}
+
+    def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if id(function) in self.functions:
+            return self.functions[id(function)]
+        if isinstance(function, functools.partial):
+            keywords = {name: self._part(thing) for name, thing in function.keywords.items()}
+            return functools.partial(self.function(function.func), *map(self._part, function.args), **keywords)
+        if not isinstance(function, types.FunctionType) or not all(map(_is_bound, function.__closure__ or ())):
+            return function
+        known = function.__globals__
+        names = {"__builtins__", "__name__", *_names(function.__code__)}
+        fresh = [cell for cell in function.__closure__ or () if id(cell) not in self._cells]
+        self._cells |= {id(cell): types.CellType() for cell in fresh}
+        copy = types.FunctionType(
+            function.__code__,
+            {name: known[name] for name in names if name in known},
+            function.__name__,
+            function.__defaults__,
+            tuple(self._cells[id(cell)] for cell in function.__closure__ or ()),
+        )
+        copy.__kwdefaults__ = function.__kwdefaults__
+        copy.__dict__.update(function.__dict__)
+        self.functions[id(function)] = copy
+        for cell in fresh:
+            self._cells[id(cell)].cell_contents = self._part(cell.cell_contents)
+        return copy
+
+    def _part(self, thing: Any) -> Any:
+        """What a function holds: functions with variables as they are now, and all else itself."""
+        holds = isinstance(thing, functools.partial) or (isinstance(thing, types.FunctionType) and thing.__closure__)
+        return self.function(thing) if holds else thing
+
+
+def _is_bound(cell: types.CellType) -> bool:
     try:
-        contents = [cell.cell_contents for cell in function.__closure__ or ()]
+        return cell.cell_contents is not cell
     except ValueError:
-        return function
-    known = function.__globals__
-    names = {"__builtins__", "__name__", *_names(function.__code__)}
-    cells = tuple(types.CellType() for _ in contents)
-    copy = types.FunctionType(
-        function.__code__,
-        {name: known[name] for name in names if name in known},
-        function.__name__,
-        function.__defaults__,
-        cells,
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    taken[id(function)] = copy
-    for cell, thing in zip(cells, contents, strict=True):
-        cell.cell_contents = _part(thing, taken)
-    return copy
-
-
-def _part(thing: Any, taken: dict[int, Callable[..., Any]]) -> Any:
-    """What a function holds: functions of this moment, and all else as it is."""
-    return _taken(thing, taken) if isinstance(thing, (types.FunctionType, functools.partial)) else thing
+        return False
 
 
 def _names(code: types.CodeType) -> set[str]:

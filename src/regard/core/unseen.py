@@ -30,18 +30,18 @@ def without_unseen(problem: Problem) -> Problem:
     return zeroed(problem, seen_by_any(problem))
 
 
-def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None) -> Problem:
-    """Values that are not among the seen ones as zeros, and keys as something harmless to the score: mostly zeros."""
+def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None, key: Tensor | float = 0.0) -> Problem:
+    """Keys and values that are not among the seen ones as zeros, or with another key in their place."""
     if seen is None:
         return problem
+    seen = of_key_heads(problem, seen).unsqueeze(-1)
+    return replace(problem, key=torch.where(seen, problem.key, key), value=torch.where(seen, problem.value, 0))
+
+
+def of_key_heads(problem: Problem, seen: Bool[Tensor, "... k"]) -> Bool[Tensor, "... g n"]:
+    """Seen by any of the query heads that share a key head."""
     seen = seen.expand(*problem.shape[:-2], problem.shape[-1])
-    if problem.group > 1:
-        seen = seen.unflatten(-2, (-1, problem.group)).any(-2)
-    return replace(
-        problem,
-        key=torch.where(seen.unsqueeze(-1), problem.key, problem.score.harmless),
-        value=torch.where(seen.unsqueeze(-1), problem.value, 0),
-    )
+    return seen.unflatten(-2, (-1, problem.group)).any(-2) if problem.group > 1 else seen
 
 
 def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:

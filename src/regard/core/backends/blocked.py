@@ -139,7 +139,8 @@ class _Blocked(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
         once_only(NAME)
         # As the way here: scores that autocast rounds would not fit the sums that were kept.
-        with torch.autocast(ctx.job.problem.device.type, enabled=False):
+        device = ctx.job.problem.device.type
+        with torch.autocast(device, enabled=False) if device in ("cpu", "cuda") else nullcontext():
             return _Blocked._back(ctx, *upstream)
 
     @staticmethod

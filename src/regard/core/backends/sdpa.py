@@ -2,7 +2,7 @@
 
 Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
 `is_causal`, a mask of keys alone one row, a window a band at the cost of its width; any other is made for a block of
-queries at a time, over the span of keys that block can see, so that no n × n tensor is built.
+queries at a time, over the span of keys that block can see (on a GPU blocks are large: 2²⁶ entries of the mask).
 """
 
 import math

@@ -63,7 +63,7 @@ def climbs(alpha: float, keys: int) -> bool:
 
     Beyond 2 the sum is not convex: no steps climb to its root. Near 1 the power is too steep for float32.
     """
-    return 1.01 <= alpha <= 2 and 0 < keys <= LONGEST and TRITON
+    return 1.05 <= alpha <= 2 and 0 < keys <= LONGEST and TRITON
 
 
 def working_bytes(problem: Problem) -> int:
