@@ -2,7 +2,8 @@
 
 import torch
 
-from regard.core.custom import Custom, version
+from regard.core.custom import Custom
+from regard.core.listening import version
 from regard.core.problem import Problem
 
 

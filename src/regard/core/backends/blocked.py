@@ -18,8 +18,9 @@ from regard.core.backends.once import once_only
 from regard.core.backends.result import Result
 from regard.core.backends.streams import Block, EntmaxStream, Finished, Stream, Upstream, stream
 from regard.core.biases import DenseBias
-from regard.core.custom import Custom, Swapped, leaves
+from regard.core.custom import Custom
 from regard.core.hygiene import cleaned
+from regard.core.listening import Swapped, leaves
 from regard.core.normalizers import gumbel_like
 from regard.core.problem import Problem
 from regard.core.spans import take
