@@ -107,7 +107,7 @@ def _may_write(function: Any, kwargs: dict[str, Any]) -> bool:
 
 def capturing(device: torch.device) -> bool:
     """Is a CUDA graph being made of what happens?"""
-    return device.type == "cuda" and torch.cuda.is_current_streamcapturing()
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def version(tensor: Tensor) -> int:
