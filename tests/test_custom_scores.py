@@ -1,6 +1,8 @@
 """Scores of the caller's own: tried without a trace, cut into blocks only where they may be, and held as they are."""
 
 import functools
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -131,16 +133,20 @@ def test_a_score_that_takes_no_single_pair_is_asked_with_more() -> None:
 
 
 class Counting(nn.Module):
-    """A score that keeps statistics in three ways."""
+    """A score that keeps statistics in several ways, and through views."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(8, momentum=None)
-        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("calls", torch.zeros(4))
         self.register_buffer("last", torch.zeros(8))
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         self.calls.add_(1)
+        self.calls[0] += 1
+        self.calls[1].add_(1)
+        self.calls.view(2, 2).mul_(2)
+        self.calls.data.add_(1)
         torch.mean(query.detach().flatten(0, -2), 0, out=self.last)
         return self.norm(query.flatten(0, -2)).view_as(query) @ key.mT
 
@@ -178,7 +184,29 @@ def inside_a_ball(query: Tensor, key: Tensor) -> Tensor:
     return 40 * query @ (key - key.mean(-2, keepdim=True)).mT + (1 - query.square().sum(-1, keepdim=True)).sqrt()
 
 
-@pytest.mark.parametrize("score", [by_distance, not_itself, inside_a_ball])
+def places(query: Tensor, key: Tensor) -> Tensor:
+    return torch.arange(query.shape[-2])[:, None] - torch.arange(key.shape[-2])
+
+
+def turned(rows: Tensor) -> Tensor:
+    return rows * torch.cos(torch.arange(rows.shape[-2])[:, None] * 0.001)
+
+
+def of_the_best(query: Tensor, key: Tensor) -> Tensor:
+    scores = query @ key.mT
+    return scores.masked_fill(scores < scores.topk(min(32, scores.shape[-1])).values[..., -1:], -torch.inf)
+
+
+SLIGHTLY = {
+    "a gentle slope": lambda query, key: query @ key.mT - 0.004 * places(query, key).abs(),
+    "a window": lambda query, key: (query @ key.mT).masked_fill(places(query, key).abs() > 10, -torch.inf),
+    "the best of many": of_the_best,
+    "turned by place": lambda query, key: turned(query) @ turned(key).mT,
+    "by the number of keys": lambda query, key: query @ key.mT * torch.tensor(key.shape[-2]).log(),
+}
+
+
+@pytest.mark.parametrize("score", [by_distance, not_itself, inside_a_ball, *SLIGHTLY.values()])
 def test_a_score_of_positions_or_of_all_keys_runs_whole(score: Callable[[Tensor, Tensor], Tensor]) -> None:
     x = torch.rand(1, 4, 1500, 8) * 0.2
     assert regard.explain(x, x, x, score=score).backend == "reference"
@@ -279,3 +307,69 @@ def test_a_score_that_is_not_of_its_pair_alone_runs_whole(looks_at: str) -> None
     assert regard.explain(x, x, x, score=lambda query, key: query @ key.mT).backend == "blocked"
     with pytest.raises(ValueError, match=r"depends on the other pairs|changes what it reads"):
         regard.attention(x[..., :9, :], x[..., :9, :], x[..., :9, :], score=score, backend="blocked")
+
+
+NO_DERIVATIVE = {
+    "bits": lambda query, key: (query > 0).float() @ (key > 0).float().mT,
+    "nothing": lambda query, key: query.new_zeros(*query.shape[:-1], key.shape[-2]),
+    "detached": lambda query, key: (query @ key.mT).detach(),
+    "integers": lambda query, key: (query @ key.mT).long(),
+}
+
+
+@pytest.mark.parametrize("name", NO_DERIVATIVE)
+def test_a_score_without_a_derivative_lets_the_values_learn(name: str) -> None:
+    x, value = torch.randn(1, 2, 60, 8, requires_grad=True), torch.randn(1, 2, 60, 8, requires_grad=True)
+
+    def learned(backend: str) -> list[Tensor]:
+        output = regard.attention(x, x, value, score=NO_DERIVATIVE[name], backend=backend).output
+        found = torch.autograd.grad(output.square().sum(), (x, value), allow_unused=True)
+        return [torch.zeros_like(x) if gradient is None else gradient for gradient in found]
+
+    for found, wanted in zip(learned("blocked"), learned("reference"), strict=True):
+        assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_the_query_of_an_empty_row_does_not_reach_a_score(backend: str) -> None:
+    """Zeros, as padding has them, which the score divides by."""
+    mask = torch.ones(60, 60, dtype=torch.bool)
+    mask[5] = False
+    query, key = torch.rand(1, 2, 60, 8) + 0.1, torch.rand(1, 2, 60, 8) + 0.1
+    query[..., 5, :] = 0
+    query.requires_grad_()
+    key.requires_grad_()
+    layer = nn.Linear(8, 8, bias=False)
+
+    def score(query: Tensor, key: Tensor) -> Tensor:
+        rows = layer(query)
+        return rows / rows.norm(dim=-1, keepdim=True) @ key.mT
+
+    output = regard.attention(query, key, key, score=score, mask=mask, backend=backend).output
+    found = torch.autograd.grad(output.square().sum(), (query, key, layer.weight))
+    rows = torch.arange(60) != 5
+    fewer = regard.attention(query[..., rows, :], key, key, score=score, backend="reference").output
+    wanted = torch.autograd.grad(fewer.square().sum(), (query, key, layer.weight))
+    for a, b in zip(found, wanted, strict=True):
+        assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+COMPILED = """
+import torch, regard
+weight = torch.nn.Linear(8, 8).weight  # written to when it was made
+x = torch.randn(1, 2, 300, 8, requires_grad=True)
+def learned(call):
+    found = call(x)
+    return torch.autograd.grad(found.output.square().sum() + found.weights.sum(), (x, weight))
+def call(x):
+    score = lambda query, key: query @ weight @ key.mT
+    return regard.attention(x, x, x, score=score, weights=regard.entropy(), backend="blocked")
+for a, b in zip(learned(torch.compile(call, backend="eager")), learned(call)):
+    torch.testing.assert_close(a, b)
+"""
+
+
+def test_compiled_calls_do_not_take_a_tensor_for_changed() -> None:
+    """In a process of its own: the checks of shapes in these tests cannot be compiled."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ overflow. Cleaning happens only where it is needed: with a mask, and such data.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -90,16 +91,21 @@ def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
         good = problem.key.isfinite().all(-1)
         key = _one_of(problem.key, good if seen is None else good & of_key_heads(problem, seen))
     problem = zeroed(problem, seen, key)
-    if not _unreadable(problem) and all_finite(problem):
+    finite_already = not _unreadable(problem) and all_finite(problem)
+    if finite_already and not custom:
+        return problem, None
+    filled = _filled(problem)
+    if custom:
+        query = _one_of(problem.query, problem.query.isfinite().all(-1) & filled.squeeze(-1))
+    # A row with nothing to attend gives its query no part.
+    problem = replace(problem, query=torch.where(filled, problem.query, query))
+    if finite_already:
         return problem, None
     bad = ~problem.key.isfinite().all(-1)
     finite = problem.value.isfinite()
-    marks, filled = _attended(problem)
-    if custom:
-        query = _one_of(problem.query, problem.query.isfinite().all(-1) & filled.squeeze(-1))
+    marks = _attended(problem)
     problem = replace(
         problem,
-        query=torch.where(filled, problem.query, query),  # a row with nothing to attend gives its query no part
         key=torch.where(bad.unsqueeze(-1), key, problem.key),
         value=torch.where(finite, problem.value, 0),
         bad_keys=bad,
@@ -117,20 +123,30 @@ def _one_of(rows: Tensor, good: Bool[Tensor, "... n"]) -> Tensor:
     return torch.where(good.any(-1)[..., None, None], row, 0)
 
 
-def _attended(problem: Problem) -> tuple[Tensor, Tensor]:
-    """For each output number inf, −inf or NaN if a value attended there is, else 0; and which rows attend anything."""
-    value = problem.repeat(problem.value.detach()).to(problem.dtype)
+def _filled(problem: Problem) -> Bool[Tensor, "*lead h q 1"]:
+    """Which rows attend anything."""
+    lead = problem.shape[:-2]
+    return torch.cat([allowed.any(-1, keepdim=True).expand(*lead, -1, 1) for allowed in _blocks(problem)], -2)
+
+
+def _blocks(problem: Problem) -> Iterator[Bool[Tensor, "... rows k"]]:
+    """What may be attended, some rows after the others; matrices that heads share are given once."""
     queries, keys = problem.shape[-2:]
-    marks: list[Tensor] = []
-    filled: list[Tensor] = []
     for rows in cut(queries, _ROWS):
         allowed = problem.allowed(rows, all_of(keys))
         if allowed is None:  # a bias rule such as ALiBi: everything may be attended
             allowed = torch.ones(1, 1, dtype=torch.bool, device=problem.device)
-        allowed = allowed.expand(*problem.shape[:-2], rows.stop - rows.start, keys)
-        filled.append(allowed.any(-1, keepdim=True))
+        yield allowed.expand(*allowed.shape[:-2], rows.stop - rows.start, keys)
+
+
+def _attended(problem: Problem) -> Tensor:
+    """For each output number inf, −inf or NaN if a value attended there is, else 0."""
+    value = problem.repeat(problem.value.detach()).to(problem.dtype)
+    marks: list[Tensor] = []
+    for allowed in _blocks(problem):
+        allowed = allowed.expand(*problem.shape[:-2], *allowed.shape[-2:])
         block = value.new_zeros(())
         for mark, found in ((math.inf, value == math.inf), (-math.inf, value == -math.inf), (math.nan, value.isnan())):
             block = block + torch.where(allowed.to(value.dtype) @ found.to(value.dtype) > 0, mark, 0.0)
         marks.append(block)
-    return torch.cat(marks, -2), torch.cat(filled, -2)
+    return torch.cat(marks, -2)

@@ -70,9 +70,10 @@ class Listener(torch.overrides.TorchFunctionMode):
         return result
 
     def _copy(self, tensors: list[Tensor]) -> None:
-        given = {id(tensor) for tensor in tensors}
+        """Keep what these hold, or what they are views of."""
+        given = {_place(tensor) for tensor in tensors}
         for place, tensor in enumerate(self.frozen):
-            if id(tensor) in given and place not in self._copies and version(tensor) == self._versions[place]:
+            if place not in self._copies and version(tensor) == self._versions[place] and _place(tensor) in given:
                 self._copies[place] = tensor.clone()
 
     def changed(self) -> tuple[Tensor, ...]:
@@ -96,6 +97,14 @@ class Listener(torch.overrides.TorchFunctionMode):
                 for place, before in self._copies.items():
                     if self._is_changed(place):
                         self.frozen[place].copy_(before)
+
+
+def _place(tensor: Tensor) -> int:
+    """Where its numbers lie."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor without numbers
+        return id(tensor)
 
 
 def _may_write(function: Any, kwargs: dict[str, Any]) -> bool:

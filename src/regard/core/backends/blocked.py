@@ -203,10 +203,11 @@ class _Sums:
             dscores = torch.where(allowed, dscores, 0)
 
         totals = (take(self.query, -2, rows), take(self.key, -2, columns), *self.learned)
-        grads = torch.autograd.grad(raw, (query, key, *self.parameters), dscores, allow_unused=True)
-        for total, grad in zip(totals, grads, strict=True):
-            if grad is not None:
-                total += grad
+        if raw.requires_grad:  # a score of the caller's own may have no derivative
+            grads = torch.autograd.grad(raw, (query, key, *self.parameters), dscores, allow_unused=True)
+            for total, grad in zip(totals, grads, strict=True):
+                if grad is not None:
+                    total += grad
         values = take(self.value, -2, columns)
         values += _summed_groups(weights.mT @ upstream.output, problem.group)
         if self.bias is not None:
