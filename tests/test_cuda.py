@@ -203,3 +203,26 @@ def test_sampling_repeats_with_a_cuda_generator():
     ]
     assert torch.equal(draws[0], draws[1])
     assert torch.equal(draws[2], draws[3])
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["given", "learned"])
+@pytest.mark.parametrize("kind", ["alibi", "relative", "dense"])
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
+    """A kernel that reads a bias for each pair wants room for it beside the keys: of size 64 three tiles do not fit."""
+    query, key, value = (torch.randn(2, 4, 1100, size, device="cuda").to(dtype).requires_grad_() for _ in range(3))
+    shape = {"alibi": (4,), "relative": (4, 65), "dense": (1, 4, 1100, 1100)}[kind]
+    tensor = _seeded(*shape).abs() / 4
+    tensor = tensor.cuda().requires_grad_(learned)
+    bias = {"alibi": regard.alibi, "relative": regard.relative, "dense": lambda bias: bias}[kind](tensor)
+    leaves = [query, key, value, *([tensor] if learned else [])]
+
+    def learn(backend):
+        output = regard.attention(query, key, value, mask=regard.causal(), bias=bias, backend=backend).output
+        return [output, *torch.autograd.grad(output.float().square().sum(), leaves)]
+
+    exact = learn("reference")
+    for backend in ("auto", "flex", "sdpa"):
+        for found, wanted in zip(learn(backend), exact, strict=True):
+            assert _error(found, wanted.double()) < (2e-2 if dtype == torch.bfloat16 else 2e-3)

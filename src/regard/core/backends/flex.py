@@ -28,6 +28,8 @@ NAME = "flex"
 _BLOCK = 128
 _NARROW = 2048  # keys in a window up to which its own kernel takes it
 _PROGRAMS = 65_535  # on the second axis of a launch
+# A bias that is read for each pair is fetched ahead by whole tiles, in float32: three at a time do not fit beside keys.
+_READING: Any = {"num_stages": 2}
 _WORTH = 1024  # queries and keys below which its set-up costs more than it saves
 
 
@@ -60,7 +62,10 @@ def not_worth_it(problem: Problem) -> str | None:
     if min(queries, keys) < _WORTH:
         return f"under {_WORTH} queries or keys its set-up costs more than it saves"
     found = clauses(problem.mask, queries, keys)
-    structured = found is not None and (found.low is not None or found.segments or (found.high or 0) != 0)
+    sparse = found is not None and (found.low is not None or len(found.segments) > 0)
+    if isinstance(problem.bias, (DenseBias, Relative)) and problem.query.dtype not in HALF and not sparse:
+        return "in single precision plain kernels read a bias sooner"
+    structured = sparse or (found is not None and (found.high or 0) != 0)
     rule = isinstance(problem.bias, (Alibi, Relative)) or _softcap(problem) is not None
     return None if structured or rule else "no window, segments or rule of distance: plain kernels are faster"
 
@@ -93,8 +98,9 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
 
     kernel = _compiled() if compiled and not torch.compiler.is_compiling() else flex_attention
     rules = {"score_mod": _score_rule(problem, softcap, lead), "block_mask": _block_mask(problem, found, lead)}
+    options = _READING if compiled and isinstance(problem.bias, (DenseBias, Relative)) else None
     with _many_kernels(problem, query, key, value, scale) if compiled else contextlib.nullcontext():
-        output = kernel(query, key, value, **rules, scale=scale, enable_gqa=problem.group > 1)
+        output = kernel(query, key, value, **rules, scale=scale, enable_gqa=problem.group > 1, kernel_options=options)
     return Result(_led(output, lead))
 
 

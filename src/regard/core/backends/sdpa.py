@@ -53,9 +53,16 @@ def not_worth_it(problem: Problem) -> str | None:
     """Where torch would form the whole matrix itself, or a product would have to fit float16 on the way."""
     if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
         return "query times weight can overflow float16"
-    if plain(problem) and working_bytes(problem) > reference.SMALL:
+    if plain(problem) and working_bytes(problem) > _affordable(problem.device):
         return "torch would form the whole matrix for dropout or a learned bias"
     return None
+
+
+def _affordable(device: torch.device) -> int:
+    """How large a matrix may be rather than going another way. On a GPU that other way is fifty times slower."""
+    if device.type != "cuda":
+        return reference.SMALL
+    return 2**31 if torch.compiler.is_compiling() else torch.cuda.get_device_properties(device).total_memory // 16
 
 
 def working_bytes(problem: Problem) -> int:
@@ -81,7 +88,7 @@ def has_rules(problem: Problem) -> bool:
 
 
 def plain(problem: Problem) -> bool:
-    """Will torch form the whole matrix? On the CPU it does for dropout and for a bias that is learned."""
+    """Will torch form the whole matrix? For a bias that is learned it does, on the CPU for dropout too."""
     learned = problem.bias is not None and any(t.requires_grad for t in problem.bias.tensors())
     return (learned and torch.is_grad_enabled()) or (problem.dropout > 0.0 and problem.device.type == "cpu")
 
