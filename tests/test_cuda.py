@@ -224,5 +224,7 @@ def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
 
     exact = learn("reference")
     for backend in ("auto", "flex", "sdpa"):
-        for found, wanted in zip(learn(backend), exact, strict=True):
-            assert _error(found, wanted.double()) < (2e-2 if dtype == torch.bfloat16 else 2e-3)
+        for index, (found, wanted) in enumerate(zip(learn(backend), exact, strict=True)):
+            # Asked for by name, flex adds up a learned rule's gradient by atomics, pair after pair.
+            exactly = dtype == torch.float32 and not (backend == "flex" and index > 3)
+            assert _error(found, wanted.double()) < (2e-3 if exactly else 2e-2)

@@ -63,8 +63,11 @@ def not_worth_it(problem: Problem) -> str | None:
         return f"under {_WORTH} queries or keys its set-up costs more than it saves"
     found = clauses(problem.mask, queries, keys)
     sparse = found is not None and (found.low is not None or len(found.segments) > 0)
-    if isinstance(problem.bias, (DenseBias, Relative)) and problem.query.dtype not in HALF and not sparse:
-        return "in single precision plain kernels read a bias sooner"
+    if problem.query.dtype not in HALF and not sparse:
+        if isinstance(problem.bias, (DenseBias, Relative)):
+            return "in single precision plain kernels read a bias sooner"
+        if isinstance(problem.bias, Alibi) and problem.bias.slopes.requires_grad:
+            return "it adds up a slope's gradient pair by pair, and single precision runs out of digits"
     structured = sparse or (found is not None and (found.high or 0) != 0)
     rule = isinstance(problem.bias, (Alibi, Relative)) or _softcap(problem) is not None
     return None if structured or rule else "no window, segments or rule of distance: plain kernels are faster"
