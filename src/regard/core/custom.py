@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.listening import Drawing, Listener, capturing, leaves
+from regard.core.listening import Drawing, Listener, leaves
+from regard.core.machine import capturing
 from regard.core.scores import Score, Swap
 from regard.core.snapshot import snapshot
 from regard.core.transforms import transformed

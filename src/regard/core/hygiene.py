@@ -14,6 +14,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from regard.core.custom import Custom
+from regard.core.machine import capturing
 from regard.core.problem import HALF, Problem
 from regard.core.spans import all_of, cut
 from regard.core.unseen import of_key_heads, seen_by_any, zeroed
@@ -44,8 +45,7 @@ def unruly(problem: Problem) -> bool:
 
 def _unreadable(problem: Problem) -> bool:
     """Can the data not be looked at: compiled, or captured?"""
-    capturing = problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return torch.compiler.is_compiling() or capturing
+    return torch.compiler.is_compiling() or capturing(problem.device)
 
 
 def _largest(tensor: Tensor) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.core.machine import capturing
 from regard.core.scores import Swap
 
 
@@ -112,11 +113,6 @@ def _may_write(function: Any, kwargs: dict[str, Any]) -> bool:
     name = getattr(function, "__name__", "")
     written = name.endswith("_") and (not name.endswith("__") or name.startswith("__i") or name == "__setitem__")
     return written or name in ("batch_norm", "instance_norm") or kwargs.get("out") is not None
-
-
-def capturing(device: torch.device) -> bool:
-    """Is a CUDA graph being made of what happens?"""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def version(tensor: Tensor) -> int:

@@ -211,23 +211,28 @@ class Dense(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class And(Mask):
-    """Both masks allow it."""
+class Joined(Mask):
+    """Two masks, and what both of them hold."""
 
     left: Mask
     right: Mask
 
-    def on(self, device: torch.device) -> "And":
-        return And(self.left.on(device), self.right.on(device))
+    def on(self, device: torch.device) -> Mask:
+        return replace(self, left=self.left.on(device), right=self.right.on(device))
 
-    def aligned(self, shape: tuple[int, ...]) -> "And":
-        return And(self.left.aligned(shape), self.right.aligned(shape))
+    def aligned(self, shape: tuple[int, ...]) -> Mask:
+        return replace(self, left=self.left.aligned(shape), right=self.right.aligned(shape))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.left.tensors() + self.right.tensors()
 
     def lead(self) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(self.left.lead(), self.right.lead()))
+
+
+@dataclass(frozen=True, eq=False)
+class And(Joined):
+    """Both masks allow it."""
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return self.left.allowed(rows, columns, device) & self.right.allowed(rows, columns, device)
@@ -238,23 +243,8 @@ class And(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class Or(Mask):
+class Or(Joined):
     """Either mask allows it."""
-
-    left: Mask
-    right: Mask
-
-    def on(self, device: torch.device) -> "Or":
-        return Or(self.left.on(device), self.right.on(device))
-
-    def aligned(self, shape: tuple[int, ...]) -> "Or":
-        return Or(self.left.aligned(shape), self.right.aligned(shape))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.left.tensors() + self.right.tensors()
-
-    def lead(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.left.lead(), self.right.lead()))
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return self.left.allowed(rows, columns, device) | self.right.allowed(rows, columns, device)
