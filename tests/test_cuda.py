@@ -115,7 +115,7 @@ def _plain(inputs, mask, bias, score):
         score = regard.Bilinear(score.weight.to(query.dtype))
     scores = score(query, key)
     if bias is not None:
-        numbers = bias if isinstance(bias, torch.Tensor) else bias.values(range(Q), range(K), query.dtype)
+        numbers = bias if isinstance(bias, torch.Tensor) else bias.values(range(Q), range(K), torch.float32)
         scores = scores + numbers.to(query.dtype)
     if mask is not None:
         mask = mask if isinstance(mask, regard.Mask) else regard.dense(mask)
@@ -208,7 +208,7 @@ def test_sampling_repeats_with_a_cuda_generator():
 @pytest.mark.parametrize("learned", [False, True], ids=["given", "learned"])
 @pytest.mark.parametrize("kind", ["alibi", "relative", "dense"])
 @pytest.mark.parametrize("size", [64, 128])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
     """A kernel that reads a bias for each pair wants room for it beside the keys: of size 64 three tiles do not fit."""
     query, key, value = (torch.randn(2, 4, 1100, size, device="cuda").to(dtype).requires_grad_() for _ in range(3))
@@ -228,3 +228,44 @@ def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
             # Asked for by name, flex adds up a learned rule's gradient by atomics, pair after pair.
             exactly = dtype == torch.float32 and not (backend == "flex" and index > 3)
             assert _error(found, wanted.double()) < (2e-3 if exactly else 2e-2)
+
+
+@pytest.mark.parametrize("length", [300, 1100], ids=["short", "long"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_learned_table_of_heads_of_odd_sizes(dtype, length):
+    """What goes to torch's kernels for its size: sums over all pairs, which half precision could not hold."""
+    query, key, value = (_seeded(2, 4, length, 48).add(n).cuda().to(dtype).requires_grad_() for n in range(3))
+    table = _seeded(4, 9).cuda().requires_grad_()
+
+    def learn(backend):
+        output = regard.attention(query, key, value, bias=regard.relative(table), backend=backend).output
+        return torch.autograd.grad(output.float().square().sum(), [table])[0]
+
+    assert _error(learn("auto"), learn("reference").double()) < 2e-2
+
+
+def test_a_bias_beyond_half_precision_is_not_a_mask():
+    query = torch.zeros(1, 1, 4, 64, device="cuda", dtype=torch.float16)
+    value = _seeded(1, 1, 32, 64).cuda().half()
+    bias = torch.tensor([-1e9, 1e9, -torch.inf, 0.0], device="cuda")[:, None].expand(4, 32)
+    found = regard.attention(query, value, value, bias=bias).output
+    mean = value.float().mean(-2)
+    assert torch.allclose(found[..., [0, 1, 3], :].float(), mean.unsqueeze(-2).expand(1, 1, 3, 64), atol=1e-3)
+    assert not found[..., 2, :].any()
+
+
+def test_flex_reads_rules_and_plain_kernels_learn_them():
+    query = torch.zeros(1, 4, 1100, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    slopes, table = torch.ones(4, device="cuda"), torch.ones(4, 65, device="cuda")
+
+    def taken(mask=None, score="scaled_dot"):
+        biases = (regard.alibi(slopes), regard.relative(table))
+        return [regard.explain(query, query, query, score=score, mask=mask, bias=bias).backend for bias in biases]
+
+    assert taken() == ["flex", "flex"]
+    slopes.requires_grad_()
+    table.requires_grad_()
+    assert taken() == taken(regard.window(100, 0)) == ["sdpa", "sdpa"]
+    assert taken(score=regard.ScaledDot(softcap=30.0)) == ["flex", "flex"]  # the only kernel there is
+    with torch.no_grad():
+        assert taken() == ["flex", "flex"]

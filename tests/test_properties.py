@@ -327,3 +327,21 @@ def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
     assert_close(weights.sum(-1), torch.ones(2, dtype=torch.float64))
     assert weights[1].min() > 0
     assert weights[1, 0] > weights[1, -1]
+
+
+# Parts
+
+
+@given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 4), st.integers(0, 4), offsets)
+def test_any_part_of_a_relative_bias_is_the_table_at_its_distances(q, k, row, column, offset):
+    table = randn(2, 5).requires_grad_()
+    rows, columns = range(row, row + q), range(column, column + k)
+    entries = [max(-2, min(2, j - i - offset)) + 2 for i in rows for j in columns]
+    exact = table[:, entries].reshape(2, q, k)
+    bias = regard.relative(table, offset)
+    slope = torch.linspace(-1, 1, exact.numel(), dtype=torch.float64).reshape(exact.shape)
+    (wanted,) = torch.autograd.grad(exact, table, slope)
+    for places in ((rows, columns), (torch.tensor(list(rows), dtype=torch.long), columns)):
+        found = bias.values(*places, torch.float64)
+        assert_close(found, exact, rtol=0, atol=0)
+        assert_close(torch.autograd.grad(found, table, slope)[0], wanted)

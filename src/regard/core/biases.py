@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core.masks import broadcastable, integer
-from regard.core.spans import Span, positions, take
+from regard.core.spans import Span, Stretch, positions, take
 from regard.core.transforms import mapped
 
 
@@ -134,9 +134,17 @@ class Relative(Bias):
         return tuple(self.table.shape[:-1])
 
     def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
-        distance = _distance(rows, columns, self.offset, self.table.device)
-        index = distance.clamp(-self.reach, self.reach) + self.reach
-        return self.table.to(dtype).index_select(-1, index.flatten()).unflatten(-1, index.shape)
+        if isinstance(rows, Tensor) or isinstance(columns, Tensor) or len(rows) == 0:
+            distance = _distance(rows, columns, self.offset, self.table.device)
+            return self._entries(distance.flatten(), dtype).unflatten(-1, distance.shape)
+        # Each row is the row above moved on by one: a stretch of all the distances there are. A gradient is summed
+        # along its diagonal first; pair by pair, one entry of the table would be added to millions of times.
+        every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start)
+        entries = self._entries(positions(every, self.table.device) - self.offset, dtype)
+        return entries.unfold(-1, len(columns), 1).flip(-2)
+
+    def _entries(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.table.to(dtype).index_select(-1, distance.clamp(-self.reach, self.reach) + self.reach)
 
 
 def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:

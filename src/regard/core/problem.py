@@ -77,6 +77,12 @@ class Problem:
         return tuple(t for t in (*self.score.tensors(), *bias) if t.requires_grad)
 
     @property
+    def bias_learned(self) -> bool:
+        """Will somebody ask for a gradient of the bias?"""
+        wanted = self.bias is not None and any(t.requires_grad for t in self.bias.tensors())
+        return wanted and torch.is_grad_enabled()
+
+    @property
     def differentiated(self) -> bool:
         """Will somebody ask for a gradient of this call?"""
         tensors = (self.query, self.key, self.value)

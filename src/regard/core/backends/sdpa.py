@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.core.backends import banded, dot, reference, steps
 from regard.core.backends.blocks import survey
 from regard.core.backends.result import Result
+from regard.core.biases import Bias, DenseBias
 from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import all_finite, unruly
 from regard.core.problem import HALF, Problem
@@ -89,8 +90,7 @@ def has_rules(problem: Problem) -> bool:
 
 def plain(problem: Problem) -> bool:
     """Will torch form the whole matrix? For a bias that is learned it does, on the CPU for dropout too."""
-    learned = problem.bias is not None and any(t.requires_grad for t in problem.bias.tensors())
-    return (learned and torch.is_grad_enabled()) or (problem.dropout > 0.0 and problem.device.type == "cpu")
+    return problem.bias_learned or (problem.dropout > 0.0 and problem.device.type == "cpu")
 
 
 def attend(problem: Problem) -> Result:
@@ -213,12 +213,26 @@ def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     allowed = problem.mask.allowed(rows, columns, problem.device) if problem.mask is not None else None
     if problem.bias is None:
         return None if allowed is None else _four_axes(allowed, problem)
-    # The CPU's kernels take a float32 bias beside half-precision queries; CUDA's want the queries' own dtype.
-    dtype = problem.dtype if problem.device.type == "cpu" else problem.query.dtype
-    numbers = problem.bias.values(rows, columns, dtype)
+    numbers = _numbers(problem, problem.bias, rows, columns)
     if allowed is not None:
         numbers = torch.where(allowed, numbers, -math.inf)
     return _four_axes(numbers, problem)
+
+
+def _numbers(problem: Problem, bias: Bias, rows: Stretch, columns: Stretch) -> Tensor:
+    """The bias of a block. CUDA's kernels want it in the queries' own dtype; the CPU's take float32 beside any.
+
+    Only what is added is rounded, never distances or the sums that make a table's gradient, and the finite stays so.
+    """
+    dtype = problem.query.dtype
+    ready = isinstance(bias, DenseBias) and bias.tensor.dtype == dtype
+    if problem.device.type == "cpu" or ready:
+        return bias.values(rows, columns, dtype if ready else problem.dtype)
+    numbers = bias.values(rows, columns, problem.dtype)
+    if dtype == torch.float16:
+        most = torch.finfo(dtype).max
+        numbers = torch.where(numbers.isinf(), numbers, numbers.clamp(-most, most))
+    return numbers.to(dtype)
 
 
 def _four_axes(tensor: Tensor, problem: Problem) -> Tensor:
