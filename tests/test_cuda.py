@@ -258,7 +258,7 @@ def test_flex_reads_rules_and_plain_kernels_learn_them():
     query = torch.zeros(1, 4, 1100, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     slopes, table = torch.ones(4, device="cuda"), torch.ones(4, 65, device="cuda")
 
-    def taken(mask=None, score="scaled_dot"):
+    def taken(mask=None, score=regard.ScaledDot()):
         biases = (regard.alibi(slopes), regard.relative(table))
         return [regard.explain(query, query, query, score=score, mask=mask, bias=bias).backend for bias in biases]
 
