@@ -14,6 +14,7 @@ import sys
 import warnings
 
 import torch
+import torch._dynamo.testing
 
 import regard
 
@@ -38,6 +39,7 @@ class Learned(torch.nn.Module):
 
 weight = (drawn(32) / 4).requires_grad_()
 matrix = (drawn(32, 32) / 8).requires_grad_()
+table = torch.randn(3, 9, device=device).requires_grad_()
 slopes = torch.tensor([0.5, 0.25, 0.1], device=device)
 lengths = torch.tensor([length, 97], device=device)
 ids = torch.arange(length, device=device).div(70, rounding_mode="floor").expand(2, -1)
@@ -50,6 +52,8 @@ calls = {
     "segments": dict(mask=regard.segments(ids, ids)),
     "causal and padding": dict(mask=regard.causal() & regard.padding(lengths)),
     "alibi": dict(bias=regard.alibi(slopes), mask=regard.causal()),
+    "relative": dict(bias=regard.relative(torch.linspace(-1, 1, 9, device=device))),
+    "a table that learns": dict(bias=regard.relative(table)),
     "softcap": dict(score=regard.ScaledDot(softcap=5.0)),
     "cosine": dict(score=regard.Cosine(scale=4.0)),
     "bilinear": dict(score=regard.Bilinear(matrix)),
@@ -77,6 +81,7 @@ def check(name, arguments):
     leaves = [drawn(2, length, 3, 32).requires_grad_() for _ in range(3)]
     score = arguments.get("score")
     learned = [*leaves, score.weight] if hasattr(score, "weight") else leaves
+    learned = [*leaves, table] if "learns" in name and "bias" in arguments else learned
 
     def attend(*rows):
         return regard.attention(*(x.transpose(1, 2) for x in rows), **arguments).output
@@ -125,6 +130,19 @@ def mapped():
             same("mapped", torch.compile(transform, backend="aot_eager")(many), transform(many))
 
 
+def lengths_of_rules():
+    rules = regard.alibi([0.5, 0.1]), regard.relative(torch.randn(2, 5, device=device).requires_grad_())
+    for rule in rules:
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounter()
+        attend = lambda x, y: regard.attention(x, y, y, bias=rule).output
+        compiled = torch.compile(attend, backend=counter, fullgraph=True)
+        for queries, keys in ((20, 20), (21, 23), (25, 30), (30, 26), (40, 41)):
+            x, y = drawn(1, 2, queries, 16), drawn(1, 2, keys, 16)
+            same("lengths", compiled(x, y), attend(x, y))
+        assert counter.frame_count <= 3, f"{counter.frame_count} graphs"
+
+
 def backward():
     x = drawn(1, 1, 20, 8).mul_(2).requires_grad_()  # changed before, as every parameter is after a step
     total = lambda: regard.attention(x, x, x, backend="blocked").output.float().square().sum()
@@ -135,7 +153,8 @@ def backward():
 
 
 checks = {name: functools.partial(check, name, arguments) for name, arguments in calls.items()}
-checks |= {"linear": linear, "one graph": sparse, "mapped": mapped, "the way back": backward}
+checks |= {"linear": linear, "one graph": sparse, "mapped": mapped}
+checks |= {"lengths": lengths_of_rules, "the way back": backward}
 for name, ask in checks.items():
     try:
         ask()
@@ -149,7 +168,7 @@ for name, ask in checks.items():
 def run(device: str, *wholly: str) -> None:
     done = subprocess.run([sys.executable, "-c", CALLS, device, *wholly], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    assert done.stdout.count("as without a compiler") == 22, done.stdout
+    assert done.stdout.count("as without a compiler") == 25, done.stdout
     assert "recompile_limit" not in done.stderr, "torch gave up: " + done.stderr
 
 

@@ -333,15 +333,33 @@ def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
 
 
 @given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 4), st.integers(0, 4), offsets)
-def test_any_part_of_a_relative_bias_is_the_table_at_its_distances(q, k, row, column, offset):
-    table = randn(2, 5).requires_grad_()
+def test_any_part_of_a_rule_is_that_of_its_distances(q: int, k: int, row: int, column: int, offset: int) -> None:
+    table, slopes = randn(2, 5).requires_grad_(), randn(2).requires_grad_()
     rows, columns = range(row, row + q), range(column, column + k)
-    entries = [max(-2, min(2, j - i - offset)) + 2 for i in rows for j in columns]
-    exact = table[:, entries].reshape(2, q, k)
-    bias = regard.relative(table, offset)
-    slope = torch.linspace(-1, 1, exact.numel(), dtype=torch.float64).reshape(exact.shape)
-    (wanted,) = torch.autograd.grad(exact, table, slope)
-    for places in ((rows, columns), (torch.tensor(list(rows), dtype=torch.long), columns)):
-        found = bias.values(*places, torch.float64)
-        assert_close(found, exact, rtol=0, atol=0)
-        assert_close(torch.autograd.grad(found, table, slope)[0], wanted)
+    distance = [j - i - offset for i in rows for j in columns]
+    entries = table[:, [max(-2, min(2, d)) + 2 for d in distance]]
+    slanted = -slopes[:, None] * torch.tensor([abs(d) for d in distance], dtype=torch.float64)
+    for leaf, bias, exact in (
+        (table, regard.relative(table, offset), entries),
+        (slopes, regard.alibi(slopes, offset), slanted),
+    ):
+        upstream = torch.linspace(-1, 1, exact.numel(), dtype=torch.float64).reshape(exact.shape)
+        (wanted,) = torch.autograd.grad(exact, leaf, upstream)
+        for places in ((rows, columns), (torch.tensor(list(rows), dtype=torch.long), columns)):
+            found = bias.values(*places, torch.float64)
+            assert_close(found, exact.reshape(2, q, k), rtol=0, atol=0)
+            assert found.stride(-1) == 1 or 0 in found.shape  # what every kernel reads fastest, and some read alone
+            assert_close(torch.autograd.grad(found, leaf, upstream.reshape(2, q, k))[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_bias_in_half_precision_masks_nothing_that_was_finite(dtype: torch.dtype) -> None:
+    numbers = torch.tensor([torch.finfo(torch.float32).min, 3.3e38, 0.1, -torch.inf, torch.nan])
+    most = torch.finfo(dtype).max
+    dense = regard.core.biases.DenseBias(numbers.expand(1, 5)).values(range(1), range(5), dtype)[0]
+    ruled = regard.relative(numbers).values(range(1), range(-2, 3), dtype)[0]
+    for found in (dense, ruled):
+        assert found.dtype == dtype
+        assert found[[0, 2, 3]].tolist() == [-most, torch.tensor(0.1, dtype=dtype).item(), -torch.inf]
+        assert found[1].isfinite()
+        assert found[4].isnan()

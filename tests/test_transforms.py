@@ -175,3 +175,8 @@ def test_biases_may_be_mapped() -> None:
         attend = lambda tensor, make=make: regard.attention(query, key, value, bias=make(tensor)).output  # noqa: E731
         found = torch.func.vmap(attend)(given)
         torch.testing.assert_close(found, torch.stack([attend(tensor) for tensor in given]))
+
+        slope = torch.func.grad(
+            lambda tensor, attend=attend: attend(tensor).square().sum()
+        )  # torch warns of no slow way
+        torch.testing.assert_close(torch.func.vmap(slope)(given), torch.stack([slope(tensor) for tensor in given]))

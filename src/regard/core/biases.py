@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.masks import broadcastable, integer
@@ -74,15 +74,40 @@ class DenseBias(Bias):
         return tuple(self.tensor.shape[:-2])
 
     def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
-        return take(take(self.tensor, -2, rows), -1, columns).to(dtype)
+        return _rounded(take(take(self.tensor, -2, rows), -1, columns), dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Alibi(Bias):
+class Rule(Bias):
+    """A bias of the distance j − i − offset alone."""
+
+    offset: int = field(default=0, kw_only=True)
+
+    def at(self, distance: Int[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "*h n"]:
+        """The bias at these distances."""
+        raise NotImplementedError
+
+    def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
+        device, exact = self.tensors()[0].device, torch.promote_types(dtype, torch.float32)
+        if isinstance(rows, Tensor) or isinstance(columns, Tensor) or rows.stop == rows.start:
+            distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)
+            pairs = self.at(distance.flatten() - self.offset, exact)
+            return _rounded(pairs, dtype).unflatten(-1, distance.shape)
+        # Each row is the row above moved on by one: a stretch of all the distances there are. So a gradient is summed
+        # along each diagonal first; pair by pair, one entry of a table would be added to millions of times.
+        queries, keys = rows.stop - rows.start, columns.stop - columns.start
+        every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start + 1)  # and one more, to move on by
+        line = _rounded(self.at(positions(every, device) - self.offset, exact), dtype)
+        step = queries + keys - 1
+        flat = line.unsqueeze(-2).expand(*line.shape[:-1], queries, step + 1).flatten(-2)
+        return flat.narrow(-1, queries - 1, queries * step).unflatten(-1, (queries, step)).narrow(-1, 0, keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Alibi(Rule):
     """−slope · |i + offset − j|."""
 
     slopes: Float[Tensor, "*h"]
-    offset: int = 0
 
     def aligned(self, shape: tuple[int, ...]) -> "Alibi":
         _one_per_head(self.slopes.shape[:1], shape, "slopes of alibi()")
@@ -97,17 +122,15 @@ class Alibi(Bias):
     def lead(self) -> tuple[int, ...]:
         return tuple(self.slopes.shape)
 
-    def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
-        distance = _distance(rows, columns, self.offset, self.slopes.device).abs()
-        return -self.slopes.to(dtype)[..., None, None] * distance.to(dtype)
+    def at(self, distance: Int[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "*h n"]:
+        return -self.slopes.to(dtype)[..., None] * distance.abs().to(dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Relative(Bias):
+class Relative(Rule):
     """table[clip(j − i − offset, −R, R) + R], a learned number for each distance up to R and head."""
 
     table: Float[Tensor, "*h distances"]
-    offset: int = 0
 
     def aligned(self, shape: tuple[int, ...]) -> "Relative":
         _one_per_head(self.table.shape[:-1], shape, "table of relative()")
@@ -133,17 +156,7 @@ class Relative(Bias):
     def lead(self) -> tuple[int, ...]:
         return tuple(self.table.shape[:-1])
 
-    def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
-        if isinstance(rows, Tensor) or isinstance(columns, Tensor) or len(rows) == 0:
-            distance = _distance(rows, columns, self.offset, self.table.device)
-            return self._entries(distance.flatten(), dtype).unflatten(-1, distance.shape)
-        # Each row is the row above moved on by one: a stretch of all the distances there are. A gradient is summed
-        # along its diagonal first; pair by pair, one entry of the table would be added to millions of times.
-        every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start)
-        entries = self._entries(positions(every, self.table.device) - self.offset, dtype)
-        return entries.unfold(-1, len(columns), 1).flip(-2)
-
-    def _entries(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
+    def at(self, distance: Int[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "*h n"]:
         return self.table.to(dtype).index_select(-1, distance.clamp(-self.reach, self.reach) + self.reach)
 
 
@@ -159,7 +172,7 @@ def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
     tensor = _floats(slopes, "slopes of alibi()")
     if tensor.ndim > 1:
         raise ValueError(f"slopes of alibi() must be one number for each head, got shape {tuple(tensor.shape)}")
-    return Alibi(tensor, integer(offset, "offset of alibi()"), plain=not isinstance(slopes, Tensor))
+    return Alibi(tensor, offset=integer(offset, "offset of alibi()"), plain=not isinstance(slopes, Tensor))
 
 
 def relative(table: Tensor, offset: int = 0) -> Bias:
@@ -169,7 +182,7 @@ def relative(table: Tensor, offset: int = 0) -> Bias:
         raise ValueError(
             f"table of relative() must be (2R + 1,) or (heads, 2R + 1), an odd size last, got {tuple(tensor.shape)}"
         )
-    return Relative(tensor, integer(offset, "offset of relative()"), plain=not isinstance(table, Tensor))
+    return Relative(tensor, offset=integer(offset, "offset of relative()"), plain=not isinstance(table, Tensor))
 
 
 def as_bias(bias: Bias | Tensor) -> Bias:
@@ -207,6 +220,10 @@ def _one_per_head(own: Sequence[int], shape: tuple[int, ...], name: str) -> None
         raise ValueError(f"{name}: for {own[0]} heads, query has {heads}; they must be equal")
 
 
-def _distance(rows: Span, columns: Span, offset: int, device: torch.device) -> Tensor:
-    """j − (i + offset) for the rows and columns asked."""
-    return positions(columns, device) - (positions(rows, device) + offset).unsqueeze(-1)
+def _rounded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers in another dtype; what is finite stays so where half precision ends sooner, for −inf would mask."""
+    rounded = numbers.to(dtype)
+    if dtype.itemsize > 2 or numbers.dtype == dtype:
+        return rounded
+    most = torch.finfo(dtype).max
+    return torch.where(numbers.isinf(), rounded, rounded.clamp(-most, most))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.core.backends import sdpa
 from regard.core.backends.result import Result
-from regard.core.biases import Alibi, DenseBias, Relative
+from regard.core.biases import Alibi, DenseBias, Relative, Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.machine import TRITON
 from regard.core.masks import Band, Blocks, Coarse
@@ -71,7 +71,7 @@ def not_worth_it(problem: Problem) -> str | None:
     if problem.bias_learned and sdpa.refuses(problem) is None and sdpa.not_worth_it(problem) is None:
         return "it adds up the gradient of a learned bias pair by pair: plain kernels are ten times faster"
     structured = sparse or (found is not None and (found.high or 0) != 0)
-    rule = isinstance(problem.bias, (Alibi, Relative)) or _softcap(problem) is not None
+    rule = isinstance(problem.bias, Rule) or _softcap(problem) is not None
     return None if structured or rule else "no window, segments or rule of distance: plain kernels are faster"
 
 

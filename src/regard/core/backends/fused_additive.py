@@ -17,7 +17,7 @@ from regard.core import recompute
 from regard.core.backends import blocked, reference, steps
 from regard.core.backends.additive import exponential, logistic
 from regard.core.backends.result import Result
-from regard.core.biases import Alibi, DenseBias, Relative
+from regard.core.biases import DenseBias, Relative, Rule
 from regard.core.clauses import clauses
 from regard.core.machine import TRITON
 from regard.core.problem import HALF, Problem
@@ -51,7 +51,7 @@ def _kernels_refuse(problem: Problem) -> str | None:
         return f"softmax only on CUDA, not {problem.normalize.name}"
     if problem.query.dtype not in (*HALF, torch.float32):
         return f"its kernels do not compute in {problem.query.dtype}"
-    if problem.bias is not None and not isinstance(problem.bias, (DenseBias, Relative, Alibi)):
+    if problem.bias is not None and not isinstance(problem.bias, (DenseBias, Rule)):
         return "its kernels take a bias as a tensor or as a rule of distance"
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None:
@@ -194,7 +194,7 @@ def _numbers(problem: Problem, lead: torch.Size) -> dict[str, Any]:
         return {"bias": _four_axes(bias.tensor, lead)}
     if bias is None or (isinstance(bias, Relative) and bias.offset == 0):
         return {} if bias is None else {"relative": bias.table.expand(heads, -1)}
-    assert isinstance(bias, (Relative, Alibi))  # refuses() has said so
+    assert isinstance(bias, Rule)  # refuses() has said so
     # A rule as a table of all distances j - i that matter: as long as the sequences, not as large as their pairs.
     reach = bias.reach if isinstance(bias, Relative) else max(problem.shape[-2:])
     far = reach + abs(bias.offset)

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.core.backends import banded, dot, reference, steps
 from regard.core.backends.blocks import survey
 from regard.core.backends.result import Result
-from regard.core.biases import Bias, DenseBias
+from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import all_finite, unruly
 from regard.core.problem import HALF, Problem
@@ -78,7 +78,8 @@ def working_bytes(problem: Problem) -> int:
         return banded.working_bytes(found, queries=problem.shape[-2], keys=problem.shape[-1], row_bytes=key_bytes)
     if problem.device.type == "cpu":
         return min(_MASK_NUMBERS, math.prod(problem.shape)) * 4
-    return min(_CUDA_NUMBERS, problem.matrices * math.prod(problem.shape[-2:])) * 4
+    numbers = min(_CUDA_NUMBERS, problem.matrices * math.prod(problem.shape[-2:]))
+    return numbers * (4 if problem.bias is None else 3 * problem.query.element_size())
 
 
 def has_rules(problem: Problem) -> bool:
@@ -213,26 +214,14 @@ def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     allowed = problem.mask.allowed(rows, columns, problem.device) if problem.mask is not None else None
     if problem.bias is None:
         return None if allowed is None else _four_axes(allowed, problem)
-    numbers = _numbers(problem, problem.bias, rows, columns)
+    # The CPU's kernels take a float32 bias beside half-precision queries; CUDA's want the queries' own dtype.
+    cpu = problem.device.type == "cpu"
+    numbers = problem.bias.values(rows, columns, problem.dtype if cpu else problem.query.dtype)
     if allowed is not None:
         numbers = torch.where(allowed, numbers, -math.inf)
+    elif not cpu and isinstance(problem.bias, Rule):
+        numbers = numbers.contiguous()  # whose rows lie apart, at places that are not aligned
     return _four_axes(numbers, problem)
-
-
-def _numbers(problem: Problem, bias: Bias, rows: Stretch, columns: Stretch) -> Tensor:
-    """The bias of a block. CUDA's kernels want it in the queries' own dtype; the CPU's take float32 beside any.
-
-    Only what is added is rounded, never distances or the sums that make a table's gradient, and the finite stays so.
-    """
-    dtype = problem.query.dtype
-    ready = isinstance(bias, DenseBias) and bias.tensor.dtype == dtype
-    if problem.device.type == "cpu" or ready:
-        return bias.values(rows, columns, dtype if ready else problem.dtype)
-    numbers = bias.values(rows, columns, problem.dtype)
-    if dtype == torch.float16:
-        most = torch.finfo(dtype).max
-        numbers = torch.where(numbers.isinf(), numbers, numbers.clamp(-most, most))
-    return numbers.to(dtype)
 
 
 def _four_axes(tensor: Tensor, problem: Problem) -> Tensor:
