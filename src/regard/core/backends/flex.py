@@ -69,7 +69,7 @@ def not_worth_it(problem: Problem) -> str | None:
         if isinstance(problem.bias, Alibi) and problem.bias_learned:
             return "it adds up a slope's gradient pair by pair, and single precision runs out of digits"
     if problem.bias_learned and sdpa.refuses(problem) is None and sdpa.not_worth_it(problem) is None:
-        return "it adds up the gradient of a learned bias pair by pair: plain kernels are ten times faster"
+        return "it adds up the gradient of a learned bias pair by pair: plain kernels are faster"
     structured = sparse or (found is not None and (found.high or 0) != 0)
     rule = isinstance(problem.bias, Rule) or _softcap(problem) is not None
     return None if structured or rule else "no window, segments or rule of distance: plain kernels are faster"
