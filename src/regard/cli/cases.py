@@ -3,7 +3,6 @@
 import functools
 import importlib
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
+from regard.cli import peers
+from regard.cli.peers import Run
 from regard.core.backends.additive import exponential
 
-Run = Callable[[], Tensor]  # one measured call; gives its output
 Make = Callable[[], Run]  # prepares a contender: loads, compiles, builds masks; raises where it cannot
 ROWS = slice(-64, None)  # the queries whose outputs are compared with float64: the last ones see most keys
 
@@ -85,7 +85,7 @@ def _overhead() -> Case:
                 "regard": lambda: _forward(lambda: regard.attention(*inputs).output),
                 "SDPA": lambda: _forward(lambda: F.scaled_dot_product_attention(*inputs)),
             },
-            lambda: _softmax_rows(*inputs),
+            lambda: _rows(*inputs),
         )
 
     what = "the cost of a call itself: scaled dot, B1 H4 n16 d32, float32, one thread, no gradients"
@@ -134,7 +134,7 @@ def _additive(device: str, length: int, dtype: torch.dtype, train: bool, heads: 
             "regard": lambda: wrap(ours),
             "PyTorch eager": lambda: wrap(lambda: plain(*leaves)),
             "torch.compile": lambda: wrap(lambda: compiled(*leaves)),
-            "Keras AdditiveAttention": lambda: wrap(_keras(*leaves)),
+            "Keras AdditiveAttention": lambda: wrap(peers.keras_additive(*leaves)),
         }
         if device == "cpu":
             contenders["regard, no compiler"] = lambda: wrap(without_compiler)
@@ -178,10 +178,10 @@ def _dot(device: str, length: int, size: int, causal: bool, heads: int = 16) -> 
         if device == "cuda":
             for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"):
                 label = f"SDPA {name.removesuffix('_ATTENTION').lower()}"
-                contenders[label] = functools.partial(_sdpa_backend, name, raw)
-        contenders["xFormers"] = lambda: _forward(_xformers(*inputs, causal=causal))
-        contenders["x-transformers"] = lambda: _forward(_x_transformers(*inputs, causal=causal))
-        return Field(contenders, lambda: _softmax_rows(*inputs, before=length if causal else None))
+                contenders[label] = lambda name=name: _forward(peers.sdpa_backend(name, raw))
+        contenders["xFormers"] = lambda: _forward(peers.xformers_attention(*inputs, causal=causal))
+        contenders["x-transformers"] = lambda: _forward(peers.x_transformers(*inputs, causal=causal))
+        return Field(contenders, lambda: _rows(*inputs, before=length if causal else None))
 
     shape = "causal" if causal else "full"
     what = f"scaled dot, {shape}, forward, B{batch} H{heads} n{length} d{size}, {_short(dtype)}"
@@ -207,8 +207,8 @@ def _window(device: str, length: int, train: bool, before: int = 256) -> Case:
             "SDPA, dense mask": dense,
         }
         if device == "cuda":
-            contenders["FlexAttention"] = lambda: wrap(_flex(*leaves, before=before))
-        return Field(contenders, lambda: _softmax_rows(*leaves, before=before))
+            contenders["FlexAttention"] = lambda: wrap(peers.flex(*leaves, before=before))
+        return Field(contenders, lambda: _rows(*leaves, before=before))
 
     passes = "forward and backward" if train else "forward"
     what = f"scaled dot in a causal window of {before}, {passes}, B1 H{heads} n{length} d{size}, {_short(dtype)}"
@@ -331,58 +331,17 @@ def _no_compiler() -> Iterator[None]:
         exponential.compiler = kept
 
 
-def _sdpa_backend(name: str, raw: Run) -> Run:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    chosen = getattr(SDPBackend, name)
-
-    def run() -> Tensor:
-        with sdpa_kernel(chosen):
-            return raw()
-
-    return _forward(run)
-
-
-def _flex(query: Tensor, key: Tensor, value: Tensor, *, before: int) -> Run:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (q >= k) & (q - k <= before)
-
-    blocks = create_block_mask(allowed, None, None, query.shape[-2], key.shape[-2], device=query.device.type)
-    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
-    return lambda: compiled(query, key, value, block_mask=blocks)
-
-
-def _xformers(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Run:
-    import xformers.ops as ops  # pyrefly: ignore[missing-import]
-
-    tokens_first = [t.detach().transpose(1, 2) for t in (query, key, value)]
-    bias = ops.LowerTriangularMask() if causal else None
-    return lambda: ops.memory_efficient_attention(*tokens_first, attn_bias=bias).transpose(1, 2)
-
-
-def _x_transformers(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Run:
-    attend = importlib.import_module("x_transformers.attend").Attend(causal=causal, flash=True)
-    return lambda: attend(query, key, value)[0]
-
-
-def _keras(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Run:
-    os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it once, when it is imported
-    import keras  # pyrefly: ignore[missing-import]
-
-    layer = keras.layers.AdditiveAttention(dtype=_short(query.dtype))
-    flat = [t.flatten(0, 1) for t in (query, value, key)]  # Keras takes value before key, and no heads
-    layer.build([tuple(t.shape) for t in flat])
-    layer.scale.assign(weight.detach())
-    return lambda: layer([t.flatten(0, 1) for t in (query, value, key)]).unflatten(0, query.shape[:2])
-
-
 def _additive_rows(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
     return plain(*(t.detach().double() for t in (query[..., ROWS, :], key, value, weight)))
 
 
-def _softmax_rows(query: Tensor, key: Tensor, value: Tensor, before: int | None = None) -> Tensor:
+def _rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    normalize: Callable[[Tensor], Tensor] | None = None,
+    before: int | None = None,
+) -> Tensor:
     """Scaled dot of the last queries; with `before`, causal and so many keys back."""
     query, key, value = (t.detach().double() for t in (query[..., ROWS, :], key, value))
     scores = query @ key.mT / math.sqrt(query.shape[-1])
@@ -390,12 +349,7 @@ def _softmax_rows(query: Tensor, key: Tensor, value: Tensor, before: int | None 
         place = torch.arange(key.shape[-2], device=key.device)
         back = place[-query.shape[-2] :, None] - place
         scores = scores.masked_fill((back < 0) | (back > before), -math.inf)
-    return torch.softmax(scores, -1) @ value
-
-
-def _rows(query: Tensor, key: Tensor, value: Tensor, normalize: Callable[[Tensor], Tensor]) -> Tensor:
-    query, key, value = (t.detach().double() for t in (query[..., ROWS, :], key, value))
-    return normalize(query @ key.mT / math.sqrt(query.shape[-1])) @ value
+    return (torch.softmax(scores, -1) if normalize is None else normalize(scores)) @ value
 
 
 def _short(dtype: torch.dtype) -> str:
