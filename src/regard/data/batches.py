@@ -96,10 +96,12 @@ def _table(
 
 
 class TokenBatches:
-    """Lists of pair numbers, epoch after epoch: padded, a batch has at most `tokens` tokens on either side.
+    """Lists of record numbers, epoch after epoch: padded, a batch has at most `tokens` tokens on any side.
 
-    Each epoch is shuffled anew by (seed, epoch) alone. A window of `bucket` pairs is sorted by length and cut into
-    batches, whose order is shuffled again. A pair longer than the budget makes a batch of its own. With `ranks`
+    A side is a field of the records that is padded, such as source and target; `lengths` has one list for each side.
+
+    Each epoch is shuffled anew by (seed, epoch) alone. A window of `bucket` records is sorted by length and cut
+    into batches, whose order is shuffled again. A record longer than the budget makes a batch of its own. With `ranks`
     processes, each takes its own share of every epoch, all of the same number of batches. With a `grid`, lengths count
     as their next multiple of it, as in `collate`.
 
@@ -116,9 +118,7 @@ class TokenBatches:
 
     def __init__(
         self,
-        lengths_source: ArrayLike,
-        lengths_target: ArrayLike,
-        *,
+        *lengths: ArrayLike,
         tokens: int,
         seed: int,
         bucket: int = 8192,
@@ -126,18 +126,18 @@ class TokenBatches:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        self._source = np.ascontiguousarray(lengths_source, np.int32)
-        self._target = np.ascontiguousarray(lengths_target, np.int32)
-        if self._source.shape != self._target.shape or self._source.ndim != 1:
-            raise ValueError(f"lengths must be two lists as long, not {self._source.shape} and {self._target.shape}")
-        if not len(self._source):
-            raise ValueError("there are no pairs to make batches of")
+        self._lengths = [np.ascontiguousarray(column, np.int32) for column in lengths]
+        shapes = [column.shape for column in self._lengths]
+        if not shapes or len(set(shapes)) > 1 or len(shapes[0]) != 1:
+            raise ValueError(f"lengths must be lists of equal length, one for each side, got shapes {shapes}")
+        if not shapes[0][0]:
+            raise ValueError("there are no records to make batches of")
         if min(tokens, bucket, grid) < 1:
             raise ValueError(f"tokens, bucket and grid must be at least 1, not {tokens}, {bucket} and {grid}")
         if not 0 <= rank < ranks:
             raise ValueError(f"rank must be from 0 to ranks - 1, not {rank} of {ranks}")
         self._tokens, self._seed, self._bucket, self._grid = tokens, seed, bucket, grid
-        self._total = int(self._source.sum(dtype=np.int64) + self._target.sum(dtype=np.int64))
+        self._total = sum(int(column.sum(dtype=np.int64)) for column in self._lengths)
         self._rank, self._ranks = rank, ranks
         self._epoch = 0
         self._position = 0
@@ -175,7 +175,7 @@ class TokenBatches:
         return {**self._facts(), "epoch": self._epoch, "position": self._position}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken. The pairs, budget and seed must be the same, or the order would not be."""
+        """Continues where `state` was taken. The records, budget and seed must be the same."""
         for name, value in self._facts().items():
             before = state.get(name, 1 if name == "grid" else None)  # a state without a grid has none
             if before != value:
@@ -184,7 +184,7 @@ class TokenBatches:
 
     def _facts(self) -> dict[str, int]:
         return {
-            "pairs": len(self._source),
+            "pairs": len(self._lengths[0]),
             "length": self._total,
             "tokens": self._tokens,
             "seed": self._seed,
@@ -195,12 +195,13 @@ class TokenBatches:
 
     def _all(self, epoch: int) -> Iterator[list[int]]:
         random = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-        order = random.permutation(len(self._source))
+        order = random.permutation(len(self._lengths[0]))
         for first in range(0, len(order), self._bucket):
             window = order[first : first + self._bucket]
-            # A stable sort keeps the shuffled order among pairs of the same lengths.
-            window = window[np.lexsort((self._source[window], self._target[window]))]
-            widths = -(-np.maximum(self._source[window], self._target[window]) // self._grid) * self._grid
+            # A stable sort keeps the shuffled order among records of the same lengths.
+            window = window[np.lexsort([column[window] for column in self._lengths])]
+            widest = np.maximum.reduce([column[window] for column in self._lengths])
+            widths = -(-widest // self._grid) * self._grid
             cuts = _cut(widths, self._tokens)
             for place in random.permutation(len(cuts) - 1):
                 yield window[cuts[place] : cuts[place + 1]].tolist()

@@ -1,14 +1,16 @@
 """`--set key=value`: changes to a configuration, by the full dotted name of a field or the end of it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from regard.tasks.task import SettingError
+from regard.tasks.config import TaskConfig
+from regard.tasks.task import SettingError, Task
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -56,6 +58,19 @@ def changed(config: Config, settings: Mapping[str, str], *, aliases: Mapping[str
         return config.__class__.model_validate(tree)
     except ValidationError as error:
         raise SettingError(_complaint(error.errors(include_url=False)[0], known)) from error
+
+
+def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[str, str]) -> TaskConfig:
+    """A preset of a task with the data and the settings asked for."""
+    if preset not in task.presets:
+        raise SettingError(f"{task.name} has no preset {preset!r}: there are {', '.join(task.presets)}")
+    made = task.presets[preset].make()
+    if data:
+        missing = [str(path) for path in data if not path.exists()]
+        if missing:
+            raise SettingError(f"no such file: {', '.join(missing)}")
+        made = made.model_copy(update={"data": made.data.model_copy(update={"files": tuple(data)})})
+    return changed(made, settings, aliases=task.aliases)
 
 
 def listed(config: BaseModel) -> list[Setting]:

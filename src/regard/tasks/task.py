@@ -1,41 +1,170 @@
-"""What a task is: a record of functions, from which the command line does everything."""
+"""What a task is: a frozen record of functions and facts. One shared code trains, evaluates and asks every task."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from pydantic import BaseModel
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
 
-from regard.train.run import Run
+from regard.look.trace import Trace
+from regard.tasks.config import TaskConfig
 
 
 class SettingError(ValueError):
     """A setting that does not exist or cannot have that value."""
 
 
+class InputError(ValueError):
+    """An input that a predictor cannot answer; the other inputs are not concerned."""
+
+
 @dataclass(frozen=True)
 class Preset:
-    """A named configuration: what it is for, and how it is made."""
+    """A named configuration: what it is for, how long it takes on two CPU cores, and how it is made."""
 
     about: str
-    make: Callable[[], BaseModel]
+    make: Callable[[], TaskConfig]
+    time: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of a result: its key in `result.json`, its name for people, and how it is to be read."""
+
+    name: str
+    label: str
+    percent: bool = False
+    better: Literal["higher", "lower"] = "higher"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A part of what a predictor is given: its key in JSON records, its kind, and its name for people."""
+
+    name: str
+    kind: Literal["text", "image", "sound", "scene"]
+    label: str
+    from_file: bool = False  # text that the command line also takes as the path of a text file
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """What turns inputs into numbers and numbers into answers; it is saved with the run."""
+
+    def save(self, directory: Path) -> None:
+        """Writes its files, named `tokenizer*.json` or `codec*.json`, into a run directory."""
+        ...
+
+
+@runtime_checkable
+class Prediction(Protocol):
+    """What a predictor answers to one input."""
+
+    @property
+    def answer(self) -> str:
+        """What a person wants to read."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """The same as JSON: the answer, its probability or score, the weights with their labels."""
+        ...
+
+    def trace(self) -> Trace | None:
+        """The weights with labels; None where the model has no attention."""
+        ...
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """A trained model with its codec. `inputs` are mappings by the names of the task's `inputs`."""
+
+    def answers(self, inputs: Sequence[Mapping[str, Any]], **options: Any) -> list[Prediction | InputError]:
+        """One answer for each input, in their order; an error for an input that cannot be answered."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What a run learns from and is judged by."""
+
+    codec: Any
+    records: Sequence[Any]  # what batches are collated from
+    lengths: Sequence[ArrayLike]  # of the records, a list for each padded side
+    valid: Sequence[Any]  # examples: inputs with their gold answers
+    test: Sequence[Any]
+    longer: Sequence[Any]  # longer than any trained on
+    about: str
+    example: Any = None  # an input to begin with
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a network made of a batch: its loss, and what penalties and estimators need of its attention.
+
+    `weights` are (…, q, k), `mask` says which of them count; `log_prob` and `reward` (n,) are of hard choices: the
+    log-probability of what was chosen, and how good the answer was that came of it.
+    """
+
+    total: Tensor
+    count: int | Tensor
+    weights: Sequence[Tensor] = ()
+    mask: Tensor | None = None
+    log_prob: Tensor | None = None
+    reward: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Figures of some examples. Lists and words are kept in `result.json` beside them."""
+
+    metrics: dict[str, Any]
+    attention: dict[str, Any] = field(default_factory=dict)
+    faithfulness: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Task:
     """One use of attention.
 
-    `configure(preset, data, settings)` gives the configuration; `train(config, out, resume)` trains into a run
-    directory and gives its result; `evaluate(run, data)` gives the same record for other data; `predictor(run)` gives
-    something with `predict(texts)`.
+    - `material(config, cache, codec, say)`: the built-in world, or the files of `config.data.files`, indexed in the
+      folder `cache`. A run that goes on gives its own `codec`; `say` reports progress.
+    - `codec(directory, config)`: the codec of a run.
+    - `network(config, codec)`: the model, untrained.
+    - `encode(codec, example, config)`: an example as a record; `sizes(record)`: its padded lengths.
+    - `collate(records, config, grid=, rows=)`: records as a batch with `.to(device)`.
+    - `outcome(network, batch, config, attention)`: the loss of a batch; with `attention`, also weights and choices.
+    - `predictor(network, codec, config)`: answers to inputs.
+    - `validate(predictor, examples, config)`: figures by name, quickly.
+    - `judge(predictor, examples, config, explain)`: all figures; with `explain`, faithfulness too.
+    - `examples(paths, config, codec)`: the examples of other files.
     """
 
     name: str
+    title: str  # of the model card
     about: str
     data: str
+    world: str
+    config: type[TaskConfig]
     presets: Mapping[str, Preset]
-    configure: Callable[[str, Sequence[Path], Mapping[str, str]], Any]
-    train: Callable[..., dict[str, Any]]
-    evaluate: Callable[[Run, Sequence[Path]], dict[str, Any]]
-    predictor: Callable[[Run], Any]
+    inputs: tuple[Input, ...]
+    figures: tuple[Figure, ...]
+    material: Callable[..., Material]
+    codec: Callable[[Path, Any], Any]
+    network: Callable[[Any, Any], nn.Module]
+    encode: Callable[[Any, Any, Any], Any]
+    sizes: Callable[[Any], tuple[int, ...]]
+    collate: Callable[..., Any]
+    outcome: Callable[[nn.Module, Any, Any, bool], Outcome]
+    predictor: Callable[..., Any]
+    validate: Callable[[Any, Sequence[Any], Any], dict[str, float]]
+    judge: Callable[[Any, Sequence[Any], Any, bool], Judged]
+    examples: Callable[[Sequence[Path], Any, Any], tuple[list[Any], str]]
+    aliases: Mapping[str, str] = field(default_factory=dict)  # short names of settings
+    changeable: tuple[str, ...] = ()  # settings that a run may change when it goes on, beside those of every task
+    validated: int = 200  # examples that `validate` gets
+
+    def figure(self, name: str) -> Figure | None:
+        """How the figure of a result is to be read; None for what is not a figure."""
+        return next((one for one in self.figures if one.name == name), None)

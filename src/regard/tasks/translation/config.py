@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
-from regard.train.settings import TrainSettings
+from regard.tasks.config import Settings, TaskConfig, TaskData
 
 ATTENTIONS = (
     *("none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "local-m", "local-p", "hard"),
@@ -29,11 +29,7 @@ AttentionName = Literal[
 Precision = Literal["float32", "bfloat16", "int8"]
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class DataSettings(_Settings):
+class DataSettings(TaskData):
     """The built-in world, or files."""
 
     files: tuple[Path, ...] = ()
@@ -42,14 +38,6 @@ class DataSettings(_Settings):
     """Suffix of the source files in a folder."""
     target: str = "de"
     """Suffix of the target files in a folder."""
-    train: PositiveInt = 20_000
-    """Pairs of the world to train on."""
-    valid: PositiveInt = 500
-    """Pairs held out for validation, of the world or of files that bring none."""
-    test: PositiveInt = 500
-    """Pairs held out for the test, likewise."""
-    longer: NonNegativeInt = 200
-    """Pairs of the world that are longer than any trained on."""
     lengths: tuple[PositiveInt, PositiveInt] = (3, 30)
     """Words of the world's sentences, at least and at most."""
     longest: PositiveInt = 100
@@ -66,17 +54,13 @@ class DataSettings(_Settings):
     """With merge_dropout: how often each pair stands in the training set, once cut as usual."""
     end_mark: bool = True
     """Whether a source ends with a mark, which a model may attend when it looks at no word."""
-    batch_tokens: PositiveInt = 2048
-    """Tokens of a batch on either side, padding counted."""
-    seed: int = 1
-    """Of the world and of the order."""
     first_word: Literal[0, 1] = 1
     """Where words are counted from in test.links, the gold alignment beside a test file."""
     tokenize: Literal["auto", "13a", "zh", "none", "char"] = "auto"
     """How BLEU cuts the text: auto is zh for Chinese, none for text that is tokenised already, else 13a."""
 
 
-class ModelSettings(_Settings):
+class ModelSettings(Settings):
     """A recurrent model with any attention, or a Transformer."""
 
     kind: Literal["recurrent", "transformer"] = "recurrent"
@@ -117,7 +101,7 @@ class ModelSettings(_Settings):
     """Of the Transformer's attention weights and inside its feed-forward parts; none: as dropout."""
 
 
-class DecodeSettings(_Settings):
+class DecodeSettings(Settings):
     """How translations are searched."""
 
     beam: PositiveInt = 1
@@ -130,14 +114,19 @@ class DecodeSettings(_Settings):
     """Whether gold links are also compared with weights corrected once the word is known, which takes its time."""
 
 
-class TranslationConfig(_Settings):
+class TranslationConfig(TaskConfig):
     """A whole run."""
 
     task: Literal["translation"] = "translation"
-    preset: str = "small"
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
-    train: TrainSettings = TrainSettings()
     decode: DecodeSettings = DecodeSettings()
     smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Share of the target's probability that goes to all words alike."""
+
+    @model_validator(mode="after")
+    def _languages(self) -> "TranslationConfig":
+        """The built-in world is English to Chinese, whatever the suffixes of files would be."""
+        if not self.data.files:
+            object.__setattr__(self, "data", self.data.model_copy(update={"source": "en", "target": "zh"}))
+        return self

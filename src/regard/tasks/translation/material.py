@@ -17,8 +17,9 @@ from regard.data.corpus import TextCorpus, TokenCorpus, encode, index
 from regard.data.parallel import DataError, Limits, find_rows, load_pairs
 from regard.data.sentences import Pair
 from regard.data.vocabulary import Vocabulary
+from regard.tasks.task import Material
 from regard.tasks.translation.coding import Coder, PieceCoder, WordCoder
-from regard.tasks.translation.config import DataSettings
+from regard.tasks.translation.config import DataSettings, TranslationConfig
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,6 @@ class Example:
     target: tuple[str, ...] = ()
     links: Links = frozenset()
     possible: Links = frozenset()
-
-
-@dataclass(frozen=True, eq=False)
-class Material:
-    """Pairs of token numbers to train on, and examples."""
-
-    coder: Coder
-    train: Sequence[tuple[Ids, Ids]]
-    lengths: tuple[NDArray[np.int32], NDArray[np.int32]]  # end marks counted
-    valid: list[Example]
-    test: list[Example]
-    longer: list[Example]
-    about: str
 
 
 class _Chosen(Sequence[Any]):
@@ -59,6 +47,13 @@ class _Chosen(Sequence[Any]):
             raise IndexError(place)
         cut, row = divmod(int(place), len(self.rows))
         return self.cuts[cut][int(self.rows[row])]
+
+
+def make_material(config: TranslationConfig, cache: Path, codec: Coder | None, say: Callable[[str], None]) -> Material:
+    """What a run learns from; files are indexed in `cache`."""
+    if config.data.files:
+        return file_material(config.data, cache, codec.codes if isinstance(codec, PieceCoder) else None, say=say)
+    return world_material(config.data)
 
 
 def world_material(settings: DataSettings) -> Material:
@@ -83,6 +78,7 @@ def world_material(settings: DataSettings) -> Material:
         _lengths(train),
         *([_example(pair) for pair in part] for part in (made.valid, made.test, made.longer)),
         about=f"{len(made.train):,} sentences of the built-in world, English to Chinese",
+        example="Tom chases Jerry",
     )
 
 
@@ -96,39 +92,47 @@ def _lengths(pairs: Sequence[tuple[Ids, Ids]]) -> tuple[NDArray[np.int32], NDArr
 
 
 def file_material(
-    settings: DataSettings, cache: Path, known: Codes | None = None, *, tell: Callable[[str], None] = lambda _: None
+    settings: DataSettings, cache: Path, known: Codes | None = None, *, say: Callable[[str], None] = lambda _: None
 ) -> Material:
     """The user's files, indexed once in `cache` and read from there; `known` sub-words instead of new ones.
 
-    Long files take a minute for a million lines: `tell` hears what is being done.
+    Long files take a minute for a million lines: `say` reports what is being done.
     """
     train, valid, test = _parts(settings)
     limits = Limits(longest=settings.longest, ratio=settings.ratio)
-    tell(f"reading {' and '.join(path.name for path in train)}")
+    say(f"reading {' and '.join(path.name for path in train)}")
     corpus = index(find_rows(train), cache, limits=limits)
-    tell(str(corpus.report))
+    say(str(corpus.report))
     rows, held = _split(
         corpus,
         settings.valid if not valid else 0,
         settings.test if not test else 0,
     )
     if held[0] or held[1]:
-        tell(f"{len(rows):,} pairs to learn from, {len(held[0]):,} to validate and {len(held[1]):,} to test by")
+        say(f"{len(rows):,} pairs to learn from, {len(held[0]):,} to validate and {len(held[1]):,} to test by")
     if known is None:
-        tell(f"learning {settings.vocabulary:,} sub-words")
+        say(f"learning {settings.vocabulary:,} sub-words")
     codes = known or _trained(corpus, rows, settings)
-    tell("texts into sub-words")
+    say("texts into sub-words")
     cuts = _cut(corpus, codes, settings, cache)
     source, target = ([getattr(cut, f"lengths_{side}")[rows] + 1 for cut in cuts] for side in ("source", "target"))
+    judged_by = _examples(test, settings) if test else held[1]
     return Material(
         PieceCoder(codes),
         _Chosen(cuts, rows),
         (np.concatenate(source), np.concatenate(target)),
         _examples(valid) if valid else held[0],
-        _examples(test, settings) if test else held[1],
+        judged_by,
         [],
         about=f"{len(rows):,} pairs ({corpus.report})",
+        example=_short(judged_by),
     )
+
+
+def _short(examples: Sequence[Example]) -> str | None:
+    """A sentence to begin with: of the first ones, one that is short, but not the shortest."""
+    few = sorted((example.source for example in examples[:50] if example.source), key=len)
+    return " ".join(few[len(few) // 4]) if few else None
 
 
 def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) -> list[TokenCorpus]:
@@ -156,8 +160,12 @@ def _named_cut(way: tuple[Subwords, Subwords], number: int) -> str:
     return f"{key}{number}" if number else key
 
 
-def examples_of(paths: Sequence[Path], settings: DataSettings) -> list[Example]:
-    """Pairs of other files to judge by; of a folder, its test files."""
+def examples_of(paths: Sequence[Path], config: TranslationConfig, codec: Coder) -> tuple[list[Example], str]:
+    """Pairs of other files to judge by, and what they are; of a folder, its test files."""
+    return _examples_of(paths, config.data), ", ".join(map(str, paths))
+
+
+def _examples_of(paths: Sequence[Path], settings: DataSettings) -> list[Example]:
     if len(paths) == 1 and Path(paths[0]).is_dir():
         _, _, test = _parts(settings.model_copy(update={"files": tuple(paths)}))
         if not test:

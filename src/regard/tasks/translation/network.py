@@ -2,7 +2,6 @@
 
 from torch import nn
 
-from regard.core.normalizers import Hard
 from regard.models.frame import EncoderDecoder
 from regard.models.recurrent_cells import Recurrence
 from regard.models.recurrent_decoder import RecurrentDecoder
@@ -14,10 +13,16 @@ from regard.nn.local import LocalAttention
 from regard.nn.location import LocationAttention
 from regard.nn.monotonic import MonotonicAttention
 from regard.nn.protocol import Attends
+from regard.tasks.config import LearningSettings
+from regard.tasks.learning import hard
 from regard.tasks.translation.config import ModelSettings
 
+_LEARNING = LearningSettings()
 
-def build(settings: ModelSettings, sizes: tuple[int, int], *, shared: bool) -> EncoderDecoder:
+
+def build(
+    settings: ModelSettings, sizes: tuple[int, int], *, shared: bool, learning: LearningSettings = _LEARNING
+) -> EncoderDecoder:
     """An encoder for so many source tokens and a decoder for so many target tokens."""
     if settings.kind == "transformer":
         return _transformer(settings, sizes, shared)
@@ -37,7 +42,7 @@ def build(settings: ModelSettings, sizes: tuple[int, int], *, shared: bool) -> E
         target,
         settings.size,
         memory_size=encoder.memory_size,
-        attention=attention(settings, encoder.memory_size),
+        attention=attention(settings, encoder.memory_size, learning),
         order=settings.order,
         input_feeding=settings.input_feeding,
         recurrence=Recurrence(settings.cell, settings.decoder_layers or settings.layers, embedding, settings.dropout),
@@ -45,7 +50,7 @@ def build(settings: ModelSettings, sizes: tuple[int, int], *, shared: bool) -> E
     return EncoderDecoder(encoder, decoder)
 
 
-def attention(settings: ModelSettings, memory_size: int) -> Attends | None:
+def attention(settings: ModelSettings, memory_size: int, learning: LearningSettings = _LEARNING) -> Attends | None:
     """The mechanism by its name."""
     name, size, reach = settings.attention, settings.size, settings.reach
     match name:
@@ -55,7 +60,7 @@ def attention(settings: ModelSettings, memory_size: int) -> Attends | None:
             kind = "monotonic" if name == "local-m" else "predictive"
             return LocalAttention(size, memory_size, reach=reach, kind=kind, hidden_size=size)
         case "hard":
-            return Attention(size, memory_size, hidden_size=size, normalize=Hard("straight_through"))
+            return Attention(size, memory_size, hidden_size=size, normalize=hard(learning))
         case "monotonic":
             return MonotonicAttention(size, memory_size, hidden_size=size)
         case "location":

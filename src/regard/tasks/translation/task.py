@@ -1,57 +1,126 @@
-"""Translation as a task of the command line."""
+"""Translation as a task: what is its own of the shared training, evaluation and prediction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.tasks.settings import changed
-from regard.tasks.task import SettingError, Task
+import torch
+from torch import nn
+
+from regard.core.requests import full
+from regard.data.batches import Batch, Ids, collate
+from regard.models.frame import EncoderDecoder
+from regard.nn.cross_entropy import linear_cross_entropy
+from regard.tasks.learning import with_baseline
+from regard.tasks.task import Figure, Input, Judged, Outcome, Task
+from regard.tasks.translation.coding import Coder, load_coder
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.material import Example, examples_of
+from regard.tasks.translation.material import Example, examples_of, make_material
+from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import PRESETS
-from regard.tasks.translation.training import evaluated, make_material, train
-from regard.tasks.translation.translator import Translator
-from regard.train.run import Run
+from regard.tasks.translation.scoring import faithfulness, judge, text_figures
+from regard.tasks.translation.translator import BOS, EOS, PAD, Translator
 
-_ALIASES = {"model": "model.kind", "data": "data.files"}
-
-
-def configure(preset: str, data: Sequence[Path], settings: Mapping[str, str]) -> TranslationConfig:
-    """A preset with the data and the settings asked for."""
-    if preset not in PRESETS:
-        raise SettingError(f"no preset is called {preset!r}: there are {', '.join(PRESETS)}")
-    made = PRESETS[preset].make()
-    assert isinstance(made, TranslationConfig)
-    if data:
-        missing = [str(path) for path in data if not path.exists()]
-        if missing:
-            raise SettingError(f"no such file: {', '.join(missing)}")
-        made = made.model_copy(update={"data": made.data.model_copy(update={"files": tuple(data)})})
-    return changed(made, settings, aliases=_ALIASES)
+_EXPLAINED = 40  # translations whose faithfulness is measured
+Pair = tuple[Ids, Ids]
 
 
-def evaluate(run: Run, data: Sequence[Path]) -> dict[str, Any]:
-    """The result record of a run, for its own test part or for other data."""
-    config = TranslationConfig.model_validate(run.config())
-    translator = Translator.load(run)
-    longer: list[Example] = []
-    if data:
-        examples, about = examples_of(data, config.data), ", ".join(map(str, data))
-    else:
-        material = make_material(config, run)
-        examples, longer, about = material.test, material.longer, material.about
-    known = run.result() if (run.path / "result.json").is_file() else {}
-    kept = {name: known[name] for name in ("seconds", "parameters", "versions", "device", "seed") if name in known}
-    return {"task": config.task, "data": about, **evaluated(translator, config, examples, longer), **kept}
+def _codec(directory: Path, config: TranslationConfig) -> Coder:
+    return load_coder(directory, words=not config.data.files)
+
+
+def _network(config: TranslationConfig, codec: Coder) -> nn.Module:
+    network = build(config.model, codec.sizes, shared=codec.shared, learning=config.learning)
+    return with_baseline(network, config.learning, is_hard=config.model.attention in ("hard", "local-hard"))
+
+
+def _encode(codec: Coder, example: Example, config: TranslationConfig) -> Pair:
+    words = example.target
+    target = codec.target_words(words)[0] if words else codec.target(example.reference)
+    return codec.read_words(example.source).numbers, target
+
+
+def _sizes(pair: Pair) -> tuple[int, int]:
+    return len(pair[0]) + 1, len(pair[1]) + 1
+
+
+def _collate(pairs: Sequence[Pair], config: TranslationConfig, *, grid: int = 1, rows: int = 0) -> Batch:
+    return collate(pairs, pad=PAD, bos=BOS, eos=EOS, source_end=config.data.end_mark, grid=grid, rows=rows)
+
+
+def _outcome(network: Any, batch: Batch, config: TranslationConfig, attention: bool) -> Outcome:
+    wanted = {"weights": full()} if attention else {}
+    decoded = network(batch.source, batch.prefix, batch.source_lengths, **wanted)
+    model: EncoderDecoder = getattr(network, "_orig_mod", network)
+    summed = linear_cross_entropy(
+        decoded.states, model.output_weight, batch.target, bias=model.output_bias, smoothing=config.smoothing
+    )
+    if not attention:
+        return Outcome(summed.loss, summed.count)
+    layers = decoded.weights if isinstance(decoded.weights, list) else [decoded.weights]
+    real = batch.target >= 0
+    mask = real.unsqueeze(-1) & _positions(batch.source, batch.source_lengths).unsqueeze(1)
+    weights = [one for one in layers if one is not None]
+    if weights and weights[0].ndim == 4:
+        mask = mask.unsqueeze(1)
+    if decoded.log_prob is None:
+        return Outcome(summed.loss, summed.count, weights, mask)
+    with torch.no_grad():
+        scores = model.logits(decoded.states).float().log_softmax(-1)
+        reward = scores.gather(-1, batch.target.clamp_min(0).unsqueeze(-1)).squeeze(-1)[real]
+    return Outcome(summed.loss, summed.count, weights, mask, decoded.log_prob[real], reward)
+
+
+def _positions(table: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return torch.arange(table.shape[1], device=table.device) < lengths.unsqueeze(-1)
+
+
+def _predictor(network: EncoderDecoder, codec: Coder, config: TranslationConfig) -> Translator:
+    return Translator(network, codec, config.decode, config.data.end_mark)
+
+
+def _validate(translator: Translator, examples: Sequence[Example], config: TranslationConfig) -> dict[str, float]:
+    """BLEU of greedy translations: enough to compare checkpoints by."""
+    sources = [translator.coder.read_words(example.source) for example in examples]
+    texts = [one.text for one in translator.search(sources, width=1, weights=False)]
+    return {"bleu": text_figures(texts, [example.reference for example in examples], config.data.tokenize)["bleu"]}
+
+
+def _judge(translator: Translator, examples: Sequence[Example], config: TranslationConfig, explain: bool) -> Judged:
+    judged = judge(translator, examples, tokenize=config.data.tokenize)
+    if not explain:
+        return Judged(judged.metrics, judged.attention)
+    some = translator.search([one.source for one in judged.translations[:_EXPLAINED]])
+    return Judged(judged.metrics, judged.attention, faithfulness(translator, some))
 
 
 TRANSLATION = Task(
     name="translation",
+    title="A translator",
     about="Machine translation, with the alignment of every word",
     data="two line-aligned files, one TSV or JSONL (each maybe .gz), or a folder; none: the built-in English-Chinese",
+    world="English to Chinese by one grammar, with word alignments",
+    config=TranslationConfig,
     presets=PRESETS,
-    configure=configure,
-    train=train,
-    evaluate=evaluate,
-    predictor=Translator.load,
+    inputs=(Input("source", "text", "Sentence"),),
+    figures=(
+        Figure("bleu", "BLEU"),
+        Figure("chrf", "chrF"),
+        Figure("exact", "exactly as the reference", percent=True),
+        Figure("aer", "alignment error rate", percent=True, better="lower"),
+        Figure("aer_posterior", "alignment error rate, the word known", percent=True, better="lower"),
+    ),
+    material=make_material,
+    codec=_codec,
+    network=_network,
+    encode=_encode,
+    sizes=_sizes,
+    collate=_collate,
+    outcome=_outcome,
+    predictor=_predictor,
+    validate=_validate,
+    judge=_judge,
+    examples=examples_of,
+    aliases={"model": "model.kind", "data": "data.files"},
+    changeable=("decode.beam", "decode.length_penalty", "decode.precision", "decode.posterior"),
 )

@@ -1,0 +1,87 @@
+"""Penalties on attention weights and estimators of hard attention: the same for every task."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from regard.core.hard import reinforce
+from regard.core.normalizers import Hard
+from regard.nn.losses import doubly_stochastic, entropy_penalty, weight_penalty
+from regard.tasks.config import LearningSettings
+from regard.tasks.task import Outcome
+from regard.train.updates import Loss
+
+
+class MovingBaseline(nn.Module):
+    """The moving average of the reward; a buffer of the network, so that every checkpoint holds it."""
+
+    value: Tensor
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
+
+
+def hard(settings: LearningSettings) -> Hard:
+    """The normaliser of hard attention with the estimator chosen."""
+    return Hard(settings.estimator, temperature=settings.temperature)
+
+
+def with_baseline(network: nn.Module, settings: LearningSettings, *, is_hard: bool) -> nn.Module:
+    """The network; where hard attention learns by REINFORCE, with a baseline of its own."""
+    if is_hard and settings.estimator == "reinforce":
+        network.add_module("baseline", MovingBaseline())
+    return network
+
+
+def asks_attention(network: nn.Module, settings: LearningSettings) -> bool:
+    """Whether the loss needs weights or choices beside the answer."""
+    return settings.penalty != "none" or _baseline(network) is not None
+
+
+def loss_of(outcome: Outcome, network: nn.Module, settings: LearningSettings) -> Loss:
+    """The loss of a batch with what is added to it: all of it summed over the batch, as the task's own loss is."""
+    total = outcome.total
+    if settings.penalty != "none" and outcome.weights:
+        total = total + settings.beta * _penalty(outcome.weights, outcome.mask, settings) * outcome.count
+    baseline = _baseline(network)
+    if baseline is not None and outcome.log_prob is not None and network.training:
+        total = total + _reinforced(outcome, baseline, settings) * outcome.count
+    return Loss(total, outcome.count)
+
+
+def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSettings) -> Tensor:
+    """The mean over maps of the penalty; p(α|x) of a row is exp Σ_j α_j ln α_j, from the weights themselves."""
+    found = []
+    for weights in maps:
+        if settings.penalty == "doubly_stochastic":
+            found.append(doubly_stochastic(weights, mask))
+        elif settings.penalty == "entropy":
+            found.append(entropy_penalty(weights, mask))
+        else:
+            wide = weights.float()
+            log_prob = torch.xlogy(wide, wide).sum(-1)
+            found.append(weight_penalty(weights, log_prob, mask=mask))
+    return torch.stack(found).mean()
+
+
+def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSettings) -> Tensor:
+    """REINFORCE over single choices. The entropy is rewarded too: E[−ln p] is it, and so is the mean of samples."""
+    assert outcome.log_prob is not None
+    assert outcome.reward is not None
+    reward = outcome.reward.detach() - settings.entropy_weight * outcome.log_prob.detach()
+    current = torch.where(baseline.seen, baseline.value, reward.mean().to(baseline.value))
+    found = reinforce(outcome.log_prob, reward, baseline=current, reward_weight=settings.reward_weight)
+    with torch.no_grad():
+        baseline.value.copy_(found.baseline)
+        baseline.seen.fill_(True)
+    return found.loss
+
+
+def _baseline(network: nn.Module) -> MovingBaseline | None:
+    plain = getattr(network, "_orig_mod", network)
+    found = getattr(plain, "baseline", None)
+    return found if isinstance(found, MovingBaseline) else None

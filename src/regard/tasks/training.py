@@ -1,0 +1,138 @@
+"""Training any task, from its configuration to a run directory that holds everything."""
+
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard import __version__
+from regard.data.records import RecordBatches
+from regard.tasks.config import TaskConfig
+from regard.tasks.evaluation import judged
+from regard.tasks.learning import asks_attention, loss_of
+from regard.tasks.task import Material, Task
+from regard.train.loop import Fitted, fit
+from regard.train.progress import Progress, default_progress
+from regard.train.run import Run
+from regard.train.updates import Loss
+
+_GRID = 8  # lengths of batches are multiples of it where steps are captured as CUDA graphs
+_HELD_OUT_ROWS = 64
+CHANGEABLE = ("train.steps", "train.epochs", "train.patience")  # what a run of any task may change when it goes on
+
+
+def train(
+    task: Task, config: TaskConfig, out: Path, *, resume: bool = False, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Train into the run directory `out`, evaluate on the test part, and return the result that is written there."""
+    began = time.monotonic()
+    progress = default_progress() if progress is None else progress
+    plain = config.model_dump(mode="json")
+    with _removed_on_failure(out):
+        run = Run.create(out, plain, resume=resume, changeable=(*CHANGEABLE, *task.changeable), renewed=_renewed(task))
+        known = task.codec(run.path, config) if resume and any(run.path.glob("tokenizer*.json")) else None
+        material = task.material(config, run.path / "data", known, progress.say)
+        if known is None:
+            material.codec.save(run.path)
+    torch.manual_seed(config.train.seed)
+    network = task.network(config, material.codec)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network.to(device)
+    predictor = task.predictor(network, material.codec, config)
+    fitted = fit(
+        network,
+        loss_function(task, config, network, device),
+        batches(task, config, material),
+        run=run,
+        settings=config.train,
+        held_out=_held_out(task, config, material),
+        validate=lambda _: task.validate(predictor, material.valid[: task.validated], config),
+        progress=progress,
+    )
+    result = judged(task, config, predictor, material.test, material.longer)
+    result |= facts(config, material, network, fitted, time.monotonic() - began)
+    run.save_result(result)
+    run.save_card({"title": task.title, "about": material.about, **result})
+    return result
+
+
+def loss_function(
+    task: Task, config: TaskConfig, network: nn.Module, device: torch.device
+) -> Callable[[nn.Module, Any], Loss]:
+    """The task's loss with the penalty and the estimator that the configuration asks for."""
+    attention = asks_attention(network, config.learning)
+
+    def loss(model: nn.Module, batch: Any) -> Loss:
+        return loss_of(task.outcome(model, batch.to(device), config, attention), model, config.learning)
+
+    return loss
+
+
+def batches(task: Task, config: TaskConfig, material: Material) -> RecordBatches:
+    """The training batches, in the order of the configuration's seed."""
+    return RecordBatches(
+        material.records,
+        material.lengths,
+        collate=lambda records, **shape: task.collate(records, config, **shape),
+        tokens=config.data.batch_tokens,
+        seed=config.data.seed,
+        grid=_GRID if config.train.graphs else 1,
+    )
+
+
+def _held_out(task: Task, config: TaskConfig, material: Material) -> list[Any]:
+    records = [task.encode(material.codec, example, config) for example in material.valid]
+    records.sort(key=lambda record: task.sizes(record)[-1])
+    parts = (records[first : first + _HELD_OUT_ROWS] for first in range(0, len(records), _HELD_OUT_ROWS))
+    return [task.collate(part, config) for part in parts]
+
+
+@contextmanager
+def _removed_on_failure(out: Path) -> Iterator[None]:
+    """A run that failed before anything was learned leaves nothing: the corrected command may use the same name."""
+    fresh = not out.exists()
+    try:
+        yield
+    except BaseException:
+        if fresh:
+            shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
+def _renewed(task: Task) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A stored configuration with the defaults of settings that it does not know."""
+
+    def renewed(stored: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return task.config.model_validate(stored).model_dump(mode="json")
+        except ValueError:  # of another task, or edited by hand: compared as it is
+            return stored
+
+    return renewed
+
+
+def facts(
+    config: TaskConfig, material: Material, network: nn.Module, fitted: Fitted, seconds: float
+) -> dict[str, Any]:
+    """What a result says about the run beside its figures."""
+    return {
+        "task": config.task,
+        "data": material.about,
+        "seconds": round(seconds, 1),
+        "training_seconds": round(fitted.seconds, 1),
+        "steps": fitted.step,
+        "ended": fitted.ended,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "command": " ".join(sys.argv),
+        "versions": {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+        "seed": config.train.seed,
+        "example": material.example,
+    }
