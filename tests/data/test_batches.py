@@ -121,7 +121,7 @@ def test_a_pair_beyond_the_budget_stands_alone():
 def test_impossible_wishes_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         batches(**changed)
-    with pytest.raises(ValueError, match="lists as long"):
+    with pytest.raises(ValueError, match="lists of equal length"):
         TokenBatches([1, 2], [1], tokens=5, seed=0)
     with pytest.raises(ValueError, match="no pairs"):
         TokenBatches([], [], tokens=5, seed=0)
