@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from regard.core.normalizers import Hard
 from regard.core.requests import entropy, full, received, top
 from regard.core.scores import Cosine
 from regard.nn.local import LocalAttention
@@ -48,24 +49,23 @@ def by_hand(layer: LocalAttention, query: list, memory: list) -> tuple[list, lis
         else:
             centre = t
         asked = times(layer.scoring.query, q)
-        scores = {
-            s: dot(asked, times(layer.scoring.key, h)) / math.sqrt(HIDDEN)
-            for s, h in enumerate(memory)
-            if abs(s - centre) <= REACH
-        }
+        every = [dot(asked, times(layer.scoring.key, h)) / math.sqrt(HIDDEN) for h in memory]
+        if layer.kind == "hard":
+            centre = every.index(max(every))
+        scores = {s: score for s, score in enumerate(every) if abs(s - centre) <= REACH}
         total = math.fsum(math.exp(x) for x in scores.values())
         row = [0.0] * len(memory)
         for s, score in scores.items():
-            bell = math.exp(-((s - centre) ** 2) / (2 * (REACH / 2) ** 2)) if layer.kind == "predictive" else 1.0
+            bell = math.exp(-((s - centre) ** 2) / (2 * (REACH / 2) ** 2)) if layer.kind != "monotonic" else 1.0
             row[s] = math.exp(score) / total * bell
         rows.append(row)
         outputs.append([math.fsum(a * h[c] for a, h in zip(row, memory, strict=True)) for c in range(MEMORY)])
     return outputs, rows
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "hard"])
 def test_it_is_the_papers_window(kind):
-    layer = a_layer(kind)
+    layer = a_layer(kind).eval()
     query, memory, mask = inputs()
     found = layer(query, memory, mask=mask, weights=full())
     assert found.weights.shape == (BATCH, QUERIES, KEYS)
@@ -222,8 +222,59 @@ def test_the_state_dict_makes_the_same_layer():
     torch.testing.assert_close(other(query, memory, mask=mask).output, layer(query, memory, mask=mask).output)
 
 
+@torch.no_grad()
+def test_hard_locking_samples_a_place_in_training_and_says_how_likely_it_was():
+    layer = a_layer("hard")
+    query, memory, mask = inputs()
+    scores = (layer.scoring.query(query) @ layer.scoring.key(memory).mT / math.sqrt(HIDDEN)).masked_fill(
+        ~mask.unsqueeze(1), -math.inf
+    )
+    log_probs, places = scores.log_softmax(-1), set()
+    for seed in range(20):
+        found = layer(query, memory, mask=mask, weights=full(), generator=torch.Generator().manual_seed(seed))
+        for b in range(BATCH):
+            for t in range(QUERIES):
+                inside = found.weights[b, t].nonzero().flatten().tolist()
+                candidates = [p for p in range(int(mask[b].sum())) if set(inside) == window_of(p, int(mask[b].sum()))]
+                likely = [p for p in candidates if math.isclose(log_probs[b, t, p], found.log_prob[b, t], abs_tol=1e-9)]
+                assert likely, f"no place explains the window {inside} and the log-probability {found.log_prob[b, t]}"
+                places.add((b, t, likely[0]))
+    assert len(places) > BATCH * QUERIES  # it samples
+
+
+def window_of(place: int, length: int) -> set[int]:
+    return set(range(max(0, place - REACH), min(length, place + REACH + 1)))
+
+
+@pytest.mark.parametrize("estimator", ["straight_through", "gumbel", "reinforce"])
+def test_hard_locking_learns_by_each_estimator(estimator):
+    """Reward for looking at one key of the memory: its weight rises."""
+    torch.manual_seed(3)
+    layer = a_layer("hard", lock=Hard(estimator))
+    query, memory, _ = inputs()
+    wanted = torch.tensor([4, 9])
+    optimizer = torch.optim.Adam(layer.parameters(), 0.05)
+
+    def weight() -> torch.Tensor:
+        weights = layer.eval()(query, memory, weights=full()).weights
+        return weights[torch.arange(BATCH), :, wanted].mean()
+
+    before = weight()
+    for _ in range(150):
+        found = layer.train()(query, memory, weights=full())
+        gain = found.weights[torch.arange(BATCH), :, wanted]
+        loss = -gain.mean()
+        if estimator == "reinforce":
+            loss = loss - ((gain.detach() - gain.detach().mean()) * found.log_prob).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert weight() > before + 0.15
+
+
 COMPILED = """
 import torch
+from regard.core.normalizers import Hard
 from regard.core.requests import full
 from regard.nn import LocalAttention
 query, memory = torch.randn(2, 3, 6), torch.randn(2, 11, 6)
@@ -247,7 +298,7 @@ def test_bad_arguments_are_named():
     query, memory, mask = inputs()
     with pytest.raises(ValueError, match="reach must be at least 1, got 0"):
         LocalAttention(3, reach=0)
-    with pytest.raises(ValueError, match="kind must be monotonic or predictive, got 'soft'"):
+    with pytest.raises(ValueError, match="kind must be monotonic, predictive or hard, got 'soft'"):
         LocalAttention(3, reach=1, kind="soft")
     with pytest.raises(ValueError, match="give hidden_size to project both to it"):
         LocalAttention(3, 7, reach=1)

@@ -6,12 +6,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.core.attention import AnyScore, Attended
+from regard.core.attention import AnyScore, Attended, attention
 from regard.core.local import local_attention
+from regard.core.masks import padding
+from regard.core.normalizers import Hard
 from regard.core.requests import Request
 from regard.nn.attention import Attention
+from regard.nn.projection import settled
 from regard.nn.protocol import Projected
 from regard.nn.steps import check_query, clean_memory
+
+_STRAIGHT_THROUGH = Hard("straight_through")
 
 
 class LocalAttention(nn.Module):
@@ -19,7 +24,9 @@ class LocalAttention(nn.Module):
 
     kind "predictive" (local-p, Luong et al. 2015, section 3.2): p_i = S · σ(v · tanh(W q_i)), S the length of the
     memory, with the Gaussian, not renormalised, as in the paper: through it p learns. "monotonic" (local-m): p_i = i,
-    without the Gaussian. Time and memory grow with q · reach, whatever the length of the memory.
+    without the Gaussian. Time and memory grow with q · reach, whatever the length of the memory. "hard": p_i is the
+    key that a hard attention over the whole memory samples by the same score (in inference, the best), with the
+    Gaussian; `lock` is its estimator, and `Attended.log_prob` the log-probability of the place, for REINFORCE.
 
     `score` and `hidden_size` are as for `Attention`. Places are counted over real positions alone, so padding may stand
     anywhere. The state of the monotonic kind is (the place of the next query,), (b,); the other kind has none.
@@ -37,19 +44,21 @@ class LocalAttention(nn.Module):
         memory_size: int | None = None,
         *,
         reach: int,
-        kind: Literal["monotonic", "predictive"] = "monotonic",
+        kind: Literal["monotonic", "predictive", "hard"] = "monotonic",
         score: str | AnyScore = "scaled_dot",
         hidden_size: int | None = None,
+        lock: Hard = _STRAIGHT_THROUGH,
     ) -> None:
         super().__init__()
         if reach < 1:
             raise ValueError(f"reach must be at least 1, got {reach}")
-        if kind not in ("monotonic", "predictive"):
-            raise ValueError(f"kind must be monotonic or predictive, got {kind!r}")
+        if kind not in ("monotonic", "predictive", "hard"):
+            raise ValueError(f"kind must be monotonic, predictive or hard, got {kind!r}")
         self.scoring = Attention(query_size, memory_size, score=score, hidden_size=hidden_size)
         self.query_size, self.memory_size = query_size, self.scoring.memory_size
         self.output_size = self.scoring.output_size
         self.reach, self.kind, self.stateful = reach, kind, kind == "monotonic"
+        self.lock = lock
         self.predict: nn.Sequential | None = None
         if kind == "predictive":
             hidden = query_size if hidden_size is None else hidden_size
@@ -77,27 +86,32 @@ class LocalAttention(nn.Module):
         check_query(query, self.query_size, projected)
         key, value, mask = projected
         lengths = None if mask is None else mask.sum(-1)
-        centre, state = self._centre(query, projected, state, lengths)
         if key.shape[1] == 0:  # no place to lock
             nothing = value.new_zeros(*query.shape[:2], self.output_size)
             asked = None if weights is None else weights.of(value.new_zeros(*query.shape[:2], 0))
-            return Attended(nothing, asked), state
+            chosen = value.new_zeros(query.shape[:2]) if self.kind == "hard" else None
+            return Attended(nothing, asked, chosen), self._next(state, query)
+        log_prob = None
+        if self.kind == "hard":
+            centre, log_prob = self._locked(query, projected, lengths, generator)
+        else:
+            centre = self._centre(query, projected, state, lengths)
         near = local_attention(
-            (query if self.scoring.query is None else self.scoring.query(query)).unsqueeze(1),
+            self._mapped(query),
             key.unsqueeze(1),
             value.unsqueeze(1),
             centre.unsqueeze(1),
             reach=self.reach,
             score=self.scoring.score(),
             lengths=lengths,
-            gaussian=self.kind == "predictive",
+            gaussian=self.kind != "monotonic",
         )
         asked = None
         if weights is not None:
             weights.check(query.shape[1])
             assert isinstance(near.weights, Tensor)
             asked = weights.of(self._everywhere(near.weights.squeeze(1), centre, key.shape[1], mask))
-        return Attended(near.output.squeeze(1), asked), state
+        return Attended(near.output.squeeze(1), asked, log_prob), self._next(state, query)
 
     def forward(
         self,
@@ -113,16 +127,50 @@ class LocalAttention(nn.Module):
 
     def _centre(
         self, query: Tensor, projected: Projected, state: tuple[Tensor] | None, lengths: Int[Tensor, "b"] | None
-    ) -> tuple[Float[Tensor, "b q"], tuple[Tensor] | None]:
+    ) -> Float[Tensor, "b q"]:
         """Each query's place, in float32 at least: half precision cannot count to a thousand."""
         dtype = torch.promote_types(query.dtype, torch.float32)
         if self.predict is not None:
             share = torch.sigmoid(self.predict(query).squeeze(-1).to(dtype))
-            return share * (projected.key.shape[1] if lengths is None else lengths.unsqueeze(-1)), None
-        batch, count, _ = query.shape
-        start = state[0] if state is not None else torch.zeros(batch, dtype=torch.long, device=query.device)
-        place = start.unsqueeze(-1) + torch.arange(count, device=query.device)
-        return place.to(dtype), (start + count,)
+            return share * (projected.key.shape[1] if lengths is None else lengths.unsqueeze(-1))
+        place = self._first(state, query).unsqueeze(-1) + torch.arange(query.shape[1], device=query.device)
+        return place.to(dtype)
+
+    def _first(self, state: tuple[Tensor] | None, query: Tensor) -> Int[Tensor, "b"]:
+        """The place of the first query of the monotonic kind."""
+        return state[0] if state is not None else torch.zeros(len(query), dtype=torch.long, device=query.device)
+
+    def _next(self, state: tuple[Tensor] | None, query: Tensor) -> tuple[Tensor] | None:
+        """The state after these queries: only the monotonic kind has one."""
+        return (self._first(state, query) + query.shape[1],) if self.stateful else None
+
+    def _mapped(self, query: Float[Tensor, "b q d"]) -> Float[Tensor, "b 1 q h"]:
+        return (query if self.scoring.query is None else self.scoring.query(query)).unsqueeze(1)
+
+    def _locked(
+        self,
+        query: Float[Tensor, "b q d"],
+        projected: Projected,
+        lengths: Int[Tensor, "b"] | None,
+        generator: torch.Generator | None,
+    ) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b q"]]:
+        """The place that hard attention chooses for each query, and the log-probability of that choice."""
+        key = projected.key
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        places = torch.arange(key.shape[1], dtype=dtype, device=key.device)
+        found = attention(
+            self._mapped(query).to(dtype),
+            key.unsqueeze(1).to(dtype),
+            places[:, None].expand(len(key), 1, -1, 1),
+            score=self.scoring.score(),
+            normalize=settled(self.lock, self.training or generator is not None),
+            mask=None if lengths is None else padding(lengths),
+            generator=generator,
+        )
+        centre = found.output.squeeze(1).squeeze(-1)
+        assert found.log_prob is not None
+        # The one-hot weights of an estimator are exact only up to rounding, and a window begins at a whole number.
+        return centre.detach().round() + (centre - centre.detach()), found.log_prob.squeeze(1)
 
     def _everywhere(
         self,

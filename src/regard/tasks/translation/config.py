@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 from regard.tasks.config import Settings, TaskConfig, TaskData
 
 ATTENTIONS = (
-    *("none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "local-m", "local-p", "hard"),
+    *("none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "local-m", "local-p", "local-hard", "hard"),
     *("monotonic", "location", "coverage"),
 )
 AttentionName = Literal[
@@ -20,6 +20,7 @@ AttentionName = Literal[
     "additive",
     "local-m",
     "local-p",
+    "local-hard",
     "hard",
     "monotonic",
     "location",

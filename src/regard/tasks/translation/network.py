@@ -59,6 +59,8 @@ def attention(settings: ModelSettings, memory_size: int, learning: LearningSetti
         case "local-m" | "local-p":
             kind = "monotonic" if name == "local-m" else "predictive"
             return LocalAttention(size, memory_size, reach=reach, kind=kind, hidden_size=size)
+        case "local-hard":
+            return LocalAttention(size, memory_size, reach=reach, kind="hard", hidden_size=size, lock=hard(learning))
         case "hard":
             return Attention(size, memory_size, hidden_size=size, normalize=hard(learning))
         case "monotonic":
