@@ -33,7 +33,7 @@ def train(
 ) -> dict[str, Any]:
     """Train into the run directory `out`, evaluate on the test part, and return the result that is written there."""
     began = time.monotonic()
-    progress = default_progress() if progress is None else progress
+    progress = default_progress(_quicker(task, config)) if progress is None else progress
     plain = config.model_dump(mode="json")
     with _removed_on_failure(out):
         run = Run.create(out, plain, resume=resume, changeable=(*CHANGEABLE, *task.changeable), renewed=_renewed(task))
@@ -61,6 +61,14 @@ def train(
     run.save_result(result)
     run.save_card({"title": task.title, "about": material.about, **result})
     return result
+
+
+def _quicker(task: Task, config: TaskConfig) -> str:
+    """What takes minutes on a CPU, where the run is on one and is of a larger preset."""
+    tiny = task.presets.get("tiny")
+    if tiny is None or config.preset == "tiny" or torch.cuda.is_available():
+        return ""
+    return f"--preset tiny takes {tiny.time or 'minutes'} on a CPU"
 
 
 def loss_function(

@@ -11,6 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 
+_KNOWN_STEPS = 20  # after so many steps, or so many seconds, the pace is known
+_KNOWN_SECONDS = 3.0
+_LONG = 1200.0  # seconds after which a quicker way is worth a word
+
+
 @dataclass(frozen=True)
 class Standing:
     """Where training stands, for a reader."""
@@ -66,23 +71,52 @@ class Silent:
         pass
 
 
-class Lines:
-    """A line for each entry of the metrics: for logs and pipes."""
+class Forecast:
+    """How long a run will take, from the first steps; `quicker` is added where that is long."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, quicker: str = "") -> None:
+        self._quicker = quicker
         self._began = (0.0, 0)
+        self._given = False
+
+    def begin(self, step: int) -> None:
+        self._began, self._given = (time.monotonic(), step), False
+
+    def left(self, standing: Standing) -> float:
+        """Seconds until the last step, at the mean pace so far."""
+        since, first = self._began
+        return (time.monotonic() - since) / max(1, standing.step - first) * (standing.steps - standing.step)
+
+    def message(self, standing: Standing) -> str | None:
+        """Once, as soon as the pace is known: how long it will take."""
+        since, first = self._began
+        early = standing.step - first < _KNOWN_STEPS and time.monotonic() - since < _KNOWN_SECONDS
+        if self._given or early or standing.step >= standing.steps:
+            return None
+        self._given = True
+        left = self.left(standing)
+        more = f"; {self._quicker}" if self._quicker and left > _LONG else ""
+        return f"{standing.steps:,} steps take about {_duration(left)}{more}"
+
+
+class Lines:
+    """A line for each entry of the metrics, and one after the first steps: for logs and pipes."""
+
+    def __init__(self, console: Console, quicker: str = "") -> None:
+        self._console = console
+        self._forecast = Forecast(quicker)
 
     def begin(self, step: int, steps: int) -> None:
-        self._began = (time.monotonic(), step)
+        self._forecast.begin(step)
 
     def step(self, standing: Standing) -> None:
-        pass
+        message = self._forecast.message(standing)
+        if message:
+            self.say(message)
+            self.logged(standing)
 
     def logged(self, standing: Standing) -> None:
-        since, first = self._began
-        pace = (time.monotonic() - since) / max(1, standing.step - first)
-        left = _clock(pace * (standing.steps - standing.step))
+        left = _clock(self._forecast.left(standing))
         self.say(f"step {standing.step}/{standing.steps}  {_figures(standing)}  left {left}{_tail(standing.best)}")
 
     def validated(self, step: int, figures: Mapping[str, float], best: str) -> None:
@@ -99,7 +133,8 @@ class Lines:
 class Bar:
     """A bar with the loss, tokens per second, time left and the best score; validations stay above it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, quicker: str = "") -> None:
+        self._forecast = Forecast(quicker)
         self._bar = RichProgress(
             TextColumn("training"),
             BarColumn(bar_width=None),
@@ -115,8 +150,12 @@ class Bar:
     def begin(self, step: int, steps: int) -> None:
         self._task = self._bar.add_task("training", total=steps, completed=step, figures="", best="")
         self._bar.start()
+        self._forecast.begin(step)
 
     def step(self, standing: Standing) -> None:
+        message = self._forecast.message(standing)
+        if message:
+            self.say(message)
         if self._task is not None:
             figures = _figures(standing)
             self._bar.update(self._task, completed=standing.step, figures=figures, best=standing.best)
@@ -134,10 +173,13 @@ class Bar:
         self._bar.stop()
 
 
-def default_progress() -> Progress:
-    """A bar where standard error is a terminal, lines where it is not."""
+def default_progress(quicker: str = "") -> Progress:
+    """A bar where standard error is a terminal, lines where it is not.
+
+    `quicker` says what a user can do instead where a run will take long.
+    """
     console = Console(file=sys.stderr)
-    return Bar(console) if console.is_terminal else Lines(console)
+    return Bar(console, quicker) if console.is_terminal else Lines(console, quicker)
 
 
 def _figures(standing: Standing) -> str:
@@ -150,6 +192,17 @@ def _list(figures: Mapping[str, float]) -> str:
 
 def _tail(best: str) -> str:
     return f"  best {best}" if best else ""
+
+
+def _duration(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> _duration(8), _duration(200), _duration(3 * 3600)
+    ('8 s', '3 min', '3.0 h')
+    """
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _clock(seconds: float) -> str:
