@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.parallel import DataError, Jsonl, Limits, Tsv, TwoFiles, find_rows, load_pairs, read_pairs
+from regard.data.parallel import (
+    DataError,
+    Jsonl,
+    Limits,
+    Tsv,
+    TwoFiles,
+    count_words,
+    find_rows,
+    load_pairs,
+    read_pairs,
+)
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -105,6 +115,21 @@ def test_limits_by_length_and_ratio(tmp_path):
         Limits(shortest=5, longest=4)
     with pytest.raises(ValueError, match="ratio is of the longer to the shorter"):
         Limits(ratio=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("나는 학교에 갑니다", 3),  # Korean is written with spaces
+        ("我去学校。", 5),
+        ("私は学校へ行く", 7),
+        ("時々 二〇二六", 6),
+        ("𠮷野家", 3),
+        ("Tom追Jerry", 3),
+    ],
+)
+def test_words_of_scripts_with_and_without_spaces(text, words):
+    assert count_words(text) == words
 
 
 def test_tsv_columns_header_and_short_rows(tmp_path):

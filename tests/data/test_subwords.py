@@ -59,6 +59,38 @@ def test_pieces_of_words_written_together():
     assert SUBWORDS.pieces([]) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Tom chases Przybylski .", ("Tom", "chases", "Przybylski", ".")),
+        ("der Hund läuft", ("der", "Hund", "läuft")),
+        ("汤姆 追逐 杰瑞", ("汤姆", "追逐", "杰瑞")),  # each a sub-word
+        ("天空 是蓝色的", ("天", "空", "是", "蓝", "色", "的")),  # characters that no sub-word joins
+        ("猫追Tom。", ("猫", "追", "Tom。")),
+        ("  two  blanks\u3000here \t", ("two", "blanks", "here")),
+        ("🐭 e\u0301", ("🐭", "e\u0301")),
+        ("", ()),
+        (" \u3000 ", ()),
+    ],
+)
+def test_words_of_numbers(text, words):
+    numbers = SUBWORDS.encode(text)
+    found, owners = SUBWORDS.words(numbers)
+    assert found == words
+    assert owners == sorted(owners)
+    assert set(owners) == set(range(len(words)))
+    assert len(owners) == (len(numbers) if words else 0)
+
+
+@given(st.lists(st.integers(0, SUBWORDS.size - 1), max_size=30))
+def test_words_of_any_numbers_are_those_of_their_text(numbers):
+    found, owners = SUBWORDS.words(numbers)
+    kept = [number for number in numbers if number > 2]
+    assert "".join(found) == "".join(SUBWORDS.decode(kept).split())
+    assert len(owners) == (len(numbers) if found else 0)
+    assert owners == sorted(owners)
+
+
 def test_a_saved_tokenizer_is_the_same(tmp_path):
     SUBWORDS.save(tmp_path / "tokenizer.json")
     loaded = Subwords.load(tmp_path / "tokenizer.json")

@@ -83,7 +83,9 @@ def test_json_has_the_alignment_and_weights_that_add_up(trained, tmp_path):
     done = regard("predict", str(trained), "Tom chases Jerry", "--json", "--beam", "3", cwd=tmp_path)
     found = json.loads(done.stdout)
     assert found["source"] == "Tom chases Jerry"
-    assert found["source_pieces"] == ["Tom", "chases", "Jerry"]
+    assert found["source_words"] == found["source_pieces"] == ["Tom", "chases", "Jerry"]
+    assert found["target_words"] == found["target_pieces"]
+    assert found["alignment"] == found["piece_alignment"]
     assert "".join(found["target_pieces"]) == found["translation"]
     for row in found["weights"]:
         assert sum(row) == pytest.approx(1.0, abs=1e-3)

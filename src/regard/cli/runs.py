@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.cli.pages import write_page
-from regard.data.alignment import links_from_weights
+from regard.data.alignment import Link, links_from_weights
 from regard.data.parallel import DataError
 from regard.tasks.catalog import TASKS
 from regard.tasks.settings import listed, parsed
@@ -135,17 +135,25 @@ def predict(
 
 
 def as_record(found: Translation) -> dict[str, Any]:
-    """A translation as `--json` prints it: alignment pairs are (source piece, target piece)."""
-    weights = None if found.weights is None else found.weights.tolist()
-    links = [] if found.weights is None else sorted(links_from_weights(found.weights[:, : len(found.source.labels)]))
+    """A translation as `--json` prints it: pairs of an alignment are (source, target), counted from 0."""
+    words: list[Link] = []
+    pieces: list[Link] = []
+    if found.weights is not None:
+        owners = {"source": found.source_words.owners, "target": found.words.owners}
+        words = sorted(links_from_weights(found.weights, **owners))
+        pieces = sorted(links_from_weights(found.weights[:, : len(found.source.labels)]))
+    rows = None if found.weights is None else found.weights.tolist()
     return {
         "source": " ".join(found.source.words),
         "translation": found.text,
         "score": round(found.score, 5),
+        "source_words": found.source_words.words,
+        "target_words": found.words.words,
+        "alignment": words,
         "source_pieces": found.columns,
         "target_pieces": found.labels,
-        "alignment": links,
-        "weights": None if weights is None else [[round(number, 5) for number in row] for row in weights],
+        "piece_alignment": pieces,
+        "weights": None if rows is None else [[round(number, 5) for number in row] for row in rows],
     }
 
 

@@ -13,6 +13,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
+from regard.data.parallel import UNSPACED
 from regard.data.vocabulary import BOS, EOS, PAD
 
 _SPECIALS = (PAD, BOS, EOS)
@@ -133,6 +134,46 @@ class Subwords:
             owners.append(word)
         return found.ids, owners
 
+    def words(self, numbers: Sequence[int]) -> tuple[tuple[str, ...], list[int]]:
+        """The words that these numbers write, and which word each number belongs to; of no words, no owners.
+
+        A word is what stands between blanks. A Chinese or Japanese character is a word too, unless a sub-word joins it
+        with its neighbours: a word is always a whole number of sub-words.
+
+        >>> subwords = train_bpe(["Tom sees", "追逐 追逐"] * 4, size=300)
+        >>> subwords.words(subwords.encode("Tom saw 追逐杰瑞"))
+        (('Tom', 'saw', '追逐', '杰', '瑞'), [0, 1, 1, 1, 1, 2, 3, 3, 3, 4, 4, 4])
+        """
+        raw = [self._bytes(number) for number in numbers]
+        # Each stray byte is one character here, so that places in the bytes are known.
+        letters = b"".join(raw).decode("utf-8", "surrogateescape")
+        places = {0: 0}  # where in the letters each character begins that begins at this byte
+        end = 0
+        for place, letter in enumerate(letters, 1):
+            end += len(letter.encode("utf-8", "surrogateescape"))
+            places[end] = place
+        starts = [0]
+        owners: list[int] = []
+        byte = 0
+        for piece in raw:
+            place = places.get(byte)
+            if piece and place is not None and _begins_word(letters, starts[-1], place):
+                starts.append(place)
+            owners.append(len(starts) - 1)
+            byte += len(piece)
+        if len(starts) > 1 and not letters[starts[-1] :].strip():  # blanks at the end go with the last word
+            starts.pop()
+            owners = [min(owner, len(starts) - 1) for owner in owners]
+        spans = zip(starts, [*starts[1:], len(letters)], strict=True)
+        words = tuple(_shown(letters[start:stop].strip()) for start, stop in spans)
+        return (words, owners) if words[0] else ((), [])
+
+    def _bytes(self, number: int) -> bytes:
+        """The bytes of a sub-word; the marks have none."""
+        if number < len(_SPECIALS):
+            return b""
+        return bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")
+
     def save(self, path: Path) -> None:
         """Writes tokenizer.json."""
         self.model.save(str(path))
@@ -143,6 +184,19 @@ class Subwords:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such tokenizer")
         return cls(Tokenizer.from_file(str(path)))
+
+
+def _begins_word(letters: str, start: int, place: int) -> bool:
+    """Whether a new word begins at this place of the letters, where the word before began at `start`."""
+    if not letters[start:place].strip():  # only blanks so far: they go with the word after them
+        return False
+    before, here = letters[place - 1], letters[place]
+    return before.isspace() or here.isspace() or bool(UNSPACED.match(before) or UNSPACED.match(here))
+
+
+def _shown(letters: str) -> str:
+    """Letters with every stray byte as a replacement character."""
+    return letters.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def train_bpe(texts: Iterable[str], *, size: int = 8000) -> Subwords:

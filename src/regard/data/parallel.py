@@ -17,8 +17,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 Couple = tuple[str, str]
 
-# A Chinese or Japanese character counts as a word: nobody writes spaces between them.
-_WORD = re.compile(r"[぀-ヿ㐀-鿿豈-﫿]|[^\s぀-ヿ㐀-鿿豈-﫿]+")
+# A Chinese or Japanese character counts as a word: nobody writes spaces between them. Escaped, for the character
+# U+F900 is easily normalised to U+8C48, and the range would then hold Korean, which is written with spaces.
+_UNSPACED = r"\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+UNSPACED = re.compile(f"[{_UNSPACED}]")
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 
 
 class DataError(ValueError):

@@ -21,6 +21,16 @@ class Reading(NamedTuple):
     words: tuple[str, ...]
 
 
+class Words(NamedTuple):
+    """Words of a text that is given by numbers, and the word each number belongs to."""
+
+    words: tuple[str, ...]
+    owners: list[int]
+
+
+NO_WORDS = Words((), [])
+
+
 @runtime_checkable
 class Coder(Protocol):
     """Both languages of a translator."""
@@ -53,6 +63,14 @@ class Coder(Protocol):
 
     def labels(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> tuple[str, ...]:
         """What each target number stands for."""
+        ...
+
+    def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        """The words of source numbers with their labels."""
+        ...
+
+    def written_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        """The words of target numbers with their labels."""
         ...
 
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
@@ -95,6 +113,12 @@ class WordCoder:
                 words[place] = source.words[int(weights[place, : len(source.words)].argmax())]
         return tuple(words)
 
+    def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        return Words(tuple(labels), list(range(len(labels))))
+
+    def written_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        return Words(tuple(labels), list(range(len(labels))))
+
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
         return world.chinese_text(self.labels(numbers, source, weights))
 
@@ -132,6 +156,12 @@ class PieceCoder:
 
     def labels(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> tuple[str, ...]:
         return tuple(self._label(False, number) for number in numbers)
+
+    def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        return Words(*self.codes.source.words(numbers))
+
+    def written_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        return Words(*self.codes.target.words(numbers))
 
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
         return self.codes.target.decode(numbers)

@@ -18,7 +18,7 @@ from regard.models.frame import EncoderDecoder
 from regard.models.quantized import pack, quantize
 from regard.models.transformer import TransformerDecoder
 from regard.tasks.task import SettingError
-from regard.tasks.translation.coding import Coder, Reading, load_coder
+from regard.tasks.translation.coding import NO_WORDS, Coder, Reading, Words, load_coder
 from regard.tasks.translation.config import DecodeSettings, Precision, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.train.run import Run
@@ -39,6 +39,8 @@ class Translation:
     weights: Tensor | None
     score: float
     others: tuple[tuple[str, float], ...] = ()  # further texts, best first, with their scores
+    source_words: Words = NO_WORDS  # the words of the source's numbers, and of the translation's
+    words: Words = NO_WORDS
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -169,7 +171,11 @@ class Translator:
         labels = self.coder.labels(best.tokens, source, weights)
         text = self.coder.write(best.tokens, source, weights)
         others = tuple((self.coder.write(one.tokens, source, one.weights), one.score) for one in hypotheses[1:])
-        return Translation(source, text, best.tokens, labels, weights, best.score, others)
+        words = (
+            self.coder.source_words(source.numbers, source.labels),
+            self.coder.written_words(best.tokens, labels),
+        )
+        return Translation(source, text, best.tokens, labels, weights, best.score, others, *words)
 
 
 def _prepared(exact: EncoderDecoder, precision: str) -> EncoderDecoder:
