@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.data.corpus import index
 from regard.data.parallel import (
     DataError,
     Jsonl,
@@ -133,13 +134,42 @@ def test_words_of_scripts_with_and_without_spaces(text, words):
 
 
 def test_tsv_columns_header_and_short_rows(tmp_path):
-    path = write(tmp_path / "t.tsv", "en\tzh\tby\na\t甲\tx\n\nb\t乙\n")
+    path = write(tmp_path / "t.tsv", "en\tzh\na\t甲\n\nb\t乙\n")
     pairs, report = load_pairs(Tsv(path, header=True))
     assert pairs == [("a", "甲"), ("b", "乙")]
     assert dict(report.skipped) == {"empty": 1}
+    assert dict(report.ignored) == {}
     assert load_pairs(Tsv(write(tmp_path / "u.tsv", "x\ty\tz\n"), columns=(2, 0)))[0] == [("z", "x")]
-    with pytest.raises(DataError, match=r"t\.tsv:4: expected at least 3 columns parted by tabs, found 2"):
+    with pytest.raises(DataError, match=r"t\.tsv:2: expected at least 3 columns parted by tabs, found 2"):
         load_pairs(Tsv(path, columns=(0, 2), header=True))
+
+
+def test_other_columns_are_counted_and_reported(tmp_path):
+    path = write(tmp_path / "t.tsv", "a\t甲\tCC-BY\tx\n\nb\t乙\t\t\n\t丙\tCC-BY\tx\n")
+    pairs, report = load_pairs(Tsv(path))
+    assert pairs == [("a", "甲"), ("b", "乙")]
+    assert dict(report.ignored) == {"columns 3 and 4": 3}
+    assert str(report) == "4 lines read, 2 pairs kept; skipped: 2 empty; ignored: columns 3 and 4 of 3 lines"
+    assert dict(load_pairs(Tsv(path, columns=(0, 3)))[1].ignored) == {"columns 2 and 3": 3}
+    assert str(index(Tsv(path), tmp_path / "cache").report) == str(report)
+    assert str(index(Tsv(path), tmp_path / "cache").report) == str(report), "as it was kept"
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "fault"),
+    [
+        ("a\tb\tc\na\tb\n", 2, "expected 3 columns parted by tabs as in line 1, found 2"),
+        ("a\tb\n\na\tb\tc\n", 3, "expected 2 columns parted by tabs as in line 1, found 3"),
+        ("\na\tb\na\tb\t\n", 3, "expected 2 columns parted by tabs as in line 2, found 3"),
+        ("a\tb\na\n", 2, "expected at least 2 columns parted by tabs, found 1"),
+    ],
+)
+def test_a_row_of_another_width_is_an_error(tmp_path, rows, line, fault):
+    path = write(tmp_path / "t.tsv", rows)
+    with pytest.raises(DataError, match=rf"t\.tsv:{line}: {fault}$"):
+        load_pairs(Tsv(path))
+    with pytest.raises(DataError, match=rf"t\.tsv:{line}: {fault}$"):
+        index(Tsv(path), tmp_path / "cache")
 
 
 def test_an_empty_cell_is_an_empty_side(tmp_path):

@@ -36,6 +36,7 @@ class Row(NamedTuple):
     source: str = ""
     target: str = ""
     fault: str = ""
+    ignored: str = ""  # what else the line holds and nobody asked for
 
 
 @runtime_checkable
@@ -89,6 +90,7 @@ class Limits:
 
 
 EVERYTHING = Limits()
+_IGNORED = "ignored: "  # before what is ignored, in a tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +99,21 @@ class Report:
 
     >>> print(Report(read=10, kept=7, skipped={"empty": 2, "too long": 1}))
     10 lines read, 7 pairs kept; skipped: 2 empty, 1 too long
+    >>> print(Report(read=10, kept=10, ignored={"column 3": 10}))
+    10 lines read, 10 pairs kept; ignored: column 3 of 10 lines
     """
 
     read: int
     kept: int
     skipped: Mapping[str, int] = field(default_factory=dict)
+    ignored: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items())
-        return f"{self.read:,} lines read, {self.kept:,} pairs kept" + (f"; skipped: {reasons}" if reasons else "")
+        others = ", ".join(f"{what} of {count:,} lines" for what, count in self.ignored.items())
+        facts = (("skipped", reasons), ("ignored", others))
+        listed = "".join(f"; {name}: {text}" for name, text in facts if text)
+        return f"{self.read:,} lines read, {self.kept:,} pairs kept{listed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +158,10 @@ class TwoFiles:
 
 @dataclass(frozen=True, slots=True)
 class Tsv:
-    """A table whose cells are parted by tabs; `columns` are those of the source and the target, from 0."""
+    """A table whose cells are parted by tabs; `columns` are those of the source and the target, from 0.
+
+    Every row must have as many cells as the first. Other columns are reported as ignored.
+    """
 
     path: Path
     columns: tuple[int, int] = (0, 1)
@@ -162,21 +173,41 @@ class Tsv:
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
-        """A row of the table is a pair; more columns than needed are no fault."""
+        """A row of the table is a pair."""
+        first: tuple[int, int] | None = None  # the first row's line, and how many cells it has
         for line in lines(self.path):
-            if self.header and line.number == 1:
-                continue
             cells = line.text.split("\t")
             if line.fault:
                 yield Row(self.path, line.number, fault=line.fault)
-            elif not line.text.strip():
+                continue
+            if not line.text.strip():
                 yield Row(self.path, line.number)
-            elif len(cells) <= max(self.columns):
-                fault = f"expected at least {max(self.columns) + 1} columns parted by tabs, found {len(cells)}"
+                continue
+            first = first or (line.number, len(cells))
+            if self.header and line.number == 1:
+                continue
+            fault = self._fault(len(cells), first)
+            if fault:
                 yield Row(self.path, line.number, fault=fault)
             else:
                 source, target = (cells[column].strip() for column in self.columns)
-                yield Row(self.path, line.number, source, target)
+                yield Row(self.path, line.number, source, target, ignored=self._others(len(cells)))
+
+    def _fault(self, count: int, first: tuple[int, int]) -> str:
+        """What is wrong with a row of so many cells."""
+        line, expected = first
+        if count <= max(self.columns):
+            return f"expected at least {max(self.columns) + 1} columns parted by tabs, found {count}"
+        if count != expected:
+            return f"expected {expected} columns parted by tabs as in line {line}, found {count}"
+        return ""
+
+    def _others(self, count: int) -> str:
+        """The columns of so many that are not read, counted from 1."""
+        others = [str(column + 1) for column in range(count) if column not in self.columns]
+        if len(others) > 8:
+            others = [*others[:7], f"{len(others) - 7} others"]
+        return f"column{'s' if len(others) > 1 else ''} {' and '.join(others)}" if others else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +223,7 @@ class Jsonl:
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
-        """An object is a pair; other fields are ignored."""
+        """An object is a pair; it may have other fields, as records do, and they are not read."""
         for line in lines(self.path):
             if line.fault:
                 yield Row(self.path, line.number, fault=line.fault)
@@ -245,7 +276,8 @@ def read_pairs(
     """The pairs that are kept, in order and in constant memory.
 
     A fault (bad UTF-8, a missing column, no JSON) is a DataError, or is skipped and counted with `skip_faults`.
-    `tally` counts what happened under "read", "kept" and the reasons for skipping; `report` makes a record of it.
+    `tally` counts what happened under "read", "kept", the reasons for skipping, and what was ignored; `report` makes a
+    record of it.
     """
     tally = Counter() if tally is None else tally
     for row in rows.rows():
@@ -254,6 +286,8 @@ def read_pairs(
             raise DataError(f"{row.file}:{row.line}: {row.fault}")
         reason = "faulty" if row.fault else limits.refuses(row.source, row.target)
         tally[reason or "kept"] += 1
+        if row.ignored:
+            tally[_IGNORED + row.ignored] += 1
         if not reason:
             yield row.source, row.target
     _check_some(rows, tally)
@@ -268,8 +302,10 @@ def load_pairs(rows: Rows, *, limits: Limits = EVERYTHING, skip_faults: bool = F
 
 def report(tally: Counter[str]) -> Report:
     """The record of a tally, reasons in alphabetical order."""
-    skipped = {reason: tally[reason] for reason in sorted(tally) if reason not in ("read", "kept")}
-    return Report(read=tally["read"], kept=tally["kept"], skipped=skipped)
+    ignored = {name.removeprefix(_IGNORED): tally[name] for name in sorted(tally) if name.startswith(_IGNORED)}
+    others = {"read", "kept", *(_IGNORED + name for name in ignored)}
+    skipped = {reason: tally[reason] for reason in sorted(tally) if reason not in others}
+    return Report(read=tally["read"], kept=tally["kept"], skipped=skipped, ignored=ignored)
 
 
 def _check_some(rows: Rows, tally: Counter[str]) -> None:
