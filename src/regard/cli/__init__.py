@@ -127,11 +127,17 @@ def _predict(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with the alignment.")] = False,
     look: Annotated[Path | None, typer.Option(help="Write a page that shows the attention.", metavar="PAGE")] = None,
+    longest: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a text, at most: 1000 unless given. A longer one is reported.", min=1, metavar="N"
+        ),
+    ] = None,
 ) -> None:
-    """Answers of a trained model."""
+    """Answers of a trained model. The exit status is 1 where some of the texts were not answered."""
     from regard.cli.runs import predict
 
-    predict(run, inputs=inputs or [], beam=beam, precision=precision, as_json=as_json, look=look)
+    predict(run, inputs=inputs or [], beam=beam, precision=precision, as_json=as_json, look=look, longest=longest)
 
 
 @app.command("look")

@@ -13,6 +13,7 @@ from regard.look.trace import Trace
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.training import make_material
 from regard.tasks.translation.translator import Translation, Translator
+from regard.train.durable import write_whole
 from regard.train.run import Run, RunError
 
 
@@ -32,8 +33,15 @@ def trace_of(found: list[Translation], *, title: str = "Where each word came fro
 
 def write_page(found: list[Translation], path: Path) -> None:
     """A standalone page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(trace_of(found)), encoding="utf-8")
+    _write_text(path, page(trace_of(found)))
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Writes the file whole or not at all; what is no regular file, such as a pipe, can only be written to."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+    else:
+        write_whole(path.resolve(), text)
 
 
 def look(what: Path, out: Path, language: str) -> None:
@@ -43,8 +51,7 @@ def look(what: Path, out: Path, language: str) -> None:
             raise ValueError(f"{what} does not exist: expected a trace file or the directory of a run")
         trace = _of_run(what) if what.is_dir() else Trace.load(what)
         text = page(trace, language=language)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        _write_text(out, text)
     print(f"wrote {out}")
 
 

@@ -6,7 +6,7 @@ import io
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regard.cli.input_lines import InputText, input_batches
 from regard.cli.pages import write_page
 from regard.data.alignment import Link, links_from_weights
 from regard.data.parallel import DataError
 from regard.tasks.catalog import TASKS
 from regard.tasks.settings import listed, parsed
 from regard.tasks.task import SettingError, Task
-from regard.tasks.translation.translator import Translation
+from regard.tasks.translation.coding import Reading
+from regard.tasks.translation.translator import Translation, Translator
 from regard.train.run import Run, RunError
 from regard.train.stops import Interrupted, Stopped
 
+_CHARACTERS = 64  # a text of more characters for each token it may have is refused unread
 _NAMES = {
     "bleu": "BLEU",
     "chrf": "chrF",
@@ -106,32 +109,75 @@ def evaluate(run: Path, *, data: list[Path], as_json: bool) -> None:
 
 
 def predict(
-    run: Path, *, inputs: list[str], beam: int | None, as_json: bool, look: Path | None, precision: str | None = None
+    run: Path,
+    *,
+    inputs: list[str],
+    beam: int | None,
+    as_json: bool,
+    look: Path | None,
+    precision: str | None = None,
+    longest: int | None = None,
 ) -> None:
-    """Answer each input; lines of standard input where none is given, one by one at a terminal."""
+    """Answer each input; lines of standard input where none is given, one by one at a terminal.
+
+    An input that cannot be answered is reported on standard error and leaves an empty line, or a record with "error".
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     with told():
         opened = Run.open(run)
         predictor = _task(opened.config()["task"]).predictor(opened)
         predictor = predictor.in_precision(precision or predictor.settings.precision)
+    limit = predictor.longest(width=beam, tokens=longest)
     seen: list[Translation] = []
+    failed = 0
     with told():
-        for batch in _batches(inputs):
-            for found in predictor.translate(batch, width=beam):
-                seen.append(found)
-                print(json.dumps(as_record(found), ensure_ascii=False) if as_json else found.text, flush=True)
+        for batch in input_batches(inputs, characters=_CHARACTERS * limit):
+            for one, found in zip(batch, _answers(predictor, batch, width=beam, longest=limit), strict=True):
+                if isinstance(found, str):
+                    failed += 1
+                    print(f"regard: {one.place}: {found}: not translated", file=sys.stderr, flush=True)
+                    print(json.dumps({"error": f"{one.place}: {found}"}) if as_json else "", flush=True)
+                    continue
+                if look is not None:
+                    seen.append(found)
+                print(json.dumps(as_record(found), ensure_ascii=False) if as_json else _line(found.text), flush=True)
     if look is not None:
-        with told():
-            if not any(found.weights is not None for found in seen):
-                why = (
-                    "this run has no attention"
-                    if any(found.text for found in seen)
-                    else "there was nothing to translate"
-                )
-                raise RunError(f"{why}: {look} was not written")
-            write_page(seen, look)
-        print(f"wrote {look}", file=sys.stderr)
+        _write_look(seen, look)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _answers(
+    predictor: Translator, batch: Sequence[InputText], *, width: int | None, longest: int
+) -> Iterator[Translation | str]:
+    """The translation of each text, or why there is none; those that can be translated are searched together."""
+    sources = [None if one.fault else predictor.coder.read(one.text) for one in batch]
+    faults = [
+        one.fault if source is None else _too_long(source, longest) for one, source in zip(batch, sources, strict=True)
+    ]
+    good = [source for source, fault in zip(sources, faults, strict=True) if source is not None and not fault]
+    found = iter(predictor.search(good, width=width))
+    yield from (fault or next(found) for fault in faults)
+
+
+def _too_long(source: Reading, longest: int) -> str:
+    count = len(source.numbers)
+    return f"{count:,} tokens, at most {longest:,}" if count > longest else ""
+
+
+def _line(text: str) -> str:
+    """A text as one line: the line breaks that a model may write would shift the lines after it."""
+    return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
+
+
+def _write_look(seen: list[Translation], look: Path) -> None:
+    with told():
+        if not any(found.weights is not None for found in seen):
+            why = "this run has no attention" if any(found.text for found in seen) else "there was nothing to translate"
+            raise RunError(f"{why}: {look} was not written")
+        write_page(seen, look)
+    print(f"wrote {look}", file=sys.stderr)
 
 
 def as_record(found: Translation) -> dict[str, Any]:
@@ -179,25 +225,6 @@ def _task(name: str) -> Task:
     if name not in TASKS:
         raise typer.BadParameter(f"no task is called {name!r}: there are {', '.join(TASKS)}", param_hint="TASK")
     return TASKS[name]
-
-
-def _batches(inputs: list[str]) -> Iterator[list[str]]:
-    """The inputs at once; or standard input, line by line at a terminal and 64 lines at a time from a pipe."""
-    if inputs:
-        yield inputs
-        return
-    if sys.stdin.isatty():
-        print("Type a sentence; Ctrl-D ends.", file=sys.stderr)
-    waiting: list[str] = []
-    for number, line in enumerate(sys.stdin, 1):
-        if any("\ud800" <= letter <= "\udfff" for letter in line):
-            raise DataError(f"standard input:{number}: not UTF-8")
-        waiting.append(line.rstrip("\n"))
-        if sys.stdin.isatty() or len(waiting) == 64:
-            yield waiting
-            waiting = []
-    if waiting:
-        yield waiting
 
 
 @contextlib.contextmanager

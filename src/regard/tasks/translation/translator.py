@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.data.batches import Batch, collate
 from regard.decode.beam import beam
@@ -17,6 +17,7 @@ from regard.decode.records import Hypothesis
 from regard.models.frame import EncoderDecoder
 from regard.models.quantized import pack, quantize
 from regard.models.transformer import TransformerDecoder
+from regard.nn.positions import LearnedPositions
 from regard.tasks.task import SettingError
 from regard.tasks.translation.coding import NO_WORDS, Coder, Reading, Words, load_coder
 from regard.tasks.translation.config import DecodeSettings, Precision, TranslationConfig
@@ -24,7 +25,9 @@ from regard.tasks.translation.network import build
 from regard.train.run import Run
 
 END = "∎"  # how the end mark of a source is shown
+LONGEST = 1000  # source tokens of a text, unless more are asked for
 _BATCH = 4096  # source tokens searched at once, hypotheses counted
+_SEARCHED = 64 * LONGEST  # source tokens times hypotheses of one text, likewise
 PAD, BOS, EOS = 0, 1, 2
 
 
@@ -119,6 +122,15 @@ class Translator:
         """Translations of texts, in their order."""
         return self.search([self.coder.read(text) for text in texts], width=width, n_best=n_best, weights=weights)
 
+    def longest(self, *, width: int | None = None, tokens: int | None = None) -> int:
+        """The most source tokens of a text: `tokens`, or LONGEST and fewer with many hypotheses.
+
+        A model with learned positions has no more than those.
+        """
+        wanted = tokens or max(1, min(LONGEST, _SEARCHED // (width or self.settings.beam)))
+        held = _positions(self.model.encoder)
+        return wanted if held is None else max(1, min(wanted, held - self.end_mark))
+
     @torch.no_grad()
     def search(
         self, sources: Sequence[Reading], *, width: int | None = None, n_best: int = 1, weights: bool = True
@@ -140,8 +152,10 @@ class Translator:
 
     def _hypotheses(self, sources: Sequence[Reading], width: int, n_best: int, weights: bool) -> list[list[Hypothesis]]:
         batch = self.batch([(source.numbers, ()) for source in sources])
-        limit = 2 * batch.source_lengths + 10
         decoder: Any = self.model.decoder
+        limit = 2 * batch.source_lengths + 10
+        if (held := _positions(decoder)) is not None:
+            limit = limit.clamp(max=held - 1)  # the token that begins has a position too
         memory = self.model.encoder(batch.source, batch.source_lengths)
         wanted = {"weights": True} if weights and isinstance(decoder, TransformerDecoder) else {}
         state = decoder.start(memory, limit=int(limit.max()) + 1, **wanted)
@@ -176,6 +190,12 @@ class Translator:
             self.coder.written_words(best.tokens, labels),
         )
         return Translation(source, text, best.tokens, labels, weights, best.score, others, *words)
+
+
+def _positions(part: nn.Module) -> int | None:
+    """How many positions an encoder or decoder has a vector for; None: any number."""
+    found = [module.capacity for module in part.modules() if isinstance(module, LearnedPositions)]
+    return min(found, default=None)
 
 
 def _prepared(exact: EncoderDecoder, precision: str) -> EncoderDecoder:
