@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,56 @@ def test_reading_is_lazy(tmp_path):
     assert next(found) == ("a", "1")
     with pytest.raises(DataError, match=r"a\.en:2"):
         next(found)
+
+
+@pytest.mark.parametrize("words", [3, 100])
+def test_a_line_of_too_many_characters_is_too_long(tmp_path, words):
+    most = 100 * words
+    rows = two(tmp_path, f"a\n{'x' * most}\n{'x' * (most + 1)}\nb\n", f"1\n{'y' * most}\n2\n{'y' * (most + 1)}\n")
+    pairs, report = load_pairs(rows, limits=Limits(longest=words))
+    assert pairs == [("a", "1"), ("x" * most, "y" * most)]
+    assert dict(report.skipped) == {"too long": 2}
+    assert len(load_pairs(rows)[0]) == 4
+
+
+def jsonl(*pairs: tuple[str, str]) -> str:
+    return "\n".join(json.dumps({"source": source, "target": target}) for source, target in pairs)
+
+
+def three(folder: Path, kind: str, text: str) -> TwoFiles | Tsv | Jsonl:
+    """Three pairs, of which the second has a text."""
+    table = f"a\t1\nc\t{text}\nb\t3"
+    match kind:
+        case "source":
+            return two(folder, f"a\n{text}\nb", "1\n2\n3")
+        case "target":
+            return two(folder, "a\n2\nb", f"1\n{text}\n3")
+        case "jsonl":
+            return Jsonl(write(folder / "t.jsonl", jsonl(("a", "1"), (text, "2"), ("b", "3"))))
+        case "gzip":
+            return Tsv(write(folder / "t.tsv", gzip.compress(table.encode())))
+    return Tsv(write(folder / "t.tsv", table))
+
+
+@pytest.mark.parametrize("kind", ["source", "target", "tsv", "jsonl", "gzip"])
+@pytest.mark.parametrize("megabytes", [1, 3])
+def test_a_line_beyond_all_bounds_is_never_held(tmp_path, kind, megabytes):
+    rows = three(tmp_path, kind, "x" * (megabytes << 20))
+    name = rows.files[kind == "target"].name
+    pairs, report = load_pairs(rows, limits=Limits(longest=100))
+    assert pairs == [("a", "1"), ("b", "3")]
+    assert dict(report.skipped) == {"too long": 1}
+    with pytest.raises(DataError, match=rf"{name}:2: a line of more than 1,048,576 bytes$"):
+        load_pairs(rows)
+    assert load_pairs(rows, skip_faults=True)[1].skipped == {"faulty": 1}
+
+
+def test_a_long_line_is_passed_over_in_little_memory(tmp_path):
+    rows = Tsv(write(tmp_path / "t.tsv", b"a\tb\n" + b"x" * 30_000_000 + b"\tb\nc\td\n"))
+    tracemalloc.start()
+    try:
+        assert load_pairs(rows, limits=Limits(longest=100))[0] == [("a", "b"), ("c", "d")]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8e6

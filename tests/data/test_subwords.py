@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data.bpe import SMALLEST, Codes, Subwords, train_bpe
+from regard.data.parallel import DataError
 from regard.data.vocabulary import Vocabulary
 
 TEXTS = ["Tom chases Jerry .", "the cat chases the mouse", "汤姆 追逐 杰瑞 。", "der Hund läuft schnell"] * 5
@@ -156,3 +157,42 @@ def test_a_saved_vocabulary_is_the_same(tmp_path):
         Vocabulary.load(tmp_path / "bpe.json")
     with pytest.raises(ValueError, match="a word stands twice"):
         Vocabulary(("a", "a"))
+
+
+LONG = {
+    "one word": "ab" * 3000,
+    "between others": f"Tom {'x' * 1700} Jerry {'追' * 501} .",
+    "just too long": "a" * 501,
+    "just not": "a" * 500,
+    "blanks": " " * 2000,
+    "emoji": "🐭" * 700,
+    "marks": "e\u0301" * 700,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_words_come_back(name):
+    text = LONG[name]
+    numbers = SUBWORDS.encode(text)
+    assert SUBWORDS.decode(numbers) == text
+    assert SUBWORDS.encode_all(["Tom", text, ""]) == [SUBWORDS.encode("Tom"), numbers, []]
+    words = text.split()
+    numbers, owners = SUBWORDS.pieces(words)
+    for word, written in enumerate(words):
+        own = [number for number, owner in zip(numbers, owners, strict=True) if owner == word]
+        assert SUBWORDS.decode(own).strip(" ") == written
+
+
+def test_no_sub_word_is_learned_of_a_word_without_end():
+    """A sub-word of a repeated text doubles with every merge: thousands of characters, were the word not cut."""
+    learned = train_bpe(["ab" * 20_000] * 2, size=400)
+    assert max(len(token) for token in learned.model.get_vocab()) <= 500
+
+
+def test_what_fails_while_texts_are_read_is_said():
+    def texts():
+        yield "Tom"
+        raise DataError("a.en:2: not UTF-8")
+
+    with pytest.raises(DataError, match=r"a\.en:2: not UTF-8"):
+        train_bpe(texts(), size=300)

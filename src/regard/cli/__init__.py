@@ -1,7 +1,10 @@
 """The `regard` command. It may import every layer, but only inside the command that needs it: help stays instant."""
 
+import signal
+import sys
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -19,8 +22,17 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line. Ctrl-C and SIGTERM end it where it is, with the exit status that shells expect."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, _end)
     app(prog_name="regard")
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Raised and not killed, so that what is half made is removed on the way out."""
+    sys.stderr.write(f"\nregard: ended by {signal.Signals(number).name}\n")
+    raise SystemExit(128 + number)
 
 
 def _print_version(asked: bool) -> None:

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from regard.data.parallel import EVERYTHING, Couple, DataError, Limits, Report, 
 Ids = NDArray[np.integer]
 _VERSION = 1
 _CHUNK = 1 << 16
+_CHARACTERS = 1 << 19  # encoded at once
 _ABANDONED = 24 * 3600
 
 
@@ -171,11 +172,25 @@ def open_tokens(directory: Path) -> TokenCorpus:
 def _encoded(
     corpus: TextCorpus, source: Encode, target: Encode, dtype: np.dtype[np.integer]
 ) -> Iterator[tuple[bytes, bytes]]:
-    pairs = iter(corpus)
-    while chunk := list(islice(pairs, 1024)):
+    for chunk in _chunks(corpus):
         left, right = source([pair[0] for pair in chunk]), target([pair[1] for pair in chunk])
         for one, other in zip(left, right, strict=True):
             yield np.asarray(one, dtype).tobytes(), np.asarray(other, dtype).tobytes()
+
+
+def _chunks(pairs: Iterable[Couple]) -> Iterator[list[Couple]]:
+    """Pairs in lists of at most 1,024, and fewer of long texts: a signal waits until a list is encoded."""
+    chunk: list[Couple] = []
+    characters = 0
+    for pair in pairs:
+        chunk.append(pair)
+        characters += len(pair[0]) + len(pair[1])
+        if len(chunk) == 1024 or characters >= _CHARACTERS:
+            yield chunk
+            chunk = []
+            characters = 0
+    if chunk:
+        yield chunk
 
 
 def _store(folder: Path, pairs: Iterator[tuple[bytes, bytes]]) -> None:

@@ -57,6 +57,9 @@ class Rows(Protocol):
 class Limits:
     """Which pairs to keep, in words (a Chinese character is a word); `ratio` is longer side by shorter side.
 
+    With `longest`, a side may not have more than 100 characters for each of its words either: a megabyte without a
+    space is no sentence of one word.
+
     >>> Limits(longest=4, ratio=2.0).refuses("a b c d", "汤姆追")
     ''
     >>> Limits(longest=4, ratio=2.0).refuses("a b c d e", "a b c d"), Limits(ratio=2.0).refuses("a b c", "a")
@@ -79,6 +82,8 @@ class Limits:
             return "empty"
         if self == EVERYTHING:
             return ""
+        if self.longest is not None and max(len(source), len(target)) > _CHARACTERS * self.longest:
+            return "too long"
         short, long = sorted((count_words(source), count_words(target)))
         if short < self.shortest:
             return "too short"
@@ -90,6 +95,9 @@ class Limits:
 
 
 EVERYTHING = Limits()
+LONGEST_LINE = 1 << 20  # bytes of a line that are read; no more of it is ever in memory
+_TOO_LONG = f"a line of more than {LONGEST_LINE:,} bytes"
+_CHARACTERS = 100  # for each word allowed
 _IGNORED = "ignored: "  # before what is ignored, in a tally
 
 
@@ -275,16 +283,19 @@ def read_pairs(
 ) -> Iterator[Couple]:
     """The pairs that are kept, in order and in constant memory.
 
-    A fault (bad UTF-8, a missing column, no JSON) is a DataError, or is skipped and counted with `skip_faults`.
+    A fault (bad UTF-8, a missing column, no JSON) is a DataError, or is skipped and counted with `skip_faults`. A line
+    of more than a mebibyte is one too, but with a limit to the length it is too long like others.
     `tally` counts what happened under "read", "kept", the reasons for skipping, and what was ignored; `report` makes a
     record of it.
     """
     tally = Counter() if tally is None else tally
     for row in rows.rows():
         tally["read"] += 1
-        if row.fault and not skip_faults:
+        too_long = row.fault == _TOO_LONG and limits.longest is not None
+        if row.fault and not skip_faults and not too_long:
             raise DataError(f"{row.file}:{row.line}: {row.fault}")
-        reason = "faulty" if row.fault else limits.refuses(row.source, row.target)
+        refused = "faulty" if row.fault else limits.refuses(row.source, row.target)
+        reason = "too long" if too_long else refused
         tally[reason or "kept"] += 1
         if row.ignored:
             tally[_IGNORED + row.ignored] += 1
@@ -341,7 +352,13 @@ def lines(path: Path) -> Iterator[_Line]:
     number = 0
     try:
         with _open(path) as stream:
-            for number, raw in enumerate(stream, start=1):
+            while raw := stream.readline(LONGEST_LINE):
+                number += 1
+                if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
+                    while (part := stream.readline(LONGEST_LINE)) and not part.endswith(b"\n"):
+                        pass
+                    yield _Line(number, "", _TOO_LONG)
+                    continue
                 if number == 1:
                     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
                         raise DataError(f"{path}:1: the file is UTF-16; expected UTF-8")

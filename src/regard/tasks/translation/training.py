@@ -75,7 +75,7 @@ def train(
     progress = default_progress() if progress is None else progress
     try:
         material = make_material(config, run, tell=progress.say)
-    except Exception:
+    except BaseException:  # a signal too
         if fresh:  # nothing was learned: the corrected command may use the same name
             shutil.rmtree(out, ignore_errors=True)
         raise
