@@ -16,7 +16,13 @@ if not torch.cuda.is_available() and not interpreting.INSIDE:
     jaxtyping.install_import_hook("regard", "beartype.beartype")
 
 hypothesis.settings.register_profile(
-    "regard", derandomize=True, deadline=None, max_examples=60, database=None, print_blob=False
+    "regard",
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    database=None,
+    print_blob=False,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # as slow as the machine is
 )
 hypothesis.settings.load_profile("regard")
 

@@ -65,7 +65,8 @@ class Interpreter:
     def ended(self, item: pytest.Item) -> pytest.TestReport:
         """The report of an item whose process died; the next item starts another one."""
         assert self.process is not None
-        message = f"Triton's interpreter ended with code {self.process.wait()}"
+        self.close()
+        message = f"Triton's interpreter ended with code {self.process.returncode}"
         self.process = None
         return pytest.TestReport(item.nodeid, item.location, {}, "failed", message, "call")
 
