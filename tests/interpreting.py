@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 
@@ -59,8 +59,12 @@ class Interpreter:
             pass
         if not answer:
             return [self.ended(item)]
-        hook = self.config.hook
-        return [hook.pytest_report_from_serializable(config=self.config, data=data) for data in json.loads(answer)]
+        return [self.report(data) for data in json.loads(answer)]
+
+    def report(self, data: dict[str, Any]) -> pytest.TestReport:
+        if isinstance(data["longrepr"], list):  # where and why an item was skipped is a tuple, which JSON has not
+            data["longrepr"] = tuple(data["longrepr"])
+        return self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
 
     def ended(self, item: pytest.Item) -> pytest.TestReport:
         """The report of an item whose process died; the next item starts another one."""
