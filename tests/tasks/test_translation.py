@@ -21,6 +21,7 @@ from regard.tasks.translation.config import ATTENTIONS, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import PRESETS, tiny
 from regard.tasks.translation.task import configure
+from time_limits import HANG_SECONDS
 
 SMALL = (
     *("--set", "steps=6", "--set", "validate_every=3", "--set", "data.train=300", "--set", "data.valid=12"),
@@ -36,7 +37,7 @@ def regard(*arguments: str, cwd: Path, stdin: str | None = None) -> subprocess.C
         input=stdin,
         capture_output=True,
         encoding="utf-8",
-        timeout=300,
+        timeout=HANG_SECONDS,
     )
 
 
@@ -112,7 +113,7 @@ def test_nothing_and_nonsense_as_input(trained, tmp_path):
         env={**os.environ, "PYTHONUTF8": "1"},
         input=b"Tom\n\xff\xfe\n",
         capture_output=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
     assert bad.returncode == 1
     assert b"line 2: not UTF-8" in bad.stderr
@@ -169,8 +170,7 @@ def test_a_killed_run_goes_on_to_the_same_end(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "cut/checkpoints").glob("step-*")) and time.monotonic() < deadline:
+    while not list((tmp_path / "cut/checkpoints").glob("step-*")) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
