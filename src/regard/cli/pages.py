@@ -13,6 +13,7 @@ from regard.look.trace import Trace
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.training import make_material
 from regard.tasks.translation.translator import Translation, Translator
+from regard.train.durable import write_whole
 from regard.train.run import Run, RunError
 
 
@@ -32,8 +33,7 @@ def trace_of(found: list[Translation], *, title: str = "Where each word came fro
 
 def write_page(found: list[Translation], path: Path) -> None:
     """A standalone page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(trace_of(found)), encoding="utf-8")
+    write_whole(path, page(trace_of(found)))
 
 
 def look(what: Path, out: Path, language: str) -> None:
@@ -43,8 +43,7 @@ def look(what: Path, out: Path, language: str) -> None:
             raise ValueError(f"{what} does not exist: expected a trace file or the directory of a run")
         trace = _of_run(what) if what.is_dir() else Trace.load(what)
         text = page(trace, language=language)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text)
     print(f"wrote {out}")
 
 
@@ -66,7 +65,7 @@ def _told(out: Path | None = None) -> Iterator[None]:
 
 def _of_run(path: Path, count: int = 12) -> Trace:
     run = Run.open(path)
-    config = TranslationConfig.model_validate(run.config())
+    config = run.config_as(TranslationConfig)
     translator = Translator.load(run)
     examples = make_material(config, run).test[:count]
     found = translator.search([translator.coder.read_words(example.source) for example in examples])

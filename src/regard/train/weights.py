@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,8 +43,17 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping[str, str] | None = None) -> None:
     """Writes tensors to a new file and waits until it is on the disk."""
     metadata = {"format": "pt", "shared": json.dumps(dict(aliases or {}))}
-    save_file({name: _alone(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
+    try:
+        save_file({name: _alone(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
+    except SafetensorError as error:
+        raise _as_os_error(error, path) from error
     force(path)
+
+
+def _as_os_error(error: SafetensorError, path: Path) -> Exception:
+    """safetensors reports a full disk by an error of its own, with the number of the system's error in the text."""
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
 
 
 def _alone(tensor: Tensor) -> Tensor:
@@ -58,9 +68,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        shared = json.loads(metadata.get("shared", "{}"))
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    return tensors, json.loads(metadata.get("shared", "{}"))
+    if not isinstance(shared, dict):
+        raise ValueError(f"{path} cannot be read: its shared weights are not a table of names")
+    return tensors, shared
 
 
 def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
