@@ -127,7 +127,7 @@ def chinese_text(words: Sequence[str]) -> str:
 
 # So many sentences in a row that were there already, and there are hardly any others.
 _PATIENCE = 400
-_TRIES = 20_000  # sentences in a row of another length
+_TRIES = 3000  # sentences in a row of another length
 _CONTRACTIONS = {"can't": "can not", "cannot": "can not", "won't": "will not", "n't": " not", "I'm": "I am"}
 _CAPITALS = {"I", *(word for name in NAMES for word in name.split())}
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def _about(path: Path, error: OSError) -> OSError:
     """The same error, of the file that was asked for and not of the one written aside."""
     return OSError(error.errno, error.strerror, str(path)) if error.errno else error
+
+
+def as_os_error(error: Exception, path: Path) -> Exception:
+    """The system's error behind that of a library in Rust, which has its number in the text; else the error itself.
+
+    >>> as_os_error(Exception("I/O error: No space left on device (os error 28)"), Path("a.json"))
+    OSError(28, 'No space left on device')
+    """
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
 
 
 def sha256(path: Path) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.train.durable import force, sha256, write_whole
+from regard.train.durable import as_os_error, force, sha256, write_whole
 from regard.train.errors import RunError
 
 NAME = "manifest.json"
@@ -94,6 +94,10 @@ class Manifest:
                 for path in made:
                     path.replace(self.folder / path.name)
                 force(self.folder)
+        except OSError:
+            raise
+        except Exception as error:  # the tokenizers library reports a full disk so
+            raise as_os_error(error, self.folder) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 

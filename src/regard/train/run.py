@@ -223,7 +223,8 @@ class Run:
             raise
         except Exception as error:  # the tokenizers library raises nothing more specific
             first = str(error).partition("\n")[0]
-            raise RunError(f"{self.path / names[0]} cannot be read: {first}") from error
+            files = " or ".join(str(self.path / name) for name in names if (self.path / name).exists())
+            raise RunError(f"{files or self.path / names[0]} cannot be read: {first}") from error
 
     def save_model(self, model: nn.Module) -> None:
         """Keeps the final weights."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.train.durable import force
+from regard.train.durable import as_os_error, force
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:
@@ -46,14 +45,21 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping
     try:
         save_file({name: _alone(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
     except SafetensorError as error:
-        raise _as_os_error(error, path) from error
+        raise as_os_error(error, path) from error
+    _in_order(path)
     force(path)
 
 
-def _as_os_error(error: SafetensorError, path: Path) -> Exception:
-    """safetensors reports a full disk by an error of its own, with the number of the system's error in the text."""
-    number = re.search(r"os error (\d+)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
+def _in_order(path: Path) -> None:
+    """Puts the metadata of the header in order, so that equal weights are equal files: safetensors shuffles it."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+        ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(ordered) <= size:
+            file.seek(8)
+            file.write(ordered.ljust(size))
 
 
 def _alone(tensor: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ Precision = Literal["float32", "bfloat16", "int8"]
 FIGURES = ("loss", "bleu")  # of a validation, one of which is watched
 
 # Larger ones fit no machine: a slip of the finger is an error before anything is made.
-Pairs = Annotated[int, Field(gt=0, le=10**9)]
+Pairs = Annotated[int, Field(gt=0, le=10**7)]
 Words = Annotated[int, Field(gt=0, le=1000)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
 Depth = Annotated[int, Field(gt=0, le=1000)]
@@ -57,7 +57,7 @@ class DataSettings(_Settings):
     """Pairs held out for validation, of the world or of files that bring none."""
     test: Pairs = 500
     """Pairs held out for the test, likewise."""
-    longer: int = Field(default=200, ge=0, le=10**9)
+    longer: int = Field(default=200, ge=0, le=10**7)
     """Pairs of the world that are longer than any trained on."""
     lengths: tuple[Words, Words] = (3, 30)
     """Words of the world's sentences, at least and at most."""

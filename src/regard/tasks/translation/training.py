@@ -4,6 +4,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from regard.tasks.translation.material import Example, Material, file_material, 
 from regard.tasks.translation.network import build
 from regard.tasks.translation.scoring import faithfulness, judge, text_figures
 from regard.tasks.translation.translator import BOS, EOS, PAD, Translator
+from regard.train.capacity import check_capacity
 from regard.train.loop import Fitted, fit
 from regard.train.progress import Progress, default_progress
 from regard.train.run import Run
@@ -98,10 +100,11 @@ def _train(config: TranslationConfig, run: Run, progress: Progress) -> dict[str,
     material = _material(config, run, known, progress.say)
     if known is None:
         run.manifest.keep(material.coder.save)
-    torch.manual_seed(config.train.seed)
-    model = build(config.model, material.coder.sizes, shared=material.coder.shared)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device)
+    made = partial(build, config.model, material.coder.sizes, shared=material.coder.shared)
+    check_capacity(made, device)
+    torch.manual_seed(config.train.seed)
+    model = made().to(device)
     translator = Translator(model, material.coder, config.decode, config.data.end_mark)
 
     def loss(network: nn.Module, batch: Batch) -> Loss:
