@@ -210,13 +210,8 @@ def test_a_run_is_never_written_over(trained, as_installed):
 
 
 def test_settings_by_the_end_of_their_name():
-    config = configure("tiny", [], parsed(["attention=dot", "train.seed=7", "model=transformer", "beam=3"]))
-    assert (config.model.attention, config.train.seed, config.model.kind, config.decode.beam) == (
-        "dot",
-        7,
-        "transformer",
-        3,
-    )
+    config = configure("tiny", [], parsed(["heads=8", "train.seed=7", "model=transformer", "beam=3"]))
+    assert (config.model.heads, config.train.seed, config.model.kind, config.decode.beam) == (8, 7, "transformer", 3)
     with pytest.raises(SettingError, match=r"could be data\.seed or train\.seed"):
         changed(tiny(), {"seed": "3"})
 

@@ -102,11 +102,22 @@ def _train(
         Path | None, typer.Option(help="The run directory; a new one in runs/ unless given.", metavar="DIR")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    accept_changed_data: Annotated[
+        bool, typer.Option("--accept-changed-data", help="Resume although the data files have changed.")
+    ] = False,
 ) -> None:
     """Train a model for a task; everything goes into a run directory."""
     from regard.cli.runs import train
 
-    train(task, preset=preset, data=data or [], settings=settings or [], out=out, resume=resume)
+    train(
+        task,
+        preset=preset,
+        data=data or [],
+        settings=settings or [],
+        out=out,
+        resume=resume,
+        accept_changed_data=accept_changed_data,
+    )
 
 
 @app.command("evaluate")

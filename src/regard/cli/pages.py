@@ -73,7 +73,7 @@ def _told(out: Path | None = None) -> Iterator[None]:
 
 def _of_run(path: Path, count: int = 12) -> Trace:
     run = Run.open(path)
-    config = TranslationConfig.model_validate(run.config())
+    config = run.config_as(TranslationConfig)
     translator = Translator.load(run)
     examples = make_material(config, run).test[:count]
     found = translator.search([translator.coder.read_words(example.source) for example in examples])

@@ -27,7 +27,7 @@ from regard.tasks.task import SettingError, Task
 from regard.tasks.translation.coding import Reading
 from regard.tasks.translation.translator import Translation, Translator
 from regard.train.run import Run, RunError
-from regard.train.stops import Interrupted, Stopped
+from regard.train.stops import Interrupted, Stopped, memory_ran_out
 
 _CHARACTERS = 64  # a text of more characters for each token it may have is refused unread
 _NAMES = {
@@ -50,7 +50,14 @@ def list_tasks() -> None:
 
 
 def train(
-    name: str, *, preset: str, data: list[Path], settings: list[str], out: Path | None, resume: bool
+    name: str,
+    *,
+    preset: str,
+    data: list[Path],
+    settings: list[str],
+    out: Path | None,
+    resume: bool,
+    accept_changed_data: bool = False,
 ) -> dict[str, Any]:
     """Train, and say what came out; `--set help` only says what can be set."""
     task = _task(name)
@@ -63,7 +70,7 @@ def train(
         if resume and not (place / "config.json").is_file():
             raise RunError(f"there is no run to resume in {place}")
         config = task.configure(preset, data, parsed(settings))
-        result = task.train(config, place, resume=resume)
+        result = task.train(config, place, resume=resume, accept_changed_data=accept_changed_data)
     show_result(result, Console(highlight=False))
     print(f"\nThe run is in {place}; try")
     for command in _next(place, result.get("example")):
@@ -101,7 +108,7 @@ def evaluate(run: Path, *, data: list[Path], as_json: bool) -> None:
         missing = [str(path) for path in data if not path.exists()]
         if missing:
             raise DataError(f"no such file: {', '.join(missing)}")
-        result = _task(opened.config()["task"]).evaluate(opened, data)
+        result = _task_of(opened).evaluate(opened, data)
     if as_json:
         print(json.dumps(result, ensure_ascii=False, indent=2))
     else:
@@ -126,7 +133,7 @@ def predict(
         sys.stdout.reconfigure(errors="replace")
     with told():
         opened = Run.open(run)
-        predictor = _task(opened.config()["task"]).predictor(opened)
+        predictor = _task_of(opened).predictor(opened)
         predictor = predictor.in_precision(precision or predictor.settings.precision)
     limit = predictor.longest(width=beam, tokens=longest)
     seen: list[Translation] = []
@@ -227,6 +234,13 @@ def _task(name: str) -> Task:
     return TASKS[name]
 
 
+def _task_of(run: Run) -> Task:
+    name = run.config().get("task")
+    if not isinstance(name, str) or name not in TASKS:
+        raise RunError(f"{run.path / 'config.json'}: no task is called {name!r}: there are {', '.join(TASKS)}")
+    return TASKS[name]
+
+
 @contextlib.contextmanager
 def told() -> Iterator[None]:
     """What a user can put right is said in one line, without a traceback; an interruption has its own exit code."""
@@ -246,3 +260,9 @@ def told() -> Iterator[None]:
     except Stopped as stop:
         print(f"regard: {stop}", file=sys.stderr)
         raise typer.Exit(1) from stop
+    except (RuntimeError, MemoryError) as error:
+        if not memory_ran_out(error):
+            raise
+        first = str(error).partition("\n")[0]
+        print(f"regard: out of memory{f' ({first})' if first else ''}: choose smaller sizes", file=sys.stderr)
+        raise typer.Exit(2) from error

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.data.checksums import check, write_checksums
 from regard.data.parallel import EVERYTHING, Couple, DataError, Limits, Report, Rows, read_pairs, report
 
 Ids = NDArray[np.integer]
@@ -264,6 +265,7 @@ def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
     """The folder of that name in the cache. It is written under another name and renamed when it is whole."""
     folder = cache / name
     if folder.is_dir():
+        check(folder)
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     for old in cache.glob(f".{name}-*"):  # of a pass that was killed; a younger one may still be writing
@@ -272,6 +274,7 @@ def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
     draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
     try:
         write(draft)
+        write_checksums(draft)
         draft.rename(folder)
     except OSError:
         # Another process may have finished the same folder first; what it made is as good.

@@ -26,9 +26,9 @@ class Preset:
 class Task:
     """One use of attention.
 
-    `configure(preset, data, settings)` gives the configuration; `train(config, out, resume)` trains into a run
-    directory and gives its result; `evaluate(run, data)` gives the same record for other data; `predictor(run)` gives
-    something with `predict(texts)`.
+    `configure(preset, data, settings)` gives the configuration; `train(config, out, resume, accept_changed_data)`
+    trains into a run directory and gives its result; `evaluate(run, data)` gives the same record for other data;
+    `predictor(run)` gives something with `predict(texts)`.
     """
 
     name: str

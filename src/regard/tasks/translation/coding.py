@@ -11,6 +11,8 @@ from regard.data import world
 from regard.data.bpe import Codes
 from regard.data.vocabulary import Vocabulary
 
+TOKENIZERS = ("tokenizer.json", "tokenizer.target.json")  # the files of a run
+
 
 class Reading(NamedTuple):
     """A source as the model reads it."""

@@ -1,11 +1,13 @@
 """What can be chosen about a translator: its data, its model, its training and its decoding."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from regard.train.settings import TrainSettings
+from regard.data.bpe import SMALLEST
+from regard.tasks.settings import Need
+from regard.train.settings import Seed, TrainSettings
 
 ATTENTIONS = (
     *("none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "local-m", "local-p", "hard"),
@@ -27,10 +29,17 @@ AttentionName = Literal[
 ]
 
 Precision = Literal["float32", "bfloat16", "int8"]
+FIGURES = ("loss", "bleu")  # of a validation, one of which is watched
+
+# Larger ones fit no machine: a slip of the finger is an error before anything is made.
+Pairs = Annotated[int, Field(gt=0, le=10**7)]
+Words = Annotated[int, Field(gt=0, le=1000)]
+Width = Annotated[int, Field(gt=0, le=2**16)]
+Depth = Annotated[int, Field(gt=0, le=1000)]
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class DataSettings(_Settings):
@@ -42,38 +51,44 @@ class DataSettings(_Settings):
     """Suffix of the source files in a folder."""
     target: str = "de"
     """Suffix of the target files in a folder."""
-    train: PositiveInt = 20_000
+    train: Pairs = 20_000
     """Pairs of the world to train on."""
-    valid: PositiveInt = 500
+    valid: Pairs = 500
     """Pairs held out for validation, of the world or of files that bring none."""
-    test: PositiveInt = 500
+    test: Pairs = 500
     """Pairs held out for the test, likewise."""
-    longer: NonNegativeInt = 200
+    longer: int = Field(default=200, ge=0, le=10**7)
     """Pairs of the world that are longer than any trained on."""
-    lengths: tuple[PositiveInt, PositiveInt] = (3, 30)
+    lengths: tuple[Words, Words] = (3, 30)
     """Words of the world's sentences, at least and at most."""
-    longest: PositiveInt = 100
+    longest: int = Field(default=100, gt=0, le=10**6)
     """Pairs of files with more words on either side are left out."""
     ratio: float = Field(default=4.0, gt=1.0)
     """... and pairs of which one side has so many times the words of the other."""
-    vocabulary: PositiveInt = 8000
+    vocabulary: int = Field(default=8000, ge=SMALLEST, le=10**6)
     """Sub-words of files."""
     shared: bool = True
     """One set of sub-words for both languages."""
     merge_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the merges left out at random when a training text is cut into sub-words."""
-    cuts: int = Field(default=8, ge=2)
+    cuts: int = Field(default=8, ge=2, le=1000)
     """With merge_dropout: how often each pair stands in the training set, once cut as usual."""
     end_mark: bool = True
     """Whether a source ends with a mark, which a model may attend when it looks at no word."""
-    batch_tokens: PositiveInt = 2048
+    batch_tokens: int = Field(default=2048, gt=0, le=2**30)
     """Tokens of a batch on either side, padding counted."""
-    seed: int = 1
+    seed: Seed = 1
     """Of the world and of the order."""
     first_word: Literal[0, 1] = 1
     """Where words are counted from in test.links, the gold alignment beside a test file."""
     tokenize: Literal["auto", "13a", "zh", "none", "char"] = "auto"
     """How BLEU cuts the text: auto is zh for Chinese, none for text that is tokenised already, else 13a."""
+
+    @model_validator(mode="after")
+    def _lengths_in_order(self) -> "DataSettings":
+        if self.lengths[0] > self.lengths[1]:
+            raise ValueError(f"expected the smaller number first, got {list(self.lengths)} for data.lengths")
+        return self
 
 
 class ModelSettings(_Settings):
@@ -89,23 +104,23 @@ class ModelSettings(_Settings):
     """Luong's order: the last output joins the next input."""
     cell: Literal["gru", "lstm"] = "gru"
     """Of the recurrent model."""
-    reach: PositiveInt = 5
+    reach: int = Field(default=5, gt=0, le=10**6)
     """Of local attention, to either side."""
     positions: Literal["sinusoidal", "learned", "relative", "rotary", "alibi", "none"] = "sinusoidal"
     """Of the Transformer."""
     norm: Literal["pre", "post"] = "pre"
     """Of the Transformer."""
-    heads: PositiveInt = 4
+    heads: Width = 4
     """Of the Transformer."""
-    feed_forward: PositiveInt | None = None
+    feed_forward: Annotated[int, Field(gt=0, le=2**20)] | None = None
     """Hidden size of the Transformer's layers; none: four times the size."""
-    size: PositiveInt = 256
+    size: Width = 256
     """Of the states."""
-    embedding: PositiveInt | None = None
+    embedding: Width | None = None
     """Of the recurrent model's word vectors; none: the size."""
-    layers: PositiveInt = 1
+    layers: Depth = 1
     """Of encoder and decoder each."""
-    decoder_layers: PositiveInt | None = None
+    decoder_layers: Depth | None = None
     """Of the decoder, where it has more or fewer than the encoder."""
     keys: Literal["states", "words", "both"] = "states"
     """What the source is searched by: the encoder's states, the words alone, or their sum."""
@@ -116,13 +131,19 @@ class ModelSettings(_Settings):
     inner_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Of the Transformer's attention weights and inside its feed-forward parts; none: as dropout."""
 
+    @model_validator(mode="after")
+    def _heads_part_the_size(self) -> "ModelSettings":
+        if self.kind == "transformer" and self.size % self.heads:
+            raise ValueError(f"model.size must be a multiple of model.heads: got {self.size} and {self.heads}")
+        return self
+
 
 class DecodeSettings(_Settings):
     """How translations are searched."""
 
-    beam: PositiveInt = 1
+    beam: int = Field(default=1, gt=0, le=256)
     """Hypotheses kept; 1 is greedy."""
-    length_penalty: float = Field(default=0.6, ge=0.0)
+    length_penalty: float = Field(default=0.6, ge=0.0, le=100.0)
     """Exponent of the penalty that makes longer hypotheses comparable."""
     precision: Precision = "float32"
     """Of the matrix products when a run is loaded to translate; int8 is for the CPU."""
@@ -141,3 +162,36 @@ class TranslationConfig(_Settings):
     decode: DecodeSettings = DecodeSettings()
     smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Share of the target's probability that goes to all words alike."""
+
+    @model_validator(mode="after")
+    def _watched_figure_exists(self) -> "TranslationConfig":
+        if self.train.watch not in FIGURES:
+            raise ValueError(f"train.watch: expected one of {', '.join(FIGURES)}, got {self.train.watch!r}")
+        return self
+
+
+_RECURRENT = Need.value("model.kind", "recurrent")
+_TRANSFORMER = Need.value("model.kind", "transformer")
+_WORLD = Need("data.files", lambda files: not files, "the built-in world")
+_FILES = Need("data.files", bool, "files (--data)")
+NEEDS = {
+    **dict.fromkeys(("model.attention", "model.order", "model.cell", "model.embedding"), (_RECURRENT,)),
+    "model.input_feeding": (_RECURRENT, Need.value("model.order", "luong")),
+    "model.reach": (_RECURRENT, Need.value("model.attention", "local-m", "local-p")),
+    **dict.fromkeys(
+        ("model.positions", "model.norm", "model.heads", "model.feed_forward", "model.inner_dropout"), (_TRANSFORMER,)
+    ),
+    **dict.fromkeys(("data.train", "data.longer", "data.lengths"), (_WORLD,)),
+    **dict.fromkeys(
+        (
+            *("data.source", "data.target", "data.longest", "data.ratio", "data.vocabulary", "data.shared"),
+            *("data.merge_dropout", "data.first_word"),
+        ),
+        (_FILES,),
+    ),
+    "data.cuts": (_FILES, Need("data.merge_dropout", lambda share: share > 0.0, "data.merge_dropout above 0")),
+    "train.ema_decay": (Need.value("train.average", "ema"),),
+    "train.average_last": (Need.value("train.average", "checkpoints"),),
+    "train.final_share": (Need.value("train.schedule", "cosine"),),
+}
+"""What has each setting that not every run has. One that was asked for and has no effect is an error."""

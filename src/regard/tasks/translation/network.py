@@ -66,8 +66,6 @@ def attention(settings: ModelSettings, memory_size: int) -> Attends | None:
 
 
 def _transformer(settings: ModelSettings, sizes: tuple[int, int], shared: bool) -> EncoderDecoder:
-    if settings.size % settings.heads:
-        raise ValueError(f"model.size must be a multiple of model.heads: got {settings.size} and {settings.heads}")
     embedding = None
     if shared:
         embedding = nn.Embedding(sizes[0], settings.size)

@@ -6,7 +6,7 @@ from typing import Any
 
 from regard.tasks.settings import changed
 from regard.tasks.task import SettingError, Task
-from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.config import NEEDS, TranslationConfig
 from regard.tasks.translation.material import Example, examples_of
 from regard.tasks.translation.presets import PRESETS
 from regard.tasks.translation.training import evaluated, make_material, train
@@ -27,12 +27,12 @@ def configure(preset: str, data: Sequence[Path], settings: Mapping[str, str]) ->
         if missing:
             raise SettingError(f"no such file: {', '.join(missing)}")
         made = made.model_copy(update={"data": made.data.model_copy(update={"files": tuple(data)})})
-    return changed(made, settings, aliases=_ALIASES)
+    return changed(made, settings, aliases=_ALIASES, needs=NEEDS)
 
 
 def evaluate(run: Run, data: Sequence[Path]) -> dict[str, Any]:
     """The result record of a run, for its own test part or for other data."""
-    config = TranslationConfig.model_validate(run.config())
+    config = run.config_as(TranslationConfig)
     translator = Translator.load(run)
     longer: list[Example] = []
     if data:

@@ -1,10 +1,10 @@
 """Training a translator, from its configuration to a run directory that holds everything."""
 
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from regard import __version__
 from regard.data.batches import Batch, TokenBatches, collate
 from regard.models.frame import EncoderDecoder
 from regard.nn.cross_entropy import linear_cross_entropy
-from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.material import Example, Material, file_material, world_material
+from regard.tasks.settings import recorded
+from regard.tasks.translation.coding import TOKENIZERS, Coder, PieceCoder, WordCoder, load_coder
+from regard.tasks.translation.config import NEEDS, TranslationConfig
+from regard.tasks.translation.material import Example, Material, file_material, input_files, world_material
 from regard.tasks.translation.network import build
 from regard.tasks.translation.scoring import faithfulness, judge, text_figures
 from regard.tasks.translation.translator import BOS, EOS, PAD, Translator
+from regard.train.capacity import check_capacity
 from regard.train.loop import Fitted, fit
 from regard.train.progress import Progress, default_progress
 from regard.train.run import Run
@@ -29,6 +32,7 @@ from regard.train.updates import Loss
 _VALIDATED = 200  # sentences translated at each validation
 _GRID = 8  # lengths of batches are multiples of it where steps are replayed
 _EXPLAINED = 40  # translations whose faithfulness is measured
+_KEPT = ("data.source", "data.target")  # the languages, which config.json says of the built-in world too
 CHANGEABLE = (
     *("train.steps", "train.epochs", "train.patience"),
     *("decode.beam", "decode.length_penalty", "decode.precision", "decode.posterior"),
@@ -64,26 +68,43 @@ class Batches:
 
 
 def train(
-    config: TranslationConfig, out: Path, *, resume: bool = False, progress: Progress | None = None
+    config: TranslationConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    accept_changed_data: bool = False,
 ) -> dict[str, Any]:
-    """Train into the run directory `out`, judge on the test part, and give the result that is written there."""
-    if not config.data.files:
-        config = config.model_copy(update={"data": config.data.model_copy(update=_languages(out, resume))})
-    fresh = not out.exists()
-    run = Run.create(out, config.model_dump(mode="json"), resume=resume, changeable=CHANGEABLE, renewed=_renewed)
+    """Train into the run directory `out`, judge on the test part, and give the result that is written there.
+
+    A run that goes on must find its data files as they were, unless changed data is accepted.
+    """
+    data = {"files": tuple(path.absolute() for path in config.data.files)} if config.data.files else {}
+    config = config.model_copy(update={"data": config.data.model_copy(update=data or _languages(out, resume))})
+    with Run.training(
+        out,
+        recorded(config, NEEDS, keep=_KEPT),
+        resume=resume,
+        changeable=CHANGEABLE,
+        renewed=_renewed,
+        inputs=input_files(config.data),
+        accept_changed_data=accept_changed_data,
+    ) as run:
+        return _train(config, run, default_progress() if progress is None else progress)
+
+
+def _train(config: TranslationConfig, run: Run, progress: Progress) -> dict[str, Any]:
     began = time.monotonic()
-    progress = default_progress() if progress is None else progress
-    try:
-        material = make_material(config, run, tell=progress.say)
-    except BaseException:  # a signal too
-        if fresh:  # nothing was learned: the corrected command may use the same name
-            shutil.rmtree(out, ignore_errors=True)
-        raise
-    material.coder.save(run.path)
-    torch.manual_seed(config.train.seed)
-    model = build(config.model, material.coder.sizes, shared=material.coder.shared)
+    # Weights belong to the tokenizer they were trained with; without any, an interrupted start is begun again.
+    known = _coder(config, run) if run.checkpoints.steps() or run.model_path.is_file() else None
+    material = _material(config, run, known, progress.say)
+    if known is None:
+        run.manifest.keep(material.coder.save)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device)
+    made = partial(build, config.model, material.coder.sizes, shared=material.coder.shared)
+    check_capacity(made, device)
+    torch.manual_seed(config.train.seed)
+    model = made().to(device)
     translator = Translator(model, material.coder, config.decode, config.data.end_mark)
 
     def loss(network: nn.Module, batch: Batch) -> Loss:
@@ -118,16 +139,31 @@ def train(
 def _renewed(stored: dict[str, Any]) -> dict[str, Any]:
     """A stored configuration with the defaults of settings that it does not know."""
     try:
-        return TranslationConfig.model_validate(stored).model_dump(mode="json")
+        config = TranslationConfig.model_validate(stored)
     except ValueError:  # of another task, or written by hand: compared as it is
         return stored
+    files = tuple(path.absolute() for path in config.data.files)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"files": files})})
+    return recorded(config, NEEDS, keep=_KEPT)
 
 
 def make_material(config: TranslationConfig, run: Run, *, tell: Callable[[str], None] = lambda _: None) -> Material:
-    """What the run learns from; files are indexed inside the run directory."""
+    """What a trained run learned from, cut by its own tokenizer; files must be as they were when it was started."""
+    run.check_inputs(input_files(config.data), "give the files to judge by with --data")
+    return _material(config, run, _coder(config, run), tell)
+
+
+def _coder(config: TranslationConfig, run: Run) -> Coder:
+    with run.reading(*TOKENIZERS):
+        return load_coder(run.path, words=not config.data.files)
+
+
+def _material(config: TranslationConfig, run: Run, known: Coder | None, tell: Callable[[str], None]) -> Material:
+    """Files are indexed inside the run directory."""
     if config.data.files:
-        return file_material(config.data, run.path / "data", tell=tell)
-    return world_material(config.data)
+        codes = known.codes if isinstance(known, PieceCoder) else None
+        return file_material(config.data, run.path / "data", codes, tell=tell)
+    return world_material(config.data, known if isinstance(known, WordCoder) else None)
 
 
 def evaluated(

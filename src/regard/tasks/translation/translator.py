@@ -19,7 +19,7 @@ from regard.models.quantized import pack, quantize
 from regard.models.transformer import TransformerDecoder
 from regard.nn.positions import LearnedPositions
 from regard.tasks.task import SettingError
-from regard.tasks.translation.coding import NO_WORDS, Coder, Reading, Words, load_coder
+from regard.tasks.translation.coding import NO_WORDS, TOKENIZERS, Coder, Reading, Words, load_coder
 from regard.tasks.translation.config import DecodeSettings, Precision, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.train.run import Run
@@ -74,11 +74,12 @@ class Translator:
         A precision makes it ready as `in_precision` does; None is that of the run's settings, float32 being the model
         as it was trained.
         """
-        config = TranslationConfig.model_validate(run.config())
+        config = run.config_as(TranslationConfig)
         wanted = precision or config.decode.precision
         if wanted == "int8" and device is not None and torch.device(device).type != "cpu":
             raise SettingError(f"int8 is for the CPU, and the device is {device}: choose another of the two")
-        coder = load_coder(run.path, words=not config.data.files)
+        with run.reading(*TOKENIZERS):
+            coder = load_coder(run.path, words=not config.data.files)
         model = build(config.model, coder.sizes, shared=coder.shared)
         run.load_model(model)
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
