@@ -7,23 +7,52 @@ import jaxtyping
 import pytest
 import torch
 
+import interpreting
+
 # Nothing above imports the library: from here on, its modules are checked as they load. On a CUDA machine they are
 # not: FlexAttention compiles the library's own rules for a pair, and would have to compile the checks inside them.
-if not torch.cuda.is_available():
+# Nor under Triton's interpreter, which runs kernels from their source.
+if not torch.cuda.is_available() and not interpreting.INSIDE:
     jaxtyping.install_import_hook("regard", "beartype.beartype")
 
 hypothesis.settings.register_profile(
-    "regard", derandomize=True, deadline=None, max_examples=60, database=None, print_blob=False
+    "regard",
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    database=None,
+    print_blob=False,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # as slow as the machine is
 )
 hypothesis.settings.load_profile("regard")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("cuda"):
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("interpreted") and interpreting.MISSING:
+            item.add_marker(pytest.mark.skip(reason=interpreting.MISSING))
+
+
+INTERPRETER = pytest.StashKey[interpreting.Interpreter]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[INTERPRETER] = interpreting.Interpreter(config)
+    config.add_cleanup(config.stash[INTERPRETER].close)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Items marked `interpreted` run in the process of Triton's interpreter; here they are only reported."""
+    if interpreting.INSIDE or interpreting.MISSING or not item.get_closest_marker("interpreted"):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in item.config.stash[INTERPRETER].run(item):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.fixture(autouse=True)

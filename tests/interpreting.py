@@ -1,21 +1,119 @@
-"""Kernels without a GPU: a test file run as a script under Triton's interpreter, in a process of its own."""
+"""Kernels without a GPU: items marked `interpreted` run in a second pytest process, under Triton's interpreter.
+
+Triton reads TRITON_INTERPRET when it is first imported, and by then the process of the tests may have imported it. So
+each process of the tests starts one more for such items, once; it runs the items that it is asked for, one at a time,
+and returns their reports.
+"""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, TextIO
 
 import pytest
 
+INSIDE = os.environ.get("TRITON_INTERPRET") == "1"
+MISSING = "TRITON IS NOT INSTALLED: the kernels are not tested at all" if not importlib.util.find_spec("triton") else ""
 
-def interpreted(path: str, what: str) -> str:
-    """What the file prints; a skip that is said loudly where there is no Triton."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip(f"TRITON IS NOT INSTALLED: {what} are not tested at all")
-    found = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": found}
-    command = [sys.executable, "-W", "ignore", path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+# One test for both: interpreted on the CPU, compiled on a GPU.
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.interpreted, id="interpreted"),
+    pytest.param("cuda", marks=pytest.mark.cuda, id="cuda"),
+]
+
+
+class Interpreter:
+    """The second process, seen from the tests: it gets the id of an item in one line, and answers in one line."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> subprocess.Popen[str]:
+        # Without a visible GPU, "cuda" cannot be chosen by mistake. The interpreter itself is numpy: one thread.
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTEST_ADDOPTS", None)
+        return subprocess.Popen(
+            [sys.executable, __file__, f"--rootdir={self.config.rootpath}", f"--tb={self.config.option.tbstyle}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=self.config.rootpath,
+        )
+
+    def run(self, item: pytest.Item) -> list[pytest.TestReport]:
+        if self.process is None:
+            self.process = self.start()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        answer = ""
+        try:
+            print(json.dumps([str(item.path), item.nodeid]), file=self.process.stdin, flush=True)
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            pass
+        if not answer:
+            return [self.ended(item)]
+        return [self.report(data) for data in json.loads(answer)]
+
+    def report(self, data: dict[str, Any]) -> pytest.TestReport:
+        if isinstance(data["longrepr"], list):  # where and why an item was skipped is a tuple, which JSON has not
+            data["longrepr"] = tuple(data["longrepr"])
+        return self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
+
+    def ended(self, item: pytest.Item) -> pytest.TestReport:
+        """The report of an item whose process died; the next item starts another one."""
+        assert self.process is not None
+        self.close()
+        message = f"Triton's interpreter ended with code {self.process.returncode}"
+        self.process = None
+        return pytest.TestReport(item.nodeid, item.location, {}, "failed", message, "call")
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.communicate()
+
+
+class Server:
+    """The second process, seen from inside: collects the file of an item when it is first asked for."""
+
+    def __init__(self, requests: Iterable[str], answers: TextIO) -> None:
+        self.requests, self.answers = requests, answers
+        self.items: dict[str, pytest.Item] = {}
+        self.reports: list[pytest.TestReport] = []
+
+    def pytest_collection(self) -> bool:
+        return True  # nothing before it is asked for
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.reports.append(report)
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        hook = session.config.hook
+        for line in self.requests:
+            path, name = json.loads(line)
+            if name not in self.items:
+                self.items.update((item.nodeid, item) for item in session.perform_collect([path]))
+            self.reports.clear()
+            hook.pytest_runtest_protocol(item=self.items[name], nextitem=None)
+            data = [hook.pytest_report_to_serializable(config=session.config, report=each) for each in self.reports]
+            print(json.dumps(data), file=self.answers, flush=True)
+        return True
+
+
+def serve(options: list[str]) -> int:
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)  # the tests' own process prints the reports
+    plugins = ["-p", "no:cacheprovider", "-p", "no:xdist"]
+    return pytest.main([str(Path(__file__).parent), *plugins, *options], plugins=[Server(requests, answers)])
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[1:]))

@@ -1,10 +1,5 @@
 """The Triton kernels of additive attention against the explicit form in float64: interpreted here, compiled on CUDA."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
+from interpreting import DEVICES
 from regard.core.scores import ACTIVATIONS
 
 # All different and mostly prime; more keys than a span of 32.
@@ -160,12 +156,22 @@ CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
 INTERPRETED = [name for name in CASES if name not in ("float16", "every head its keys", "causal", "key bias")]
 
 
-def case(name: str, device: str) -> None:
-    dtype, kwargs = CASES[name]
-    compare(dtype, device, **kwargs)
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_interpreted(name: str) -> None:
+    dtype, settings = CASES[name]
+    compare(dtype, "cpu", **settings)
 
 
-def dropout(device: str) -> None:
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", CASES)
+def test_compiled(name: str) -> None:
+    dtype, settings = CASES[name]
+    compare(dtype, "cuda", **settings)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout(device: str) -> None:
     """The same seed drops the same pairs, forward and backward; what is kept makes up for what is not."""
     from regard.core.backends.additive.operator import additive_attention
 
@@ -183,7 +189,9 @@ def dropout(device: str) -> None:
     torch.testing.assert_close((grads[0] * value).sum(), runs[0].sum(), rtol=1e-5, atol=0)
 
 
-def poison(device: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [FULL, BRAIN], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_poison(device: str, dtype: torch.dtype) -> None:
     """NaN and Inf where nobody may look change nothing; where someone may, NaN shows."""
     from regard.core.backends.additive.operator import additive_attention
 
@@ -212,7 +220,22 @@ def poison(device: str, dtype: torch.dtype) -> None:
     assert additive_attention(query, key, value, weight, **settings)[0].isnan().all()
 
 
-def forward_alone(device: str, dtype: torch.dtype) -> None:
+UNLIKE = torch.logspace(-1.5, 0.5, 67)  # more units than are looked at together
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        pytest.param("cpu", HALF, marks=pytest.mark.interpreted, id="interpreted-float16"),
+        pytest.param("cuda", HALF, marks=pytest.mark.cuda, id="cuda-float16"),
+        pytest.param("cuda", BRAIN, marks=pytest.mark.cuda, id="cuda-bfloat16"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("activation", "units", "scale"),
+    [("tanh", 17, 1.0), ("tanh", 17, 2.5), ("gelu", 17, 1.5), pytest.param("tanh", 67, UNLIKE, id="unlike ranges")],
+)
+def test_forward_alone(device: str, dtype: torch.dtype, activation: str, units: int, scale: float | Tensor) -> None:
     """Without gradients half precision has series of its own, with slopes and constants that log-sum-exps must count.
 
     Each hidden unit has the one that fits its range, so that units of unlike ranges do not spoil each other.
@@ -220,25 +243,25 @@ def forward_alone(device: str, dtype: torch.dtype) -> None:
     from regard.core.backends.additive.operator import additive_attention
 
     torch.manual_seed(8)
-    unlike = torch.logspace(-1.5, 0.5, 67)  # more units than are looked at together
-    for activation, units, scale in (("tanh", 17, 1.0), ("tanh", 17, 2.5), ("gelu", 17, 1.5), ("tanh", 67, unlike)):
-        query, key = torch.randn(1, 2, 41, units) * scale, torch.randn(1, 1, 139, units) * scale
-        value, weight = torch.randn(1, 1, 139, 5), torch.randn(2, units) / units**0.5
-        inputs = [x.to(device, dtype) for x in (query, key, value, weight)]
-        mask = torch.ones(1, 2, 41, 139, dtype=torch.bool, device=device)
-        nothing = torch.zeros((), device=device)
-        true = explicit(*(x.double() for x in inputs), activation, mask, nothing)
-        plain = explicit(*inputs, activation, mask, nothing.to(dtype))
-        with torch.no_grad():
-            found = additive_attention(*inputs, activation=activation)
-        ours, theirs = ([((a.double() - t).norm() / t.norm()).item() for a, t in zip(x, true, strict=True)]
-                        for x in (found, plain))  # fmt: skip
-        if device == "cpu":  # the interpreter cuts numbers off where a GPU rounds them
-            theirs = [{BRAIN: 1e-2, HALF: 1e-3}[dtype] / 1.5, 1e-3 / 1.5]
-        assert all(a < 1.5 * b for a, b in zip(ours, theirs, strict=True)), (activation, units, ours, theirs)
+    query, key = torch.randn(1, 2, 41, units) * scale, torch.randn(1, 1, 139, units) * scale
+    value, weight = torch.randn(1, 1, 139, 5), torch.randn(2, units) / units**0.5
+    inputs = [x.to(device, dtype) for x in (query, key, value, weight)]
+    mask = torch.ones(1, 2, 41, 139, dtype=torch.bool, device=device)
+    nothing = torch.zeros((), device=device)
+    true = explicit(*(x.double() for x in inputs), activation, mask, nothing)
+    plain = explicit(*inputs, activation, mask, nothing.to(dtype))
+    with torch.no_grad():
+        found = additive_attention(*inputs, activation=activation)
+    ours, theirs = ([((a.double() - t).norm() / t.norm()).item() for a, t in zip(x, true, strict=True)]
+                    for x in (found, plain))  # fmt: skip
+    if device == "cpu":  # the interpreter cuts numbers off where a GPU rounds them
+        theirs = [{BRAIN: 1e-2, HALF: 1e-3}[dtype] / 1.5, 1e-3 / 1.5]
+    assert all(a < 1.5 * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
 
 
-def repeatable(device: str, dtype: torch.dtype) -> None:
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [FULL, BRAIN])
+def test_repeatable(dtype: torch.dtype) -> None:
     """Where torch is asked for determinism, two runs agree to the last bit: no sum depends on who comes first."""
     from regard.core.backends.additive.operator import additive_attention
 
@@ -251,7 +274,7 @@ def repeatable(device: str, dtype: torch.dtype) -> None:
             leaves = [torch.randn(2, 4, n, d) for n, d in ((131, 17), (211, 17), (211, 9))]
             leaves += [torch.randn(4, 17) / 4, torch.randn(1, 4, 1, 211), torch.randn(4, 31)]
             kinds = [dtype] * 4 + [FULL] * 2
-            leaves = [x.to(device, kind).requires_grad_() for x, kind in zip(leaves, kinds, strict=True)]
+            leaves = [x.to("cuda", kind).requires_grad_() for x, kind in zip(leaves, kinds, strict=True)]
             out = additive_attention(*leaves[:4], bias=leaves[4], relative=leaves[5], band=(-90, 70))[0]
             found.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -259,24 +282,45 @@ def repeatable(device: str, dtype: torch.dtype) -> None:
         torch.use_deterministic_algorithms(before)
 
 
-def wide_values(device: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_wide_values(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of many columns are taken some at a time: the same output and the same gradients."""
     from regard.core.backends.additive import operator
 
     torch.manual_seed(10)
-    most, found = operator._COLUMNS, []
+    found = []
     leaves = [torch.randn(1, 1, n, d) for n, d in ((13, 7), (37, 7), (37, 5))] + [torch.randn(1, 7)]
     leaves = [x.to(device).requires_grad_() for x in leaves]
     for columns in (5, 3):
-        operator._COLUMNS = columns
+        monkeypatch.setattr(operator, "_COLUMNS", columns)
         out, lse = operator.additive_attention(*leaves, dropout=0.25, seed=3, band=(-9, 30))
         found.append((out, lse, *torch.autograd.grad(out.square().sum() + lse.sin().sum(), leaves)))
-    operator._COLUMNS = most
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def halves(device: str) -> None:
+# batch, heads, key heads, whether each head and item has settings of its own, dropout; the calls' parts, then the whole
+HALVES = [(1, 2, 2, True, 0.0, [1, 1], [2]), (2, 1, 1, False, 0.2, [1, 1], [2])]
+# Many heads take the interpreter long.
+MORE = [(1, 4, 2, False, 0.2, [1, 1], [2]), (3, 4, 2, True, 0.0, [3, 3], [6]), (3, 2, 1, False, 0.0, [1, 2], [3])]
+
+
+@pytest.mark.parametrize(
+    ("device", "batch", "heads", "groups", "own", "dropout", "parts", "whole"),
+    [pytest.param("cpu", *case, marks=pytest.mark.interpreted) for case in HALVES]
+    + [pytest.param("cuda", *case, marks=pytest.mark.cuda) for case in HALVES + MORE],
+)
+def test_halves(
+    device: str,
+    batch: int,
+    heads: int,
+    groups: int,
+    own: bool,
+    dropout: float,
+    parts: list[int],
+    whole: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Half of the heads, or of the batch, at a time: the same gradients, whatever each head or item has of its own."""
     from regard.core.backends.additive import triton_backward
     from regard.core.backends.additive.operator import additive_attention
@@ -287,45 +331,40 @@ def halves(device: str) -> None:
         turns.append(arguments[3].units)
         write(*arguments)
 
-    triton_backward.write_features = counted
-    cases, wanted = [(1, 2, 2, True, 0.0), (2, 1, 1, False, 0.2)], [[1, 1], [2]] * 2
-    if device == "cuda":  # many heads take the interpreter long
-        cases += [(1, 4, 2, False, 0.2), (3, 4, 2, True, 0.0), (3, 2, 1, False, 0.0)]
-        wanted += [[1, 1], [2], [3, 3], [6], [1, 2], [3]]
-    for batch, heads, groups, own, dropout in cases:
-        torch.manual_seed(12)
-        shapes = [(batch, heads, 33, 9), (batch, groups, 37, 9), (batch, groups, 37, 5), (heads, 9) if own else (9,)]
-        shapes += [(batch, heads, 33, 37) if own else (1, 1, 1, 37), (heads, 11)]
-        kinds = [BRAIN] * 4 + [FULL] * 2
-        leaves = [torch.randn(x).to(device, kind).requires_grad_() for x, kind in zip(shapes, kinds, strict=True)]
-        settings = {
-            "mask": (torch.rand(batch if own else 1, heads if own else 1, 33, 37) > 0.2).to(device),
-            "lengths": torch.tensor([30, 37, 11][:batch], device=device),
-            "query_ids": torch.randint(2, (batch, 33), device=device),
-            "key_ids": torch.randint(2, (batch, 37), device=device),
-        }
-        found = []
-        for most in (0, large):
-            triton_backward._LARGE = most
-            out, lse = additive_attention(
-                *leaves[:4], bias=leaves[4], relative=leaves[5], dropout=dropout, seed=3, **settings
-            )
-            loss = out.float().square().sum() + torch.where(lse == float("-inf"), 0.0, lse).sin().sum()
-            found.append(torch.autograd.grad(loss, leaves))
-        for leaf, a, b in zip(leaves, *found, strict=True):
-            assert a.shape == leaf.shape
-            assert a.dtype == leaf.dtype
-            assert (a - b).norm() <= 1e-2 * b.norm()
-    assert [len(units) for units in turns] == [n for each in wanted for n in each]
-    triton_backward._LARGE, triton_backward.write_features = large, write
+    monkeypatch.setattr(triton_backward, "write_features", counted)
+    torch.manual_seed(12)
+    shapes = [(batch, heads, 33, 9), (batch, groups, 37, 9), (batch, groups, 37, 5), (heads, 9) if own else (9,)]
+    shapes += [(batch, heads, 33, 37) if own else (1, 1, 1, 37), (heads, 11)]
+    kinds = [BRAIN] * 4 + [FULL] * 2
+    leaves = [torch.randn(x).to(device, kind).requires_grad_() for x, kind in zip(shapes, kinds, strict=True)]
+    settings = {
+        "mask": (torch.rand(batch if own else 1, heads if own else 1, 33, 37) > 0.2).to(device),
+        "lengths": torch.tensor([30, 37, 11][:batch], device=device),
+        "query_ids": torch.randint(2, (batch, 33), device=device),
+        "key_ids": torch.randint(2, (batch, 37), device=device),
+    }
+    found = []
+    for most in (0, large):
+        monkeypatch.setattr(triton_backward, "_LARGE", most)
+        out, lse = additive_attention(
+            *leaves[:4], bias=leaves[4], relative=leaves[5], dropout=dropout, seed=3, **settings
+        )
+        loss = out.float().square().sum() + torch.where(lse == float("-inf"), 0.0, lse).sin().sum()
+        found.append(torch.autograd.grad(loss, leaves))
+    for leaf, a, b in zip(leaves, *found, strict=True):
+        assert a.shape == leaf.shape
+        assert a.dtype == leaf.dtype
+        assert (a - b).norm() <= 1e-2 * b.norm()
+    assert [len(units) for units in turns] == parts + whole
 
 
-def direct(device: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_direct(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The short way takes plain calls, gives what the kernels give, and leaves everything else to the long one."""
     from regard.core.backends import fused_additive
 
     if device == "cpu":
-        torch.cuda.current_device = lambda: None  # where these tensors are
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where these tensors are
     torch.manual_seed(11)
     query, key, value = (torch.randn(2, 3, n, d, device=device) for n, d in ((13, 7), (17, 7), (17, 5)))
     for weight in (torch.randn(7, device=device), torch.randn(3, 7, device=device)):
@@ -388,22 +427,6 @@ def test_rules_of_distance_as_tables() -> None:
         torch.testing.assert_close(table[:, place], bias.values(range(5), range(11), FULL).expand(3, 5, 11))
 
 
-@pytest.mark.slow
-def test_interpreted() -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("TRITON IS NOT INSTALLED: the additive kernels are not tested at all")
-    # the interpreter is chosen when Triton is first imported, so another process has to do it
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert done.stdout.count("passed") == len(INTERPRETED) + 7, done.stdout
-
-
 def test_wants_cuda() -> None:
     from regard.core.backends.additive.operator import additive_attention
 
@@ -412,36 +435,7 @@ def test_wants_cuda() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("name", CASES)
-def test_compiled(name: str) -> None:
-    case(name, "cuda")
-
-
-@pytest.mark.cuda
-def test_compiled_dropout() -> None:
-    dropout("cuda")
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [FULL, BRAIN])
-def test_compiled_poison(dtype: torch.dtype) -> None:
-    poison("cuda", dtype)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [BRAIN, HALF])
-def test_compiled_forward_alone(dtype: torch.dtype) -> None:
-    forward_alone("cuda", dtype)
-
-
-@pytest.mark.cuda
-def test_compiled_halves() -> None:
-    halves("cuda")
-
-
-@pytest.mark.cuda
-def test_compiled_direct() -> None:
-    direct("cuda")
+def test_a_direct_call_equals_the_general_one() -> None:
     query, key, value = (torch.randn(2, 4, 150, 32, device="cuda", dtype=BRAIN, requires_grad=True) for _ in range(3))
     score = regard.Additive(torch.randn(32, device="cuda", dtype=BRAIN, requires_grad=True))
     found = [regard.attention(query, key, value, score=score, backend=way).output for way in ("auto", "additive")]
@@ -449,17 +443,6 @@ def test_compiled_direct() -> None:
     ways = [(out, *torch.autograd.grad(out.float().square().sum(), leaves)) for out in found]
     for a, b in zip(*ways, strict=True):
         assert (a.float() - b.float()).norm() <= 1e-5 * b.float().norm()
-
-
-@pytest.mark.cuda
-def test_compiled_wide_values() -> None:
-    wide_values("cuda")
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [FULL, BRAIN])
-def test_repeatable(dtype: torch.dtype) -> None:
-    repeatable("cuda", dtype)
 
 
 @pytest.mark.cuda
@@ -477,24 +460,3 @@ def test_in_a_graph() -> None:
     out.zero_()
     graph.replay()
     torch.testing.assert_close(out, true, rtol=0, atol=0)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    began = time.time()
-    for each in INTERPRETED:
-        case(each, "cpu")
-        print(each, "passed", round(time.time() - began), flush=True)
-    dropout("cpu")
-    print("dropout passed", flush=True)
-    forward_alone("cpu", HALF)
-    print("forward alone passed", flush=True)
-    wide_values("cpu")
-    print("wide values passed", flush=True)
-    direct("cpu")
-    print("direct passed", flush=True)
-    halves("cpu")
-    print("halves passed", flush=True)
-    for kind in (FULL, BRAIN):
-        poison("cpu", kind)
-        print("poison", kind, "passed", flush=True)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from regard.cli import bench, cases, chart, measure
+from time_limits import HANG_SECONDS
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -26,7 +27,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONUTF8": "1", "COLUMNS": "100"},
         capture_output=True,
         encoding="utf-8",
-        timeout=300,
+        timeout=HANG_SECONDS,
     )
 
 

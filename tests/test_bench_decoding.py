@@ -13,6 +13,7 @@ import typer
 
 from regard.cli import decoding_bench, decoding_peers
 from regard.cli.decoding_bench import TINY
+from time_limits import HANG_SECONDS
 
 PEERS = pytest.importorskip("transformers")
 
@@ -32,7 +33,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
         env={**os.environ, "PYTHONUTF8": "1", "COLUMNS": "140"},
         capture_output=True,
         encoding="utf-8",
-        timeout=300,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), folder / "docs" / "decoding.md"  # nothing else is on standard output
@@ -145,7 +146,7 @@ def test_a_wrong_device_is_named():
         env={**os.environ, "PYTHONUTF8": "1"},
         capture_output=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 2
     assert "must be cpu, or cuda where there is one; got tpu" in done.stderr

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 import regard
+from time_limits import HANG_SECONDS
 
 SLOW_TO_IMPORT = {"torch", "numpy", "rich", "jaxtyping"}
 
@@ -24,7 +25,7 @@ def run(
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
 
 

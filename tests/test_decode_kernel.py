@@ -1,59 +1,66 @@
-"""The decoding step's kernel under Triton's interpreter, in a process of its own, and on CUDA where there is one."""
+"""The decoding step's kernel under Triton's interpreter, and on CUDA where there is a GPU."""
 
-import importlib.util
-import os
-import subprocess
-import sys
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
 
-INTERPRETED = """
-import sys
-import torch, regard
-from regard.core.backends.triton_decode import decode
-
-torch.manual_seed(5)
-for queries, keys, workers in ((1, 37, 1), (2, 700, 40), (3, 263, 264)):
-    for groups in (2, 4):
-        query, key = torch.randn(3, 4, queries, 19), torch.randn(3, groups, keys, 19)
-        value = torch.randn(3, groups, keys, 11)
-        key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
-        lengths = torch.tensor([2**40, 0, 5])  # the first: all there are
-        views = (torch.randn(19, 3)[:, 1], torch.randn(19, 4).T) if queries == 1 else ()
-        for weight in (None, torch.randn(19), torch.randn(4, 19), *views):
-            score = regard.ScaledDot(0.3) if weight is None else regard.Additive(weight.double())
-            tensors = [tensor.double() for tensor in (query, key, value)]
-            plain = regard.attention(*tensors, score=score, mask=regard.padding(lengths), backend="reference").output
-            found = decode(query, key, value, weight, lengths, None, 0.3, workers)
-            torch.testing.assert_close(found.double(), plain, atol=2e-6, rtol=2e-6)
-            whole = decode(query[:1], key[:1], value[:1], weight, None, None, 0.3, workers)
-            torch.testing.assert_close(whole.double(), plain[:1], atol=2e-6, rtol=2e-6)
-            if groups == 4:
-                continue
-            # some keys closed one by one, whole blocks of them, all of them; what is closed holds NaN
-            mask = torch.rand(3, keys) < 0.5
-            mask[0, :40], mask[1] = False, False
-            shut = torch.where(mask[:, None, :, None], 1.0, torch.nan)
-            some = [torch.randn_like(tensor) * shut for tensor in (key, value)]
-            tensors = [tensor.double() for tensor in (query, *some)]
-            closed = regard.dense(mask[:, None, None, :])
-            plain = regard.attention(*tensors, score=score, mask=closed, backend="reference").output
-            found = decode(query, *some, weight, None, mask, 0.3, workers)
-            torch.testing.assert_close(found.double(), plain, atol=2e-6, rtol=2e-6)
-            assert not found[1].any()
-"""
+WEIGHTS = {
+    "scaled dot": lambda: None,
+    "one vector": lambda: torch.randn(19),
+    "one of each head": lambda: torch.randn(4, 19),
+    "a column": lambda: torch.randn(19, 3)[:, 1],
+    "of each head, turned": lambda: torch.randn(19, 4).T,
+}
+STEPS = [(1, 37, 1), (2, 700, 40), (3, 263, 264)]  # queries, keys, workers
+# How a weight lies in memory does not depend on the number of queries.
+CASES = [(*step, name) for step in STEPS for name in list(WEIGHTS)[: 5 if step[0] == 1 else 3]]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: kernels go unchecked")
-def test_the_kernel_equals_the_plain_form_under_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr
+def score_of(weight: Tensor | None) -> Any:
+    return regard.ScaledDot(0.3) if weight is None else regard.Additive(weight.double())
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize(("queries", "keys", "workers", "name"), CASES)
+def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, name: str, groups: int) -> None:
+    from regard.core.backends.triton_decode import decode
+
+    torch.manual_seed(5)
+    query, key = torch.randn(3, 4, queries, 19), torch.randn(3, groups, keys, 19)
+    value, weight = torch.randn(3, groups, keys, 11), WEIGHTS[name]()
+    key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
+    lengths = torch.tensor([2**40, 0, 5])  # the first: all there are
+    tensors = [tensor.double() for tensor in (query, key, value)]
+    mask = regard.padding(lengths)
+    plain = regard.attention(*tensors, score=score_of(weight), mask=mask, backend="reference").output
+    found = decode(query, key, value, weight, lengths, None, 0.3, workers)
+    torch.testing.assert_close(found.double(), plain, atol=2e-6, rtol=2e-6)
+    whole = decode(query[:1], key[:1], value[:1], weight, None, None, 0.3, workers)
+    torch.testing.assert_close(whole.double(), plain[:1], atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("queries", "keys", "workers", "name"), CASES)
+def test_masks_under_the_interpreter(queries: int, keys: int, workers: int, name: str) -> None:
+    """Some keys masked one by one, whole blocks of them, all of them; what is masked holds NaN."""
+    from regard.core.backends.triton_decode import decode
+
+    torch.manual_seed(5)
+    query, weight = torch.randn(3, 4, queries, 19), WEIGHTS[name]()
+    mask = torch.rand(3, keys) < 0.5
+    mask[0, :40], mask[1] = False, False
+    hidden = torch.where(mask[:, None, :, None], 1.0, torch.nan)
+    key, value = (torch.randn(3, 2, keys, size) * hidden for size in (19, 11))
+    tensors, masked = [tensor.double() for tensor in (query, key, value)], regard.dense(mask[:, None, None, :])
+    plain = regard.attention(*tensors, score=score_of(weight), mask=masked, backend="reference").output
+    found = decode(query, key, value, weight, None, mask, 0.3, workers)
+    torch.testing.assert_close(found.double(), plain, atol=2e-6, rtol=2e-6)
+    assert not found[1].any()
 
 
 @pytest.mark.cuda

@@ -1,11 +1,14 @@
 """The row kernels of sparsemax and entmax, interpreted on the CPU, against a float64 bisection that shares no code."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+import interpreting
 import regard
-from interpreting import interpreted
+from interpreting import DEVICES
 
 ALPHAS = (2.0, 1.5, 1.3)
 
@@ -45,47 +48,61 @@ def chunked(scores: Tensor, size: int) -> Tensor:
     return padded.unflatten(-1, (-1, size)).permute(2, 0, 1, 3).contiguous()
 
 
-def check(device: str) -> None:
-    """Thresholds, weights and the gradient of the scores, in one chunk and in several."""
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [83, 32], ids=["one chunk", "several chunks"])
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_rows(alpha: float, size: int, device: str) -> None:
+    """Thresholds, weights and the gradient of the scores."""
     from regard.core.backends import triton_entmax
 
-    for alpha in ALPHAS:
-        scores = rows().to(device)
-        true = explicit(scores.cpu(), alpha).to(device)
-        torch.manual_seed(8)
-        change = torch.randn_like(scores)
-        slope = torch.where(true > 0, torch.where(true > 0, true, 1).pow(2 - alpha), 0)
-        mean = (slope * change).sum(-1, keepdim=True) / slope.sum(-1, keepdim=True).clamp_min(1e-300)
-        for size in (83, 32):
-            tiles, dtiles = chunked(scores[None], size), chunked(change[None], size)
-            found = torch.zeros(1, 7, 2, device=device)
-            triton_entmax.weigh(tiles.clone(), found, alpha, i0=0, j0=0, n=83, weights=False)
-            again = tiles.clone()
-            triton_entmax.weigh(again, found, alpha, i0=0, j0=0, n=83)
-            triton_entmax.weigh_back(tiles, dtiles, found, alpha, i0=0, j0=0, n=83)
-            weights, dscores = (t.permute(1, 2, 0, 3).flatten(-2)[0] for t in (tiles, dtiles))
-            torch.testing.assert_close(again, tiles, rtol=0, atol=0)
-            torch.testing.assert_close(weights[:, :83].double(), true, rtol=2e-4, atol=2e-6)
-            # The slope of a weight near 0 is as uncertain as its threshold.
-            torch.testing.assert_close(dscores[:, :83].double(), slope * (change - mean), rtol=4e-3, atol=8e-3)
-            assert not weights[:, 83:].any()
-            assert not dscores[:, 83:].any()
-        threshold = triton_entmax.entmax_threshold(scores, alpha)
-        torch.testing.assert_close(threshold, found[0], rtol=1e-6, atol=1e-7)
-    for bad in (torch.nan, torch.inf):
-        spoilt = rows().to(device)
-        spoilt[2, 3] = bad
-        tiles = chunked(spoilt[None], 32)
-        triton_entmax.weigh(tiles, torch.zeros(1, 7, 2, device=device), 1.5, i0=0, j0=0, n=83)
-        assert tiles[:, 0, 2].isnan().all()
-        assert tiles[:, 0, [0, 1, 3, 4, 5, 6]].isfinite().all()
+    scores = rows().to(device)
+    true = explicit(scores.cpu(), alpha).to(device)
+    torch.manual_seed(8)
+    change = torch.randn_like(scores)
+    slope = torch.where(true > 0, torch.where(true > 0, true, 1).pow(2 - alpha), 0)
+    mean = (slope * change).sum(-1, keepdim=True) / slope.sum(-1, keepdim=True).clamp_min(1e-300)
+    tiles, dtiles = chunked(scores[None], size), chunked(change[None], size)
+    found = torch.zeros(1, 7, 2, device=device)
+    triton_entmax.weigh(tiles.clone(), found, alpha, i0=0, j0=0, n=83, weights=False)
+    again = tiles.clone()
+    triton_entmax.weigh(again, found, alpha, i0=0, j0=0, n=83)
+    triton_entmax.weigh_back(tiles, dtiles, found, alpha, i0=0, j0=0, n=83)
+    weights, dscores = (t.permute(1, 2, 0, 3).flatten(-2)[0] for t in (tiles, dtiles))
+    torch.testing.assert_close(again, tiles, rtol=0, atol=0)
+    torch.testing.assert_close(weights[:, :83].double(), true, rtol=2e-4, atol=2e-6)
+    # The slope of a weight near 0 is as uncertain as its threshold.
+    torch.testing.assert_close(dscores[:, :83].double(), slope * (change - mean), rtol=4e-3, atol=8e-3)
+    assert not weights[:, 83:].any()
+    assert not dscores[:, 83:].any()
+    threshold = triton_entmax.entmax_threshold(scores, alpha)
+    torch.testing.assert_close(threshold, found[0], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_score_that_is_not_finite_spoils_its_row_alone(bad: float, device: str) -> None:
+    from regard.core.backends import triton_entmax
+
+    spoilt = rows().to(device)
+    spoilt[2, 3] = bad
+    tiles = chunked(spoilt[None], 32)
+    triton_entmax.weigh(tiles, torch.zeros(1, 7, 2, device=device), 1.5, i0=0, j0=0, n=83)
+    assert tiles[:, 0, 2].isnan().all()
+    assert tiles[:, 0, [0, 1, 3, 4, 5, 6]].isfinite().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("alpha", ALPHAS[:2])
+def test_wide_rows(alpha: float, device: str) -> None:
+    """Every score is in the support: the sum rounds the most."""
+    from regard.core.backends import triton_entmax
+
     torch.manual_seed(11)
-    wide = 1e-5 * torch.randn(1, 5, 5003, device=device)  # every score in the support: the sum rounds the most
-    for alpha in ALPHAS[:2]:
-        tiles = chunked(wide, 5003)
-        triton_entmax.weigh(tiles, torch.zeros(1, 5, 2, device=device), alpha, i0=0, j0=0, n=5003)
-        off = (tiles[0].double() - explicit(wide.cpu(), alpha).to(device)).abs().sum(-1)
-        assert off.max() < 4e-6
+    wide = 1e-5 * torch.randn(1, 5, 5003, device=device)
+    tiles = chunked(wide, 5003)
+    triton_entmax.weigh(tiles, torch.zeros(1, 5, 2, device=device), alpha, i0=0, j0=0, n=5003)
+    off = (tiles[0].double() - explicit(wide.cpu(), alpha).to(device)).abs().sum(-1)
+    assert off.max() < 4e-6
 
 
 MASKS = {
@@ -98,32 +115,74 @@ MASKS = {
 }
 
 
-def through_the_rows(device: str) -> None:
+# score, normalizer, mask, dtype, relative and absolute error
+ATTENTION = {
+    **{name: ("scaled", regard.Sparsemax(), name, torch.float32, 2e-4, 2e-5) for name in MASKS},
+    "cosine": ("cosine", regard.Entmax(1.5), "both", torch.float32, 2e-4, 2e-5),
+    "entmax": ("scaled", regard.Entmax(1.25), "none", torch.float32, 2e-4, 2e-5),
+    # Scores are never rounded to half: what is left is one rounding of the output, and of each gradient.
+    "bfloat16": ("general", regard.Sparsemax(), "causal", torch.bfloat16, 8e-3, 8e-3),
+}
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks, blocks of rows and groups of slices so small that a short sequence has several of each."""
+    from regard.core.backends import sparse_rows
+
+    for setting, value in {"CHUNK": 16, "BYTES": 4 * 48 * 5 * 3, "ROWS": 5}.items():
+        monkeypatch.setattr(sparse_rows, setting, value)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls that reach the kernels."""
+    from regard.core.backends import sparse_rows
+
+    if interpreting.INSIDE:  # on the CPU nothing but the device stands against the kernels
+        monkeypatch.setattr(sparse_rows, "serves", lambda problem: problem.dtype == torch.float32)
+    calls: list[Any] = []
+    attend = sparse_rows.attend
+    monkeypatch.setattr(sparse_rows, "attend", lambda problem: calls.append(problem) or attend(problem))
+    return calls
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.usefixtures("small_blocks")
+def test_attention_in_small_blocks(name: str, device: str, taken: list[Any]) -> None:
+    check_attention(name, device)
+    assert len(taken) == 1
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(name: str, taken: list[Any]) -> None:
+    check_attention(name, "cuda")
+    assert len(taken) == 1
+
+
+def check_attention(name: str, device: str) -> None:
     """The whole attention by the kernels, output and gradients, against the reference in float64."""
     torch.manual_seed(6)
+    score_name, normalize, mask, dtype, relative, absolute = ATTENTION[name]
     inputs = [torch.randn(2, h, n, d, device=device) for h, n, d in ((2, 13, 11), (1, 37, 11), (1, 37, 7))]
-    scaled, cosine = regard.ScaledDot(), regard.Cosine(5.0)
     general = regard.Bilinear(torch.randn(11, 11, device=device) / 3)
-    cases = [(scaled, regard.Sparsemax(), name) for name in MASKS]
-    cases += [(cosine, regard.Entmax(1.5), "both"), (scaled, regard.Entmax(1.25), "none")]
-    plain = [(case, torch.float32, 2e-4, 2e-5) for case in cases]
-    # Scores are never rounded to half: what is left is one rounding of the output, and of each gradient.
-    half = [((general, regard.Sparsemax(), "causal"), torch.bfloat16, 8e-3, 8e-3)]
-    for (score, normalize, name), dtype, relative, absolute in (*plain, *half):
-        found = []
-        rounded = [t.to(dtype) for t in inputs]
-        for backend, used in (("blocked", dtype), ("reference", torch.float64)):
-            leaves = [t.to(used).requires_grad_() for t in rounded]
-            settings = {"score": score, "normalize": normalize, "mask": MASKS[name](device), "backend": backend}
-            output = regard.attention(*leaves, **settings).output
-            change = torch.ones_like(output) if dtype != torch.float32 else 2 * output.detach()
-            found.append((output, *torch.autograd.grad(output, leaves, change)))
-        for a, b in zip(*found, strict=True):
-            bounds = {"rtol": relative, "atol": absolute}
-            torch.testing.assert_close(a.double(), b, **bounds, msg=lambda m, n=name: f"{n}: {m}")
+    score = {"scaled": regard.ScaledDot(), "cosine": regard.Cosine(5.0), "general": general}[score_name]
+    found = []
+    rounded = [t.to(dtype) for t in inputs]
+    for backend, used in (("blocked", dtype), ("reference", torch.float64)):
+        leaves = [t.to(used).requires_grad_() for t in rounded]
+        settings = {"score": score, "normalize": normalize, "mask": MASKS[mask](device), "backend": backend}
+        output = regard.attention(*leaves, **settings).output
+        change = torch.ones_like(output) if dtype != torch.float32 else 2 * output.detach()
+        found.append((output, *torch.autograd.grad(output, leaves, change)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=relative, atol=absolute)
 
 
-def inside_autocast(device: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_inside_autocast(device: str, taken: list[Any]) -> None:
     """The backward pass may be called there too."""
     leaves = [torch.randn(1, 1, 9, 5, device=device, requires_grad=True) for _ in range(3)]
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -132,45 +191,4 @@ def inside_autocast(device: str) -> None:
     output = regard.attention(*leaves, normalize=regard.Sparsemax(), backend="reference").output
     for a, b in zip(inside, torch.autograd.grad(output.sum(), leaves), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=5e-2)  # autocast rounds the inputs
-
-
-def small_blocks() -> None:
-    """Chunks, blocks of rows and groups of slices so small that a short sequence has several of each."""
-    from regard.core.backends import sparse_rows
-
-    sparse_rows.CHUNK, sparse_rows.BYTES, sparse_rows.ROWS = 16, 4 * 48 * 5 * 3, 5
-
-
-def test_interpreted() -> None:
-    assert interpreted(__file__, "the kernels of sparsemax and entmax").count("passed") == 2
-
-
-@pytest.mark.cuda
-def test_compiled(monkeypatch) -> None:
-    from regard.core.backends import sparse_rows
-
-    check("cuda")
-    taken = []
-    attend = sparse_rows.attend
-    monkeypatch.setattr(sparse_rows, "attend", lambda problem: taken.append(problem) or attend(problem))
-    through_the_rows("cuda")
-    assert len(taken) == len(MASKS) + 3  # each case took this way
-    inside_autocast("cuda")
-    for name in ("CHUNK", "BYTES", "ROWS"):
-        monkeypatch.setattr(sparse_rows, name, getattr(sparse_rows, name))  # set back after the test
-    small_blocks()
-    through_the_rows("cuda")
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    check("cpu")
-    print("rows passed", flush=True)
-    from regard.core.backends import sparse_rows
-
-    small_blocks()
-    # On the CPU nothing but the device stands against the kernels, which are interpreted here.
-    sparse_rows.serves = lambda problem: problem.dtype == torch.float32
-    through_the_rows("cpu")
-    inside_autocast("cpu")
-    print("attention passed", flush=True)
+    assert len(taken) == 1

@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from time_limits import HANG_SECONDS
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 
 MEASURE = """
@@ -27,7 +29,9 @@ def extra(call):
 def extra_peak(body: str) -> float:
     """MiB that the code's `call` needed beyond what was resident before it."""
     script = MEASURE + textwrap.dedent(body) + "\nprint(extra(call))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stderr
     return float(done.stdout.splitlines()[-1])
 

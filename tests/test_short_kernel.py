@@ -1,11 +1,6 @@
 """Attention over short sequences in one tile, against float64: interpreted here, compiled on CUDA."""
 
-import importlib.util
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
+from interpreting import DEVICES
 
 BATCH, HEADS, SIZE = 2, 3, 10
 BUDGET = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of the norm: three times a plain product's
@@ -30,7 +26,34 @@ def explicit(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tens
     return weights @ value
 
 
-def compare(queries: int, keys: int, causal: bool, masked: str, dtype: torch.dtype, device: str) -> None:
+CASES = [
+    (5, 7, False, ""),
+    (32, 32, True, ""),
+    (33, 17, False, "lengths"),
+    (7, 64, False, "mask lengths"),
+    (11, 29, True, "mask"),
+    (1, 3, True, ""),
+]
+SHAPES = [
+    (16, 16, 16, "causal"),
+    (32, 32, 64, ""),
+    (23, 31, 64, "lengths"),
+    (10, 40, 48, "lengths"),
+    (64, 64, 64, "causal lengths"),
+    (61, 13, 128, ""),
+]
+# The interpreter computes in float32 alone.
+KINDS = [
+    pytest.param("cpu", torch.float32, marks=pytest.mark.interpreted, id="interpreted-float32"),
+    *(pytest.param("cuda", dtype, marks=pytest.mark.cuda, id=f"cuda-{dtype}") for dtype in BUDGET),
+]
+
+
+@pytest.mark.parametrize(("device", "dtype"), KINDS)
+@pytest.mark.parametrize(("queries", "keys", "causal", "masked"), CASES)
+def test_the_kernels_agree_with_float64(
+    queries: int, keys: int, causal: bool, masked: str, dtype: torch.dtype, device: str
+) -> None:
     torch.manual_seed(queries)
     packed = torch.randn(BATCH, max(queries, keys), 3, HEADS, SIZE, device=device).to(dtype)
     query, key, value = (t.transpose(1, 2) for t in packed.unbind(2))  # views with strides, as a layer has them
@@ -58,24 +81,22 @@ def compare(queries: int, keys: int, causal: bool, masked: str, dtype: torch.dty
         assert (mine - right).norm() <= BUDGET[dtype] * right.norm() + 1e-7
 
 
-def unseen(device: str) -> None:
-    """NaN in what is closed reaches neither the output nor a gradient: by length, by mask, behind the last query."""
-    settings: list[dict[str, Any]] = [
-        {"lengths": torch.tensor([3], device=device)},
-        {"mask": torch.tensor([[True, True, True, False, False]], device=device)},
-        {"causal": True},
-    ]
-    for each in settings:
-        query, key, value = (torch.randn(1, 1, n, 16, device=device) for n in (3, 5, 5))
-        key[:, :, 3:], value[:, :, 3:] = math.nan, math.inf
-        leaves = [t.requires_grad_() for t in (query, key, value)]
-        closed = (each.get("lengths"), each.get("mask"), None)
-        out = kernel()(*leaves, *closed, 0.25, each.get("causal", False), 0.0)
-        assert out.isfinite().all()
-        assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), leaves))
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("by", ["lengths", "mask", "causal"])
+def test_what_is_masked_is_not_read(by: str, device: str) -> None:
+    """NaN in masked keys reaches neither the output nor a gradient: by length, by mask, behind the last query."""
+    lengths = torch.tensor([3], device=device) if by == "lengths" else None
+    mask = torch.tensor([[True, True, True, False, False]], device=device) if by == "mask" else None
+    query, key, value = (torch.randn(1, 1, n, 16, device=device) for n in (3, 5, 5))
+    key[:, :, 3:], value[:, :, 3:] = math.nan, math.inf
+    leaves = [t.requires_grad_() for t in (query, key, value)]
+    out = kernel()(*leaves, lengths, mask, None, 0.25, by == "causal", 0.0)
+    assert out.isfinite().all()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), leaves))
 
 
-def dropout(device: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_seed_repeats_what_is_dropped(device: str) -> None:
     """The same seed drops the same pairs, forward and backward; what is kept makes up for what is not."""
     query, key = torch.randn(2, 2, 31, 16, device=device), torch.randn(2, 2, 37, 16, device=device) * 0.1
     value = torch.ones(2, 2, 37, 16, device=device, requires_grad=True)
@@ -89,7 +110,11 @@ def dropout(device: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(runs[0].sum(), value)[0].sum(), runs[0].sum())
 
 
-def masks(queries: int, keys: int, size: int, masked: str, dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize(("device", "dtype"), KINDS)
+@pytest.mark.parametrize(("queries", "keys", "size", "masked"), SHAPES)
+def test_both_passes_drop_the_same_pairs(
+    queries: int, keys: int, size: int, masked: str, dtype: torch.dtype, device: str
+) -> None:
     """What is dropped on the way there is dropped on the way back, by each of its three gradients.
 
     Values that are rows of the identity show P ⊙ M on the way there; such gradients of the output show it, turned, in
@@ -132,50 +157,6 @@ def masks(queries: int, keys: int, size: int, masked: str, dtype: torch.dtype, d
         assert abs(float((a * b)[seen].mean()) - 0.49) < 5 * math.sqrt(0.25 / int(seen.sum()))
 
 
-CASES = [
-    (5, 7, False, ""),
-    (32, 32, True, ""),
-    (33, 17, False, "lengths"),
-    (7, 64, False, "mask lengths"),
-    (11, 29, True, "mask"),
-    (1, 3, True, ""),
-]
-
-
-SHAPES = [
-    (16, 16, 16, "causal"),
-    (32, 32, 64, ""),
-    (23, 31, 64, "lengths"),
-    (10, 40, 48, "lengths"),
-    (64, 64, 64, "causal lengths"),
-    (61, 13, 128, ""),
-]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def everything() -> None:
-    for queries, keys, causal, masked in CASES:
-        compare(queries, keys, causal, masked, torch.float32, "cpu")
-    unseen("cpu")
-    dropout("cpu")
-    for shape in SHAPES:
-        masks(*shape, torch.float32, "cpu")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: kernels go unchecked")
-def test_the_kernels_agree_with_float64_in_the_interpreter() -> None:
-    code = "import test_short_kernel; test_short_kernel.everything(); print('agreed')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.stdout.strip() == "agreed", done.stderr
-
-
 def test_explain_says_that_it_is_for_cuda() -> None:
     tensors = [torch.zeros(2, 3, 5, 8) for _ in range(3)]
     assert "CUDA" in regard.explain(*tensors, dropout=0.1).refused["short"]
@@ -197,26 +178,6 @@ MASKS: dict[str, Any] = {
     "both": lambda: regard.causal() & regard.padding(torch.tensor([29, 3, 0], device="cuda")),
     "keys": lambda: regard.dense(torch.rand(3, 1, 1, 29, device="cuda") > 0.4),
 }
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_kernels_agree_with_float64_on_cuda(case: tuple[int, int, bool, str], dtype: torch.dtype) -> None:
-    compare(*case, dtype, "cuda")
-
-
-@pytest.mark.cuda
-def test_what_is_closed_is_not_read_and_seeds_repeat_on_cuda() -> None:
-    unseen("cuda")
-    dropout("cuda")
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_both_passes_drop_the_same_pairs_on_cuda(shape: tuple[int, int, int, str], dtype: torch.dtype) -> None:
-    masks(*shape, dtype, "cuda")
 
 
 @pytest.mark.cuda

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 import regard
-from interpreting import interpreted
 
 # batch, heads, key heads, queries, keys, size, value size, low, high
 SHAPES = (
@@ -27,30 +26,40 @@ def explicit(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, sca
     return torch.where(filled, torch.softmax(scores, -1), 0.0) @ value
 
 
-def check(device: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        pytest.param("cpu", torch.float32, marks=pytest.mark.interpreted, id="interpreted-float32"),
+        pytest.param("cuda", torch.bfloat16, marks=pytest.mark.cuda, id="cuda-bfloat16"),
+        pytest.param("cuda", torch.float16, marks=pytest.mark.cuda, id="cuda-float16"),
+    ],
+)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_outputs_and_gradients(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> None:
     from regard.core.backends.triton_window import window_attention
 
     most = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
     torch.manual_seed(3)
-    for b, h, g, q, k, d, e, low, high in SHAPES:
-        leaves = [torch.randn(b, x, n, s) for x, n, s in ((h, q, d), (g, k, d), (g, k, e))]
-        leaves = [x.to(device, dtype) for x in leaves]
-        # (b, n, h, d) in memory, as projections leave it: heads lie between the rows
-        mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
-        true = [x.double().requires_grad_() for x in leaves]
-        out, real = window_attention(*mine, low, high, 0.3), explicit(*true, low, high, 0.3)
-        change = torch.randn_like(real)
-        found = (out, *torch.autograd.grad(out, mine, change.to(dtype)))
-        for a, t in zip(found, (real, *torch.autograd.grad(real, true, change)), strict=True):
-            assert (a.double() - t).norm().item() <= most * max(t.norm().item(), 1e-6)
+    b, h, g, q, k, d, e, low, high = shape
+    leaves = [torch.randn(b, x, n, s) for x, n, s in ((h, q, d), (g, k, d), (g, k, e))]
+    leaves = [x.to(device, dtype) for x in leaves]
+    # (b, n, h, d) in memory, as projections leave it: heads lie between the rows
+    mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
+    true = [x.double().requires_grad_() for x in leaves]
+    out, real = window_attention(*mine, low, high, 0.3), explicit(*true, low, high, 0.3)
+    change = torch.randn_like(real)
+    found = (out, *torch.autograd.grad(out, mine, change.to(dtype)))
+    for a, t in zip(found, (real, *torch.autograd.grad(real, true, change)), strict=True):
+        assert (a.double() - t).norm().item() <= most * max(t.norm().item(), 1e-6)
 
 
-def direct() -> None:
+@pytest.mark.interpreted
+def test_direct(monkeypatch: pytest.MonkeyPatch) -> None:
     """The short way takes plain windows, gives what the kernel gives, and leaves everything else to the long one."""
     from regard.core.backends import flex
 
-    flex._WORTH = 64
-    torch.cuda.current_device = lambda: None  # where these tensors are
+    monkeypatch.setattr(flex, "_WORTH", 64)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where these tensors are
     torch.manual_seed(4)
     query, key, value = (torch.randn(2, 3, 71, 16).half() for _ in range(3))
     for low, high, scale in ((-9, 0, None), (-3, 5, 0.5), (0, 0, None)):
@@ -65,18 +74,8 @@ def direct() -> None:
         (odd, -9, 0), (short, -9, 0), (wide, -9, 0), ((query, key, value), 1, 9), ((query, key, value), -3000, 0),
     ):  # fmt: skip
         assert flex.directly(*tensors, low, high, None) is None
-    torch.is_autocast_enabled = lambda device: True  # it cannot be where there is no GPU
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)  # it cannot be where there is no GPU
     assert flex.directly(query, key, value, -9, 0, None) is None
-
-
-def test_interpreted() -> None:
-    assert interpreted(__file__, "the kernels of windows").count("passed") == 2
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_compiled(dtype: torch.dtype) -> None:
-    check("cuda", dtype)
 
 
 @pytest.mark.cuda
@@ -90,11 +89,3 @@ def test_a_scale_is_the_callers_own() -> None:
         assert torch.equal(short, found)
         true = regard.attention(*(t.double() for t in (query, key, value)), backend="reference", **settings).output
         assert (found.double() - true).norm() <= 1e-2 * true.norm()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    check("cpu", torch.float32)
-    print("passed", flush=True)
-    direct()
-    print("passed", flush=True)

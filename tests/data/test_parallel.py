@@ -2,11 +2,23 @@
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from regard.data.parallel import DataError, Jsonl, Limits, Tsv, TwoFiles, find_rows, load_pairs, read_pairs
+from regard.data.corpus import index
+from regard.data.parallel import (
+    DataError,
+    Jsonl,
+    Limits,
+    Tsv,
+    TwoFiles,
+    count_words,
+    find_rows,
+    load_pairs,
+    read_pairs,
+)
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -107,14 +119,58 @@ def test_limits_by_length_and_ratio(tmp_path):
         Limits(ratio=0.5)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("나는 학교에 갑니다", 3),  # Korean is written with spaces
+        ("我去学校。", 5),
+        ("私は学校へ行く", 7),
+        ("時々 二〇二六", 6),
+        ("𠮷野家", 3),
+        ("Tom追Jerry", 3),
+    ],
+)
+def test_words_of_scripts_with_and_without_spaces(text, words):
+    assert count_words(text) == words
+
+
 def test_tsv_columns_header_and_short_rows(tmp_path):
-    path = write(tmp_path / "t.tsv", "en\tzh\tby\na\t甲\tx\n\nb\t乙\n")
+    path = write(tmp_path / "t.tsv", "en\tzh\na\t甲\n\nb\t乙\n")
     pairs, report = load_pairs(Tsv(path, header=True))
     assert pairs == [("a", "甲"), ("b", "乙")]
     assert dict(report.skipped) == {"empty": 1}
+    assert dict(report.ignored) == {}
     assert load_pairs(Tsv(write(tmp_path / "u.tsv", "x\ty\tz\n"), columns=(2, 0)))[0] == [("z", "x")]
-    with pytest.raises(DataError, match=r"t\.tsv:4: expected at least 3 columns parted by tabs, found 2"):
+    with pytest.raises(DataError, match=r"t\.tsv:2: expected at least 3 columns parted by tabs, found 2"):
         load_pairs(Tsv(path, columns=(0, 2), header=True))
+
+
+def test_other_columns_are_counted_and_reported(tmp_path):
+    path = write(tmp_path / "t.tsv", "a\t甲\tCC-BY\tx\n\nb\t乙\t\t\n\t丙\tCC-BY\tx\n")
+    pairs, report = load_pairs(Tsv(path))
+    assert pairs == [("a", "甲"), ("b", "乙")]
+    assert dict(report.ignored) == {"columns 3 and 4": 3}
+    assert str(report) == "4 lines read, 2 pairs kept; skipped: 2 empty; ignored: columns 3 and 4 of 3 lines"
+    assert dict(load_pairs(Tsv(path, columns=(0, 3)))[1].ignored) == {"columns 2 and 3": 3}
+    assert str(index(Tsv(path), tmp_path / "cache").report) == str(report)
+    assert str(index(Tsv(path), tmp_path / "cache").report) == str(report), "as it was kept"
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "fault"),
+    [
+        ("a\tb\tc\na\tb\n", 2, "expected 3 columns parted by tabs as in line 1, found 2"),
+        ("a\tb\n\na\tb\tc\n", 3, "expected 2 columns parted by tabs as in line 1, found 3"),
+        ("\na\tb\na\tb\t\n", 3, "expected 2 columns parted by tabs as in line 2, found 3"),
+        ("a\tb\na\n", 2, "expected at least 2 columns parted by tabs, found 1"),
+    ],
+)
+def test_a_row_of_another_width_is_an_error(tmp_path, rows, line, fault):
+    path = write(tmp_path / "t.tsv", rows)
+    with pytest.raises(DataError, match=rf"t\.tsv:{line}: {fault}$"):
+        load_pairs(Tsv(path))
+    with pytest.raises(DataError, match=rf"t\.tsv:{line}: {fault}$"):
+        index(Tsv(path), tmp_path / "cache")
 
 
 def test_an_empty_cell_is_an_empty_side(tmp_path):
@@ -166,3 +222,56 @@ def test_reading_is_lazy(tmp_path):
     assert next(found) == ("a", "1")
     with pytest.raises(DataError, match=r"a\.en:2"):
         next(found)
+
+
+@pytest.mark.parametrize("words", [3, 100])
+def test_a_line_of_too_many_characters_is_too_long(tmp_path, words):
+    most = 100 * words
+    rows = two(tmp_path, f"a\n{'x' * most}\n{'x' * (most + 1)}\nb\n", f"1\n{'y' * most}\n2\n{'y' * (most + 1)}\n")
+    pairs, report = load_pairs(rows, limits=Limits(longest=words))
+    assert pairs == [("a", "1"), ("x" * most, "y" * most)]
+    assert dict(report.skipped) == {"too long": 2}
+    assert len(load_pairs(rows)[0]) == 4
+
+
+def jsonl(*pairs: tuple[str, str]) -> str:
+    return "\n".join(json.dumps({"source": source, "target": target}) for source, target in pairs)
+
+
+def three(folder: Path, kind: str, text: str) -> TwoFiles | Tsv | Jsonl:
+    """Three pairs, of which the second has a text."""
+    table = f"a\t1\nc\t{text}\nb\t3"
+    match kind:
+        case "source":
+            return two(folder, f"a\n{text}\nb", "1\n2\n3")
+        case "target":
+            return two(folder, "a\n2\nb", f"1\n{text}\n3")
+        case "jsonl":
+            return Jsonl(write(folder / "t.jsonl", jsonl(("a", "1"), (text, "2"), ("b", "3"))))
+        case "gzip":
+            return Tsv(write(folder / "t.tsv", gzip.compress(table.encode())))
+    return Tsv(write(folder / "t.tsv", table))
+
+
+@pytest.mark.parametrize("kind", ["source", "target", "tsv", "jsonl", "gzip"])
+@pytest.mark.parametrize("megabytes", [1, 3])
+def test_a_line_beyond_all_bounds_is_never_held(tmp_path, kind, megabytes):
+    rows = three(tmp_path, kind, "x" * (megabytes << 20))
+    name = rows.files[kind == "target"].name
+    pairs, report = load_pairs(rows, limits=Limits(longest=100))
+    assert pairs == [("a", "1"), ("b", "3")]
+    assert dict(report.skipped) == {"too long": 1}
+    with pytest.raises(DataError, match=rf"{name}:2: a line of more than 1,048,576 bytes$"):
+        load_pairs(rows)
+    assert load_pairs(rows, skip_faults=True)[1].skipped == {"faulty": 1}
+
+
+def test_a_long_line_is_passed_over_in_little_memory(tmp_path):
+    rows = Tsv(write(tmp_path / "t.tsv", b"a\tb\n" + b"x" * 30_000_000 + b"\tb\nc\td\n"))
+    tracemalloc.start()
+    try:
+        assert load_pairs(rows, limits=Limits(longest=100))[0] == [("a", "b"), ("c", "d")]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8e6

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data.bpe import SMALLEST, Codes, Subwords, train_bpe
+from regard.data.parallel import DataError
 from regard.data.vocabulary import Vocabulary
 
 TEXTS = ["Tom chases Jerry .", "the cat chases the mouse", "汤姆 追逐 杰瑞 。", "der Hund läuft schnell"] * 5
@@ -57,6 +58,38 @@ def test_pieces_of_words_written_together():
     assert SUBWORDS.decode(numbers) == "Tomchases"
     assert set(owners) == {0, 1}
     assert SUBWORDS.pieces([]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Tom chases Przybylski .", ("Tom", "chases", "Przybylski", ".")),
+        ("der Hund läuft", ("der", "Hund", "läuft")),
+        ("汤姆 追逐 杰瑞", ("汤姆", "追逐", "杰瑞")),  # each a sub-word
+        ("天空 是蓝色的", ("天", "空", "是", "蓝", "色", "的")),  # characters that no sub-word joins
+        ("猫追Tom。", ("猫", "追", "Tom。")),
+        ("  two  blanks\u3000here \t", ("two", "blanks", "here")),
+        ("🐭 e\u0301", ("🐭", "e\u0301")),
+        ("", ()),
+        (" \u3000 ", ()),
+    ],
+)
+def test_words_of_numbers(text, words):
+    numbers = SUBWORDS.encode(text)
+    found, owners = SUBWORDS.words(numbers)
+    assert found == words
+    assert owners == sorted(owners)
+    assert set(owners) == set(range(len(words)))
+    assert len(owners) == (len(numbers) if words else 0)
+
+
+@given(st.lists(st.integers(0, SUBWORDS.size - 1), max_size=30))
+def test_words_of_any_numbers_are_those_of_their_text(numbers):
+    found, owners = SUBWORDS.words(numbers)
+    kept = [number for number in numbers if number > 2]
+    assert "".join(found) == "".join(SUBWORDS.decode(kept).split())
+    assert len(owners) == (len(numbers) if found else 0)
+    assert owners == sorted(owners)
 
 
 def test_a_saved_tokenizer_is_the_same(tmp_path):
@@ -124,3 +157,42 @@ def test_a_saved_vocabulary_is_the_same(tmp_path):
         Vocabulary.load(tmp_path / "bpe.json")
     with pytest.raises(ValueError, match="a word stands twice"):
         Vocabulary(("a", "a"))
+
+
+LONG = {
+    "one word": "ab" * 3000,
+    "between others": f"Tom {'x' * 1700} Jerry {'追' * 501} .",
+    "just too long": "a" * 501,
+    "just not": "a" * 500,
+    "blanks": " " * 2000,
+    "emoji": "🐭" * 700,
+    "marks": "e\u0301" * 700,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_words_come_back(name):
+    text = LONG[name]
+    numbers = SUBWORDS.encode(text)
+    assert SUBWORDS.decode(numbers) == text
+    assert SUBWORDS.encode_all(["Tom", text, ""]) == [SUBWORDS.encode("Tom"), numbers, []]
+    words = text.split()
+    numbers, owners = SUBWORDS.pieces(words)
+    for word, written in enumerate(words):
+        own = [number for number, owner in zip(numbers, owners, strict=True) if owner == word]
+        assert SUBWORDS.decode(own).strip(" ") == written
+
+
+def test_no_sub_word_is_learned_of_a_word_without_end():
+    """A sub-word of a repeated text doubles with every merge: thousands of characters, were the word not cut."""
+    learned = train_bpe(["ab" * 20_000] * 2, size=400)
+    assert max(len(token) for token in learned.model.get_vocab()) <= 500
+
+
+def test_what_fails_while_texts_are_read_is_said():
+    def texts():
+        yield "Tom"
+        raise DataError("a.en:2: not UTF-8")
+
+    with pytest.raises(DataError, match=r"a\.en:2: not UTF-8"):
+        train_bpe(texts(), size=300)

@@ -1,7 +1,7 @@
 """A translator in other precisions: nearly the same answers, the exact model kept."""
 
+import contextlib
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -80,8 +80,11 @@ class Saved:
         model = ModelSettings(kind="transformer", size=32, heads=4, layers=1, dropout=0.0)
         self.settings = TranslationConfig(model=model, decode=DecodeSettings(beam=3, precision=precision))
 
-    def config(self) -> dict[str, Any]:
-        return self.settings.model_dump(mode="json")
+    def config_as(self, kind: type[TranslationConfig]) -> TranslationConfig:
+        return kind.model_validate(self.settings.model_dump(mode="json"))
+
+    def reading(self, *names: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def load_model(self, model: nn.Module) -> None:
         """The weights stay as they were made."""

@@ -21,6 +21,7 @@ from regard.look.labels import Labels, patches
 from regard.look.page import FOLDER, page
 from regard.look.page_data import pack
 from regard.look.trace import Trace
+from time_limits import BROWSER_MILLISECONDS
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested in a browser: install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -127,8 +128,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
+    playwright.expect.set_options(timeout=BROWSER_MILLISECONDS)
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=BROWSER_MILLISECONDS)
         yield browser
         browser.close()
 
@@ -187,6 +189,7 @@ class Tab:
 def opened(browser, allowed: tuple[str, ...] = (), **options) -> tuple[object, list[str]]:
     """A fresh tab, and what is complained about in it or asked of others."""
     context = browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, "color_scheme": "light", **options})
+    context.set_default_timeout(BROWSER_MILLISECONDS)
     page, messages = context.new_page(), []
     local = ("file:", "blob:", "data:", "about:", *allowed)
     context.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
@@ -529,6 +532,8 @@ def test_save_svg_has_words_and_title(visit, view):
 def test_copy_the_locked_row(visit):
     tab = visit("encoder", permissions=["clipboard-read", "clipboard-write"])
     tab.click(3, 1)
+    # The message disappears after a while, which may be before a slow machine inspects the page: here it stays.
+    tab.evaluate("{ const soon = setTimeout; window.setTimeout = (call, ms) => (ms < 2000 ? soon(call, ms) : 0) }")
     tab.page.click('[data-save="copy"]')
     tab.until(".told", "Copied")
     first, second = tab.evaluate("navigator.clipboard.readText()").split("\n")[:2]

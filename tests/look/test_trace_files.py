@@ -210,7 +210,7 @@ def test_a_file_that_is_too_large_is_not_read(trace, tmp_path):
         Trace.load(path, limit=100)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(place=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_file_is_read_or_refused_and_nothing_else(trace, tmp_path, place, byte, cut):
     path = trace.save(tmp_path / "a.safetensors")

@@ -1,6 +1,5 @@
 """Recurrent encoder and decoder: padding, whole against step by step, the hand-written loop against a plain one."""
 
-import os
 import subprocess
 import sys
 
@@ -383,38 +382,28 @@ def test_the_compiled_loop_is_the_loop(features, precision, monkeypatch, as_inst
         assert float((actual.double() - expected).norm() / expected.norm()) < error
 
 
-KERNELS = """
-import torch
-from regard.models import triton_products
-from regard.models.recurrent_loop import Given, unrolled
-torch.manual_seed(0)
-triton_products._SHARE = 16  # products in several parts
-t, b, k, f, d = 3, 2, 5, 37, 21
-shapes = [(t, b, 3 * d), (b, k, f), (f,), (b, k, 3 * d), (b, d), (3 * d + f, d), (3 * d + f,)]
-given = [torch.randn(shape) / 2 for shape in shapes]
-up = torch.randn(t, b, d), torch.randn(t, b, k)
-for mask in (None, torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()):
+@pytest.mark.interpreted
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_kernels_are_the_loop(masked, monkeypatch):
+    from regard.models import triton_products
+    from regard.models.recurrent_loop import Given, unrolled
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(triton_products, "_SHARE", 16)  # products in several parts
+    t, b, k, f, d = 3, 2, 5, 37, 21
+    shapes = [(t, b, 3 * d), (b, k, f), (f,), (b, k, 3 * d), (b, d), (3 * d + f, d), (3 * d + f,)]
+    given = [torch.randn(shape) / 2 for shape in shapes]
+    upstream = torch.randn(t, b, d), torch.randn(t, b, k)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]]).bool() if masked else None
     found = []
     for dtype in (torch.float32, torch.float64):  # float64 has no kernel
         leaves = [x.detach().to(dtype).clone().requires_grad_() for x in given]
         out = unrolled(Given(*leaves, mask))
-        sum((x * y).sum() for x, y in zip(out, up)).backward()
+        sum((x * y).sum() for x, y in zip(out, upstream, strict=True)).backward()
         found.append([*out, *(x.grad for x in leaves)])
-    for actual, expected in zip(*found):
+    for actual, expected in zip(*found, strict=True):
         actual, expected = actual.detach().double(), expected.detach()
         torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
-print("equal")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the compiled kernels are tested there")
-def test_the_kernels_are_the_loop():
-    """In Triton's interpreter, which must be chosen before Triton is imported."""
-    pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", KERNELS], capture_output=True, text=True, env=environment)
-    assert done.stdout.strip() == "equal", done.stderr
 
 
 @pytest.mark.cuda

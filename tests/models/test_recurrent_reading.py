@@ -1,10 +1,6 @@
 """The GRUs that read a source by hand, on the CPU and as a CUDA graph, against torch's."""
 
 import copy
-import importlib.util
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -118,39 +114,25 @@ def test_nan_in_padding_reaches_nothing() -> None:
     assert all(p.grad is not None and p.grad[1:].isfinite().all() for p in encoder.parameters())
 
 
-KERNELS = """
-import torch
-from torch import nn
-from regard.models import recurrent_captured, triton_products
-torch.manual_seed(0)
-triton_products._SHARE = 16  # products in several parts
-network = nn.GRU(4, 21, batch_first=True, bidirectional=True)
-inputs = torch.randn(3, 5, 4)
-for mask in (None, torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]).bool()):
+@pytest.mark.interpreted
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_kernels_are_the_loop_in_the_interpreter(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.models import triton_products
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(triton_products, "_SHARE", 16)  # products in several parts
+    network = nn.GRU(4, 21, batch_first=True, bidirectional=True)
+    inputs = torch.randn(3, 5, 4)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]).bool() if masked else None
     found = []
     for dtype in (torch.float32, torch.float64):  # float64 has no kernel
         network.to(dtype).zero_grad()
         x = inputs.clone().to(dtype).requires_grad_()
-        read = recurrent_captured.read(network, x, mask)
-        (read.states.square().sum() + read.last.sum()).backward()
-        found.append([*read, x.grad, *(p.grad.clone() for p in network.parameters())])
-    for actual, expected in zip(*found):
+        states = recurrent_captured.read(network, x, mask)
+        (states.states.square().sum() + states.last.sum()).backward()
+        found.append([*states, x.grad, *(p.grad.clone() for p in network.parameters())])
+    for actual, expected in zip(*found, strict=True):
         torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=2e-5)
-print("equal")
-"""
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the compiled kernels are tested there")
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: kernels go unchecked")
-def test_the_kernels_are_the_loop_in_the_interpreter() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KERNELS],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.stdout.strip() == "equal", done.stderr
 
 
 @pytest.mark.cuda

@@ -3,48 +3,33 @@
 import pytest
 import torch
 
-from interpreting import interpreted
+from interpreting import DEVICES
+
+# count, rows, summed, columns, parts of the sum, rows of what is added
+CASES = [(*shape, 1, added) for shape in ((1, 3, 5, 7), (2, 37, 131, 67)) for added in (0, 1, shape[1])]
+CASES += [(2, 33, 203, 70, 2, 0), (1, 5, 70, 9, 3, 0)]
 
 
-def check(device: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_products(case: tuple[int, ...], transposed: bool, device: str) -> None:
     from regard.models.triton_products import multiply
 
-    torch.manual_seed(0)
-    for count, rows, summed, columns, pieces in (
-        (1, 3, 5, 7, 1),
-        (2, 37, 131, 67, 1),
-        (2, 33, 203, 70, 2),
-        (1, 5, 70, 9, 3),
-    ):
-        left = torch.randn(count, rows, summed, device=device)
-        for right in (
-            torch.randn(count, summed, columns, device=device),
-            torch.randn(count, columns, summed, device=device).mT,
-        ):
-            for added in (
-                None,
-                torch.randn(count, 1, columns, device=device),
-                torch.randn(count, rows, columns, device=device),
-            ):
-                shape = (count, rows, columns) if pieces == 1 else (pieces, count, rows, columns)
-                found = multiply(left, right, torch.empty(shape, device=device), added=added if pieces == 1 else None)
-                whole = found if pieces == 1 else found.double().sum(0)
-                exact = left.double() @ right.double()
-                if added is not None and pieces == 1:
-                    exact += added
-                error = (whole - exact).abs().max() / exact.abs().max()
-                assert error < 1e-6, (count, rows, summed, columns, pieces, float(error))
-                if pieces == 2:  # a part is a product of its own: none may be left out, or hold everything
-                    assert all(float(part.abs().max()) > 0.1 for part in found)
-
-
-def test_products_in_the_interpreter() -> None:
-    assert "exact" in interpreted(__file__, "products of a few rows")
-
-
-@pytest.mark.cuda
-def test_products() -> None:
-    check("cuda")
+    count, rows, summed, columns, pieces, more = case
+    left = torch.randn(count, rows, summed, device=device)
+    right = torch.randn(count, *((columns, summed) if transposed else (summed, columns)), device=device)
+    right = right.mT if transposed else right
+    added = torch.randn(count, more, columns, device=device) if more else None
+    shape = (count, rows, columns) if pieces == 1 else (pieces, count, rows, columns)
+    found = multiply(left, right, torch.empty(shape, device=device), added=added)
+    whole = found if pieces == 1 else found.double().sum(0)
+    exact = left.double() @ right.double()
+    if added is not None:
+        exact += added
+    assert (whole - exact).abs().max() / exact.abs().max() < 1e-6
+    if pieces == 2:  # a part is a product of its own: none may be left out, or hold everything
+        assert all(float(part.abs().max()) > 0.1 for part in found)
 
 
 def test_when_they_serve() -> None:
@@ -61,8 +46,3 @@ def test_when_they_serve() -> None:
     finally:
         torch.set_float32_matmul_precision(before)
     assert [parts(n) for n in (5, 512, 1536, 2048)] == [1, 1, 3, 4]
-
-
-if __name__ == "__main__":
-    check("cpu")
-    print("exact")

@@ -1,9 +1,6 @@
 """Transformer layers against their formulas written out, torch's own layers, and themselves token by token."""
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -257,35 +254,20 @@ def test_dropout_keeps_the_mean():
     torch.testing.assert_close(layer(torch.ones(1)), torch.ones(1), rtol=0.02, atol=0)
 
 
-INTERPRETED = """
-import torch
-from regard.nn.triton_dropout import relu_dropout
-
-torch.manual_seed(5)
-x, seed = torch.randn(37, 53, requires_grad=True), torch.tensor([3])
-out = relu_dropout(x, seed, 0.25)
-kept = out > 0
-assert not kept[x <= 0].any()
-assert 0.7 < kept[x > 0].float().mean() < 0.8
-torch.testing.assert_close(out[kept], x[kept] / 0.75)
-torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], kept / 0.75)
-torch.testing.assert_close(relu_dropout(x, seed, 0.25), out, rtol=0, atol=0)
-assert not torch.equal(relu_dropout(x, seed + 1, 0.25), out)
-print("agreed")
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton is on Linux")
+@pytest.mark.interpreted
 def test_relu_and_dropout_in_one_kernel_in_the_interpreter():
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.stdout.strip() == "agreed", done.stderr
+    from regard.nn.triton_dropout import relu_dropout
+
+    torch.manual_seed(5)
+    x, seed = torch.randn(37, 53, requires_grad=True), torch.tensor([3])
+    out = relu_dropout(x, seed, 0.25)
+    kept = out > 0
+    assert not kept[x <= 0].any()
+    assert 0.7 < kept[x > 0].float().mean() < 0.8
+    torch.testing.assert_close(out[kept], x[kept] / 0.75)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], kept / 0.75)
+    torch.testing.assert_close(relu_dropout(x, seed, 0.25), out, rtol=0, atol=0)
+    assert not torch.equal(relu_dropout(x, seed + 1, 0.25), out)
 
 
 @pytest.mark.cuda

@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from regard.studio.app import create
+from regard.studio.limits import LIMITS, Limits
 from regard.studio.serve import bind, server
+from time_limits import BROWSER_MILLISECONDS, HANG_SECONDS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
@@ -43,7 +45,7 @@ class Studio:
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """One raw request; names of headers with _ for -."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_SECONDS)
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
         found = Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
@@ -59,20 +61,20 @@ class Studio:
 
 
 @contextmanager
-def running(*arguments: Any, **options: Any) -> Iterator[Studio]:
-    """A studio on a free port, stopped at the end."""
+def running(*arguments: Any, limits: Limits = LIMITS, **options: Any) -> Iterator[Studio]:
+    """A studio on a free port, stopped at the end; it takes as long for an answer as the machine needs."""
+    limits = replace(limits, answer_seconds=HANG_SECONDS)
     listening = bind("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    serving = server(create(*arguments, port=port, **options))
+    serving = server(create(*arguments, port=port, limits=limits, **options))
     thread = threading.Thread(target=lambda: serving.run(sockets=[listening]), daemon=True)
     thread.start()
-    until = time.monotonic() + 20
-    while not serving.started and time.monotonic() < until:
+    while not serving.started and thread.is_alive():
         time.sleep(0.01)
     assert serving.started
     yield Studio(port)
     serving.should_exit = True
-    thread.join(10)
+    thread.join(HANG_SECONDS)
     listening.close()
 
 
@@ -83,14 +85,15 @@ def studio() -> Iterator[Studio]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # one driver at a time: other folders' tests start their own
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("NO CHROMIUM: the studio was not tested in a browser. Install chromium and run again.")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=BROWSER_MILLISECONDS)
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=BROWSER_MILLISECONDS)
         yield chromium
         chromium.close()
 
@@ -124,7 +127,7 @@ def visit(browser: Any, studio: Studio) -> Iterator[Callable[..., Any]]:
             ),
         )
         visits.append((context, found))
-        found.page.set_default_timeout(15_000)
+        found.page.set_default_timeout(BROWSER_MILLISECONDS)
         found.page.goto(at.address + path)
         found.page.visit = found
         return found.page

@@ -16,6 +16,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest_studio import ARGUMENTS, CHROMIUM, running
 from measure_tiles import watched

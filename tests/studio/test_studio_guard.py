@@ -4,20 +4,20 @@ import json
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest_studio import Studio, running
 
 from regard.studio.guard import hosts, is_loopback
 from regard.studio.limits import Limits
+from time_limits import HANG_SECONDS
 
 EXAMPLE = {"query": [[10.0, 5.0, 10.0]], "key": [[5.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]}
 
 
 @pytest.fixture(scope="module")
 def small():
-    with running(limits=Limits(body=600, trace=2000, receive_seconds=0.4, traces=2)) as found:
+    with running(limits=Limits(body=600, trace=2000, traces=2)) as found:
         yield found
 
 
@@ -125,9 +125,10 @@ def test_a_body_that_does_not_say(small: Studio):
     assert b"the body must have at most 600 bytes" in answer
 
 
-def test_a_body_that_never_comes(small: Studio):
-    head = f"POST /api/playground HTTP/1.1\r\nHost: 127.0.0.1:{small.port}\r\nContent-Type: application/json\r\n"
-    answer = raw(small, head.encode() + b"Content-Length: 500\r\n\r\n[[")
+def test_a_body_that_never_comes():
+    with running(limits=Limits(receive_seconds=0.4)) as studio:
+        head = f"POST /api/playground HTTP/1.1\r\nHost: 127.0.0.1:{studio.port}\r\nContent-Type: application/json\r\n"
+        answer = raw(studio, head.encode() + b"Content-Length: 500\r\n\r\n[[")
     assert answer.split()[1] == b"408"
     assert b"the body must arrive within 0.4 seconds, got 2 bytes" in answer
 
@@ -238,16 +239,19 @@ def test_hosts_of_a_server_that_others_can_reach():
 
 def test_the_server_starts_without_torch_and_stops_on_interrupt():
     code = (
-        "import sys, threading, urllib.request, json, signal, os\n"
+        "import sys, threading, urllib.request, signal, os\n"
         "from regard.studio import serve as s\n"
         "s._warm = lambda: None\n"
+        "def stop(address):\n"
+        "    urllib.request.urlopen(address).read()\n"  # answered once the server runs
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
         "def say(text):\n"
         "    print(text, 'torch' in sys.modules, flush=True)\n"
-        "    if 'http' in text: threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    if 'http' in text: threading.Thread(target=stop, args=(text.split()[2],)).start()\n"
         "s.serve(port=0, say=say)\n"
         "print('end', flush=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS)
     first, *rest = done.stdout.splitlines()
     assert first.startswith("regard studio: http://127.0.0.1:")
     assert first.endswith("(Ctrl-C stops it) False")
@@ -273,17 +277,11 @@ def test_paths_that_are_no_traces(tmp_path):
 
 
 def raw(studio: Studio, request: bytes) -> bytes:
-    """Send bytes as they are; what comes back before the server closes, or goes quiet for a second."""
-    with socket.create_connection(("127.0.0.1", studio.port), timeout=1.5) as connection:
+    """Send bytes as they are; what comes back until the server closes, or a refusal is complete."""
+    with socket.create_connection(("127.0.0.1", studio.port), timeout=HANG_SECONDS) as connection:
         connection.sendall(request)
-        found, until = b"", time.monotonic() + 5
-        while time.monotonic() < until:
-            try:
-                part = connection.recv(65536)
-            except TimeoutError:
-                break
-            if not part:
-                break
+        found = b""
+        while part := connection.recv(65536):
             found += part
             head, _, body = found.partition(b"\r\n\r\n")
             if b"content-length" in head.lower() and body.endswith(b"}"):

@@ -241,11 +241,57 @@ def test_the_mean_of_the_last_checkpoints(tmp_path):
     model = make()
     fitted = train(tmp_path, model, steps=10, average="checkpoints", average_last=3, checkpoint_every=2)
     checkpoints = Run.open(tmp_path).checkpoints
-    assert checkpoints.steps() == [6, 8, 10]
+    assert checkpoints.steps() == [4, 6, 8, 10], "the last two, and those that join the mean of either"
     states = [checkpoints.at(step).model()[0] for step in (6, 8, 10)]
     for name, value in states[0].items():
         torch.testing.assert_close(model.state_dict()[name], (value + states[1][name] + states[2][name]) / 3)
     assert fitted.weights == "average"
+
+
+@pytest.mark.usefixtures("as_installed")
+@pytest.mark.parametrize("moments", [[3], [7, 9], [1, 2, 3, 5, 6, 7, 9]])
+def test_a_checkpoint_that_a_signal_wrote_does_not_join_the_mean(tmp_path, moments):
+    options = {"steps": 11, "average": "checkpoints", "average_last": 3, "checkpoint_every": 2}
+    whole, cut = make(), make()
+    train(tmp_path / "whole", whole, **options)
+
+    def signalling(call: int):
+        calls = []
+
+        def interrupted(model: nn.Module, batch: Tensor) -> Loss:
+            calls.append(None)
+            if len(calls) == call:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return loss(model, batch)
+
+        return interrupted
+
+    for before, moment in zip([0, *moments], moments, strict=False):
+        with pytest.raises(Interrupted, match=f"after step {moment}"):
+            train(tmp_path / "cut", resume=True, loss=signalling(moment - before), **options)
+    train(tmp_path / "cut", cut, resume=True, **options)
+    same_weights(cut.state_dict(), whole.state_dict())
+
+
+@pytest.mark.usefixtures("as_installed")
+@pytest.mark.parametrize(("average", "step"), [("none", 5), ("checkpoints", 8), ("checkpoints", 12)])
+def test_a_damaged_checkpoint_that_the_end_relies_on_is_made_again(tmp_path, average, step):
+    """The best at step 5, or one of the mean of 8, 12, 13: the run goes back, and ends with the same weights."""
+    scores = {5: 3.0, 10: 1.0, 13: 2.0}
+    options = {"steps": 13, "average": average, "average_last": 3, "watch": "score", "watch_for": "highest"}
+    if average == "none":
+        options["validate"] = lambda model: {"score": scores[Run.open(tmp_path).metrics.read()[-1]["step"]]}
+        options |= {"log_every": 1}
+    else:
+        options["watch"] = "loss"
+    whole, again = make(), make()
+    train(tmp_path, whole, **options)
+    path = Run.open(tmp_path).checkpoints.path(step) / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    train(tmp_path, again, resume=True, **options)
+    same_weights(again.state_dict(), whole.state_dict())
 
 
 def test_a_mean_that_is_worse_is_not_taken(tmp_path):

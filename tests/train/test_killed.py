@@ -15,15 +15,16 @@ from tiny_training import same_weights
 
 from regard.train.run import Run
 from regard.train.weights import read_tensors
+from time_limits import HANG_SECONDS
 
 STEPS = 120
 
 
-def start(folder: Path, pause: float = 0.02) -> ForkServerProcess:
+def start(folder: Path, slow_after: int = 16) -> ForkServerProcess:
     """A process that trains; it comes from one that has imported everything, which saves seconds each time."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tiny_training", "torch._dynamo"])
-    process = context.Process(target=tiny_training.main, args=(str(folder), STEPS, pause))
+    process = context.Process(target=tiny_training.main, args=(str(folder), STEPS, slow_after))
     process.start()
     return process
 
@@ -34,18 +35,16 @@ def said(folder: Path) -> str:
 
 def finished(folder: Path) -> None:
     """Trains to the end, without a pause."""
-    process = start(folder, 0.0)
-    process.join(60)
+    process = start(folder, 0)
+    process.join(HANG_SECONDS)
     assert process.exitcode == 0, said(folder)
 
 
 def wait_for_step(folder: Path, step: int, process: ForkServerProcess) -> None:
     """Until a checkpoint of that step, or a later one, is there."""
-    end = time.monotonic() + 60
     checkpoints = Run(folder).checkpoints
     while not any(each >= step for each in checkpoints.steps()):
         assert process.is_alive(), said(folder)
-        assert time.monotonic() < end
         time.sleep(0.002)
 
 
@@ -100,7 +99,7 @@ def test_asked_to_end(tmp_path, whole, number, code):
     process = start(folder)
     wait_for_step(folder, 8, process)
     os.kill(process.pid, number)
-    process.join(60)
+    process.join(HANG_SECONDS)
     assert process.exitcode == code, said(folder)
     assert f"{signal.Signals(number).name} ended training after step" in said(folder)
     step = Run.open(folder).checkpoints.steps()[-1]

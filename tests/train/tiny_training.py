@@ -1,5 +1,6 @@
 """A small world to train in: words to change, batches in an order of their own, a model with dropout."""
 
+import itertools
 import random
 import sys
 import time
@@ -77,13 +78,19 @@ def same_weights(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
         assert torch.equal(one[name], two[name]), name
 
 
-def main(folder: str, steps: int, pause: float) -> None:
-    """Trains in a process of its own, for tests to kill; what it says goes to `folder`.log."""
+def main(folder: str, steps: int, slow_after: int) -> None:
+    """Trains in a process of its own, for tests to kill; what it says goes to `folder`.log.
+
+    The batches of the first `slow_after` steps of this process pause for a moment, those of later steps for a second:
+    a test on a busy machine is then still in time to kill it.
+    """
     sys.stdout = sys.stderr = Path(f"{folder}.log").open("a", buffering=1)  # noqa: SIM115
 
+    batches = itertools.count()
+
     def loss(model: nn.Module, batch: Tensor) -> Loss:
-        if model.training:
-            time.sleep(pause)
+        if model.training and slow_after:
+            time.sleep(0.02 if next(batches) < 2 * slow_after else 1.0)
         return Loss(*summed(model, batch))
 
     torch.set_num_threads(1)

@@ -1,7 +1,10 @@
 """The `regard` command. It may import every layer, but only inside the command that needs it: help stays instant."""
 
+import signal
+import sys
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -19,8 +22,17 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line. Ctrl-C and SIGTERM end it where it is, with the exit status that shells expect."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, _end)
     app(prog_name="regard")
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Raised and not killed, so that what is half made is removed on the way out."""
+    sys.stderr.write(f"\nregard: ended by {signal.Signals(number).name}\n")
+    raise SystemExit(128 + number)
 
 
 def _print_version(asked: bool) -> None:
@@ -57,9 +69,9 @@ def _demo(
             tell(out)
         else:
             from regard.cli.demo import demo
-            from regard.cli.runs import told
+            from regard.cli.messages import reported
 
-            with told():
+            with reported():
                 demo(out, steps=steps)
     except OSError as error:
         raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
@@ -75,7 +87,9 @@ def _tasks() -> None:
 
 @app.command("train")
 def _train(
-    task: Annotated[str, typer.Argument(help="What to train; `regard tasks` lists them.", metavar="TASK")],
+    task: Annotated[
+        str, typer.Argument(help="What to train; `regard tasks` lists them. With --resume, a run.", metavar="TASK|RUN")
+    ],
     preset: Annotated[str, typer.Option(help="A named configuration.", metavar="NAME")] = "small",
     data: Annotated[
         list[Path] | None, typer.Option(help="Files or a folder; without any, the built-in world.", metavar="PATH")
@@ -90,11 +104,22 @@ def _train(
         Path | None, typer.Option(help="The run directory; a new one in runs/ unless given.", metavar="DIR")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    accept_changed_data: Annotated[
+        bool, typer.Option("--accept-changed-data", help="Resume although the data files have changed.")
+    ] = False,
 ) -> None:
     """Train a model for a task; everything goes into a run directory."""
     from regard.cli.runs import train
 
-    train(task, preset=preset, data=data or [], settings=settings or [], out=out, resume=resume)
+    train(
+        task,
+        preset=preset,
+        data=data or [],
+        settings=settings or [],
+        out=out,
+        resume=resume,
+        accept_changed_data=accept_changed_data,
+    )
 
 
 @app.command("evaluate")
@@ -115,7 +140,11 @@ def _evaluate(
 def _predict(
     run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
     inputs: Annotated[
-        list[str] | None, typer.Argument(help="Texts; without any, lines of standard input.", metavar="INPUT")
+        list[str] | None,
+        typer.Argument(
+            help="Texts or files, as the task takes them; without any, lines of standard input: text or JSON.",
+            metavar="INPUT",
+        ),
     ] = None,
     beam: Annotated[
         int | None,
@@ -127,11 +156,24 @@ def _predict(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with the alignment.")] = False,
     look: Annotated[Path | None, typer.Option(help="Write a page that shows the attention.", metavar="PAGE")] = None,
+    longest: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a text, at most: 1000 unless given. A longer one is reported.", min=1, metavar="N"
+        ),
+    ] = None,
 ) -> None:
-    """Answers of a trained model."""
-    from regard.cli.runs import predict
+    """Answers of a trained model. The exit status is 1 where some of the texts were not answered."""
+    from regard.cli.predicting import predict
 
-    predict(run, inputs=inputs or [], beam=beam, precision=precision, as_json=as_json, look=look)
+    predict(
+        run,
+        inputs=inputs or [],
+        as_json=as_json,
+        look=look,
+        loading={"precision": precision},
+        options={"beam": beam, "longest": longest},
+    )
 
 
 @app.command("look")

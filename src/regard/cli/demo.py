@@ -1,4 +1,4 @@
-"""`regard demo`: a translator learns on this machine, and shows where each word came from."""
+"""`regard demo`: a model learns on this machine, and shows where it attends."""
 
 import io
 import sys
@@ -13,48 +13,36 @@ from rich.text import Text
 from regard.cli.pages import write_page
 from regard.cli.runs import show_result
 from regard.look import heatmap
-from regard.tasks.settings import changed
-from regard.tasks.translation.presets import tiny
-from regard.tasks.translation.training import train
-from regard.tasks.translation.translator import Translation, Translator
-from regard.train.run import Run
-
-TOM = "Tom chases Jerry"
-SENTENCES = (
-    TOM,
-    "The teacher did not see the black cat.",
-    "Where is the doctor's car?",
-    "Two students are reading a book in the library.",
-    "Tomorrow the girl will buy three apples.",
-)
+from regard.look.page import page
+from regard.tasks.demonstration import DEMO
+from regard.tasks.loading import load
+from regard.tasks.settings import configure
+from regard.tasks.task import Prediction
+from regard.tasks.training import train
+from regard.tasks.views import joined_trace
 
 
 def demo(out: Path, *, steps: int | None = None) -> None:
-    """Train the tiny translator, judge it, and draw the alignment of one sentence."""
+    """Train the demonstration's task, evaluate it, and draw the attention of one answer."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows ? instead of failing
     console = Console(highlight=False)
     console.width = min(console.width, 88)
     place = _free(out)
-    config = tiny()
-    if steps is not None:
-        config = changed(config, {"steps": str(steps), "validate_every": str(max(1, steps // 2))})
-    _heading(console, "English → Chinese", "learned here and now")
-    _say(
-        console,
-        f"A grammar writes {config.data.train:,} sentence pairs with known word alignments. A recurrent model with "
-        "additive attention learns from the pairs alone: nobody tells it which word belongs to which.",
-    )
+    task = DEMO.task
+    fewer = {} if steps is None else {"steps": str(steps), "validate_every": str(max(1, steps // 2))}
+    config = configure(task, DEMO.preset, [], fewer)
+    _heading(console, DEMO.heading, "learned here and now")
+    _say(console, DEMO.about.format(train=config.data.train))
     console.print()
-    result = train(config, place)
-    _heading(console, "How good is it?", "on sentences it has never seen")
-    show_result(result, console)
-    translator = Translator.load(Run.open(place))
-    found = translator.translate(SENTENCES)
-    _heading(console, "Five translations")
-    _translations(console, found)
-    _heading(console, "Where each word came from", "row: the word written; column: the word it looked at")
-    _alignment(console, found, out)
+    result = train(task, config, place)
+    _heading(console, "How good is it?", "on examples it has never seen")
+    show_result(task, result, console)
+    found = load(place).predict(DEMO.inputs)
+    _heading(console, DEMO.answers)
+    _answers(console, found)
+    _heading(console, *DEMO.attention)
+    _attention(console, found, out)
     _next(console, place, out)
 
 
@@ -65,23 +53,28 @@ def _free(out: Path) -> Path:
     return next(out / name for name in names if not (out / name).exists())
 
 
-def _translations(console: Console, found: Sequence[Translation]) -> None:
+def _answers(console: Console, found: Sequence[Prediction]) -> None:
     table = Table.grid("", "", padding=(0, 3))
-    for text, one in zip(SENTENCES, found, strict=True):
-        table.add_row(Text(text, style="dim"), Text(one.text))
+    for text, one in zip(DEMO.inputs, found, strict=True):
+        table.add_row(Text(text, style="dim"), Text(one.answer))
     console.print(Padding(table, (1, 0, 0, 2), expand=False))
 
 
-def _alignment(console: Console, found: Sequence[Translation], out: Path) -> None:
-    first = found[0]
-    assert first.weights is not None  # the demo's model has attention
+def _attention(console: Console, found: Sequence[Prediction], out: Path) -> None:
+    first = found[0].trace()
+    whole = joined_trace(found, DEMO.attention[0])
+    if first is None or whole is None:
+        raise RuntimeError("the demonstration's model must have attention")
+    [record] = first.records
+    rows, columns = (list(labels.items) for labels in record.labels(batch=0) if labels is not None)
+    weights = record.weights(head=0)
     color = console.color_system is not None
-    drawn = heatmap.terminal(first.weights, first.labels, first.columns, color=color, highest=1.0)
+    drawn = heatmap.terminal(weights, rows, columns, color=color, highest=1.0)
     console.print(Padding(Text.from_ansi(drawn), (1, 0, 0, 2), expand=False))
-    title = f"{TOM} → {first.text}"
-    picture = heatmap.svg(first.weights, first.labels, first.columns, title=title, highest=1.0)
+    title = f"{DEMO.inputs[0]} → {found[0].answer}"
+    picture = heatmap.svg(weights, rows, columns, title=title, highest=1.0)
     (out / "alignment.svg").write_text(picture, encoding="utf-8")
-    write_page(list(found), out / "alignment.html")
+    write_page(out / "alignment.html", page(whole))
     console.print()
     for name in ("alignment.svg", "alignment.html"):
         console.print(Text(f"  wrote {out / name}"), soft_wrap=True)
@@ -92,9 +85,7 @@ def _next(console: Console, place: Path, out: Path) -> None:
     table = Table.grid("", "", padding=(0, 3))
     for name, value in (
         ("open the page", str(out / "alignment.html")),
-        ("translate", f"regard predict {place} 'The cat sleeps under the table.'"),
-        ("without attention", "regard train translation --preset tiny --set attention=none"),
-        ("your own text", "regard train translation --data train.en --data train.de"),
+        *((name, command.format(run=place)) for name, command in DEMO.more.items()),
         ("how attention works", "regard demo --stages"),
     ):
         table.add_row(Text(name, style="dim"), Text(value))

@@ -1,4 +1,4 @@
-"""`regard look`, `regard studio`: pages of traces and runs, and translations as a page."""
+"""`regard look`, `regard studio`: pages of traces and runs."""
 
 import contextlib
 import sys
@@ -6,50 +6,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import typer
-from torch import Tensor
 
 from regard.look.page import page
 from regard.look.trace import Trace
-from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.training import make_material
-from regard.tasks.translation.translator import Translation, Translator
-from regard.train.run import Run, RunError
+from regard.tasks.loading import load, material_of
+from regard.tasks.task import InputError
+from regard.tasks.views import joined_trace
+from regard.train.durable import write_whole
+from regard.train.run import RunError
+
+_EXAMPLES = 12  # of a run's test part that its page shows
 
 
-def trace_of(found: list[Translation], *, title: str = "Where each word came from") -> Trace:
-    """One record for each translation, with its words at the rows and the source's at the columns."""
-    maps: dict[str, Tensor] = {}
-    named: dict[str, Translation] = {}
-    for number, one in enumerate(found, 1):
-        if one.weights is not None and one.labels:
-            maps[f"{number}. {one.text}"] = one.weights[None].float()
-            named[f"{number}. {one.text}"] = one
-    trace = Trace.from_weights(maps, title=title)
-    for name, one in named.items():
-        trace.label(rows=list(one.labels), columns=list(one.columns), of=name)
-    return trace
-
-
-def write_page(found: list[Translation], path: Path) -> None:
-    """A standalone page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(trace_of(found)), encoding="utf-8")
+def write_page(path: Path, text: str) -> None:
+    """Writes the file whole or not at all; what is no regular file, such as a pipe, can only be written to."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+    else:
+        write_whole(path.resolve(), text)
 
 
 def look(what: Path, out: Path, language: str) -> None:
-    """The page of a trace file, or of the first sentences of a run's test part."""
-    with _told(out):
+    """The page of a trace file, or of the first examples of a run's test part."""
+    with _reported(out):
         if not what.exists():
             raise ValueError(f"{what} does not exist: expected a trace file or the directory of a run")
         trace = _of_run(what) if what.is_dir() else Trace.load(what)
-        text = page(trace, language=language)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        write_page(out, page(trace, language=language))
     print(f"wrote {out}")
 
 
 @contextlib.contextmanager
-def _told(out: Path | None = None) -> Iterator[None]:
+def _reported(out: Path | None = None) -> Iterator[None]:
     """What a user can put right, in one line."""
     try:
         yield
@@ -64,15 +52,17 @@ def _told(out: Path | None = None) -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-def _of_run(path: Path, count: int = 12) -> Trace:
-    run = Run.open(path)
-    config = TranslationConfig.model_validate(run.config())
-    translator = Translator.load(run)
-    examples = make_material(config, run).test[:count]
-    found = translator.search([translator.coder.read_words(example.source) for example in examples])
-    if all(one.weights is None for one in found):
+def _of_run(path: Path) -> Trace:
+    loaded = load(path)
+    if loaded.weights != "final weights":
+        print(f"regard: {loaded.weights}", file=sys.stderr)
+    material = material_of(loaded.task, loaded.config, loaded.run, loaded.codec)
+    asked = [loaded.task.asked(example) for example in material.test[:_EXAMPLES]]
+    found = [one for one in loaded.answers(asked) if not isinstance(one, InputError)]
+    trace = joined_trace(found, f"{loaded.task.view}: {loaded.name}")
+    if trace is None:
         raise ValueError(f"{path} has no attention: there is nothing to look at")
-    return trace_of(found, title=f"Translations of {path.resolve().name}")
+    return trace
 
 
 def studio(paths: list[Path], *, host: str, port: int, open_page: bool) -> None:
@@ -80,7 +70,7 @@ def studio(paths: list[Path], *, host: str, port: int, open_page: bool) -> None:
     try:
         from regard.studio.serve import serve
 
-        with _told():
+        with _reported():
             serve(paths, host=host, port=port, open=open_page)
     except ModuleNotFoundError as error:
         print(f"regard: the studio needs {error.name}: pip install 'regard[studio]'", file=sys.stderr)

@@ -1,12 +1,9 @@
-"""`regard tasks`, `train`, `evaluate`, `predict`: runs from the command line."""
+"""`regard tasks`, `train`, `evaluate`: runs from the command line."""
 
-import contextlib
 import datetime
-import io
 import json
 import shlex
-import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,62 +14,86 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard.cli.pages import write_page
-from regard.data.alignment import links_from_weights
+from regard.cli.messages import reported
 from regard.data.parallel import DataError
 from regard.tasks.catalog import TASKS
-from regard.tasks.settings import listed, parsed
-from regard.tasks.task import SettingError, Task
-from regard.tasks.translation.translator import Translation
+from regard.tasks.config import TaskConfig
+from regard.tasks.evaluation import evaluate as evaluated
+from regard.tasks.loading import load, task_of
+from regard.tasks.settings import changed, configure, listed, parsed
+from regard.tasks.task import Task
+from regard.tasks.training import train as trained
 from regard.train.run import Run, RunError
-from regard.train.stops import Interrupted, Stopped
-
-_NAMES = {
-    "bleu": "BLEU",
-    "chrf": "chrF",
-    "exact": "exactly as the reference",
-    "aer": "alignment error rate",
-    "aer_posterior": "alignment error rate, the word known",
-}
 
 
 def list_tasks() -> None:
-    """Every task with its data and presets."""
+    """Every task: its input, its built-in world, its figures, and its presets with their time on two cores."""
     console = Console(highlight=False)
     for task in TASKS.values():
         console.print(f"[bold]{task.name}[/]  {task.about}", soft_wrap=True)
-        console.print(f"  data: {task.data}", soft_wrap=True, markup=False)
+        table = Table.grid(padding=(0, 2))
+        table.add_row("  input", Text(", ".join(f"{one.name} ({one.kind})" for one in task.inputs)))
+        table.add_row("  world", Text(task.world))
+        table.add_row("  data", Text(task.data))
+        table.add_row("  figures", Text(", ".join(one.name for one in task.figures)))
         for name, preset in task.presets.items():
-            console.print(f"  {name:16s} {preset.about}", soft_wrap=True, markup=False)
+            table.add_row(f"  {name}", Text(preset.about + (f" ({preset.time})" if preset.time else "")))
+        console.print(table)
 
 
 def train(
-    name: str, *, preset: str, data: list[Path], settings: list[str], out: Path | None, resume: bool
+    what: str,
+    *,
+    preset: str,
+    data: list[Path],
+    settings: list[str],
+    out: Path | None,
+    resume: bool,
+    accept_changed_data: bool = False,
 ) -> dict[str, Any]:
-    """Train, and say what came out; `--set help` only says what can be set."""
-    task = _task(name)
-    if "help" in settings:
-        with told():
-            show_settings(task.configure(preset, [], {}), Console(highlight=False))
-        return {}
-    place = out or Path("runs") / f"{name}-{datetime.datetime.now(datetime.UTC).strftime('%Y%m%d-%H%M%S')}"
-    with told():
-        if resume and not (place / "config.json").is_file():
-            raise RunError(f"there is no run to resume in {place}")
-        config = task.configure(preset, data, parsed(settings))
-        result = task.train(config, place, resume=resume)
-    show_result(result, Console(highlight=False))
+    """Train a task, or with `resume` go on with a run; `--set help` only lists what can be set."""
+    with reported():
+        if resume and out is None:
+            task, config, place = _taken_up(Path(what), data, settings)
+        else:
+            task = _task(what)
+            place = out or Path("runs") / f"{what}-{datetime.datetime.now(datetime.UTC).strftime('%Y%m%d-%H%M%S')}"
+            if resume and not (place / "config.json").is_file():
+                raise RunError(f"there is no run to resume in {place}")
+            asked = {} if "help" in settings else parsed(settings)
+            config = configure(task, preset, data, asked)
+        if "help" in settings:
+            show_settings(config, Console(highlight=False))
+            return {}
+        result = trained(task, config, place, resume=resume, accept_changed_data=accept_changed_data)
+    show_result(task, result, Console(highlight=False))
     print(f"\nThe run is in {place}; try")
-    for command in _next(place, result.get("example")):
+    for command in _next(task, place, result.get("example")):
         print(f"  {command}")
     return result
 
 
-def _next(place: Path, example: str | None) -> list[str]:
-    """What can be done with a run: a sentence of its own data to begin with."""
+def _taken_up(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[Task, TaskConfig, Path]:
+    """The task and the configuration of a run that goes on, with the settings that are changed."""
+    if not (place / "config.json").is_file():
+        raise RunError(f"there is no run to resume in {place}: expected regard train --resume RUN")
+    if data:
+        raise RunError("--data cannot be given with --resume RUN: a run goes on with its own data")
+    run = Run.open(place)
+    task = task_of(run)
+    config = run.config_as(task.config)
+    if "help" in settings:
+        return task, config, place
+    return task, changed(config, parsed(settings), aliases=task.aliases, needs=task.needs), place
+
+
+def _next(task: Task, place: Path, example: Any) -> list[str]:
+    """What can be done with a run: an input of its own data to begin with."""
     where = shlex.quote(str(place))
-    begin = f"regard predict {where} {shlex.quote(example)}" if example else f"regard predict {where}"
-    return [begin, f"regard look {where}", f"regard studio {where}"]
+    parts = [example] if isinstance(example, str) else list(example or [])
+    given = "".join(f" {shlex.quote(str(part))}" for part in parts)
+    python = f'python -c "import regard; print(regard.load({str(place)!r}).predict([…])[0].answer)"'
+    return [f"regard predict {where}{given}", f"regard look {where}", f"regard studio {where}", python]
 
 
 def show_settings(config: BaseModel, console: Console) -> None:
@@ -92,64 +113,27 @@ def show_settings(config: BaseModel, console: Console) -> None:
 
 
 def evaluate(run: Path, *, data: list[Path], as_json: bool) -> None:
-    """Judge a run."""
-    with told():
-        opened = Run.open(run)
+    """Evaluate a run."""
+    with reported():
         missing = [str(path) for path in data if not path.exists()]
         if missing:
             raise DataError(f"no such file: {', '.join(missing)}")
-        result = _task(opened.config()["task"]).evaluate(opened, data)
+        loaded = load(run)
+        report_weights(loaded.weights)
+        result = evaluated(loaded, data)
     if as_json:
         print(json.dumps(result, ensure_ascii=False, indent=2))
     else:
-        show_result(result, Console(highlight=False))
+        show_result(loaded.task, result, Console(highlight=False))
 
 
-def predict(
-    run: Path, *, inputs: list[str], beam: int | None, as_json: bool, look: Path | None, precision: str | None = None
-) -> None:
-    """Answer each input; lines of standard input where none is given, one by one at a terminal."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    with told():
-        opened = Run.open(run)
-        predictor = _task(opened.config()["task"]).predictor(opened)
-        predictor = predictor.in_precision(precision or predictor.settings.precision)
-    seen: list[Translation] = []
-    with told():
-        for batch in _batches(inputs):
-            for found in predictor.translate(batch, width=beam):
-                seen.append(found)
-                print(json.dumps(as_record(found), ensure_ascii=False) if as_json else found.text, flush=True)
-    if look is not None:
-        with told():
-            if not any(found.weights is not None for found in seen):
-                why = (
-                    "this run has no attention"
-                    if any(found.text for found in seen)
-                    else "there was nothing to translate"
-                )
-                raise RunError(f"{why}: {look} was not written")
-            write_page(seen, look)
-        print(f"wrote {look}", file=sys.stderr)
+def report_weights(weights: str) -> None:
+    """Report on standard error which weights are used, where they are not the final ones."""
+    if weights != "final weights":
+        typer.echo(f"regard: {weights}", err=True)
 
 
-def as_record(found: Translation) -> dict[str, Any]:
-    """A translation as `--json` prints it: alignment pairs are (source piece, target piece)."""
-    weights = None if found.weights is None else found.weights.tolist()
-    links = [] if found.weights is None else sorted(links_from_weights(found.weights[:, : len(found.source.labels)]))
-    return {
-        "source": " ".join(found.source.words),
-        "translation": found.text,
-        "score": round(found.score, 5),
-        "source_pieces": found.columns,
-        "target_pieces": found.labels,
-        "alignment": links,
-        "weights": None if weights is None else [[round(number, 5) for number in row] for row in weights],
-    }
-
-
-def show_result(result: dict[str, Any], console: Console) -> None:
+def show_result(task: Task, result: dict[str, Any], console: Console) -> None:
     """The figures of a result as a table."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("figure")
@@ -158,11 +142,11 @@ def show_result(result: dict[str, Any], console: Console) -> None:
     for prefix, part in parts.items():
         figures = {**part.get("metrics", {}), **part.get("attention", {})}
         for name, value in figures.items():
-            if isinstance(value, float):
-                shown = f"{value:.1%}" if name in ("aer", "aer_posterior", "exact") else f"{value:.1f}"
-                table.add_row(prefix + _NAMES.get(name, name), shown)
+            figure = task.figure(name)
+            if figure is not None and isinstance(value, (int, float)):
+                table.add_row(prefix + figure.label, f"{value:.1%}" if figure.percent else f"{value:.1f}")
     for name, value in result.get("faithfulness", {}).items():
-        what = "the source word attended most" if name == "attended" else "another source word"
+        what = f"the {task.unit} attended most" if name == "attended" else f"another {task.unit}"
         table.add_row(f"log-probability lost without {what}", f"{round(value, 2) + 0.0:.2f}")  # no −0.00
     console.print(table)
 
@@ -171,43 +155,3 @@ def _task(name: str) -> Task:
     if name not in TASKS:
         raise typer.BadParameter(f"no task is called {name!r}: there are {', '.join(TASKS)}", param_hint="TASK")
     return TASKS[name]
-
-
-def _batches(inputs: list[str]) -> Iterator[list[str]]:
-    """The inputs at once; or standard input, line by line at a terminal and 64 lines at a time from a pipe."""
-    if inputs:
-        yield inputs
-        return
-    if sys.stdin.isatty():
-        print("Type a sentence; Ctrl-D ends.", file=sys.stderr)
-    waiting: list[str] = []
-    for number, line in enumerate(sys.stdin, 1):
-        if any("\ud800" <= letter <= "\udfff" for letter in line):
-            raise DataError(f"standard input:{number}: not UTF-8")
-        waiting.append(line.rstrip("\n"))
-        if sys.stdin.isatty() or len(waiting) == 64:
-            yield waiting
-            waiting = []
-    if waiting:
-        yield waiting
-
-
-@contextlib.contextmanager
-def told() -> Iterator[None]:
-    """What a user can put right is said in one line, without a traceback; an interruption has its own exit code."""
-    try:
-        yield
-    except BrokenPipeError:  # whoever read has gone: typer ends it quietly
-        raise
-    except OSError as error:
-        print(f"regard: {error.filename}: {error.strerror}" if error.filename else f"regard: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
-    except (SettingError, DataError, RunError) as error:
-        print(f"regard: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
-    except Interrupted as stop:
-        print(f"regard: {stop}", file=sys.stderr)
-        raise typer.Exit(stop.code) from stop
-    except Stopped as stop:
-        print(f"regard: {stop}", file=sys.stderr)
-        raise typer.Exit(1) from stop

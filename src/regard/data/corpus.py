@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -19,11 +19,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.data.checksums import check, write_checksums
 from regard.data.parallel import EVERYTHING, Couple, DataError, Limits, Report, Rows, read_pairs, report
 
 Ids = NDArray[np.integer]
 _VERSION = 1
 _CHUNK = 1 << 16
+_CHARACTERS = 1 << 19  # encoded at once
 _ABANDONED = 24 * 3600
 
 
@@ -171,11 +173,25 @@ def open_tokens(directory: Path) -> TokenCorpus:
 def _encoded(
     corpus: TextCorpus, source: Encode, target: Encode, dtype: np.dtype[np.integer]
 ) -> Iterator[tuple[bytes, bytes]]:
-    pairs = iter(corpus)
-    while chunk := list(islice(pairs, 1024)):
+    for chunk in _chunks(corpus):
         left, right = source([pair[0] for pair in chunk]), target([pair[1] for pair in chunk])
         for one, other in zip(left, right, strict=True):
             yield np.asarray(one, dtype).tobytes(), np.asarray(other, dtype).tobytes()
+
+
+def _chunks(pairs: Iterable[Couple]) -> Iterator[list[Couple]]:
+    """Pairs in lists of at most 1,024, and fewer of long texts: a signal waits until a list is encoded."""
+    chunk: list[Couple] = []
+    characters = 0
+    for pair in pairs:
+        chunk.append(pair)
+        characters += len(pair[0]) + len(pair[1])
+        if len(chunk) == 1024 or characters >= _CHARACTERS:
+            yield chunk
+            chunk = []
+            characters = 0
+    if chunk:
+        yield chunk
 
 
 def _store(folder: Path, pairs: Iterator[tuple[bytes, bytes]]) -> None:
@@ -249,6 +265,7 @@ def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
     """The folder of that name in the cache. It is written under another name and renamed when it is whole."""
     folder = cache / name
     if folder.is_dir():
+        check(folder)
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     for old in cache.glob(f".{name}-*"):  # of a pass that was killed; a younger one may still be writing
@@ -257,6 +274,7 @@ def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
     draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
     try:
         write(draft)
+        write_checksums(draft)
         draft.rename(folder)
     except OSError:
         # Another process may have finished the same folder first; what it made is as good.

@@ -17,8 +17,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 Couple = tuple[str, str]
 
-# A Chinese or Japanese character counts as a word: nobody writes spaces between them.
-_WORD = re.compile(r"[぀-ヿ㐀-鿿豈-﫿]|[^\s぀-ヿ㐀-鿿豈-﫿]+")
+# A Chinese or Japanese character counts as a word: nobody writes spaces between them. Escaped, for the character
+# U+F900 is easily normalised to U+8C48, and the range would then hold Korean, which is written with spaces.
+_UNSPACED = r"\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+UNSPACED = re.compile(f"[{_UNSPACED}]")
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 
 
 class DataError(ValueError):
@@ -33,6 +36,7 @@ class Row(NamedTuple):
     source: str = ""
     target: str = ""
     fault: str = ""
+    ignored: str = ""  # what else the line holds and nobody asked for
 
 
 @runtime_checkable
@@ -52,6 +56,9 @@ class Rows(Protocol):
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Which pairs to keep, in words (a Chinese character is a word); `ratio` is longer side by shorter side.
+
+    With `longest`, a side may not have more than 100 characters for each of its words either: a megabyte without a
+    space is no sentence of one word.
 
     >>> Limits(longest=4, ratio=2.0).refuses("a b c d", "汤姆追")
     ''
@@ -75,6 +82,8 @@ class Limits:
             return "empty"
         if self == EVERYTHING:
             return ""
+        if self.longest is not None and max(len(source), len(target)) > _CHARACTERS * self.longest:
+            return "too long"
         short, long = sorted((count_words(source), count_words(target)))
         if short < self.shortest:
             return "too short"
@@ -86,6 +95,10 @@ class Limits:
 
 
 EVERYTHING = Limits()
+LONGEST_LINE = 1 << 20  # bytes of a line that are read; no more of it is ever in memory
+_TOO_LONG = f"a line of more than {LONGEST_LINE:,} bytes"
+_CHARACTERS = 100  # for each word allowed
+_IGNORED = "ignored: "  # before what is ignored, in a tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +107,21 @@ class Report:
 
     >>> print(Report(read=10, kept=7, skipped={"empty": 2, "too long": 1}))
     10 lines read, 7 pairs kept; skipped: 2 empty, 1 too long
+    >>> print(Report(read=10, kept=10, ignored={"column 3": 10}))
+    10 lines read, 10 pairs kept; ignored: column 3 of 10 lines
     """
 
     read: int
     kept: int
     skipped: Mapping[str, int] = field(default_factory=dict)
+    ignored: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items())
-        return f"{self.read:,} lines read, {self.kept:,} pairs kept" + (f"; skipped: {reasons}" if reasons else "")
+        others = ", ".join(f"{what} of {count:,} lines" for what, count in self.ignored.items())
+        facts = (("skipped", reasons), ("ignored", others))
+        listed = "".join(f"; {name}: {text}" for name, text in facts if text)
+        return f"{self.read:,} lines read, {self.kept:,} pairs kept{listed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +166,10 @@ class TwoFiles:
 
 @dataclass(frozen=True, slots=True)
 class Tsv:
-    """A table whose cells are parted by tabs; `columns` are those of the source and the target, from 0."""
+    """A table whose cells are parted by tabs; `columns` are those of the source and the target, from 0.
+
+    Every row must have as many cells as the first. Other columns are reported as ignored.
+    """
 
     path: Path
     columns: tuple[int, int] = (0, 1)
@@ -159,21 +181,41 @@ class Tsv:
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
-        """A row of the table is a pair; more columns than needed are no fault."""
+        """A row of the table is a pair."""
+        first: tuple[int, int] | None = None  # the first row's line, and how many cells it has
         for line in lines(self.path):
-            if self.header and line.number == 1:
-                continue
             cells = line.text.split("\t")
             if line.fault:
                 yield Row(self.path, line.number, fault=line.fault)
-            elif not line.text.strip():
+                continue
+            if not line.text.strip():
                 yield Row(self.path, line.number)
-            elif len(cells) <= max(self.columns):
-                fault = f"expected at least {max(self.columns) + 1} columns parted by tabs, found {len(cells)}"
+                continue
+            first = first or (line.number, len(cells))
+            if self.header and line.number == 1:
+                continue
+            fault = self._fault(len(cells), first)
+            if fault:
                 yield Row(self.path, line.number, fault=fault)
             else:
                 source, target = (cells[column].strip() for column in self.columns)
-                yield Row(self.path, line.number, source, target)
+                yield Row(self.path, line.number, source, target, ignored=self._others(len(cells)))
+
+    def _fault(self, count: int, first: tuple[int, int]) -> str:
+        """What is wrong with a row of so many cells."""
+        line, expected = first
+        if count <= max(self.columns):
+            return f"expected at least {max(self.columns) + 1} columns parted by tabs, found {count}"
+        if count != expected:
+            return f"expected {expected} columns parted by tabs as in line {line}, found {count}"
+        return ""
+
+    def _others(self, count: int) -> str:
+        """The columns of so many that are not read, counted from 1."""
+        others = [str(column + 1) for column in range(count) if column not in self.columns]
+        if len(others) > 8:
+            others = [*others[:7], f"{len(others) - 7} others"]
+        return f"column{'s' if len(others) > 1 else ''} {' and '.join(others)}" if others else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +231,7 @@ class Jsonl:
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
-        """An object is a pair; other fields are ignored."""
+        """An object is a pair; it may have other fields, as records do, and they are not read."""
         for line in lines(self.path):
             if line.fault:
                 yield Row(self.path, line.number, fault=line.fault)
@@ -241,16 +283,22 @@ def read_pairs(
 ) -> Iterator[Couple]:
     """The pairs that are kept, in order and in constant memory.
 
-    A fault (bad UTF-8, a missing column, no JSON) is a DataError, or is skipped and counted with `skip_faults`.
-    `tally` counts what happened under "read", "kept" and the reasons for skipping; `report` makes a record of it.
+    A fault (bad UTF-8, a missing column, no JSON) is a DataError, or is skipped and counted with `skip_faults`. A line
+    of more than a mebibyte is one too, but with a limit to the length it is too long like others.
+    `tally` counts what happened under "read", "kept", the reasons for skipping, and what was ignored; `report` makes a
+    record of it.
     """
     tally = Counter() if tally is None else tally
     for row in rows.rows():
         tally["read"] += 1
-        if row.fault and not skip_faults:
+        too_long = row.fault == _TOO_LONG and limits.longest is not None
+        if row.fault and not skip_faults and not too_long:
             raise DataError(f"{row.file}:{row.line}: {row.fault}")
-        reason = "faulty" if row.fault else limits.refuses(row.source, row.target)
+        refused = "faulty" if row.fault else limits.refuses(row.source, row.target)
+        reason = "too long" if too_long else refused
         tally[reason or "kept"] += 1
+        if row.ignored:
+            tally[_IGNORED + row.ignored] += 1
         if not reason:
             yield row.source, row.target
     _check_some(rows, tally)
@@ -265,8 +313,10 @@ def load_pairs(rows: Rows, *, limits: Limits = EVERYTHING, skip_faults: bool = F
 
 def report(tally: Counter[str]) -> Report:
     """The record of a tally, reasons in alphabetical order."""
-    skipped = {reason: tally[reason] for reason in sorted(tally) if reason not in ("read", "kept")}
-    return Report(read=tally["read"], kept=tally["kept"], skipped=skipped)
+    ignored = {name.removeprefix(_IGNORED): tally[name] for name in sorted(tally) if name.startswith(_IGNORED)}
+    others = {"read", "kept", *(_IGNORED + name for name in ignored)}
+    skipped = {reason: tally[reason] for reason in sorted(tally) if reason not in others}
+    return Report(read=tally["read"], kept=tally["kept"], skipped=skipped, ignored=ignored)
 
 
 def _check_some(rows: Rows, tally: Counter[str]) -> None:
@@ -302,7 +352,13 @@ def lines(path: Path) -> Iterator[_Line]:
     number = 0
     try:
         with _open(path) as stream:
-            for number, raw in enumerate(stream, start=1):
+            while raw := stream.readline(LONGEST_LINE):
+                number += 1
+                if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
+                    while (part := stream.readline(LONGEST_LINE)) and not part.endswith(b"\n"):
+                        pass
+                    yield _Line(number, "", _TOO_LONG)
+                    continue
                 if number == 1:
                     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
                         raise DataError(f"{path}:1: the file is UTF-16; expected UTF-8")

@@ -59,7 +59,9 @@ def padded(records: Sequence[Record], fills: Mapping[str, int | float], *, grid:
 
 @functools.cache
 def _batch_type(names: tuple[str, ...]) -> Callable[..., Any]:
-    made: Any = make_dataclass("Padded", [(name, Tensor) for name in names], bases=(PaddedBatch,), frozen=True, eq=False)
+    made: Any = make_dataclass(
+        "Padded", [(name, Tensor) for name in names], bases=(PaddedBatch,), frozen=True, eq=False
+    )
     return made
 
 

@@ -127,6 +127,7 @@ def chinese_text(words: Sequence[str]) -> str:
 
 # So many sentences in a row that were there already, and there are hardly any others.
 _PATIENCE = 400
+_TRIES = 3000  # sentences in a row of another length
 _CONTRACTIONS = {"can't": "can not", "cannot": "can not", "won't": "will not", "n't": " not", "I'm": "I am"}
 _CAPITALS = {"I", *(word for name in NAMES for word in name.split())}
 
@@ -150,7 +151,8 @@ def _distinct(random: Random, count: int, lengths: tuple[int, int], seen: set[tu
 def _sentence(random: Random, lengths: tuple[int, int]) -> Pair:
     """One sentence. The length to aim at is drawn first, so that long ones are not left to chance."""
     low, high = lengths
-    while True:
+    for _ in range(_TRIES):
         made = compose(random, low + int((high - low + 1) * random.random() ** 1.6))
         if low <= len(made.source) <= high:
             return made
+    raise ValueError(f"there are hardly any sentences of {low} to {high} words")

@@ -1,17 +1,24 @@
 """What can be chosen about every task; each task adds its own settings."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from regard.train.settings import TrainSettings
+from regard.train.settings import Seed, TrainSettings
+
+# Larger ones fit no machine: a slip of the finger is an error before anything is made.
+Count = Annotated[int, Field(gt=0, le=10**7)]
+Width = Annotated[int, Field(gt=0, le=2**16)]
+Depth = Annotated[int, Field(gt=0, le=1000)]
 
 
 class Settings(BaseModel):
     """Frozen; an unknown name is an error; the line below a field says what it means."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class LearningSettings(Settings):
@@ -36,22 +43,24 @@ class TaskData(Settings):
 
     files: tuple[Path, ...] = ()
     """Files or a folder to learn from; none: the built-in world."""
-    train: PositiveInt = 20_000
+    train: Count = 20_000
     """Examples of the world to train on."""
-    valid: PositiveInt = 500
+    valid: Count = 500
     """Examples held out for validation, of the world or of files that bring none."""
-    test: PositiveInt = 500
+    test: Count = 500
     """Examples held out for the test, likewise."""
-    longer: NonNegativeInt = 200
+    longer: int = Field(default=200, ge=0, le=10**7)
     """Examples of the world that are longer than any trained on."""
-    batch_tokens: PositiveInt = 2048
-    """Tokens of a batch, padding counted."""
-    seed: int = Field(default=1, ge=0, lt=2**63)
+    batch_tokens: int = Field(default=2048, gt=0, le=2**30)
+    """Tokens of a batch on any side, padding counted."""
+    seed: Seed = 1
     """Of the world and of the order."""
 
 
 class TaskConfig(Settings):
-    """A whole run."""
+    """A whole run. `figures` are those of a validation, one of which is watched."""
+
+    figures: ClassVar[tuple[str, ...]] = ("loss",)
 
     task: str
     preset: str = "small"
@@ -59,3 +68,44 @@ class TaskConfig(Settings):
     model: Any = None
     train: TrainSettings = TrainSettings()
     learning: LearningSettings = LearningSettings()
+
+    @model_validator(mode="after")
+    def _watched_figure_exists(self) -> Self:
+        if self.train.watch not in self.figures:
+            raise ValueError(f"train.watch: expected one of {', '.join(self.figures)}, got {self.train.watch!r}")
+        return self
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a setting needs to have an effect: that the value of `place` is accepted by `holds`."""
+
+    place: str
+    holds: Callable[[Any], bool]
+    words: str  # what has the setting
+
+    @classmethod
+    def value(cls, place: str, *values: Any) -> "Need":
+        """That a setting has one of some values."""
+        return cls(place, lambda value: value in values, " or ".join(f"{place}={value}" for value in values))
+
+
+Needs = Mapping[str, tuple[Need, ...]]  # by the full name of the setting
+WORLD = Need("data.files", lambda files: not files, "the built-in world")
+FILES = Need("data.files", bool, "files (--data)")
+
+
+def shared_needs(hard: Need, soft: Need) -> Needs:
+    """What the settings of every task need; `hard` and `soft` say when attention is hard, and when it has weights."""
+    return {
+        **dict.fromkeys(("data.train", "data.longer"), (WORLD,)),
+        "train.ema_decay": (Need.value("train.average", "ema"),),
+        "train.average_last": (Need.value("train.average", "checkpoints"),),
+        "train.final_share": (Need.value("train.schedule", "cosine"),),
+        "learning.penalty": (soft,),
+        "learning.beta": (soft, Need("learning.penalty", lambda name: name != "none", "a penalty (learning.penalty)")),
+        "learning.estimator": (hard,),
+        "learning.temperature": (hard, Need.value("learning.estimator", "gumbel")),
+        "learning.reward_weight": (hard, Need.value("learning.estimator", "reinforce")),
+        "learning.entropy_weight": (hard, Need.value("learning.estimator", "reinforce")),
+    }

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.tasks.config import TaskConfig
+from regard.tasks.loading import Loaded, material_of
 from regard.tasks.task import Task
-from regard.train.run import Run
 
 
 def judged(
@@ -25,19 +25,15 @@ def judged(
     return result
 
 
-def evaluate(task: Task, run: Run, data: Sequence[Path]) -> dict[str, Any]:
+def evaluate(loaded: Loaded, data: Sequence[Path]) -> dict[str, Any]:
     """The result record of a run, for its own test part or for other data."""
-    config = task.config.model_validate(run.config())
-    codec = task.codec(run.path, config)
-    network = task.network(config, codec)
-    run.load_model(network)
-    predictor = task.predictor(network.eval(), codec, config)
+    task, config, run = loaded.task, loaded.config, loaded.run
     longer: Sequence[Any] = ()
     if data:
-        examples, about = task.examples(data, config, codec)
+        examples, about = task.examples(data, config, loaded.codec)
     else:
-        material = task.material(config, run.path / "data", codec, lambda _: None)
+        material = material_of(task, config, run, loaded.codec)
         examples, longer, about = material.test, material.longer, material.about
     known = run.result() if (run.path / "result.json").is_file() else {}
     kept = {name: known[name] for name in ("seconds", "parameters", "versions", "device", "seed") if name in known}
-    return {"task": config.task, "data": about, **judged(task, config, predictor, examples, longer), **kept}
+    return {"task": config.task, "data": about, **judged(task, config, loaded.predictor, examples, longer), **kept}

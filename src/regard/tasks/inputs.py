@@ -48,7 +48,10 @@ def from_arguments(inputs: Sequence[Input], arguments: Sequence[str]) -> list[di
         raise InputError(f"expected {names} for each input, got {_counted(len(arguments))}")
     groups = [arguments[first : first + size] for first in range(0, len(arguments), size)]
     return [
-        {one.name: _read(Path(value)) if _is_file(one, value) else value for one, value in zip(inputs, group, strict=True)}
+        {
+            one.name: _read(Path(value)) if _is_file(one, value) else value
+            for one, value in zip(inputs, group, strict=True)
+        }
         for group in groups
     ]
 

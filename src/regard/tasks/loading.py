@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from regard.tasks.config import TaskConfig
 from regard.tasks.inputs import named
-from regard.tasks.task import InputError, Prediction, Task
+from regard.tasks.task import InputError, Material, Prediction, SettingError, Task
 from regard.train.run import Run, RunError
 
 
@@ -20,10 +21,16 @@ class Loaded:
     """
 
     task: Task
-    name: str
+    run: Run
     config: Any
+    codec: Any
     predictor: Any
     weights: str
+
+    @property
+    def name(self) -> str:
+        """The name of the run's directory."""
+        return self.run.path.resolve().name
 
     def predict(self, inputs: Any, **options: Any) -> list[Prediction]:
         """An answer for each input, in their order. Options are the task's own, such as `beam` of a translator.
@@ -40,6 +47,10 @@ class Loaded:
 
     def answers(self, inputs: Any, **options: Any) -> list[Prediction | InputError]:
         """The same, with the error itself in the place of an answer that could not be given."""
+        unknown = [name for name in options if name not in self.task.options]
+        if unknown:
+            known = ", ".join(self.task.options) or "none"
+            raise SettingError(f"{self.task.name} has no option {unknown[0]!r}: there is {known}")
         given = [inputs] if isinstance(inputs, (str, bytes, os.PathLike, dict)) else list(_iterable(inputs))
         found: dict[int, Prediction | InputError] = {}
         good: dict[int, dict[str, Any]] = {}
@@ -60,21 +71,45 @@ def load(run: str | os.PathLike[str] | Run, *, device: torch.device | str | None
     `precision` of a translator. A run whose training was interrupted answers with its best checkpoint, and
     `Loaded.weights` says so.
     """
-    from regard.tasks.catalog import TASKS
-
     opened = run if isinstance(run, Run) else Run.open(run)
-    name = opened.config().get("task")
-    if name not in TASKS:
-        raise RunError(f"{opened.path} is a run of the task {name!r}, and there are {', '.join(TASKS)}")
-    task = TASKS[name]
-    config = task.config.model_validate(opened.config())
-    codec = task.codec(opened.path, config)
+    task = task_of(opened)
+    unknown = [name for name in options if name not in task.loading]
+    if unknown:
+        known = ", ".join(task.loading) or "none"
+        raise SettingError(f"{task.name} has no option {unknown[0]!r} when it is loaded: there is {known}")
+    config = opened.config_as(task.config)
+    codec = codec_of(task, config, opened)
     network = task.network(config, codec)
     weights = opened.load_model(network)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    network.to(place)
-    predictor = task.predictor(network.eval(), codec, config, **options)
-    return Loaded(task, opened.path.resolve().name, config, predictor, weights)
+    if task.loaded is not None:
+        predictor = task.loaded(network.eval(), codec, config, device, **options)
+    else:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        predictor = task.predictor(network.eval().to(place), codec, config)
+    return Loaded(task, opened, config, codec, predictor, weights)
+
+
+def task_of(run: Run) -> Task:
+    """The task that a run was trained for."""
+    from regard.tasks.catalog import TASKS
+
+    name = run.config().get("task")
+    if not isinstance(name, str) or name not in TASKS:
+        raise RunError(f"{run.path / 'config.json'}: no task is called {name!r}: there are {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def codec_of(task: Task, config: TaskConfig, run: Run) -> Any:
+    """The codec that a run was trained with; a damaged file is an error that names it."""
+    with run.reading(*task.codec_files):
+        return task.codec(run.path, config)
+
+
+def material_of(task: Task, config: TaskConfig, run: Run, codec: Any) -> Material:
+    """What a trained run learned from; files must be as they were when it was started."""
+    files = [path.absolute() for path in task.files(config)]
+    run.check_inputs(files, "give the files to evaluate on with --data")
+    return task.material(config, run.path / "data", codec, lambda _: None)
 
 
 def _iterable(inputs: Any) -> Iterable[Any]:

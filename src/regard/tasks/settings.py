@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from regard.tasks.config import TaskConfig
+from regard.tasks.config import Need, Needs, TaskConfig
 from regard.tasks.task import SettingError, Task
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -36,8 +36,10 @@ class Setting(NamedTuple):
     choices: tuple[str, ...]  # where it is one of a few words
 
 
-def changed(config: Config, settings: Mapping[str, str], *, aliases: Mapping[str, str] | None = None) -> Config:
-    """The configuration with these fields set, checked as a whole.
+def changed(
+    config: Config, settings: Mapping[str, str], *, aliases: Mapping[str, str] | None = None, needs: Needs | None = None
+) -> Config:
+    """The configuration with these fields set, checked as a whole; one of them that has no effect is an error.
 
     >>> from regard.train.settings import TrainSettings
     >>> changed(TrainSettings(), {"steps": "12", "schedule": "cosine"}).steps
@@ -51,13 +53,20 @@ def changed(config: Config, settings: Mapping[str, str], *, aliases: Mapping[str
     """
     tree = config.model_dump(mode="json")
     known = {one.name: one for one in listed(config)}
+    given = []
     for key, text in settings.items():
         place = _place((aliases or {}).get(key, key), known)
+        given.append(place)
         _put(tree, place.split("."), None if text == "none" and known[place].may_be_none else _value(text))
     try:
-        return config.__class__.model_validate(tree)
+        made = config.__class__.model_validate(tree)
     except ValidationError as error:
         raise SettingError(_complaint(error.errors(include_url=False)[0], known)) from error
+    for name in given:
+        if (need := _unmet(made, name, needs or {})) is not None:
+            now = _shown(_at(made, need.place))
+            raise SettingError(f"{name} has no effect: it is a setting of {need.words}, and {need.place} is {now}")
+    return made
 
 
 def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[str, str]) -> TaskConfig:
@@ -70,7 +79,38 @@ def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[s
         if missing:
             raise SettingError(f"no such file: {', '.join(missing)}")
         made = made.model_copy(update={"data": made.data.model_copy(update={"files": tuple(data)})})
-    return changed(made, settings, aliases=task.aliases)
+    return changed(made, settings, aliases=task.aliases, needs=task.needs)
+
+
+def recorded(task: Task, config: TaskConfig) -> dict[str, Any]:
+    """The configuration as JSON: data files by their absolute paths, and no settings that have no effect in it."""
+    files = tuple(path.absolute() for path in config.data.files)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"files": files})})
+    tree = config.model_dump(mode="json")
+    for name in task.needs:
+        if name not in task.recorded and _unmet(config, name, task.needs) is not None:
+            part, _, last = name.rpartition(".")
+            inner = tree
+            for step in part.split("."):
+                inner = inner[step]
+            del inner[last]
+    return tree
+
+
+def _unmet(config: BaseModel, name: str, needs: Needs) -> Need | None:
+    return next((need for need in needs.get(name, ()) if not need.holds(_at(config, need.place))), None)
+
+
+def _at(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "empty"
+    return "none" if value is None else str(value)
 
 
 def listed(config: BaseModel) -> list[Setting]:
@@ -156,6 +196,8 @@ def _wrapped(part: str, names: list[str], wide: int = 76) -> Iterator[str]:
 def _complaint(error: Mapping[str, Any], known: Mapping[str, Setting]) -> str:
     """What was expected of which setting, and what came."""
     path = [str(part) for part in error["loc"]]
+    if error["type"] == "value_error":  # of several settings together: the message names them
+        return _expected(error, None)
     while len(path) > 1 and ".".join(path) not in known:  # of a list, which item
         path.pop()
     setting = known.get(".".join(path))
@@ -193,5 +235,5 @@ def _value(text: str) -> Any:
     """JSON where it is JSON (numbers, true, null, lists), else the text itself."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # Python also refuses whole numbers of thousands of digits
         return text

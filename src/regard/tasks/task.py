@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from regard.look.trace import Trace
-from regard.tasks.config import TaskConfig
+from regard.tasks.config import Needs, TaskConfig
 
 
 class SettingError(ValueError):
@@ -130,12 +130,15 @@ class Task:
 
     - `material(config, cache, codec, say)`: the built-in world, or the files of `config.data.files`, indexed in the
       folder `cache`. A run that goes on gives its own `codec`; `say` reports progress.
-    - `codec(directory, config)`: the codec of a run.
+    - `files(config)`: every file that the run reads.
+    - `codec(directory, config)`: the codec of a run, from its `codec_files`.
     - `network(config, codec)`: the model, untrained.
     - `encode(codec, example, config)`: an example as a record; `sizes(record)`: its padded lengths.
     - `collate(records, config, grid=, rows=)`: records as a batch with `.to(device)`.
     - `outcome(network, batch, config, attention)`: the loss of a batch; with `attention`, also weights and choices.
-    - `predictor(network, codec, config)`: answers to inputs.
+    - `predictor(network, codec, config)`: answers to inputs, with the network as it is.
+    - `loaded(network, codec, config, device, **options)`: the same for a network that is trained: by default it is
+      moved to the device. `loading` names the options.
     - `validate(predictor, examples, config)`: figures by name, quickly.
     - `judge(predictor, examples, config, explain)`: all figures; with `explain`, faithfulness too.
     - `examples(paths, config, codec)`: the examples of other files.
@@ -146,22 +149,32 @@ class Task:
     about: str
     data: str
     world: str
+    view: str  # title of a page that shows its attention
+    unit: str  # what a key stands for, such as a source word
     config: type[TaskConfig]
     presets: Mapping[str, Preset]
     inputs: tuple[Input, ...]
     figures: tuple[Figure, ...]
     material: Callable[..., Material]
+    files: Callable[[Any], list[Path]]
     codec: Callable[[Path, Any], Any]
+    codec_files: tuple[str, ...]
     network: Callable[[Any, Any], nn.Module]
     encode: Callable[[Any, Any, Any], Any]
     sizes: Callable[[Any], tuple[int, ...]]
     collate: Callable[..., Any]
     outcome: Callable[[nn.Module, Any, Any, bool], Outcome]
-    predictor: Callable[..., Any]
+    predictor: Callable[[Any, Any, Any], Any]
     validate: Callable[[Any, Sequence[Any], Any], dict[str, float]]
     judge: Callable[[Any, Sequence[Any], Any, bool], Judged]
     examples: Callable[[Sequence[Path], Any, Any], tuple[list[Any], str]]
+    asked: Callable[[Any], Mapping[str, Any]]  # the input of an example
+    loaded: Callable[..., Any] | None = None
+    loading: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # names of what `answers` can be told
     aliases: Mapping[str, str] = field(default_factory=dict)  # short names of settings
+    needs: Needs = field(default_factory=dict)  # what settings need to have an effect
+    recorded: tuple[str, ...] = ()  # settings that config.json has even where they have none
     changeable: tuple[str, ...] = ()  # settings that a run may change when it goes on, beside those of every task
     validated: int = 200  # examples that `validate` gets
 

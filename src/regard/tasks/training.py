@@ -1,11 +1,9 @@
 """Training any task, from its configuration to a run directory that holds everything."""
 
 import platform
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,10 @@ from regard.data.records import RecordBatches
 from regard.tasks.config import TaskConfig
 from regard.tasks.evaluation import judged
 from regard.tasks.learning import asks_attention, loss_of
+from regard.tasks.loading import codec_of
+from regard.tasks.settings import recorded
 from regard.tasks.task import Material, Task
+from regard.train.capacity import check_capacity
 from regard.train.loop import Fitted, fit
 from regard.train.progress import Progress, default_progress
 from regard.train.run import Run
@@ -29,22 +30,41 @@ CHANGEABLE = ("train.steps", "train.epochs", "train.patience")  # what a run of 
 
 
 def train(
-    task: Task, config: TaskConfig, out: Path, *, resume: bool = False, progress: Progress | None = None
+    task: Task,
+    config: TaskConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    accept_changed_data: bool = False,
 ) -> dict[str, Any]:
-    """Train into the run directory `out`, evaluate on the test part, and return the result that is written there."""
+    """Train into the run directory `out`, evaluate on the test part, and return the result that is written there.
+
+    A run that goes on must find its data files as they were, unless changed data is accepted.
+    """
+    with Run.training(
+        out,
+        recorded(task, config),
+        resume=resume,
+        changeable=(*CHANGEABLE, *task.changeable),
+        renewed=lambda stored: _renewed(task, stored),
+        inputs=[path.absolute() for path in task.files(config)],
+        accept_changed_data=accept_changed_data,
+    ) as run:
+        return _train(task, config, run, default_progress(_quicker(task, config)) if progress is None else progress)
+
+
+def _train(task: Task, config: TaskConfig, run: Run, progress: Progress) -> dict[str, Any]:
     began = time.monotonic()
-    progress = default_progress(_quicker(task, config)) if progress is None else progress
-    plain = config.model_dump(mode="json")
-    with _removed_on_failure(out):
-        run = Run.create(out, plain, resume=resume, changeable=(*CHANGEABLE, *task.changeable), renewed=_renewed(task))
-        known = task.codec(run.path, config) if resume and any(run.path.glob("tokenizer*.json")) else None
-        material = task.material(config, run.path / "data", known, progress.say)
-        if known is None:
-            material.codec.save(run.path)
-    torch.manual_seed(config.train.seed)
-    network = task.network(config, material.codec)
+    # Weights belong to the codec they were trained with; without any weights, an interrupted start is begun again.
+    known = codec_of(task, config, run) if run.checkpoints.steps() or run.model_path.is_file() else None
+    material = task.material(config, run.path / "data", known, progress.say)
+    if known is None:
+        run.manifest.keep(material.codec.save)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network.to(device)
+    check_capacity(lambda: task.network(config, material.codec), device)
+    torch.manual_seed(config.train.seed)
+    network = task.network(config, material.codec).to(device)
     predictor = task.predictor(network, material.codec, config)
     fitted = fit(
         network,
@@ -102,33 +122,15 @@ def _held_out(task: Task, config: TaskConfig, material: Material) -> list[Any]:
     return [task.collate(part, config) for part in parts]
 
 
-@contextmanager
-def _removed_on_failure(out: Path) -> Iterator[None]:
-    """A run that failed before anything was learned leaves nothing: the corrected command may use the same name."""
-    fresh = not out.exists()
+def _renewed(task: Task, stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration as today's version would record it: with the defaults of settings it does not know."""
     try:
-        yield
-    except BaseException:
-        if fresh:
-            shutil.rmtree(out, ignore_errors=True)
-        raise
+        return recorded(task, task.config.model_validate(stored))
+    except ValueError:  # of another task, or edited by hand: compared as it is
+        return stored
 
 
-def _renewed(task: Task) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A stored configuration with the defaults of settings that it does not know."""
-
-    def renewed(stored: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return task.config.model_validate(stored).model_dump(mode="json")
-        except ValueError:  # of another task, or edited by hand: compared as it is
-            return stored
-
-    return renewed
-
-
-def facts(
-    config: TaskConfig, material: Material, network: nn.Module, fitted: Fitted, seconds: float
-) -> dict[str, Any]:
+def facts(config: TaskConfig, material: Material, network: nn.Module, fitted: Fitted, seconds: float) -> dict[str, Any]:
     """What a result says about the run beside its figures."""
     return {
         "task": config.task,

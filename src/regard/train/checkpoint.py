@@ -12,13 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from regard.train.durable import force, sha256
+from regard.train.errors import RunError
 from regard.train.weights import read_tensors, write_tensors
 
 FORMAT = 1
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
 
-class CheckpointError(Exception):
+class CheckpointError(RunError):
     """A checkpoint that is damaged or missing, with what is wrong with it."""
 
 
@@ -36,6 +37,12 @@ class Checkpoint:
     def optimizer(self) -> dict[str, Tensor]:
         """What the optimiser, the moving average and the random numbers need."""
         return read_tensors(self.path / "optimizer.safetensors")[0]
+
+    def average(self) -> dict[str, Tensor]:
+        """The moving average of the weights, by name; empty where none is kept."""
+        return {
+            name.partition("/")[2]: tensor for name, tensor in self.optimizer().items() if name.startswith("average/")
+        }
 
     def state(self) -> dict[str, Any]:
         """Where training stood."""
@@ -78,8 +85,8 @@ class Checkpoints:
                 self._remove(target)
         aside = self.folder / f".step-{step:06d}.{os.getpid()}.tmp"
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
         try:
+            aside.mkdir(parents=True)
             write_tensors(aside / "model.safetensors", model, aliases=aliases)
             write_tensors(aside / "optimizer.safetensors", optimizer)
             _write_json(aside / "state.json", state)
@@ -88,7 +95,8 @@ class Checkpoints:
             force(aside)
             aside.rename(target)
         except OSError as error:
-            raise CheckpointError(f"could not write {target}: {error}; older checkpoints are untouched") from error
+            why = error.strerror or error
+            raise CheckpointError(f"could not write {target}: {why}; older checkpoints are untouched") from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         force(self.folder)
@@ -106,7 +114,7 @@ class Checkpoints:
                 raise CheckpointError(f"{path} has a manifest of another format or step")
         except FileNotFoundError:
             raise CheckpointError(f"{path} has no manifest: it was never finished") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
             raise CheckpointError(f"{path} has a damaged manifest ({error})") from error
         for name, (digest, size) in files.items():
             file = path / name
@@ -114,11 +122,18 @@ class Checkpoints:
                 raise CheckpointError(f"{file} is not what the manifest says: the file is damaged or missing")
         return Checkpoint(path, step)
 
-    def newest(self, say: Callable[[str], None]) -> Checkpoint | None:
-        """The newest good checkpoint; `say` hears of each bad one that is passed over."""
+    def newest(
+        self, say: Callable[[str], None], usable: Callable[[Checkpoint], None] = lambda _: None
+    ) -> Checkpoint | None:
+        """The newest good checkpoint; `say` hears of each bad one that is passed over.
+
+        `usable` raises `CheckpointError` for one that is whole but cannot be taken up.
+        """
         for step in reversed(self.steps()):
             try:
-                return self.at(step)
+                found = self.at(step)
+                usable(found)
+                return found
             except CheckpointError as error:
                 say(f"checkpoint of step {step} passed over: {error}")
         return None

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -22,7 +23,13 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file so that a reader, or a crash, sees the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    if path.exists() and not path.is_file():  # a pipe or a terminal has no content to keep; a folder is an error
+        path.write_bytes(data)
+        return
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        raise _about(path, error) from error
     aside = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -31,10 +38,26 @@ def write_whole(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         aside.chmod(0o644)
         aside.replace(path)
-    except BaseException:
+    except OSError as error:
+        raise _about(path, error) from error
+    finally:
         aside.unlink(missing_ok=True)
-        raise
     force(path.parent)
+
+
+def _about(path: Path, error: OSError) -> OSError:
+    """The same error, of the file that was asked for and not of the one written aside."""
+    return OSError(error.errno, error.strerror, str(path)) if error.errno else error
+
+
+def as_os_error(error: Exception, path: Path) -> Exception:
+    """The system's error behind that of a library in Rust, which has its number in the text; else the error itself.
+
+    >>> as_os_error(Exception("I/O error: No space left on device (os error 28)"), Path("a.json"))
+    OSError(28, 'No space left on device')
+    """
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
 
 
 def sha256(path: Path) -> str:

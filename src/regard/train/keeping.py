@@ -14,7 +14,7 @@ from regard.train.checkpoint import Checkpoint, CheckpointError
 from regard.train.course import Course
 from regard.train.optimizer import load_optimizer, optimizer_tensors
 from regard.train.random_state import RandomState
-from regard.train.run import Run
+from regard.train.run import Run, RunError
 from regard.train.settings import TrainSettings
 from regard.train.weights import model_tensors, put_weights, shared_names
 
@@ -40,6 +40,7 @@ class Keeper:
             "course": asdict(course),
             "batches": position,
             "settings": self.settings.model_dump(mode="json"),
+            "relies_on": sorted(self._relies_on(course)),
             "metrics_bytes": self.run.metrics.force(),
             "torch": torch.__version__,
         }
@@ -52,22 +53,40 @@ class Keeper:
     def _needed(self, course: Course) -> set[int]:
         """The last ones, the best, and what was the best for each of those, should one have to go back to it."""
         last = [step for step in self.run.checkpoints.steps() if step <= course.step][-self.settings.kept() :]
-        best = {course.best_step}
+        needed = {*last, *self._relies_on(course)}
         for step in last:
             try:
-                best.add(Checkpoint(self.run.checkpoints.path(step), step).state()["course"]["best_step"])
+                state = Checkpoint(self.run.checkpoints.path(step), step).state()
+                needed |= {state["course"]["best_step"], *state.get("relies_on", ())}
             except (OSError, ValueError, KeyError):
                 continue  # a damaged one refers to nothing
-        return {*last, *(step for step in best if step is not None)}
+        return {step for step in needed if step is not None}
+
+    def _relies_on(self, course: Course) -> set[int]:
+        """The earlier checkpoints whose weights may be kept in the end: the best, and those that join the mean."""
+        mean = self.settings.scheduled(course.step) if self.settings.average == "checkpoints" else []
+        there = set(self.run.checkpoints.steps())
+        steps = {course.best_step, *(step for step in mean if step in there)}
+        return {step for step in steps if step is not None and step != course.step}
 
     def newest(self) -> Checkpoint | None:
         """The newest good checkpoint. What killed processes left half done is removed on the way."""
         checkpoints = self.run.checkpoints
         checkpoints.sweep()
-        found = checkpoints.newest(self.say)
+        found = checkpoints.newest(self.say, self._usable)
         if found is None and checkpoints.steps():
             self.say("no checkpoint is good: training starts from the beginning")
         return found
+
+    def _usable(self, found: Checkpoint) -> None:
+        """Raises `CheckpointError` when a checkpoint that this one relies on is damaged: the end would be another."""
+        state = found.state()
+        best = state["course"]["best_step"]
+        for step in state.get("relies_on", [] if best in (None, found.step) else [best]):
+            try:
+                self.run.checkpoints.at(step)
+            except CheckpointError as error:
+                raise CheckpointError(f"it relies on the one of step {step}: {error}") from error
 
     def take_up(self, found: Checkpoint, batches: Batches) -> Course:
         """Brings everything back as it was when the checkpoint was written."""
@@ -81,15 +100,23 @@ class Keeper:
         load_optimizer(self.model, self.optimizer, parts.get("optimizer", {}))
         if self.average is not None:
             self.average.load(parts.get("average", {}))
-        batches.resume(state["batches"])
+        self._resume(batches, state["batches"])
         self.run.metrics.cut(state["metrics_bytes"])
         RandomState.of(parts["random"]).put(self.device)
         self.say(f"resumed from step {found.step}")
         return Course(**state["course"])
 
-    def put_mean(self) -> None:
-        """Gives the model the mean of the last checkpoints."""
-        steps = self.run.checkpoints.steps()[-self.settings.average_last :]
+    def _resume(self, batches: Batches, position: Any) -> None:
+        try:
+            batches.resume(position)
+        except ValueError as error:
+            if not self.run.accepts_changed_data:
+                raise RunError(f"{self.run.path} cannot go on with this data: {error}") from error
+            self.say(f"the order of the data starts anew: {error}")
+
+    def put_mean(self, last: int) -> None:
+        """Gives the model the mean of the last checkpoints of the schedule, up to a step."""
+        steps = self.settings.scheduled(last)
         states = [found.model() for found in map(self.good, steps) if found is not None]
         if states:
             put_weights(self.model, mean_weights([tensors for tensors, _ in states]), states[-1][1])

@@ -293,7 +293,7 @@ class _Loop:
         """Which weights are kept, and their figures where they have been validated."""
         course = self.course
         if self.settings.average == "checkpoints":
-            self.keeper.put_mean()
+            self.keeper.put_mean(course.step)
             if course.best is None:
                 return "average", {}
             figures = self._figures()

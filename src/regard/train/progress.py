@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-
 _KNOWN_STEPS = 20  # after so many steps, or so many seconds, the pace is known
 _KNOWN_SECONDS = 3.0
 _LONG = 1200.0  # seconds after which a quicker way is worth a word

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.train.durable import force
+from regard.train.durable import as_os_error, force
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:
@@ -42,8 +42,24 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping[str, str] | None = None) -> None:
     """Writes tensors to a new file and waits until it is on the disk."""
     metadata = {"format": "pt", "shared": json.dumps(dict(aliases or {}))}
-    save_file({name: _alone(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
+    try:
+        save_file({name: _alone(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
+    except SafetensorError as error:
+        raise as_os_error(error, path) from error
+    _in_order(path)
     force(path)
+
+
+def _in_order(path: Path) -> None:
+    """Puts the metadata of the header in order, so that equal weights are equal files: safetensors shuffles it."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+        ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(ordered) <= size:
+            file.seek(8)
+            file.write(ordered.ljust(size))
 
 
 def _alone(tensor: Tensor) -> Tensor:
@@ -58,9 +74,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        shared = json.loads(metadata.get("shared", "{}"))
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    return tensors, json.loads(metadata.get("shared", "{}"))
+    if not isinstance(shared, dict):
+        raise ValueError(f"{path} cannot be read: its shared weights are not a table of names")
+    return tensors, shared
 
 
 def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:

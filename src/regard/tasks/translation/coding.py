@@ -11,6 +11,8 @@ from regard.data import world
 from regard.data.bpe import Codes
 from regard.data.vocabulary import Vocabulary
 
+TOKENIZERS = ("tokenizer.json", "tokenizer.target.json")  # the files of a run
+
 
 class Reading(NamedTuple):
     """A source as the model reads it."""
@@ -19,6 +21,16 @@ class Reading(NamedTuple):
     labels: tuple[str, ...]  # of each number, for people
     owners: list[int]  # the word each number belongs to
     words: tuple[str, ...]
+
+
+class Words(NamedTuple):
+    """Words of a text that is given by numbers, and the word each number belongs to."""
+
+    words: tuple[str, ...]
+    owners: list[int]
+
+
+NO_WORDS = Words((), [])
 
 
 @runtime_checkable
@@ -53,6 +65,14 @@ class Coder(Protocol):
 
     def labels(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> tuple[str, ...]:
         """What each target number stands for."""
+        ...
+
+    def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        """The words of source numbers with their labels."""
+        ...
+
+    def written_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        """The words of target numbers with their labels."""
         ...
 
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
@@ -95,6 +115,12 @@ class WordCoder:
                 words[place] = source.words[int(weights[place, : len(source.words)].argmax())]
         return tuple(words)
 
+    def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        return Words(tuple(labels), list(range(len(labels))))
+
+    def written_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        return Words(tuple(labels), list(range(len(labels))))
+
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
         return world.chinese_text(self.labels(numbers, source, weights))
 
@@ -132,6 +158,12 @@ class PieceCoder:
 
     def labels(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> tuple[str, ...]:
         return tuple(self._label(False, number) for number in numbers)
+
+    def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        return Words(*self.codes.source.words(numbers))
+
+    def written_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
+        return Words(*self.codes.target.words(numbers))
 
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
         return self.codes.target.decode(numbers)

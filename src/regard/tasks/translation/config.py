@@ -1,11 +1,12 @@
 """What can be chosen about a translator: its data, its model, its training and its decoding."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from regard.tasks.config import Settings, TaskConfig, TaskData
+from regard.data.bpe import SMALLEST
+from regard.tasks.config import FILES, WORLD, Depth, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 
 ATTENTIONS = (
     *("none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "local-m", "local-p", "local-hard", "hard"),
@@ -28,6 +29,7 @@ AttentionName = Literal[
 ]
 
 Precision = Literal["float32", "bfloat16", "int8"]
+Words = Annotated[int, Field(gt=0, le=1000)]
 
 
 class DataSettings(TaskData):
@@ -39,19 +41,19 @@ class DataSettings(TaskData):
     """Suffix of the source files in a folder."""
     target: str = "de"
     """Suffix of the target files in a folder."""
-    lengths: tuple[PositiveInt, PositiveInt] = (3, 30)
+    lengths: tuple[Words, Words] = (3, 30)
     """Words of the world's sentences, at least and at most."""
-    longest: PositiveInt = 100
+    longest: int = Field(default=100, gt=0, le=10**6)
     """Pairs of files with more words on either side are left out."""
     ratio: float = Field(default=4.0, gt=1.0)
     """... and pairs of which one side has so many times the words of the other."""
-    vocabulary: PositiveInt = 8000
+    vocabulary: int = Field(default=8000, ge=SMALLEST, le=10**6)
     """Sub-words of files."""
     shared: bool = True
     """One set of sub-words for both languages."""
     merge_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the merges left out at random when a training text is cut into sub-words."""
-    cuts: int = Field(default=8, ge=2)
+    cuts: int = Field(default=8, ge=2, le=1000)
     """With merge_dropout: how often each pair stands in the training set, once cut as usual."""
     end_mark: bool = True
     """Whether a source ends with a mark, which a model may attend when it looks at no word."""
@@ -59,6 +61,12 @@ class DataSettings(TaskData):
     """Where words are counted from in test.links, the gold alignment beside a test file."""
     tokenize: Literal["auto", "13a", "zh", "none", "char"] = "auto"
     """How BLEU cuts the text: auto is zh for Chinese, none for text that is tokenised already, else 13a."""
+
+    @model_validator(mode="after")
+    def _lengths_in_order(self) -> "DataSettings":
+        if self.lengths[0] > self.lengths[1]:
+            raise ValueError(f"expected the smaller number first, got {list(self.lengths)} for data.lengths")
+        return self
 
 
 class ModelSettings(Settings):
@@ -74,23 +82,23 @@ class ModelSettings(Settings):
     """Luong's order: the last output joins the next input."""
     cell: Literal["gru", "lstm"] = "gru"
     """Of the recurrent model."""
-    reach: PositiveInt = 5
+    reach: int = Field(default=5, gt=0, le=10**6)
     """Of local attention, to either side."""
     positions: Literal["sinusoidal", "learned", "relative", "rotary", "alibi", "none"] = "sinusoidal"
     """Of the Transformer."""
     norm: Literal["pre", "post"] = "pre"
     """Of the Transformer."""
-    heads: PositiveInt = 4
+    heads: Width = 4
     """Of the Transformer."""
-    feed_forward: PositiveInt | None = None
+    feed_forward: Annotated[int, Field(gt=0, le=2**20)] | None = None
     """Hidden size of the Transformer's layers; none: four times the size."""
-    size: PositiveInt = 256
+    size: Width = 256
     """Of the states."""
-    embedding: PositiveInt | None = None
+    embedding: Width | None = None
     """Of the recurrent model's word vectors; none: the size."""
-    layers: PositiveInt = 1
+    layers: Depth = 1
     """Of encoder and decoder each."""
-    decoder_layers: PositiveInt | None = None
+    decoder_layers: Depth | None = None
     """Of the decoder, where it has more or fewer than the encoder."""
     keys: Literal["states", "words", "both"] = "states"
     """What the source is searched by: the encoder's states, the words alone, or their sum."""
@@ -101,13 +109,19 @@ class ModelSettings(Settings):
     inner_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Of the Transformer's attention weights and inside its feed-forward parts; none: as dropout."""
 
+    @model_validator(mode="after")
+    def _heads_part_the_size(self) -> "ModelSettings":
+        if self.kind == "transformer" and self.size % self.heads:
+            raise ValueError(f"model.size must be a multiple of model.heads: got {self.size} and {self.heads}")
+        return self
+
 
 class DecodeSettings(Settings):
     """How translations are searched."""
 
-    beam: PositiveInt = 1
+    beam: int = Field(default=1, gt=0, le=256)
     """Hypotheses kept; 1 is greedy."""
-    length_penalty: float = Field(default=0.6, ge=0.0)
+    length_penalty: float = Field(default=0.6, ge=0.0, le=100.0)
     """Exponent of the penalty that makes longer hypotheses comparable."""
     precision: Precision = "float32"
     """Of the matrix products when a run is loaded to translate; int8 is for the CPU."""
@@ -117,6 +131,8 @@ class DecodeSettings(Settings):
 
 class TranslationConfig(TaskConfig):
     """A whole run."""
+
+    figures = ("loss", "bleu")
 
     task: Literal["translation"] = "translation"
     data: DataSettings = DataSettings()
@@ -131,3 +147,30 @@ class TranslationConfig(TaskConfig):
         if not self.data.files:
             object.__setattr__(self, "data", self.data.model_copy(update={"source": "en", "target": "zh"}))
         return self
+
+
+_RECURRENT = Need.value("model.kind", "recurrent")
+_TRANSFORMER = Need.value("model.kind", "transformer")
+_HARD = Need.value("model.attention", "hard", "local-hard")
+_SOFT = Need(
+    "model", lambda model: model.kind == "transformer" or model.attention not in ("none", "hard"), "soft attention"
+)
+NEEDS = {
+    **shared_needs(_HARD, _SOFT),
+    **dict.fromkeys(("model.attention", "model.order", "model.cell", "model.embedding"), (_RECURRENT,)),
+    "model.input_feeding": (_RECURRENT, Need.value("model.order", "luong")),
+    "model.reach": (_RECURRENT, Need.value("model.attention", "local-m", "local-p", "local-hard")),
+    **dict.fromkeys(
+        ("model.positions", "model.norm", "model.heads", "model.feed_forward", "model.inner_dropout"), (_TRANSFORMER,)
+    ),
+    "data.lengths": (WORLD,),
+    **dict.fromkeys(
+        (
+            *("data.source", "data.target", "data.longest", "data.ratio", "data.vocabulary", "data.shared"),
+            *("data.merge_dropout", "data.first_word"),
+        ),
+        (FILES,),
+    ),
+    "data.cuts": (FILES, Need("data.merge_dropout", lambda share: share > 0.0, "data.merge_dropout above 0")),
+}
+"""What has each setting that not every run has. One that was asked for and has no effect is an error."""

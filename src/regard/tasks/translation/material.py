@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from regard.data import world
 from regard.data.alignment import Gold, Links, read_links
 from regard.data.batches import Ids
-from regard.data.bpe import Codes, Subwords, train_bpe
+from regard.data.bpe import Codes, train_bpe
+from regard.data.bpe_dropout import MergeDropout
 from regard.data.corpus import TextCorpus, TokenCorpus, encode, index
 from regard.data.parallel import DataError, Limits, find_rows, load_pairs
 from regard.data.sentences import Pair
@@ -50,25 +51,28 @@ class _Chosen(Sequence[Any]):
 
 
 def make_material(config: TranslationConfig, cache: Path, codec: Coder | None, say: Callable[[str], None]) -> Material:
-    """What a run learns from; files are indexed in `cache`."""
+    """What a run learns from; files are indexed in `cache`, and a `codec` that is known is not learned again."""
     if config.data.files:
         return file_material(config.data, cache, codec.codes if isinstance(codec, PieceCoder) else None, say=say)
-    return world_material(config.data)
+    return world_material(config.data, codec if isinstance(codec, WordCoder) else None)
 
 
-def world_material(settings: DataSettings) -> Material:
-    """Sentences of the built-in grammar, with their gold links."""
+def world_material(settings: DataSettings, known: WordCoder | None = None) -> Material:
+    """Sentences of the built-in grammar, with their gold links; `known` words instead of those that occur."""
     _, longest = settings.lengths
-    made = world.splits(
-        settings.seed,
-        train=settings.train,
-        valid=settings.valid,
-        test=settings.test,
-        longer=settings.longer,
-        lengths=settings.lengths,
-        beyond=(longest + 1, longest + longest // 2),
-    )
-    coder = WordCoder(
+    try:
+        made = world.splits(
+            settings.seed,
+            train=settings.train,
+            valid=settings.valid,
+            test=settings.test,
+            longer=settings.longer,
+            lengths=settings.lengths,
+            beyond=(longest + 1, longest + max(1, longest // 2)),
+        )
+    except ValueError as error:
+        raise DataError(f"the built-in world: {error} (data.lengths, data.train, data.longer)") from error
+    coder = known or WordCoder(
         Vocabulary.build(pair.source for pair in made.train), Vocabulary.build(pair.target for pair in made.train)
     )
     train = [(coder.source.encode(pair.source), coder.goal.encode(pair.target)) for pair in made.train]
@@ -136,28 +140,40 @@ def _short(examples: Sequence[Example]) -> str | None:
 
 
 def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) -> list[TokenCorpus]:
-    """The corpus in sub-words, and with merge_dropout in other cuts of the same text too."""
-    size = max(codes.source.size, codes.target.size)
-    ways = [(codes.source, codes.target)]
-    if settings.merge_dropout > 0.0:
-        loose = codes.source.loosened(settings.merge_dropout), codes.target.loosened(settings.merge_dropout)
-        ways += [loose] * (settings.cuts - 1)
-    return [
-        encode(
-            corpus,
-            *(one.encode_all for one in way),
-            size=size,
-            key=_named_cut(way, number),
-            cache=cache,
-            by_content=number > 0,  # drawn once: no second draw would be the same
-        )
-        for number, way in enumerate(ways)
-    ]
+    """The corpus in sub-words, and with merge_dropout in other cuts of the same text too, drawn by the seed."""
+    size, sides = max(codes.source.size, codes.target.size), (codes.source, codes.target)
+    key = "".join(side.key for side in sides)
+    found = [encode(corpus, *(side.encode_all for side in sides), size=size, key=key, cache=cache)]
+    share = settings.merge_dropout
+    if share > 0.0:
+        loose = "".join(side.loosened(share).key for side in sides)
+        for number in range(1, settings.cuts):
+            draws = [
+                MergeDropout(side, share, seed=f"{settings.seed} {number} {name}")
+                for side, name in zip(sides, ("source", "target"), strict=True)
+            ]
+            # By content: the draws of runs of earlier versions cannot be repeated, so they must be found again.
+            found.append(
+                encode(
+                    corpus,
+                    *(draw.encode_all for draw in draws),
+                    size=size,
+                    key=f"{loose}{number}",
+                    cache=cache,
+                    by_content=True,
+                )
+            )
+    return found
 
 
-def _named_cut(way: tuple[Subwords, Subwords], number: int) -> str:
-    key = way[0].key + way[1].key
-    return f"{key}{number}" if number else key
+def input_files(config: TranslationConfig) -> list[Path]:
+    """Every file that a run reads, gold links among them."""
+    settings = config.data
+    if not settings.files:
+        return []
+    train, valid, test = _parts(settings)
+    beside = _links_beside(test[0], settings) if test else None
+    return [*train, *valid, *test, *([beside[0]] if beside else [])]
 
 
 def examples_of(paths: Sequence[Path], config: TranslationConfig, codec: Coder) -> tuple[list[Example], str]:

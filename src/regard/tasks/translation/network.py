@@ -73,8 +73,6 @@ def attention(settings: ModelSettings, memory_size: int, learning: LearningSetti
 
 
 def _transformer(settings: ModelSettings, sizes: tuple[int, int], shared: bool) -> EncoderDecoder:
-    if settings.size % settings.heads:
-        raise ValueError(f"model.size must be a multiple of model.heads: got {settings.size} and {settings.heads}")
     embedding = None
     if shared:
         embedding = nn.Embedding(sizes[0], settings.size)

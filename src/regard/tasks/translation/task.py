@@ -13,9 +13,9 @@ from regard.models.frame import EncoderDecoder
 from regard.nn.cross_entropy import linear_cross_entropy
 from regard.tasks.learning import with_baseline
 from regard.tasks.task import Figure, Input, Judged, Outcome, Task
-from regard.tasks.translation.coding import Coder, load_coder
-from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.material import Example, examples_of, make_material
+from regard.tasks.translation.coding import TOKENIZERS, Coder, load_coder
+from regard.tasks.translation.config import NEEDS, TranslationConfig
+from regard.tasks.translation.material import Example, examples_of, input_files, make_material
 from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import PRESETS
 from regard.tasks.translation.scoring import faithfulness, judge, text_figures
@@ -79,6 +79,12 @@ def _predictor(network: EncoderDecoder, codec: Coder, config: TranslationConfig)
     return Translator(network, codec, config.decode, config.data.end_mark)
 
 
+def _loaded(
+    network: EncoderDecoder, codec: Coder, config: TranslationConfig, device: Any, precision: str | None = None
+) -> Translator:
+    return Translator.of(network, codec, config, device, precision=precision or config.decode.precision)
+
+
 def _validate(translator: Translator, examples: Sequence[Example], config: TranslationConfig) -> dict[str, float]:
     """BLEU of greedy translations: enough to compare checkpoints by."""
     sources = [translator.coder.read_words(example.source) for example in examples]
@@ -100,6 +106,8 @@ TRANSLATION = Task(
     about="Machine translation, with the alignment of every word",
     data="two line-aligned files, one TSV or JSONL (each maybe .gz), or a folder; none: the built-in English-Chinese",
     world="English to Chinese by one grammar, with word alignments",
+    view="Where each word came from",
+    unit="source word",
     config=TranslationConfig,
     presets=PRESETS,
     inputs=(Input("source", "text", "Sentence"),),
@@ -111,16 +119,24 @@ TRANSLATION = Task(
         Figure("aer_posterior", "alignment error rate, the word known", percent=True, better="lower"),
     ),
     material=make_material,
+    files=input_files,
     codec=_codec,
+    codec_files=TOKENIZERS,
     network=_network,
     encode=_encode,
     sizes=_sizes,
     collate=_collate,
     outcome=_outcome,
     predictor=_predictor,
+    loaded=_loaded,
+    loading=("precision",),
     validate=_validate,
     judge=_judge,
     examples=examples_of,
+    asked=lambda example: {"source": " ".join(example.source)},
+    options=("beam", "longest"),
+    needs=NEEDS,
+    recorded=("data.source", "data.target"),
     aliases={"model": "model.kind", "data": "data.files"},
     changeable=("decode.beam", "decode.length_penalty", "decode.precision", "decode.posterior"),
 )

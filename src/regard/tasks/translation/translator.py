@@ -1,30 +1,36 @@
 """A trained translator: text in, text out, with the weights that tell where each piece came from."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from regard.data.alignment import Link, links_from_weights
 from regard.data.batches import Batch, collate
 from regard.decode.beam import beam
 from regard.decode.captured import Captures
 from regard.decode.greedy import greedy
 from regard.decode.penalties import Gnmt
 from regard.decode.records import Hypothesis
+from regard.look.trace import Trace
 from regard.models.frame import EncoderDecoder
 from regard.models.quantized import pack, quantize
 from regard.models.transformer import TransformerDecoder
-from regard.tasks.task import SettingError
-from regard.tasks.translation.coding import Coder, Reading, load_coder
+from regard.nn.positions import LearnedPositions
+from regard.tasks.task import InputError, SettingError
+from regard.tasks.translation.coding import NO_WORDS, TOKENIZERS, Coder, Reading, Words, load_coder
 from regard.tasks.translation.config import DecodeSettings, Precision, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.train.run import Run
 
 END = "∎"  # how the end mark of a source is shown
+LONGEST = 1000  # source tokens of a text, unless more are asked for
 _BATCH = 4096  # source tokens searched at once, hypotheses counted
+CHARACTERS = 64  # a text of more characters for each token it may have is refused unread
+_SEARCHED = 64 * LONGEST  # source tokens times hypotheses of one text, likewise
 PAD, BOS, EOS = 0, 1, 2
 
 
@@ -39,6 +45,42 @@ class Translation:
     weights: Tensor | None
     score: float
     others: tuple[tuple[str, float], ...] = ()  # further texts, best first, with their scores
+    source_words: Words = NO_WORDS  # the words of the source's numbers, and of the translation's
+    words: Words = NO_WORDS
+
+    @property
+    def answer(self) -> str:
+        """The translation."""
+        return self.text
+
+    def record(self) -> dict[str, Any]:
+        """The translation as JSON: pairs of an alignment are (source, target), counted from 0."""
+        words: list[Link] = []
+        pieces: list[Link] = []
+        if self.weights is not None:
+            owners = {"source": self.source_words.owners, "target": self.words.owners}
+            words = sorted(links_from_weights(self.weights, **owners))
+            pieces = sorted(links_from_weights(self.weights[:, : len(self.source.labels)]))
+        rows = None if self.weights is None else self.weights.tolist()
+        return {
+            "source": " ".join(self.source.words),
+            "translation": self.text,
+            "score": round(self.score, 5),
+            "source_words": self.source_words.words,
+            "target_words": self.words.words,
+            "alignment": words,
+            "source_pieces": self.columns,
+            "target_pieces": self.labels,
+            "piece_alignment": pieces,
+            "weights": None if rows is None else [[round(number, 5) for number in row] for row in rows],
+        }
+
+    def trace(self) -> Trace | None:
+        """The weights with the translation's words at the rows and the source's at the columns."""
+        if self.weights is None or not self.labels:
+            return None
+        weights = {"attention": self.weights[None].float()}
+        return Trace.from_weights(weights, title=self.text, rows=list(self.labels), columns=list(self.columns))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -69,13 +111,27 @@ class Translator:
         A precision makes it ready as `in_precision` does; None is that of the run's settings, float32 being the model
         as it was trained.
         """
-        config = TranslationConfig.model_validate(run.config())
-        wanted = precision or config.decode.precision
-        if wanted == "int8" and device is not None and torch.device(device).type != "cpu":
-            raise SettingError(f"int8 is for the CPU, and the device is {device}: choose another of the two")
-        coder = load_coder(run.path, words=not config.data.files)
+        config = run.config_as(TranslationConfig)
+        _check_device(precision or config.decode.precision, device)
+        with run.reading(*TOKENIZERS):
+            coder = load_coder(run.path, words=not config.data.files)
         model = build(config.model, coder.sizes, shared=coder.shared)
         run.load_model(model)
+        return cls.of(model, coder, config, device, precision=precision)
+
+    @classmethod
+    def of(
+        cls,
+        model: EncoderDecoder,
+        coder: Coder,
+        config: TranslationConfig,
+        device: torch.device | str | None = None,
+        *,
+        precision: Precision | str | None = None,
+    ) -> "Translator":
+        """A translator of a model that is trained, as `load` makes it."""
+        wanted = precision or config.decode.precision
+        _check_device(wanted, device)
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if wanted != "int8":
             model.to(place)
@@ -117,6 +173,36 @@ class Translator:
         """Translations of texts, in their order."""
         return self.search([self.coder.read(text) for text in texts], width=width, n_best=n_best, weights=weights)
 
+    def longest(self, *, width: int | None = None, tokens: int | None = None) -> int:
+        """The most source tokens of a text: `tokens`, or LONGEST and fewer with many hypotheses.
+
+        A model with learned positions has no more than those.
+        """
+        wanted = tokens or max(1, min(LONGEST, _SEARCHED // (width or self.settings.beam)))
+        held = _positions(self.model.encoder)
+        return wanted if held is None else max(1, min(wanted, held - self.end_mark))
+
+    def answers(
+        self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None, longest: int | None = None
+    ) -> list[Translation | InputError]:
+        """Translations of inputs, in their order; an error for a text that is too long."""
+        limit = self.longest(width=beam, tokens=longest)
+        found: list[Translation | InputError | None] = []
+        sources: list[Reading] = []
+        for one in inputs:
+            text = one["source"]
+            if len(text) > CHARACTERS * limit:
+                found.append(InputError(f"more than {CHARACTERS * limit:,} characters"))
+                continue
+            source = self.coder.read(text)
+            if len(source.numbers) > limit:
+                found.append(InputError(f"{len(source.numbers):,} tokens, at most {limit:,}"))
+                continue
+            sources.append(source)
+            found.append(None)
+        translated = iter(self.search(sources, width=beam))
+        return [next(translated) if one is None else one for one in found]
+
     @torch.no_grad()
     def search(
         self, sources: Sequence[Reading], *, width: int | None = None, n_best: int = 1, weights: bool = True
@@ -138,8 +224,10 @@ class Translator:
 
     def _hypotheses(self, sources: Sequence[Reading], width: int, n_best: int, weights: bool) -> list[list[Hypothesis]]:
         batch = self.batch([(source.numbers, ()) for source in sources])
-        limit = 2 * batch.source_lengths + 10
         decoder: Any = self.model.decoder
+        limit = 2 * batch.source_lengths + 10
+        if (held := _positions(decoder)) is not None:
+            limit = limit.clamp(max=held - 1)  # the token that begins has a position too
         memory = self.model.encoder(batch.source, batch.source_lengths)
         wanted = {"weights": True} if weights and isinstance(decoder, TransformerDecoder) else {}
         state = decoder.start(memory, limit=int(limit.max()) + 1, **wanted)
@@ -169,7 +257,22 @@ class Translator:
         labels = self.coder.labels(best.tokens, source, weights)
         text = self.coder.write(best.tokens, source, weights)
         others = tuple((self.coder.write(one.tokens, source, one.weights), one.score) for one in hypotheses[1:])
-        return Translation(source, text, best.tokens, labels, weights, best.score, others)
+        words = (
+            self.coder.source_words(source.numbers, source.labels),
+            self.coder.written_words(best.tokens, labels),
+        )
+        return Translation(source, text, best.tokens, labels, weights, best.score, others, *words)
+
+
+def _check_device(precision: str, device: torch.device | str | None) -> None:
+    if precision == "int8" and device is not None and torch.device(device).type != "cpu":
+        raise SettingError(f"int8 is for the CPU, and the device is {device}: choose another of the two")
+
+
+def _positions(part: nn.Module) -> int | None:
+    """How many positions an encoder or decoder has a vector for; None: any number."""
+    found = [module.capacity for module in part.modules() if isinstance(module, LearnedPositions)]
+    return min(found, default=None)
 
 
 def _prepared(exact: EncoderDecoder, precision: str) -> EncoderDecoder:

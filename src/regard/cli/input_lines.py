@@ -1,0 +1,100 @@
+"""Texts to translate, from arguments or from standard input: each is a text, or what is wrong with it.
+
+Lines are read in bounded memory: of a line beyond the bound no more than the bound is ever held.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+_TOGETHER = 64  # lines of a pipe that are translated at once
+_SKIPPED = 1 << 16  # bytes read at once of a line that is passed over
+
+
+class InputText(NamedTuple):
+    """One text, by its place such as "line 3"; `fault` is why it cannot be translated."""
+
+    place: str
+    text: str
+    fault: str = ""
+
+
+@runtime_checkable
+class ByteLines(Protocol):
+    """A stream of bytes."""
+
+    def readline(self, size: int, /) -> bytes:
+        """The next line with its end, or so many bytes of it; nothing at the end of the stream."""
+        ...
+
+
+def input_batches(inputs: Sequence[str], *, characters: int) -> Iterator[list[InputText]]:
+    """The inputs at once; or standard input, line by line at a terminal and 64 lines at a time from a pipe.
+
+    A text of more than so many characters, or one that is not UTF-8, has a fault and no text.
+    """
+    if inputs:
+        yield [_from_argument(number, text, characters) for number, text in enumerate(inputs, 1)]
+        return
+    together = _TOGETHER
+    if sys.stdin.isatty():
+        print("Type a sentence; Ctrl-D ends.", file=sys.stderr)
+        together = 1
+    waiting: list[InputText] = []
+    for line in read_lines(sys.stdin.buffer, characters=characters):
+        waiting.append(line)
+        if len(waiting) == together:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting
+
+
+def read_lines(stream: ByteLines, *, characters: int) -> Iterator[InputText]:
+    r"""The lines of a stream of UTF-8, ended by a line feed alone, without their ends and the byte order mark.
+
+    >>> import io
+    >>> [(line.text, line.fault) for line in read_lines(io.BytesIO(b"Tom\nabcdef\n\xff\n"), characters=4)]
+    [('Tom', ''), ('', 'more than 4 characters'), ('', 'not UTF-8: byte 0xff at byte 1')]
+    """
+    most = 4 * characters + 3 + 2  # a character has at most four bytes; a byte order mark, the line's end
+    number = 0
+    while raw := stream.readline(most):
+        number += 1
+        whole = raw.endswith(b"\n") or len(raw) < most
+        if not whole:
+            _skip_line(stream)
+        raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+        yield _from_bytes(f"line {number}", raw, whole, characters)
+
+
+def _skip_line(stream: ByteLines) -> None:
+    """Reads up to the end of a line, in parts, and keeps nothing."""
+    while part := stream.readline(_SKIPPED):
+        if part.endswith(b"\n"):
+            return
+
+
+def _from_bytes(place: str, raw: bytes, whole: bool, characters: int) -> InputText:
+    if not whole:
+        return InputText(place, "", _beyond(characters))
+    try:
+        text = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError as error:
+        return InputText(place, "", f"not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start + 1}")
+    return _bounded(place, text, characters)
+
+
+def _from_argument(number: int, text: str, characters: int) -> InputText:
+    """Bytes of an argument that are not UTF-8 come as surrogates, which are no characters."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        return InputText(f"text {number}", "", "not UTF-8")
+    return _bounded(f"text {number}", text, characters)
+
+
+def _bounded(place: str, text: str, characters: int) -> InputText:
+    return InputText(place, text) if len(text) <= characters else InputText(place, "", _beyond(characters))
+
+
+def _beyond(characters: int) -> str:
+    return f"more than {characters:,} characters"

@@ -1,0 +1,44 @@
+"""What `regard demo` trains, says and asks: the shortest way to see attention learn."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from regard.tasks.task import Task
+from regard.tasks.translation.task import TRANSLATION
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A task, its preset, what to ask it afterwards, and the words around it."""
+
+    task: Task
+    preset: str
+    heading: str
+    about: str  # `{train}` is how many examples it learns from
+    inputs: tuple[str, ...]
+    answers: str  # heading of the answers
+    attention: tuple[str, str]  # heading of the map, and how to read it
+    more: Mapping[str, str] = field(default_factory=dict)  # what to try next; `{run}` is the run's directory
+
+
+DEMO = Demonstration(
+    task=TRANSLATION,
+    preset="tiny",
+    heading="English → Chinese",
+    about="A grammar writes {train:,} sentence pairs with known word alignments. A recurrent model with additive "
+    "attention learns from the pairs alone: the alignments are used only to evaluate it.",
+    inputs=(
+        "Tom chases Jerry",
+        "The teacher did not see the black cat.",
+        "Where is the doctor's car?",
+        "Two students are reading a book in the library.",
+        "Tomorrow the girl will buy three apples.",
+    ),
+    answers="Five translations",
+    attention=("Where each word came from", "row: the word written; column: the word it looked at"),
+    more={
+        "translate": "regard predict {run} 'The cat sleeps under the table.'",
+        "without attention": "regard train translation --preset tiny --set attention=none",
+        "your own text": "regard train translation --data train.en --data train.de",
+    },
+)

@@ -1,0 +1,142 @@
+"""Checksums of a run's files, so that a damaged file is an error and not another answer."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.train.durable import as_os_error, force, sha256, write_whole
+from regard.train.errors import RunError
+
+NAME = "manifest.json"
+FORMAT = 1
+Entry = tuple[str, int]  # SHA-256 and size in bytes
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`manifest.json` lists the SHA-256 of the files of a run directory. A directory without one is not checked.
+
+    While a file is replaced, the manifest lists both versions: a process that is killed at any moment leaves files
+    that agree with it.
+    """
+
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / NAME
+
+    def entries(self) -> dict[str, list[Entry]] | None:
+        """The accepted versions of each file; None where there is no manifest, as in runs of earlier versions."""
+        try:
+            stored: Any = json.loads(self.path.read_bytes())
+            if stored["format"] != FORMAT:
+                raise RunError(f"{self.path} has format {stored['format']!r}, expected {FORMAT}")
+            return {
+                str(name): [(str(version["sha256"]), int(version["bytes"])) for version in versions]
+                for name, versions in stored["files"].items()
+            }
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RunError(f"{self.path} is damaged: {_one_line(error)}") from error
+
+    def check(self, name: str) -> None:
+        """Raises `RunError` when a file is not the one that was written; one that neither exists nor is listed is fine.
+
+        The manifest is read again before a file is refused: another process may have replaced both in between.
+        """
+        fault = self._fault(name)
+        if fault and (fault := self._fault(name)):
+            raise RunError(f"{self.folder / name} {fault}")
+
+    def _fault(self, name: str) -> str | None:
+        entries, file = self.entries(), self.folder / name
+        if entries is None:
+            return None
+        if name not in entries:
+            return f"is not a file of this run: {NAME} does not list it" if file.exists() else None
+        if not file.is_file():
+            return "is missing"
+        size = file.stat().st_size
+        if all(size != expected for _, expected in entries[name]):
+            return f"is damaged or was edited: it has {size} bytes, {NAME} says {entries[name][-1][1]}"
+        if (sha256(file), size) not in entries[name]:
+            return f"is damaged or was edited: its SHA-256 is not the one in {NAME}"
+        return None
+
+    def adopt(self, names: Iterable[str]) -> None:
+        """Lists files as they are, in a directory that has no manifest yet."""
+        if self.entries() is None:
+            self._write({name: [_entry(self.folder / name)] for name in names})
+
+    def write(self, name: str, content: str) -> None:
+        """Writes a file of the run, whole or not at all, and its checksum."""
+        data = content.encode()
+        with self._replacing({name: (hashlib.sha256(data).hexdigest(), len(data))}):
+            write_whole(self.folder / name, data)
+
+    def keep(self, save: Callable[[Path], None]) -> None:
+        """Takes over the files that `save(folder)` writes into a folder of its own, with their checksums."""
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", suffix=".tmp", dir=self.folder))
+        try:
+            save(draft)
+            made = sorted(draft.iterdir())
+            for path in made:
+                force(path)
+            with self._replacing({path.name: _entry(path) for path in made}):
+                for path in made:
+                    path.replace(self.folder / path.name)
+                force(self.folder)
+        except OSError:
+            raise
+        except Exception as error:  # the tokenizers library reports a full disk so
+            raise as_os_error(error, self.folder) from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Removes what killed processes left half written."""
+        for path in self.folder.glob(".draft-*.tmp"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _replacing(self, new: dict[str, Entry]) -> "_Replacing":
+        return _Replacing(self, new)
+
+    def _write(self, entries: dict[str, list[Entry]]) -> None:
+        files = {
+            name: [{"sha256": digest, "bytes": size} for digest, size in versions] for name, versions in entries.items()
+        }
+        write_whole(self.path, json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class _Replacing:
+    """Lists both versions of some files while they are replaced, and the new ones alone afterwards."""
+
+    manifest: Manifest
+    new: dict[str, Entry]
+
+    def __enter__(self) -> None:
+        known = self.manifest.entries() or {}
+        both = {name: [*(old for old in known.get(name, []) if old != one), one] for name, one in self.new.items()}
+        self.manifest._write({**known, **both})
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            known = self.manifest.entries() or {}
+            self.manifest._write({**known, **{name: [one] for name, one in self.new.items()}})
+
+
+def _entry(path: Path) -> Entry:
+    return sha256(path), os.stat(path).st_size
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
