@@ -159,6 +159,13 @@ BAD_RECORDS: dict[str, tuple[Callable[[], object], list[str]]] = {
         lambda: regard.attention(QUERY, KEY, VALUE, bias=[[0.0, 1.0], [0.0]]),
         ["bias", "list of numbers", "[2]", "[1]"],
     ),
+    "a causal offset beyond int64": (lambda: regard.causal(-(2**70)), ["offset of causal()", "2⁶²", "-1180591620717"]),
+    "an offset of a window beyond int64": (lambda: regard.window(1, 1, 2**64), ["offset of window()", "2⁶²", "184467"]),
+    "an offset of alibi beyond int64": (lambda: regard.alibi([1.0], 2**63), ["offset of alibi()", "2⁶²", "922337"]),
+    "an offset of relative beyond int64": (
+        lambda: regard.relative(torch.ones(3), -(2**64)),
+        ["offset of relative()", "2⁶²", "-184467"],
+    ),
     "half an offset of alibi": (lambda: regard.alibi([1.0], offset=1.5), ["offset of alibi()", "int", "float"]),
     "offset of alibi in words": (lambda: regard.alibi([1.0], offset="a"), ["offset of alibi()", "int", "str"]),
     "half an offset of relative": (

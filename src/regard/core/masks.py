@@ -6,7 +6,7 @@ block (`coarse`), so that nobody builds an n × n tensor that was not given as o
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.core.spans import Span, align_first, positions, take
+
+_FAR = 2**62  # positions and distances are int64: beyond this, their sums would overflow
 
 
 class Blocks(NamedTuple):
@@ -98,6 +100,7 @@ class Band(Mask):
 
     low: int | None
     high: int | None
+    offset: int = field(default=0, compare=False)  # as the caller gave it: part of low and high already
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)
@@ -283,21 +286,27 @@ class Not(Mask):
 def causal(offset: int = 0) -> Mask:
     """Query i sees keys j ≤ i + offset: the past and itself, counted from the top left.
 
-    With a cache of c earlier keys the offset is c: the queries stand at the end of the keys.
+    Where the queries are the last of c + q keys, the offset is c. A layer that is given a cache adds its length by
+    itself: there, write `causal()`.
     """
-    return Band(None, integer(offset, "offset of causal()"))
+    offset = position(offset, "offset of causal()")
+    return Band(None, offset, offset)
 
 
 def window(before: int, after: int, offset: int = 0) -> Mask:
-    """Query i sees `before` keys before its own position i + offset, `after` behind it, and itself."""
+    """Query i sees `before` keys before its own position i + offset, `after` behind it, and itself.
+
+    The offset is that of `causal`: a layer that is given a cache adds the cache's length by itself.
+    """
     before, after = integer(before, "before of window()"), integer(after, "after of window()")
     for name, count in (("before", before), ("after", after)):
         if count < 0:
             raise ValueError(
                 f"{name} of window() counts keys beside the query's own and must be 0 or more, got {count}"
             )
-    offset = integer(offset, "offset of window()")
-    return Band(offset - before, offset + after)
+    offset = position(offset, "offset of window()")
+    # A window longer than any sequence is cut to what an int64 holds; it excludes nothing there.
+    return Band(max(offset - before, -_FAR), min(offset + after, _FAR), offset)
 
 
 def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
@@ -363,6 +372,14 @@ def integer(value: int, name: str) -> int:
     if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     return operator.index(value)  # such as NumPy's
+
+
+def position(value: int, name: str) -> int:
+    """A whole number that may stand for a place in a sequence, or an error."""
+    value = integer(value, name)
+    if isinstance(value, int) and not -_FAR <= value <= _FAR:
+        raise ValueError(f"{name} must be from −2⁶² to 2⁶², got {value}: positions are counted in int64")
+    return value
 
 
 def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:
