@@ -81,9 +81,13 @@ class MultiHeadAttention(nn.Module):
             nn.init.zeros_(self.output.bias)
 
     @classmethod
-    def from_torch(cls, source: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """The same layer as torch's, its weights copied. Batch comes first; `torch_masks` translates masks."""
-        convert.refuse(source)
+    def from_torch(cls, source: nn.MultiheadAttention, *, batch_first: bool | None = None) -> "MultiHeadAttention":
+        """The same layer as torch's, its weights copied; `torch_masks` translates masks.
+
+        This layer takes (batch, length, size). A source made with batch_first=False takes the length first, so its
+        callers have to change: it is refused until `batch_first=True` says that they do.
+        """
+        convert.refuse(source, batch_first)
         like = source.out_proj.weight
         with torch.device(like.device):
             layer = cls(

@@ -108,10 +108,12 @@ class TransformerEncoderLayer(nn.Module):
         return Layered(self.around_feed_forward.leave(x, added), attended.weights)
 
     @classmethod
-    def from_torch(cls, layer: nn.TransformerEncoderLayer) -> "TransformerEncoderLayer":
-        """The same layer with a copy of torch's weights; batches come first here, whatever `batch_first` is there."""
+    def from_torch(
+        cls, layer: nn.TransformerEncoderLayer, *, batch_first: bool | None = None
+    ) -> "TransformerEncoderLayer":
+        """The same layer with a copy of torch's weights; `batch_first` as for `MultiHeadAttention.from_torch`."""
         made = cls(
-            MultiHeadAttention.from_torch(layer.self_attn),
+            MultiHeadAttention.from_torch(layer.self_attn, batch_first=batch_first),
             FeedForward.from_torch(layer),
             norm="pre" if layer.norm_first else "post",
             normalization=_like(layer.norm1),
@@ -186,11 +188,13 @@ class TransformerDecoderLayer(nn.Module):
         return Layered(self.around_feed_forward.leave(x, added), looked.weights)
 
     @classmethod
-    def from_torch(cls, layer: nn.TransformerDecoderLayer) -> "TransformerDecoderLayer":
-        """The same layer with a copy of torch's weights; batches come first here, whatever `batch_first` is there."""
+    def from_torch(
+        cls, layer: nn.TransformerDecoderLayer, *, batch_first: bool | None = None
+    ) -> "TransformerDecoderLayer":
+        """The same layer with a copy of torch's weights; `batch_first` as for `MultiHeadAttention.from_torch`."""
         made = cls(
-            MultiHeadAttention.from_torch(layer.self_attn),
-            MultiHeadAttention.from_torch(layer.multihead_attn),
+            MultiHeadAttention.from_torch(layer.self_attn, batch_first=batch_first),
+            MultiHeadAttention.from_torch(layer.multihead_attn, batch_first=batch_first),
             FeedForward.from_torch(layer),
             norm="pre" if layer.norm_first else "post",
             normalization=_like(layer.norm1),
