@@ -12,6 +12,7 @@ import torch
 
 import regard
 from cases import NORMALIZERS, PLACES, SCORES, TYPICAL_PATHS, attend
+from regard.core.local import local_attention
 
 QUERY, KEY, VALUE = torch.randn(2, 6, 5, 13), torch.randn(2, 3, 7, 13), torch.randn(2, 3, 7, 11)
 
@@ -50,6 +51,13 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "mask is no mask": ({"mask": "causal"}, ["mask", "str"]),
     "padding of another batch": ({"mask": regard.padding(torch.tensor([1, 2, 3]))}, ["lengths", "3", "2, 6, 5, 7"]),
+    "a length beyond the keys": ({"mask": regard.padding(torch.tensor([4, 8]))}, ["lengths of padding()", "7", "8"]),
+    "a length beyond the keys in a list": ({"mask": regard.padding([8, 2])}, ["lengths of padding()", "7", "8"]),
+    "one length beyond the keys": ({"mask": regard.padding(9)}, ["lengths of padding()", "7", "9"]),
+    "a length beyond the keys in a combination": (
+        {"mask": regard.causal() & ~regard.padding(torch.tensor([4, 8]))}, ["lengths of padding()", "7", "8"],
+    ),
+    "a negative length": ({"mask": regard.padding(torch.tensor([4, -3]))}, ["lengths of padding()", "negative", "-3"]),
     "segments of other keys": (
         {"mask": regard.segments(torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long))},
         ["key_ids", "8", "7"],
@@ -165,6 +173,15 @@ BAD_RECORDS: dict[str, tuple[Callable[[], object], list[str]]] = {
     "an offset of relative beyond int64": (
         lambda: regard.relative(torch.ones(3), -(2**64)),
         ["offset of relative()", "2⁶²", "-184467"],
+    ),
+    "a negative length in a list": (lambda: regard.padding([2, -1]), ["lengths of padding()", "negative", "-1"]),
+    "a length of linear attention": (
+        lambda: regard.linear_attention(QUERY, KEY, VALUE, mask=regard.padding(torch.tensor([3, 8]))),
+        ["lengths of padding()", "7", "8"],
+    ),
+    "a length of local attention": (
+        lambda: local_attention(QUERY, QUERY, QUERY, torch.zeros(2, 6, 5), reach=2, lengths=torch.tensor([3, 6])),
+        ["lengths of local_attention()", "5", "6"],
     ),
     "half an offset of alibi": (lambda: regard.alibi([1.0], offset=1.5), ["offset of alibi()", "int", "float"]),
     "offset of alibi in words": (lambda: regard.alibi([1.0], offset="a"), ["offset of alibi()", "int", "str"]),

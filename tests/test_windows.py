@@ -21,9 +21,9 @@ def masks(lead: tuple[int, ...]) -> dict[str, regard.Mask]:
         "behind": regard.window(7, 0, offset=-30),
         "beyond every key": regard.window(5, 5, offset=2000),
         "causal and window": regard.causal() & regard.window(40, 40),
-        "padded": regard.window(20, 3) & regard.padding(lengths * 200),
+        "padded": regard.window(20, 3) & regard.padding((lengths * 200).clamp_max(KEYS)),
         "packed": regard.window(20, 30) & packed,
-        "padded and packed": regard.window(20, 3) & packed & regard.padding(lengths * 200),
+        "padded and packed": regard.window(20, 3) & packed & regard.padding((lengths * 200).clamp_max(KEYS)),
     }
 
 

@@ -260,6 +260,15 @@ SHIFTED: dict[str, Callable[[int], dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("static", [False, True])
+@torch.no_grad()
+def test_lengths_of_whole_sequences_serve_at_every_step(static: bool) -> None:
+    """A length may be beyond what the cache holds so far, which without a cache is an error."""
+    layer, x, mask = layer_of(), rand(2, 9, 10), causal() & padding(torch.tensor([9, 5]))
+    found = step_by_step(layer, x, KeyValueCache(9, static), mask, 3)
+    assert_close(found, layer(x, mask=mask).output, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("kind", SHIFTED)
 @torch.no_grad()
 def test_an_offset_beside_a_cache_is_refused(kind: str, static: bool) -> None:

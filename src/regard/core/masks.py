@@ -126,11 +126,13 @@ class Padding(Mask):
 
     lengths: Int[Tensor, "*lead"]
     plain: bool = False  # given as numbers, not as a tensor
+    bounds: tuple[int, int] | None = None  # the smallest and the largest length, of plain numbers
 
     def on(self, device: torch.device) -> "Padding":
         return replace(self, lengths=self.lengths.to(device)) if self.plain else self
 
     def aligned(self, shape: tuple[int, ...]) -> "Padding":
+        check_lengths(self.bounds or extent(self.lengths), shape[-1], "lengths of padding()")
         try:
             return Padding(align_first(self.lengths, 0, shape, "lengths of padding()"))
         except ValueError as error:
@@ -312,13 +314,17 @@ def window(before: int, after: int, offset: int = 0) -> Mask:
 def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
     """Keys at or beyond each sequence's length are padding and are not attended.
 
-    `lengths` (b,) goes with scores (b, h, q, k) and (b, q, k): its axes are the first of the scores'. A length beyond
-    the keys means all of them.
+    `lengths` (b,) goes with scores (b, h, q, k) and (b, q, k): its axes are the first of the scores'. They are from 0
+    to the number of keys. Other lengths are an error where the host knows them: given as numbers or as a tensor on the
+    CPU. Those of a tensor on another device, or under `torch.compile` and `vmap`, are not inspected: beyond the keys
+    they mean all of them, below 0 none.
     """
     found = _integers(lengths, "lengths of padding()")
-    if not isinstance(lengths, Tensor) and bool((found < 0).any()):
-        raise ValueError(f"lengths of padding() must not be negative, got {lengths}")
-    return Padding(found, plain=not isinstance(lengths, Tensor))
+    if isinstance(lengths, Tensor):
+        return Padding(found)
+    bounds = extent(found)
+    check_lengths(bounds, None, "lengths of padding()")
+    return Padding(found, plain=True, bounds=bounds)
 
 
 def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int]) -> Mask:
@@ -380,6 +386,28 @@ def position(value: int, name: str) -> int:
     if isinstance(value, int) and not -_FAR <= value <= _FAR:
         raise ValueError(f"{name} must be from −2⁶² to 2⁶², got {value}: positions are counted in int64")
     return value
+
+
+def extent(numbers: Tensor) -> tuple[int, int] | None:
+    """The smallest and the largest number, where the host can read them without waiting for a device."""
+    if numbers.device.type != "cpu" or torch.compiler.is_compiling() or numbers.numel() == 0:
+        return None
+    try:
+        low, high = numbers.aminmax()
+        return int(low), int(high)
+    except RuntimeError:  # under vmap, or fake tensors
+        return None
+
+
+def check_lengths(bounds: tuple[int, int] | None, keys: int | None, name: str) -> None:
+    """Raise if a length is negative or, where their number is known, beyond the keys."""
+    if bounds is None:
+        return
+    low, high = bounds
+    if low < 0:
+        raise ValueError(f"{name} must not be negative, got {low}")
+    if keys is not None and high > keys:
+        raise ValueError(f"{name} must be at most {keys}, the number of keys, got {high}")
 
 
 def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.biases import Alibi, Bias, DenseBias, Relative, as_bias
-from regard.core.masks import And, Band, Dense, Mask, Not, Or, as_mask
+from regard.core.masks import And, Band, Dense, Mask, Not, Or, Padding, as_mask
 from regard.core.spans import all_of
 
 _FIRST = 32  # positions a growing cache makes room for at first
@@ -206,6 +206,8 @@ def _moved(mask: Mask, offset: int | Tensor, queries: int, keys: int, device: to
             return Band(None if low is None else low + offset, None if high is None else high + offset)
         case Band():
             return Dense(mask.allowed(torch.arange(queries, device=device) + offset, all_of(keys), device))
+        case Padding():  # lengths of whole sequences, of which the cache may hold the beginning
+            return Padding(mask.lengths.clamp_max(keys), mask.plain)
         case And(left, right):
             return And(inner(left), inner(right))
         case Or(left, right):
