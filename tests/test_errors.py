@@ -106,6 +106,27 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "sparse keys": ({"key": KEY.to_sparse()}, ["key", "sparse_coo", "to_dense()"]),
     "dropout of another kind": ({"dropout": np.float32(0.1)}, ["dropout", "number", "float32", "float(…)"]),
+    "float8": (
+        {name: t.to(torch.float8_e4m3fn) for name, t in (("query", QUERY), ("key", KEY), ("value", VALUE))},
+        ["query", "float8_e4m3fn", "16, 32 or 64 bits", "query.bfloat16()"],
+    ),
+    "float8 of equal shapes": (
+        dict.fromkeys(("query", "key", "value"), QUERY.to(torch.float8_e5m2)), ["query", "float8_e5m2", "bfloat16()"],
+    ),
+    "complex keys": ({"key": KEY.to(torch.complex64)}, ["key", "float", "complex64"]),
+    "complex scores": (
+        {"score": lambda q, k: (q @ k.mT).to(torch.complex64)}, ["score", "float", "complex64", ".real or .abs()"],
+    ),
+    "a score that is a mask": ({"score": lambda q, k: q @ k.mT > 0}, ["score", "float", "bool", "mask="]),
+    "score returns keys first": (
+        {"score": lambda q, k: (q @ k.mT).mT}, ["(2, 6, 5, 7)", "(2, 6, 5, 13)", "(2, 6, 7, 13)", "got (2, 6, 7, 5)"],
+    ),
+    "score returns one for all keys": (
+        {"score": lambda q, k: (q @ k.mT)[..., :1]}, ["(2, 6, 5, 7)", "(2, 6, 5, 13)", "got (2, 6, 5, 1)"],
+    ),
+    "score returns another batch": (
+        {"score": lambda q, k: (q @ k.mT).expand(3, 2, 6, -1, -1)}, ["(2, 6, 5, 7)", "got (3, 2, 6, 5, 7)"],
+    ),
     "score returns another shape": ({"score": lambda q, k: (q @ k.mT).sum(-1)}, ["score"]),
 }  # fmt: skip
 
