@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.core.spans import Span, align_first, positions, take
 
 _FAR = 2**62  # positions and distances are int64: beyond this, their sums would overflow
+_LONG = 2**30  # longer than any sequence
 
 
 class Blocks(NamedTuple):
@@ -292,7 +293,7 @@ def causal(offset: int = 0) -> Mask:
     itself: there, write `causal()`.
     """
     offset = position(offset, "offset of causal()")
-    return Band(None, offset, offset)
+    return Band(None, _edge(offset), offset)
 
 
 def window(before: int, after: int, offset: int = 0) -> Mask:
@@ -307,8 +308,12 @@ def window(before: int, after: int, offset: int = 0) -> Mask:
                 f"{name} of window() counts keys beside the query's own and must be 0 or more, got {count}"
             )
     offset = position(offset, "offset of window()")
-    # A window longer than any sequence is cut to what an int64 holds; it excludes nothing there.
-    return Band(max(offset - before, -_FAR), min(offset + after, _FAR), offset)
+    return Band(_edge(offset - before), _edge(offset + after), offset)
+
+
+def _edge(distance: int) -> int:
+    """The edge of a band, cut to what kernels count in int32: no sequence is as long as that."""
+    return distance if -_LONG <= distance <= _LONG else _LONG if distance > 0 else -_LONG
 
 
 def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
