@@ -16,10 +16,10 @@ from regard.look.trace import Trace
 @pytest.fixture
 def trace() -> Trace:
     weights = {"encoder": torch.randn(2, 3, 5, 7).softmax(-1), "decoder": torch.randn(2, 4, 11, 7).softmax(-1)}
-    trace = Trace.from_weights(weights, title="a <title> 题", columns=[f"列{n}" for n in range(7)])
+    trace = Trace.from_weights(weights, title="a <title> 题", columns=[f"列{n}" for n in range(7)], batch=range(2))
     trace.dropped.append("'x': 3 calls did not fit")
     patches = Labels("patches", tuple("abcde"), {"image": b"\x89PNG\x00", "grid": (1, 5)})
-    return trace.label(rows=patches, of="encoder")
+    return trace.label(rows=patches, of="encoder", batch=range(2))
 
 
 def test_a_trace_comes_back(trace, tmp_path):

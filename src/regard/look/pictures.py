@@ -18,11 +18,13 @@ _FONTS = ("NotoSansCJK-Regular.ttc", "NotoSansSC-Regular.otf", "wqy-zenhei.ttc",
 
 def drawn(record: Record, head: int, batch: int) -> "tuple[Tensor, list[str], list[str], str]":
     """The map to draw, names of its rows and columns, and a title."""
+    count, record = record.batch, record.sequence(batch)
     title = f"{record.name or 'attention'}, head {head}" + (f", call {record.call}" if record.call else "")
+    title += f", sequence {batch + 1} of {count}" if count > 1 else ""
     if max(record.queries, record.keys) <= LARGEST:
-        weights = record.weights(head=head, batch=batch)
+        weights = record.weights(head=head)
     else:
-        weights = record.overview(LARGEST, head=head, batch=batch)
+        weights = record.overview(LARGEST, head=head)
         title += f" ({record.queries} × {record.keys}, pooled)"
     high, wide = weights.shape
     rows = _names(record.row_labels, record.queries, high)
