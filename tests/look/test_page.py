@@ -265,7 +265,7 @@ def test_colours_are_those_of_the_drawings():
     ("options", "reason"),
     [
         ({"language": "fr"}, "language must be one of en, zh, got 'fr'"),
-        ({"batch": -1}, "batch must be 0 or more, got -1"),
+        ({"batch": -1}, "batch must be from 0 to 0, as there is 1 sequence, got -1"),
     ],
 )
 def test_wrong_options_are_refused(options, reason):

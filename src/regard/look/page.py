@@ -89,7 +89,8 @@ def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
         raise ValueError("batch must name at least one sequence, got none")
     for item in chosen:
         if not 0 <= item < count:
-            raise ValueError(f"batch must be from 0 to {count - 1}, as there are {count} sequences, got {item}")
+            there = "there is 1 sequence" if count == 1 else f"there are {count} sequences"
+            raise ValueError(f"batch must be from 0 to {count - 1}, as {there}, got {item}")
     return chosen
 
 

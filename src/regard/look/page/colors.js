@@ -44,7 +44,7 @@ export function inkOf(value, highest, scale, theme) {
 }
 
 // The largest finite |weight|.
-export function most(values) {
+export function mostOf(values) {
   let found = 0;
   for (const value of values ?? []) if (Math.abs(value) > found && Number.isFinite(value)) found = Math.abs(value);
   return found;

@@ -1,6 +1,6 @@
 // A map of weights: rows ask, columns answer, the deeper a cell the larger its weight.
 
-import { colorOf, inkOf, most, palette, table } from "./colors.js";
+import { colorOf, inkOf, mostOf, palette, table } from "./colors.js";
 import { compact, labelOf, nice, odd, short, textWidth } from "./format.js";
 import { inside } from "./model.js";
 import { pixels } from "./painter.js";
@@ -107,7 +107,7 @@ function picture(grid, look) {
 
 export function rowTops(grid) {
   const row = (i) => grid.values.subarray(i * grid.columns, (i + 1) * grid.columns);
-  return Float32Array.from({ length: grid.rows }, (_, i) => most(row(i)));
+  return Float32Array.from({ length: grid.rows }, (_, i) => mostOf(row(i)));
 }
 
 // A stroke through what is not finite, so that it is told from a weight without its colour.

@@ -1,6 +1,6 @@
 // An image lit where it is looked at: large for the chosen word, small for every word.
 
-import { colorOf, inkOf, most as mostOf, stretch, tint } from "./colors.js";
+import { colorOf, inkOf, mostOf, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
 import { pixels } from "./painter.js";
 

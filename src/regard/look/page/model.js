@@ -1,6 +1,6 @@
 // One head as the views see it: its map, its labels, and its rows, which may still be on their way.
 
-import { most } from "./colors.js";
+import { mostOf } from "./colors.js";
 
 // `ask(row)` fetches a row of a map that is not whole; `arrived()` is called when one came, `failed(error)` when not.
 export function modelOf({ record, map, received, rows, columns, picture }, { ask, arrived, failed }) {
@@ -34,7 +34,7 @@ export function modelOf({ record, map, received, rows, columns, picture }, { ask
   const names = (labels) => labels?.items.join("\u0000");
   return {
     record, map, received, rows, columns, picture, whole, rowOf, weights, tile: null,
-    mostReceived: Math.max(1e-12, most(received)),
+    mostReceived: Math.max(1e-12, mostOf(received)),
     negative: map.values.some((value) => value < 0), // drawn in a second hue
     odd: map.values.some((value) => !Number.isFinite(value)), // NaN or infinite
     same: record.queries === record.keys && names(rows) === names(columns), // the same tokens ask and answer

@@ -1,6 +1,6 @@
 // A traffic scene from above: every object where it stands, the weight it gets as its colour and a line to it.
 
-import { most as mostOf, stretch, tint } from "./colors.js";
+import { mostOf, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
 
 const LONG = 5; // metres of a vehicle

@@ -1,6 +1,6 @@
 // A spectrogram, and beneath it the frames that each symbol was heard in, on one axis of time.
 
-import { colorOf, css, most as mostOf, stretch } from "./colors.js";
+import { colorOf, css, mostOf, stretch } from "./colors.js";
 import { labelOf, nice, short, textWidth } from "./format.js";
 import { pixels } from "./painter.js";
 

@@ -26,7 +26,7 @@
 // Row    { row, indices: Uint32Array | null, values: Float32Array, rest, error }
 //            With indices null there is a value for every key; else the largest ones, and what all others sum to.
 
-import { most } from "./colors.js";
+import { mostOf } from "./colors.js";
 import { halves } from "./halves.js";
 
 export class MemorySource {
@@ -84,7 +84,7 @@ export class MemorySource {
     }
     return {
       row0: 0, column0: 0, rows: pack.mapRows, columns: pack.mapColumns,
-      rowBlock: pack.rowBlock, columnBlock: pack.columnBlock, values, highest: most(values), error: pack.error,
+      rowBlock: pack.rowBlock, columnBlock: pack.columnBlock, values, highest: mostOf(values), error: pack.error,
     };
   }
 

@@ -1,6 +1,6 @@
 // One trace on the page: its heads, the picture of the chosen one, and the token one is looking at.
 
-import { most, palette } from "./colors.js";
+import { mostOf, palette } from "./colors.js";
 import { el } from "./dom.js";
 import { checkOf, factsOf, readoutOf, storedOf, titleOf } from "./facts.js";
 import { labelOf } from "./format.js";
@@ -95,7 +95,7 @@ export class Stage {
     const chosen = active === null ? null : this.model.weights(active);
     return {
       ...shared, active, zoom: this.state.get("zoom"), hover: this.place("hover"), locked: this.place("locked"),
-      matches: this.matches, highest: this.highest, rowHighest: most(chosen),
+      matches: this.matches, highest: this.highest, rowHighest: mostOf(chosen),
       negative: this.model.negative, odd: this.model.odd,
     };
   }

@@ -1,6 +1,6 @@
 // One token: what it looks at, or what looks at it, as a list of bars with their weights.
 
-import { most as mostOf, stretch, tint } from "./colors.js";
+import { mostOf, stretch, tint } from "./colors.js";
 import { choice, el, replaced } from "./dom.js";
 import { labelOf, short, visible, weight } from "./format.js";
 import { ranked } from "./source.js";
