@@ -172,7 +172,10 @@ def _largest(record: Record, top: int, overview: int) -> dict[str, Tensor]:
         parts["rest"].append(_halved(rest))
         maps = [record.overview(overview, head=head, batch=item) for head in range(record.heads)]
         parts["overview"].append(_halved(torch.stack(maps)))
-    return {name: _narrow(tensors) if tensors[0].is_floating_point() else torch.stack(tensors) for name, tensors in parts.items()}
+    return {
+        name: _narrow(tensors) if tensors[0].is_floating_point() else torch.stack(tensors)
+        for name, tensors in parts.items()
+    }
 
 
 _PARTS = ("values", "indices", "rest", "received", "entropy", "overview")

@@ -73,7 +73,8 @@ def in_a_row(parts: Sequence[Labels | None]) -> Labels | None:
         return None
     known = [part for part in parts if part is not None]
     items = tuple(item for part in known for item in part.items)
-    shown, start = [], 0
+    shown: list[int] = []
+    start = 0
     for part in known:
         shown += [start + n for n in (range(len(part)) if part.shown is None else part.shown)]
         start += len(part)

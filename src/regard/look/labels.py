@@ -107,7 +107,8 @@ def _png(image: "bytes | str | Path | Image") -> bytes:
     return file.getvalue()
 
 
-# Labels; a list of strings; a list of either for each sequence; (tokenizer, ids or encoding); (text, encoding); encoding
+# Labels; a list of strings; a list of either for each sequence; (tokenizer, ids or encoding); (text, encoding);
+# an encoding
 Labelling = Labels | Sequence[Any] | Mapping[str, Any] | Any
 
 

@@ -43,9 +43,7 @@ def readable(
     plain = [piece for piece, alone in zip(pieces, kept, strict=True) if not alone]
     by_bytes = _is_byte_level(plain) if byte_level is None else byte_level
     by_words = not by_bytes and not any(_METASPACE in piece or _FALLBACK.fullmatch(piece) for piece in plain)
-    raw = [
-        None if alone else _bytes_of(piece, by_bytes, by_words) for piece, alone in zip(pieces, kept, strict=True)
-    ]
+    raw = [None if alone else _bytes_of(piece, by_bytes, by_words) for piece, alone in zip(pieces, kept, strict=True)]
     return [label or piece for label, piece in zip(from_bytes(raw), pieces, strict=True)]
 
 
@@ -61,7 +59,8 @@ def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
         text = data.decode("utf-8", "surrogateescape")  # each byte n of no character becomes the character DC00 + n
         widths = [1 if "\udc80" <= c <= "\udcff" else len(c.encode()) for c in text]
         owners = [n for n, width in enumerate(widths) for _ in range(width)]
-        spans, start = [], 0
+        spans: list[tuple[int, int]] = []
+        start = 0
         for n in run:
             stop = start + len(raw[n] or b"")
             spans.append((owners[start], owners[stop - 1] + 1) if stop > start else (0, 0))

@@ -184,7 +184,7 @@ class Record:
             raise ValueError(
                 f"{what} of {self.name!r} has labels for one sequence, but there are {self.batch}: give labels for each"
             )
-        each = [given] if isinstance(given, Labels) else list(given)
+        each: list[Labels | None] = [given] if isinstance(given, Labels) else list(given)
         if len(each) != self.batch:
             raise ValueError(f"{what} of {self.name!r} has labels for {len(each)} sequences; there are {self.batch}")
         wrong = next((len(labels) for labels in each if labels is not None and len(labels) != length), None)

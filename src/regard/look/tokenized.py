@@ -60,9 +60,7 @@ def of_tokenizer(tokenizer: object, given: Any) -> list[Named]:
     own = tokenizer if isinstance(tokenizer, NamesToken) else getattr(tokenizer, "model", None)
     if not isinstance(tokenizer, NamesTokens) and isinstance(own, NamesToken):
         tokenizer = own  # a wrapper around a tokenizer of tokenizers, as regard's own sub-words are
-    return [
-        Named(_readable(tokenizer, numbers), _shown(mask)) for numbers, mask in zip(rows, masks, strict=True)
-    ]
+    return [Named(_readable(tokenizer, numbers), _shown(mask)) for numbers, mask in zip(rows, masks, strict=True)]
 
 
 def of_encodings(given: Any) -> list[Named]:
@@ -100,7 +98,9 @@ def _numbers(ids: Any) -> list[list[int]]:
     numbers = ids.tolist() if hasattr(ids, "tolist") else [_plain(one) for one in ids]
     rows = numbers if numbers and all(isinstance(one, list) for one in numbers) else [numbers]
     if not all(type(number) is int for row in rows for number in row):
-        raise ValueError("ids of the tokens must be whole numbers: a list for one sequence, or a list of lists for each")
+        raise ValueError(
+            "ids of the tokens must be whole numbers: a list for one sequence, or a list of lists for each"
+        )
     return rows
 
 

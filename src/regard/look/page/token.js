@@ -70,7 +70,8 @@ export class TokenList {
     for (const { index, value } of shown) {
       const bar = el("span", { class: "bar" });
       bar.style.width = `${100 * stretch(value, most, "linear")}%`;
-      if (value < 0 || !Number.isFinite(value)) bar.style.background = tint(value, most, "linear", stage.state.get("shown"));
+      const strange = Number.isFinite(value) ? (value < 0 ? -0.7 : null) : NaN; // full in its own hue, however faint
+      if (strange !== null) bar.style.background = tint(strange, 1, "linear", stage.state.get("shown"));
       const name = labelOf(labels, index);
       const button = el("button", { type: "button", "data-here": index, onclick: () => stage.lock(target(index)) },
         el("span", { class: "label", text: short(name, 28), title: visible(name) }),
