@@ -48,7 +48,7 @@ def readable(
 
 
 def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
-    """The labels of pieces by the bytes that each of them writes; empty where there are none.
+    r"""The labels of pieces by the bytes that each of them writes; empty where there are none.
 
     >>> from_bytes([b"To", b"m \xe6\xb1", b"\xa4"])
     ['To', '·m 汤⟨1/2⟩', '汤⟨2/2⟩']

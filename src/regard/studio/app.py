@@ -126,7 +126,9 @@ def _add_traces(app: "FastAPI", shelf: Shelf) -> None:
         from regard.look.page_data import pictures
 
         [batch] = _numbers(request, "batch")
-        found = pictures(shelf[id].trace, batch=batch).get(label)
+        trace = shelf[id].trace
+        within(batch, 0, max(0, trace.sequences - 1), "batch")
+        found = pictures(trace, batch=batch).get(label)
         if found is None:
             raise RefusedError(f"label {label[:20]!r} has no picture", 404)
         width, height = _png_size(found)
