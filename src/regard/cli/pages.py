@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import typer
-from torch import Tensor
 
 from regard.look.page import page
 from regard.look.trace import Trace
@@ -19,15 +18,11 @@ from regard.train.run import Run, RunError
 
 def trace_of(found: list[Translation], *, title: str = "Where each word came from") -> Trace:
     """One record for each translation, with its words at the rows and the source's at the columns."""
-    maps: dict[str, Tensor] = {}
-    named: dict[str, Translation] = {}
-    for number, one in enumerate(found, 1):
-        if one.weights is not None and one.labels:
-            maps[f"{number}. {one.text}"] = one.weights[None].float()
-            named[f"{number}. {one.text}"] = one
+    shown = [(number, one) for number, one in enumerate(found, 1) if one.weights is not None and one.labels]
+    maps = {f"{number}. {one.text}": one.weights[None].float() for number, one in shown if one.weights is not None}
     trace = Trace.from_weights(maps, title=title)
-    for name, one in named.items():
-        trace.label(rows=list(one.labels), columns=list(one.columns), of=name)
+    for record, (_, one) in zip(trace.records, shown, strict=True):
+        trace.label(rows=list(one.labels), columns=list(one.columns), of=record)
     return trace
 
 
