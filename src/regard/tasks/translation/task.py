@@ -40,6 +40,7 @@ def evaluate(run: Run, data: Sequence[Path]) -> dict[str, Any]:
     else:
         material = make_material(config, run)
         examples, longer, about = material.test, material.longer, material.about
+    run.manifest.check("result.json")
     known = run.result() if (run.path / "result.json").is_file() else {}
     kept = {name: known[name] for name in ("seconds", "parameters", "versions", "device", "seed") if name in known}
     return {"task": config.task, "data": about, **evaluated(translator, config, examples, longer), **kept}
