@@ -188,7 +188,6 @@ def test_line_breaks_in_translations_do_not_shift_lines(odd):
     assert done.stdout.count("\n") == 2
 
 
-@pytest.mark.xfail(reason="a record's name is taken as a pattern by Trace.label", strict=False)
 def test_a_page_of_translations_that_look_like_patterns(odd, tmp_path):
     done = regard("predict", odd, "Tom chases Jerry", "Tom sleeps", "--look", tmp_path / "page.html")
     assert done.exit_code == 0, done.stderr

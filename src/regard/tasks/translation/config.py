@@ -181,7 +181,7 @@ NEEDS = {
     **dict.fromkeys(
         ("model.positions", "model.norm", "model.heads", "model.feed_forward", "model.inner_dropout"), (_TRANSFORMER,)
     ),
-    **dict.fromkeys(("data.train", "data.longer", "data.lengths"), (_WORLD,)),
+    **dict.fromkeys(("data.train", "data.lengths"), (_WORLD,)),
     **dict.fromkeys(
         (
             *("data.source", "data.target", "data.longest", "data.ratio", "data.vocabulary", "data.shared"),
