@@ -24,7 +24,7 @@ from regard.train.run import Run
 
 FEW = (
     *("--preset", "tiny", "--set", "steps=2", "--set", "validate_every=2", "--set", "data.valid=8"),
-    *("--set", "data.test=8", "--set", "model.size=8", "--set", "embedding=8", "--set", "longer=0"),
+    *("--set", "data.test=8", "--set", "model.size=8", "--set", "longer=0"),
 )
 NOUNS = ("Hund", "Katze", "Maus", "Vogel", "Fisch", "Pferd")
 
