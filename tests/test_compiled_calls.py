@@ -65,6 +65,7 @@ calls = {
     "blocked": additive | dict(backend="blocked"),
     "a score that learns": dict(score=Learned(), backend="blocked"),
     "top": dict(weights=regard.top(3)),
+    "top of few": dict(mask=regard.causal(), weights=regard.top(3)),
 }
 
 

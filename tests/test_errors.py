@@ -12,6 +12,7 @@ import torch
 
 import regard
 from cases import NORMALIZERS, PLACES, SCORES, TYPICAL_PATHS, attend
+from regard.core.local import local_attention
 
 QUERY, KEY, VALUE = torch.randn(2, 6, 5, 13), torch.randn(2, 3, 7, 13), torch.randn(2, 3, 7, 11)
 
@@ -50,6 +51,13 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "mask is no mask": ({"mask": "causal"}, ["mask", "str"]),
     "padding of another batch": ({"mask": regard.padding(torch.tensor([1, 2, 3]))}, ["lengths", "3", "2, 6, 5, 7"]),
+    "a length beyond the keys": ({"mask": regard.padding(torch.tensor([4, 8]))}, ["lengths of padding()", "7", "8"]),
+    "a length beyond the keys in a list": ({"mask": regard.padding([8, 2])}, ["lengths of padding()", "7", "8"]),
+    "one length beyond the keys": ({"mask": regard.padding(9)}, ["lengths of padding()", "7", "9"]),
+    "a length beyond the keys in a combination": (
+        {"mask": regard.causal() & ~regard.padding(torch.tensor([4, 8]))}, ["lengths of padding()", "7", "8"],
+    ),
+    "a negative length": ({"mask": regard.padding(torch.tensor([4, -3]))}, ["lengths of padding()", "negative", "-3"]),
     "segments of other keys": (
         {"mask": regard.segments(torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long))},
         ["key_ids", "8", "7"],
@@ -98,6 +106,27 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "sparse keys": ({"key": KEY.to_sparse()}, ["key", "sparse_coo", "to_dense()"]),
     "dropout of another kind": ({"dropout": np.float32(0.1)}, ["dropout", "number", "float32", "float(…)"]),
+    "float8": (
+        {name: t.to(torch.float8_e4m3fn) for name, t in (("query", QUERY), ("key", KEY), ("value", VALUE))},
+        ["query", "float8_e4m3fn", "16, 32 or 64 bits", "query.bfloat16()"],
+    ),
+    "float8 of equal shapes": (
+        dict.fromkeys(("query", "key", "value"), QUERY.to(torch.float8_e5m2)), ["query", "float8_e5m2", "bfloat16()"],
+    ),
+    "complex keys": ({"key": KEY.to(torch.complex64)}, ["key", "float", "complex64"]),
+    "complex scores": (
+        {"score": lambda q, k: (q @ k.mT).to(torch.complex64)}, ["score", "float", "complex64", ".real or .abs()"],
+    ),
+    "a score that is a mask": ({"score": lambda q, k: q @ k.mT > 0}, ["score", "float", "bool", "mask="]),
+    "score returns keys first": (
+        {"score": lambda q, k: (q @ k.mT).mT}, ["(2, 6, 5, 7)", "(2, 6, 5, 13)", "(2, 6, 7, 13)", "got (2, 6, 7, 5)"],
+    ),
+    "score returns one for all keys": (
+        {"score": lambda q, k: (q @ k.mT)[..., :1]}, ["(2, 6, 5, 7)", "(2, 6, 5, 13)", "got (2, 6, 5, 1)"],
+    ),
+    "score returns another batch": (
+        {"score": lambda q, k: (q @ k.mT).expand(3, 2, 6, -1, -1)}, ["(2, 6, 5, 7)", "got (3, 2, 6, 5, 7)"],
+    ),
     "score returns another shape": ({"score": lambda q, k: (q @ k.mT).sum(-1)}, ["score"]),
 }  # fmt: skip
 
@@ -158,6 +187,22 @@ BAD_RECORDS: dict[str, tuple[Callable[[], object], list[str]]] = {
     "ragged bias": (
         lambda: regard.attention(QUERY, KEY, VALUE, bias=[[0.0, 1.0], [0.0]]),
         ["bias", "list of numbers", "[2]", "[1]"],
+    ),
+    "a causal offset beyond int64": (lambda: regard.causal(-(2**70)), ["offset of causal()", "2⁶²", "-1180591620717"]),
+    "an offset of a window beyond int64": (lambda: regard.window(1, 1, 2**64), ["offset of window()", "2⁶²", "184467"]),
+    "an offset of alibi beyond int64": (lambda: regard.alibi([1.0], 2**63), ["offset of alibi()", "2⁶²", "922337"]),
+    "an offset of relative beyond int64": (
+        lambda: regard.relative(torch.ones(3), -(2**64)),
+        ["offset of relative()", "2⁶²", "-184467"],
+    ),
+    "a negative length in a list": (lambda: regard.padding([2, -1]), ["lengths of padding()", "negative", "-1"]),
+    "a length of linear attention": (
+        lambda: regard.linear_attention(QUERY, KEY, VALUE, mask=regard.padding(torch.tensor([3, 8]))),
+        ["lengths of padding()", "7", "8"],
+    ),
+    "a length of local attention": (
+        lambda: local_attention(QUERY, QUERY, QUERY, torch.zeros(2, 6, 5), reach=2, lengths=torch.tensor([3, 6])),
+        ["lengths of local_attention()", "5", "6"],
     ),
     "half an offset of alibi": (lambda: regard.alibi([1.0], offset=1.5), ["offset of alibi()", "int", "float"]),
     "offset of alibi in words": (lambda: regard.alibi([1.0], offset="a"), ["offset of alibi()", "int", "str"]),

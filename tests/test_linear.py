@@ -752,3 +752,63 @@ def test_a_cuda_device_gives_the_same(name: str, causal: bool) -> None:
         assert torch.equal(
             regard.linear_attention(*later, features=features, causal=True)[..., :600, :], output[..., :600, :]
         )
+
+
+# Far from 1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [1e3, 3e4, 1e6, 1e10, 1e15, 1e18])
+def test_performer_features_are_right_however_large_the_inputs(scale: float, causal: bool) -> None:
+    """One key has all the weight then: float32 tells which, unless two are closer than its digits."""
+    features = regard.PerformerFeatures.draw(8, 32, generator=torch.Generator().manual_seed(1))
+    query, key, value = (torch.randn(2, 70, 8) for _ in range(3))
+    query, key = (query * scale).requires_grad_(), key * scale
+    found = regard.linear_attention(query, key, value, features=features, causal=causal)
+    exact = regard.PerformerFeatures(features.projection.double())
+    logs = [exact.log_features(t.detach().double()) for t in (query, key)]
+    scores = torch.logsumexp(logs[0].unsqueeze(-2) + logs[1].unsqueeze(-3), -1)
+    if causal:
+        scores = scores.masked_fill(torch.ones(70, 70).triu(1).bool(), -math.inf)
+    assert_close(found.double(), scores.softmax(-1) @ value.double(), rtol=0, atol=1e-5)
+    assert torch.autograd.grad(found.sum(), query)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [3e4, 1e19, 1e25, 1e30])
+@pytest.mark.parametrize("name", ["elu", "relu"])
+def test_features_without_logarithms_do_not_overflow_by_their_products(name: str, scale: float, causal: bool) -> None:
+    features = regard.EluFeatures() if name == "elu" else lambda x: torch.relu(x) + 1e-3
+    query, key, value = (torch.randn(2, 70, 8) for _ in range(3))
+    query, key = (t.sign() * t.abs().add(0.1) * scale for t in (query, key))
+    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # each has something that is not 0
+    found = regard.linear_attention(query, key, value, features=features, causal=causal)
+    weights = features(query.double()) @ features(key.double()).mT
+    weights = weights.tril() if causal else weights
+    assert_close(found.double(), weights / weights.sum(-1, keepdim=True) @ value.double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("features", [None, regard.EluFeatures()], ids=["performer", "elu"])
+def test_inputs_of_any_finite_size_give_finite_outputs(features: regard.EluFeatures | None, causal: bool) -> None:
+    query, key, value = (torch.randn(2, 70, 8) for _ in range(3))
+    found = regard.linear_attention(query * 3e30, key * 3e30, value, features=features, causal=causal)
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("negative", [torch.tanh, torch.sin, lambda x: x], ids=["tanh", "sin", "identity"])
+def test_negative_features_are_refused(negative: Callable[[Tensor], Tensor], causal: bool) -> None:
+    x = torch.randn(2, 9, 5)
+    with pytest.raises(ValueError, match=r"features must be 0 or more, got -"):
+        regard.linear_attention(x, x, x, features=negative, causal=causal)
+    with pytest.raises(ValueError, match=r"features must be 0 or more, got -"):
+        linear_step(None, x, x, x, negative)
+
+
+def test_negative_features_that_nobody_can_read_give_nan() -> None:
+    x = torch.randn(3, 2, 9, 5)
+    found = torch.func.vmap(lambda x: regard.linear_attention(x, x, x, features=torch.tanh))(x)
+    assert found.isnan().all()
+    fine = torch.func.vmap(lambda x: regard.linear_attention(x, x, x, features=torch.exp))(x)
+    assert_close(fine, regard.linear_attention(x, x, x, features=torch.exp))

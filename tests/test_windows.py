@@ -21,9 +21,9 @@ def masks(lead: tuple[int, ...]) -> dict[str, regard.Mask]:
         "behind": regard.window(7, 0, offset=-30),
         "beyond every key": regard.window(5, 5, offset=2000),
         "causal and window": regard.causal() & regard.window(40, 40),
-        "padded": regard.window(20, 3) & regard.padding(lengths * 200),
+        "padded": regard.window(20, 3) & regard.padding((lengths * 200).clamp_max(KEYS)),
         "packed": regard.window(20, 30) & packed,
-        "padded and packed": regard.window(20, 3) & packed & regard.padding(lengths * 200),
+        "padded and packed": regard.window(20, 3) & packed & regard.padding((lengths * 200).clamp_max(KEYS)),
     }
 
 
@@ -47,3 +47,19 @@ def test_a_window_takes_work_and_memory_of_its_width() -> None:
     assert narrow.backend == "sdpa"
     assert narrow.flops < whole.flops / 60
     assert narrow.bytes < 8192 * 8192 / 4  # a mask of one byte for each pair would take four times as much
+
+
+BEYOND = {
+    "longer than int64 before": (regard.window(10**30, 0), regard.causal()),
+    "longer than int64 both ways": (regard.window(2**63 - 1, 2**64, offset=5), regard.causal(50)),
+    "far ahead": (regard.causal(2**62), regard.causal(50)),
+    "far behind": (regard.causal(-(2**62)), regard.causal(-50)),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_band_wider_than_any_sequence_means_what_it_says(name: str, backend: str) -> None:
+    query, key = torch.randn(2, 5, SIZE), torch.randn(2, 11, SIZE)
+    wide, same = (regard.attention(query, key, key, mask=mask, backend=backend).output for mask in BEYOND[name])
+    torch.testing.assert_close(wide, same)

@@ -24,7 +24,7 @@ from regard.train.run import Run
 
 FEW = (
     *("--preset", "tiny", "--set", "steps=2", "--set", "validate_every=2", "--set", "data.valid=8"),
-    *("--set", "data.test=8", "--set", "model.size=8", "--set", "embedding=8", "--set", "longer=0"),
+    *("--set", "data.test=8", "--set", "model.size=8", "--set", "longer=0"),
 )
 NOUNS = ("Hund", "Katze", "Maus", "Vogel", "Fisch", "Pferd")
 
@@ -178,6 +178,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.exit_code == 0, done.output
     words = Vocabulary.load(folder / "run/tokenizer.target.json").words
     Vocabulary(tuple(f"[{word}]*\n" for word in words)).save(folder / "run/tokenizer.target.json")
+    (folder / "run/manifest.json").unlink()  # it would report the tokenizer as edited
     return folder / "run"
 
 
@@ -188,7 +189,6 @@ def test_line_breaks_in_translations_do_not_shift_lines(odd):
     assert done.stdout.count("\n") == 2
 
 
-@pytest.mark.xfail(reason="a record's name is taken as a pattern by Trace.label", strict=False)
 def test_a_page_of_translations_that_look_like_patterns(odd, tmp_path):
     done = regard("predict", odd, "Tom chases Jerry", "Tom sleeps", "--look", tmp_path / "page.html")
     assert done.exit_code == 0, done.stderr

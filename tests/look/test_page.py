@@ -78,13 +78,6 @@ def test_weights_that_do_not_sum_to_one_are_told_with_their_larger_error():
     assert float((seen - weights).abs().max()) <= entry["pack"]["error"] * 1.001
 
 
-def test_what_cannot_be_drawn_is_zero():
-    weights = torch.tensor([[[float("nan"), 0.5, -0.25, float("inf")]]])
-    packed = pack(Trace.from_weights({"layer": weights}))
-    [entry] = packed.about["records"]
-    torch.testing.assert_close(rebuilt(entry, 1, packed.records[0])[0, 0], torch.tensor([0.0, 0.5, 0.0, 0.0]))
-
-
 def test_empty_rows_stay_empty():
     weights = softmax(2, 5, 29)
     weights[:, 3] = 0
@@ -265,7 +258,7 @@ def test_colours_are_those_of_the_drawings():
     ("options", "reason"),
     [
         ({"language": "fr"}, "language must be one of en, zh, got 'fr'"),
-        ({"batch": -1}, "batch must be 0 or more, got -1"),
+        ({"batch": -1}, "batch must be from 0 to 0, as there is 1 sequence, got -1"),
     ],
 )
 def test_wrong_options_are_refused(options, reason):

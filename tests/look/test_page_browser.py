@@ -104,6 +104,23 @@ def strange() -> Trace:
     return Trace.from_weights({EVIL: softmax(1, 5, 5)}, title=EVIL, rows=labels, columns=labels)
 
 
+def batch() -> Trace:
+    """Two sentences, of which the second is shorter and has a label that would be markup."""
+    weights = softmax(2, 2, 4, 4)
+    weights[1, ..., 3] = 0
+    words = [
+        Labels("tokens", ("The", "cat", "sat", "down")),
+        Labels("tokens", ("It", EVIL, "rains", "[PAD]"), shown=(0, 1, 2)),
+    ]
+    return Trace.from_weights({"encoder": weights}, title="Two sentences", rows=words, columns=words)
+
+
+def broken() -> Trace:
+    weights = softmax(1, 4, 4).clone()
+    weights[0, 1, 2], weights[0, 2, 0], weights[0, 3, 3] = float("nan"), -0.5, float("inf")
+    return Trace.from_weights({"layer": weights}, title="Broken", rows=list("abcd"), columns=list("wxyz"))
+
+
 TRACES: dict[str, Callable[[], Trace | list[Trace]]] = {
     "encoder": encoder,
     "caption": caption,
@@ -112,6 +129,8 @@ TRACES: dict[str, Callable[[], Trace | list[Trace]]] = {
     "spoken": spoken,
     "traffic": traffic,
     "strange": strange,
+    "batch": batch,
+    "broken": broken,
     "long": lambda: Trace.from_weights({"attention": LONG}, title="Long"),
     "two": lambda: [encoder("One model"), encoder("Another model", 1)],
     "empty": lambda: Trace("Nothing", [], ["the model has no attention"]),
@@ -812,3 +831,43 @@ def test_served_under_a_strict_policy_with_tiles(visit, served):
     edge = tab.locator(".head .picture").bounding_box()
     tab.mouse.move(edge["x"] + 200, edge["y"] + 200)
     tab.until(".readout strong", "0.125")  # the tile's own number, not the mean of the pooled map
+
+
+# Sequences of a batch, and weights that are none
+
+
+def test_the_reader_chooses_a_sequence_of_the_batch(visit):
+    tab = visit("batch")
+    tab.point(3, 3)
+    assert tab.text(".readout").startswith("“down” → “down”")
+    options = tab.locator("[data-here=sequence] option").all_inner_texts()
+    assert options == ["1: The cat sat down", f"2: It {EVIL} rains"]
+    tab.locator("[data-here=sequence]").select_option(index=1)
+    playwright.expect(tab.locator(".facts")).to_contain_text("3 × 3")
+    assert "Sequence 2 of 2 is shown." in tab.text(".notes")
+    tab.point(2, 0)
+    assert tab.text(".readout").startswith("“rains” → “It”")
+    tab.locator("[data-here=sequence]").select_option(index=0)
+    playwright.expect(tab.locator(".facts")).to_contain_text("4 × 4")
+
+
+def test_one_sequence_needs_no_choice(visit):
+    assert visit("encoder").locator("[data-here=sequence]").count() == 0
+
+
+def test_weights_that_are_none_are_shown_as_what_they_are(visit):
+    tab = visit("broken")
+    shown = {}
+    for row, column in ((1, 2), (2, 0), (3, 3)):
+        x, y = tab.places(row, column)
+        shown[row] = tab.color(x + 20, y - 20)
+        tab.point(row, column)
+        shown[row, "text"] = tab.text(".readout strong")
+    assert [shown[row, "text"] for row in (1, 2, 3)] == ["NaN", "−0.500", "∞"]
+    assert shown[1] == shown[3]
+    red, _, blue = shown[2]
+    assert red > blue  # negative weights have a warm colour, others a cool one
+    assert "NaN, ±∞" in tab.text(".legend")
+    assert "1 are NaN, 1 infinite, 1 negative" in tab.text(".notes")
+    tab.view("lines")
+    tab.view("text")

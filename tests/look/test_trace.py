@@ -155,7 +155,7 @@ def test_labels_from_a_tokenizer(tokenizer, ids):
 
 
 def test_labels_that_cannot_be_are_refused(as_installed):
-    with pytest.raises(ValueError, match="choose one sequence of the batch"):
+    with pytest.raises(ValueError, match="labels of 2 sequences were given: choose one sequence of the batch"):
         as_labels((OfOurs(), torch.tensor([[1], [2]])))
     with pytest.raises(TypeError, match="got the one string 'abc'"):
         as_labels("abc")

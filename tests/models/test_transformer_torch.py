@@ -71,10 +71,29 @@ def test_a_whole_transformer(batch_first, bias):
     given = [x if batch_first else x.transpose(0, 1) for x in (source, target)]
     masks = {"src_key_padding_mask": MISSING, "memory_key_padding_mask": MISSING, "tgt_mask": AHEAD}
     expected = theirs(*given, **masks)
-    encoder, decoder = EncoderStack.from_torch(theirs.encoder), DecoderStack.from_torch(theirs.decoder)
+    encoder = EncoderStack.from_torch(theirs.encoder, batch_first=True)
+    decoder = DecoderStack.from_torch(theirs.decoder, batch_first=True)
     memory = encoder(source, mask=padding(LENGTHS)).output
     found = decoder(target, memory, mask=causal(), memory_mask=padding(LENGTHS)).output
     torch.testing.assert_close(found, expected if batch_first else expected.transpose(0, 1), **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda theirs, **told: EncoderStack.from_torch(theirs.encoder, **told),
+        lambda theirs, **told: DecoderStack.from_torch(theirs.decoder, **told),
+        lambda theirs, **told: TransformerEncoder.from_torch(theirs.encoder, nn.Embedding(WORDS, SIZE), **told),
+        lambda theirs, **told: TransformerDecoder.from_torch(theirs.decoder, nn.Embedding(WORDS, SIZE), **told),
+    ],
+    ids=["encoder stack", "decoder stack", "encoder", "decoder"],
+)
+def test_a_stack_that_takes_the_length_first_is_refused_until_told(convert):
+    theirs = nn.Transformer(SIZE, HEADS, 1, 1, HIDDEN)
+    with pytest.raises(ValueError, match="batch_first=False"):
+        convert(theirs)
+    assert isinstance(convert(theirs, batch_first=True), nn.Module)
 
 
 def test_models_around_torchs_layers_decode_token_by_token():

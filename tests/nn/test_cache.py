@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from regard.core.biases import relative
+from regard.core.biases import alibi, relative
 from regard.core.masks import Mask, causal, padding, window
 from regard.core.requests import full
 from regard.nn.cache import KeyValueCache
+from regard.nn.feedforward import FeedForward
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import Alibi, RelativePositions, Rotary
+from regard.nn.transformer import TransformerDecoderLayer
 
 SCORES = ["scaled_dot", "dot", "cosine", "bilinear", "additive"]
 KINDS: dict[str, Callable[[], Rotary | Alibi | RelativePositions | None]] = {
@@ -242,6 +244,62 @@ def test_a_call_that_fails_adds_nothing(static: bool) -> None:
     with pytest.raises(ValueError, match=r"query has a batch of|key has a batch of 1, the cache holds a batch of 2"):
         layer(x[:1, 5:], cache=cache)
     assert cache.length == 5
+
+
+SHIFTED: dict[str, Callable[[int], dict[str, object]]] = {
+    "causal": lambda length: {"mask": causal(offset=length)},
+    "window": lambda length: {"mask": window(2, 0, offset=length)},
+    "window that might have none": lambda length: {"mask": window(4, 5, offset=length) & causal()},
+    "strictly before": lambda _: {"mask": causal(-1)},
+    "and": lambda length: {"mask": padding(9) & causal(offset=length)},
+    "or": lambda length: {"mask": (causal() & padding(9)) | window(1, 0, offset=length)},
+    "not": lambda length: {"mask": ~~causal(offset=length)},
+    "alibi": lambda length: {"mask": causal(), "bias": alibi([0.5] * 6, offset=length)},
+    "relative": lambda length: {"mask": causal(), "bias": relative(torch.randn(5), offset=length)},
+}
+
+
+@pytest.mark.parametrize("static", [False, True])
+@torch.no_grad()
+def test_lengths_of_whole_sequences_serve_at_every_step(static: bool) -> None:
+    """A length may be beyond what the cache holds so far, which without a cache is an error."""
+    layer, x, mask = layer_of(), rand(2, 9, 10), causal() & padding(torch.tensor([9, 5]))
+    found = step_by_step(layer, x, KeyValueCache(9, static), mask, 3)
+    assert_close(found, layer(x, mask=mask).output, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("kind", SHIFTED)
+@torch.no_grad()
+def test_an_offset_beside_a_cache_is_refused(kind: str, static: bool) -> None:
+    """The layer adds the cache's length itself: a mask that is moved twice would show what is still to come."""
+    layer, x = layer_of(), rand(2, 9, 10)
+    cache = KeyValueCache(9, static)
+    layer(x[:, :3], mask=causal(offset=0), cache=cache)
+    with pytest.raises(ValueError, match=r"offset of .* cache .* without an offset"):
+        layer(x[:, 3:6], cache=cache, **SHIFTED[kind](cache.length))
+    assert cache.length == 3
+
+
+@torch.no_grad()
+def test_an_offset_beside_the_cache_of_a_decoder_layer_is_refused() -> None:
+    parts = MultiHeadAttention(8, 2), MultiHeadAttention(8, 2), FeedForward(8, 16)
+    layer, x, memory = TransformerDecoderLayer(*parts), torch.randn(1, 6, 8), torch.randn(1, 5, 8)
+    cache = KeyValueCache()
+    layer(x[:, :3], memory, mask=causal(), cache=cache)
+    with pytest.raises(ValueError, match=r"mask has an offset of 3 and the cache holds 3 positions: .* causal\(\)"):
+        layer(x[:, 3:], memory, mask=causal(offset=cache.length), cache=cache)
+
+
+@torch.no_grad()
+def test_an_offset_with_an_empty_or_a_fixed_cache_is_the_callers_own() -> None:
+    layer, x = layer_of(), rand(2, 5, 10)
+    expected = layer(x, mask=causal(-1)).output
+    assert_close(layer(x, mask=causal(-1), cache=KeyValueCache()).output, expected, rtol=0, atol=1e-12)
+    memory = KeyValueCache()
+    layer(x[:, :2], x, mask=causal(2), cache=memory)
+    found = layer(x[:, :2], x, mask=causal(2), cache=memory).output
+    assert_close(found, layer(x[:, :2], x, mask=causal(2)).output, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

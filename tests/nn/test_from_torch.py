@@ -1,6 +1,7 @@
 """The same weights give the same outputs as torch's own multi-head attention, over its options, there and back."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from regard.core.scores import ScaledDot
 from regard.nn.convert import torch_masks
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import Rotary
+from regard.nn.transformer import TransformerDecoderLayer, TransformerEncoderLayer
 
 BATCH, QUERIES, KEYS, SIZE, HEADS = 3, 5, 7, 12, 4
 SIZES = [{}, {"kdim": 10}, {"vdim": 11}, {"kdim": 10, "vdim": 11}, {"kdim": 10, "vdim": 10}]
@@ -69,7 +71,7 @@ def test_the_same_outputs_and_weights(pair_mask: str, key_mask: str) -> None:
     worst = 0.0
     for sizes, bias, batch_first in OPTIONS:
         theirs = theirs_of(sizes, bias, batch_first)
-        ours = MultiHeadAttention.from_torch(theirs)
+        ours = MultiHeadAttention.from_torch(theirs, batch_first=True)
         inputs = sources(sizes)
         right, weights = theirs(
             *turned(theirs, inputs), attn_mask=attn_mask, key_padding_mask=padding, average_attn_weights=False
@@ -119,7 +121,7 @@ def test_in_float64_they_agree_to_the_last_digits() -> None:
 @pytest.mark.parametrize(("sizes", "bias", "batch_first"), OPTIONS)
 def test_back_to_torch_every_number_is_the_same(sizes: dict[str, int], bias: bool, batch_first: bool) -> None:
     theirs = theirs_of(sizes, bias, batch_first, dropout=0.3).eval()
-    back = MultiHeadAttention.from_torch(theirs).to_torch(batch_first=batch_first)
+    back = MultiHeadAttention.from_torch(theirs, batch_first=True).to_torch(batch_first=batch_first)
     assert back.state_dict().keys() == theirs.state_dict().keys()
     for name, tensor in theirs.state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor)
@@ -145,6 +147,27 @@ def test_a_layer_made_here_goes_to_torch() -> None:
 def test_options_without_a_counterpart_are_refused(option: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention.from_torch(nn.MultiheadAttention(SIZE, HEADS, **{option: True}))
+
+
+SEQUENCE_FIRST: dict[str, tuple[Callable[..., nn.Module], Callable[..., nn.Module]]] = {
+    "attention": (nn.MultiheadAttention, MultiHeadAttention.from_torch),
+    "encoder layer": (nn.TransformerEncoderLayer, TransformerEncoderLayer.from_torch),
+    "decoder layer": (nn.TransformerDecoderLayer, TransformerDecoderLayer.from_torch),
+}
+
+
+@pytest.mark.parametrize("kind", SEQUENCE_FIRST)
+def test_a_layer_that_takes_the_length_first_is_refused_until_told(kind: str) -> None:
+    """The same call would read the batch as the length: other numbers, without an error where the shapes fit."""
+    made, from_torch = SEQUENCE_FIRST[kind]
+    theirs = made(SIZE, HEADS)
+    message = r"batch_first=False .* \(length, batch, size\): .* \(batch, length, size\); write .*batch_first=True"
+    with pytest.raises(ValueError, match=message):
+        from_torch(theirs)
+    with pytest.raises(ValueError, match="batch_first of from_torch must be True or left out, got False"):
+        from_torch(theirs, batch_first=False)
+    assert isinstance(from_torch(theirs, batch_first=True), nn.Module)
+    assert isinstance(from_torch(made(SIZE, HEADS, batch_first=True)), nn.Module)
 
 
 def test_only_torchs_own_module_is_taken(as_installed: None) -> None:

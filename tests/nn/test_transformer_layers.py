@@ -155,7 +155,7 @@ def test_a_decoder_layer_of_torch(norm_first, batch_first, bias):
             SIZE, HEADS, HIDDEN, batch_first=batch_first, norm_first=norm_first, bias=bias, activation="gelu"
         )
     )
-    ours = TransformerDecoderLayer.from_torch(theirs)
+    ours = TransformerDecoderLayer.from_torch(theirs, batch_first=True)
     x, memory = torch.randn(BATCH, QUERIES, SIZE), torch.randn(BATCH, KEYS, SIZE)
     lengths = torch.tensor([4, 7])
     ahead = torch.ones(QUERIES, QUERIES, dtype=torch.bool).triu(1)

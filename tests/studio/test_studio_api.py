@@ -297,6 +297,48 @@ class Fake:
         return Translation((text, "."), tuple(Translated(tokens, -float(n), weights, others) for n in range(beams)))
 
 
+class Broken(Fake):
+    """A run whose weights are NaN."""
+
+    def translate(self, text, *, beams, forced=()):
+        found = super().translate(text, beams=1, forced=forced)
+        [beam] = found.beams
+        return Translation(found.source, (Translated(beam.tokens, -1.0, beam.weights * math.nan, beam.alternatives),))
+
+
+def test_a_run_of_nan_is_said_to_be():
+    with running([Broken()]) as found:
+        answer = found.post("/api/translate", {"text": "hello"})
+    assert answer.status == 400
+    assert "NaN or infinite" in answer.json["error"]
+
+
+def test_sequences_of_a_batch_are_told_with_their_own_labels():
+    words = [Labels("tokens", ("a", "b")), Labels("tokens", ("c", "[PAD]"), shown=(0,))]
+    trace = Trace.from_weights({"layer": torch.rand(2, 1, 2, 2)}, rows=words, columns=words)
+    with running([], [trace]) as found:
+        [id] = [one["id"] for one in found.get("/api/traces").json["traces"] if one["origin"] == "given"]
+        second = found.get(f"/api/traces/{id}/records?batch=1").json
+        refused = [found.get(f"/api/traces/{id}/{what}batch=2") for what in ("records?", "map?", "picture?label=0&")]
+    assert second["labels"][0]["items"] == ["c"]
+    assert [one["text"] for one in second["sequences"]] == ["a b", "c"]
+    assert (second["records"][0]["queries"], second["records"][0]["item"]) == (1, 1)
+    assert [(one.status, one.json["error"]) for one in refused] == [(400, "batch must be from 0 to 1, got 2")] * 3
+
+
+def test_a_trace_with_nan_is_told_in_json():
+    weights = torch.rand(1, 2, 3)
+    weights[0, 1] = math.nan
+    with running([], [Trace.from_weights({"layer": weights})]) as found:
+        [id] = [one["id"] for one in found.get("/api/traces").json["traces"] if one["origin"] == "given"]
+        [record] = found.get(f"/api/traces/{id}/records").json["records"]
+        grid = found.get(f"/api/traces/{id}/thumbnail")
+    assert record["entropy"] == [None]
+    assert "3 are NaN" in record["note"]
+    sent = torch.tensor(struct.unpack("<6e", grid.body))
+    assert sent.isnan().tolist() == [False] * 3 + [True] * 3
+
+
 def test_a_run_is_asked_what_the_reader_chose():
     assert isinstance(Fake(), Translates)
     with running([Fake()]) as found:

@@ -5,6 +5,8 @@ The fixture `visit` also asserts that the console stayed silent and that no requ
 
 import io
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from conftest_studio import running
 
 from regard.look.labels import Labels
 from regard.look.trace import Trace
+from regard.studio.runs import Translated, Translation
 
 NASTY = "<img src=x onerror=alert(1)>"
 
@@ -441,6 +444,52 @@ def test_hypotheses_are_looked_through(visit):
     says(page.locator("button.word").nth(1), "杰瑞")
     page.locator('[data-name="beams"]').fill("2")
     counts(page.locator(".beam"), 2)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A run that always gives one answer."""
+
+    name: str
+    source: tuple[str, ...]
+    tokens: tuple[str, ...]
+
+    def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Translation:
+        weights = torch.full((len(self.tokens), len(self.source)), 1 / len(self.source))
+        return Translation(self.source, (Translated(self.tokens, -1.0, weights, ((),) * len(self.tokens)),))
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (Fixed("two", ("Tom", "ru", "ns"), ("汤姆", "跑")), "the runs cut the source into different pieces (2 and 3)"),
+        (Fixed("two", ("Tom", "ran"), ("汤姆", "跑")), "the runs cut the source into different pieces (2 and 2)"),
+        (Fixed("two", ("Tom", "runs"), ("他", "走")), "no place has the same word"),
+        (Fixed("two", ("Tom", "runs"), ()), "no place has the same word"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_said_to_be(visit, other, reason):
+    with running([Fixed("one", ("Tom", "runs"), ("汤姆", "跑")), other]) as studio:
+        page = visit("/#/translate", at=studio)
+        says(page.locator(".answer").first, "汤姆")
+        choose(page, "compare", "1")
+        says(page.locator(".section"), f"weights cannot be compared: {reason}.")
+        assert "0.000" not in page.locator(".section p").all_inner_texts()
+
+
+def test_a_sequence_of_a_batch_is_chosen(visit):
+    weights = torch.rand(2, 1, 4, 4)
+    words = [Labels("tokens", tuple("abcd")), Labels("tokens", ("_", NASTY, "y", "z"), shown=(1, 2, 3))]
+    trace = Trace.from_weights({"layer": weights}, title="Two", rows=words, columns=words)
+    with running([], [trace]) as studio:
+        page = visit("/#/traces", at=studio)
+        says(page.locator(".facts"), "4 × 4")
+        page.locator("[data-here=sequence]").select_option(index=1)
+        says(page.locator(".facts"), "3 × 3")
+        says(page.locator("[data-here=sequence]"), f"2: {NASTY} y z")
+        assert page.locator(".holder img").count() == 0
+        grids = page.evaluate("document.querySelector('.holder').viewer.stages[0].model.map.values.length")
+    assert grids == 9
 
 
 def test_two_runs_are_compared(visit):

@@ -6,6 +6,7 @@ import struct
 import pytest
 import torch
 
+from regard.look.labels import Labels
 from regard.look.records import Record
 from regard.look.trace import Trace
 from regard.studio import tiles
@@ -98,10 +99,31 @@ def test_received_and_rows():
     torch.testing.assert_close(tiles.row(one(weights), 0, 17), weights[0, 17])
 
 
-def test_what_is_not_a_number_is_drawn_as_nothing():
+@pytest.mark.parametrize("type", ["uint8", "float16"])
+def test_numbers_of_a_broken_model_are_sent_as_they_are(type):
     weights = torch.ones(1, 2, 3)
-    weights[0, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf])
-    assert tiles.whole(one(weights), 0).cells.tolist() == [[0, 0, 0], [1, 1, 1]]
+    weights[0, 0] = torch.tensor([torch.nan, torch.inf, -0.5])
+    body, header = tiles.whole(one(weights), 0).packed(type)
+    about = json.loads(header)
+    assert (about["type"], about["highest"]) == ("float16", 1.0)
+    sent = torch.tensor(struct.unpack("<6e", body)).view(2, 3)
+    torch.testing.assert_close(sent, weights[0], equal_nan=True)
+
+
+def test_a_pooled_cell_with_a_nan_is_nan(tiny):
+    weights = torch.rand(1, 29, 37)
+    weights[0, 11, 17] = torch.nan
+    cells = tiles.whole(one(weights), 0).cells
+    assert cells.isnan().nonzero().tolist() == [[2, 3]]
+
+
+def test_a_sequence_of_a_batch_is_sent_without_its_padding():
+    weights = torch.rand(2, 1, 5, 5)
+    labels = [Labels("tokens", tuple("abcde")), Labels("tokens", tuple("xyz__"), shown=(0, 1, 2))]
+    record = Trace.from_weights({"layer": weights}, rows=labels, columns=labels).records[0]
+    torch.testing.assert_close(tiles.whole(record, 0, 1).cells, weights[1, 0, :3, :3])
+    torch.testing.assert_close(tiles.received(record, 0, 1), weights[1, 0, :3, :3].mean(0))
+    assert tiles.whole(record, 0, 0).cells.shape == (5, 5)
 
 
 def test_a_map_without_rows_or_heads():

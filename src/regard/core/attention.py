@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import recompute
+from regard.core import recompute, torch_names
 from regard.core.backends import blocked, dot, flex, fused_additive, reference, sdpa, short
 from regard.core.backends.blocks import grid, out_of_sight
 from regard.core.biases import Bias
@@ -23,7 +23,8 @@ from regard.core.masks import Band, Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
 from regard.core.requests import Full, Request, Top
-from regard.core.scores import Additive, ScaledDot, Score
+from regard.core.scores import FLOATS, Additive, ScaledDot, Score
+from regard.core.torch_names import Unknown
 from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
 BACKENDS: dict[str, ModuleType] = {
@@ -78,6 +79,7 @@ def attention(
     weights: Request | None = None,
     backend: str = "auto",
     generator: torch.Generator | None = None,
+    **unknown: Unknown,
 ) -> Attended:
     """normalize(score(query, key) + bias) @ value: each query reads every value it may attend, by weight.
 
@@ -89,6 +91,8 @@ def attention(
     >>> out.output
     tensor([[0.7311, 0.2689]])
     """
+    if unknown:
+        torch_names.refuse("attention", attention, unknown, torch_names.CALL)
     plain = backend == "auto" and bias is None and weights is None and generator is None
     plain = plain and type(dropout) is float and dropout == 0.0
     if plain and not listeners:
@@ -115,12 +119,15 @@ def explain(
     weights: Request | None = None,
     backend: str = "auto",
     generator: torch.Generator | None = None,
+    **unknown: Unknown,
 ) -> Plan:
     """What `attention` would do with the same arguments, without doing it.
 
     >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8)).backend
     'sdpa'
     """
+    if unknown:
+        torch_names.refuse("explain", explain, unknown, torch_names.CALL)
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
         problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
@@ -163,7 +170,7 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
         or 0 in keys
     ):
         return None
-    if not query.dtype == key.dtype == value.dtype or not query.is_floating_point():
+    if not query.dtype == key.dtype == value.dtype or query.dtype not in FLOATS:
         return None
     if not query.device == key.device == value.device:
         return None

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.core.masks import broadcastable, integer
+from regard.core.masks import broadcastable, position
 from regard.core.spans import Span, Stretch, positions, take
 from regard.core.transforms import mapped
 
@@ -163,7 +163,7 @@ class Relative(Rule):
 def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
     """−slope · distance: attention with linear biases (Press et al. 2022); one slope for each head.
 
-    `offset` is the position of the first query among the keys, as in `causal`.
+    `offset` is the position of the first query among the keys, as in `causal`; a layer with a cache adds it by itself.
 
     >>> alibi([0.5]).values(range(2), range(3), torch.float32)
     tensor([[[-0.0000, -0.5000, -1.0000],
@@ -172,7 +172,7 @@ def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
     tensor = _floats(slopes, "slopes of alibi()")
     if tensor.ndim > 1:
         raise ValueError(f"slopes of alibi() must be one number for each head, got shape {tuple(tensor.shape)}")
-    return Alibi(tensor, offset=integer(offset, "offset of alibi()"), plain=not isinstance(slopes, Tensor))
+    return Alibi(tensor, offset=position(offset, "offset of alibi()"), plain=not isinstance(slopes, Tensor))
 
 
 def relative(table: Tensor, offset: int = 0) -> Bias:
@@ -182,7 +182,7 @@ def relative(table: Tensor, offset: int = 0) -> Bias:
         raise ValueError(
             f"table of relative() must be (2R + 1,) or (heads, 2R + 1), an odd size last, got {tuple(tensor.shape)}"
         )
-    return Relative(tensor, offset=integer(offset, "offset of relative()"), plain=not isinstance(table, Tensor))
+    return Relative(tensor, offset=position(offset, "offset of relative()"), plain=not isinstance(table, Tensor))
 
 
 def as_bias(bias: Bias | Tensor) -> Bias:

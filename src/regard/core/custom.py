@@ -42,25 +42,48 @@ class Custom(Score):
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         scores = self.function(query.to(self.dtype), key.to(self.dtype))
-        expected = (*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), query.shape[-2], key.shape[-2])
+        expected = _expected(query, key)
         if not isinstance(scores, Tensor):
-            raise TypeError(f"score must return a tensor {expected}, got {type(scores).__name__}")
-        if scores.shape[-2:] != expected[-2:] or len(scores.shape) > len(expected):
-            raise ValueError(
-                f"score must return (…, queries, keys) = {expected} for a query {tuple(query.shape)} and a key "
-                f"{tuple(key.shape)}, got {tuple(scores.shape)}"
-            )
+            raise TypeError(f"score must return a float tensor (…, queries, keys), got {type(scores).__name__}")
+        if scores.is_complex() or scores.dtype == torch.bool:  # integers are numbers, and have one real value
+            hint = ": take .real or .abs() of it" if scores.is_complex() else ": who may attend whom goes to mask="
+            raise TypeError(f"score must return a float tensor (…, queries, keys), got {scores.dtype}{hint}")
         try:
-            return scores.to(query.dtype).expand(expected)
+            if scores.shape[-2:] == expected[-2:]:
+                return scores.to(query.dtype).expand(expected)
         except RuntimeError:
-            raise ValueError(f"score must return {expected}, got {tuple(scores.shape)}") from None
+            pass
+        raise _ShapeError(_said_of_shapes(query, key, scores))
 
-    def probe(self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead h k d2"]) -> "Custom":
+    def probe(
+        self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead g k d2"], group: int = 1
+    ) -> "Custom":
         """Call the function on a few pairs, without a trace, and note what it captured and made."""
-        self._again, deep = snapshot(self.function)
         # Not as many queries as keys: (…, keys, queries) instead of (…, queries, keys) shows. Clones: the caller may
-        # change what was given before the way back.
-        query, key = query[..., :2, :].detach().clone(), key[..., :3, :].detach().clone()
+        # change what was given before the backward pass.
+        few = query[..., :2, :].detach().clone(), key[..., :3, :].detach().repeat_interleave(group, -3).clone()
+        try:
+            return self._probe(*few)
+        except _ShapeError as error:
+            if message := self._said_of_all(query, key, group):
+                raise ValueError(message) from None
+            raise _tried_on(ValueError(str(error)), *few) from None
+
+    def _said_of_all(self, query: Tensor, key: Tensor, group: int) -> str | None:
+        """What is wrong with the shape of all scores, in the sizes of the call; None where it does not show."""
+        from torch._subclasses.fake_tensor import FakeTensorMode  # for an error alone
+
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # shapes, without the numbers or their memory
+                query, key = (fake.from_tensor(t.detach()) for t in (query, key))
+                key = key.repeat_interleave(group, -3)
+                scores = self.function(query, key)
+                return None if tuple(scores.shape) == _expected(query, key) else _said_of_shapes(query, key, scores)
+        except Exception:  # it reads its numbers, or does not take all of them
+            return None
+
+    def _probe(self, query: Tensor, key: Tensor) -> "Custom":
+        self._again, deep = snapshot(self.function)
         listener = Listener((query, key))
         with Drawing(query.device) as drawing, torch.enable_grad(), listener.undone():
             try:
@@ -69,12 +92,10 @@ class Custom(Score):
             except torch._dynamo.exc.InternalTorchDynamoError:
                 self._unfit = "the score is compiled: nobody can hear which tensors it learns"
                 return self
+            except _ShapeError:
+                raise
             except Exception as error:
-                error.add_note(
-                    f"the score was tried on a few pairs first, query {tuple(query.shape)} and key {tuple(key.shape)}: "
-                    "it gets (…, heads, queries, size), any number of queries and keys; what depends on positions "
-                    "goes to bias="
-                )
+                _tried_on(error, query, key)
                 raise
             self._changing = listener.changed()
             if drawing.drawn() and self._draws(query, key):
@@ -205,6 +226,31 @@ class Custom(Score):
 
     def floats(self, size: int) -> float:
         return self._floats
+
+
+def _tried_on(error: Exception, query: Tensor, key: Tensor) -> Exception:
+    """The error, with a note that explains the sizes in it."""
+    error.add_note(
+        f"the score was tried on a few pairs first, query {tuple(query.shape)} and key {tuple(key.shape)}: it gets (…, "
+        "heads, queries, size), any number of queries and keys; what depends on positions goes to bias="
+    )
+    return error
+
+
+class _ShapeError(ValueError):
+    """Scores of another shape than one for each query and key."""
+
+
+def _expected(query: Tensor, key: Tensor) -> tuple[int, ...]:
+    """The shape of the scores."""
+    return (*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), query.shape[-2], key.shape[-2])
+
+
+def _said_of_shapes(query: Tensor, key: Tensor, scores: Tensor) -> str:
+    return (
+        f"score must return (…, queries, keys) = {_expected(query, key)} for a query {tuple(query.shape)} and a key "
+        f"{tuple(key.shape)}, got {tuple(scores.shape)}"
+    )
 
 
 def _waves(like: Tensor, count: int, start: int) -> Tensor:

@@ -86,7 +86,10 @@ class PerformerFeatures:
             raise ValueError(f"features are on {self.projection.device}, the vectors on {x.device}: draw(…, device=)")
         rows = x.reshape(math.prod(x.shape[:-1]), size) / size**0.25  # one product of matrices, whatever axes lead
         logs = rows @ self.projection.to(x.dtype).mT
-        return logs.sub_((rows.square().sum(-1, keepdim=True) + math.log(count)) / 2).view(*x.shape[:-1], count)
+        # A squared length beyond the dtype (from |x| ≈ 1e19 on in float32) would be −inf here, and 0 / 0 in the end.
+        most = torch.finfo(x.dtype).max / 8
+        lengths = rows.square().sum(-1, keepdim=True).add(math.log(count)).div(2)
+        return logs.sub_(torch.where(lengths == torch.inf, most, lengths)).view(*x.shape[:-1], count)
 
     def __call__(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]:
         return self.log_features(x).exp()

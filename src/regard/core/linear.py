@@ -10,6 +10,8 @@ the keys so far.
 Performer features are exponentials, so they are held as logarithms, and the summary of each feature is divided by
 exp(shift), the largest value that feature has had *so far*. Every factor below is then at most 1, every denominator at
 least 1, whatever the size of the inputs; and no key is ever multiplied into an earlier query's row, not even by zero.
+Rounding keeps this: exponents are summed before a row's largest one is subtracted, so none comes out above 0. Features
+without logarithms are divided by the largest of each query's, which cancels in the quotient.
 """
 
 import math
@@ -24,6 +26,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.core import torch_names
 from regard.core.features import EluFeatures as EluFeatures
 from regard.core.features import Features, LogFeatures, default_features
 from regard.core.features import PerformerFeatures as PerformerFeatures
@@ -32,6 +35,7 @@ from regard.core.masks import Mask
 from regard.core.normalizers import Softmax
 from regard.core.problem import HALF, Problem, build, said
 from regard.core.scores import Score
+from regard.core.torch_names import Unknown
 from regard.core.transforms import transformed
 
 CHUNK = 64  # positions that are compared pair by pair; a power of two
@@ -59,6 +63,7 @@ def linear_attention(
     features: Features | None = None,
     causal: bool = False,
     mask: Mask | Tensor | None = None,
+    **unknown: Unknown,
 ) -> Float[Tensor, "... q e"]:
     """φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1): time and memory grow with n, not n².
 
@@ -66,8 +71,9 @@ def linear_attention(
     ever formed that could be returned beside it. Leading axes broadcast, the head axis may be left out, query head i
     reads key head i // (h / g).
 
-    `features` is a `PerformerFeatures`, an `EluFeatures` or any function from (…, d) to (…, m) numbers ≥ 0. Without
-    it, softmax attention is approximated by Performer features drawn once for each size from a fixed seed: the same in
+    `features` is a `PerformerFeatures`, an `EluFeatures` or any function from (…, d) to (…, m) numbers ≥ 0: a negative
+    one is an error on the CPU, and NaN where the numbers cannot be read (on CUDA, compiled, under vmap). Without it,
+    softmax attention is approximated by Performer features drawn once for each size from a fixed seed: the same in
     every process. `causal` lets query i read keys j ≤ i. `mask` may hide keys (`padding(lengths)`, a bool tensor
     (…, 1, k)), the same ones from every query.
 
@@ -75,6 +81,8 @@ def linear_attention(
     >>> linear_attention(x, x, x, causal=True).shape
     torch.Size([2, 8, 100, 16])
     """
+    if unknown:
+        torch_names.refuse("linear_attention", linear_attention, unknown, torch_names.LINEAR_CALL)
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {said(causal)}")
     problem, given = _checked(query, key, value, mask)
@@ -189,8 +197,10 @@ def _recall(state: LinearState, query: Float[Tensor, "... q r d"], features: Fea
     log = isinstance(features, LogFeatures)
     queries, shift = _mapped(features, query), state.shift[..., None, None, :]
     if log:
-        queries = queries - (queries.detach() + shift).amax(-1, keepdim=True)
-    return _quotient(_read(_lift(queries, shift, log), _joined(state)))
+        largest = (queries.detach() + shift).amax(-1, keepdim=True)
+    else:
+        queries, largest = _unit_rows(queries), None
+    return _quotient(_read(_lift(queries, shift, log, largest), _joined(state)))
 
 
 def _advance(
@@ -218,8 +228,9 @@ def _advance(
         peaks = _running_maximum(keys.detach().clamp_min(state.shift[..., None, None, :]))
         shifts = torch.cat([state.shift.unsqueeze(-2), peaks[..., -1, :]], -2).cummax(-2).values
         peaks = torch.maximum(peaks, shifts[..., :-1, None, :])
-        queries = queries - (queries.detach() + peaks.unsqueeze(-2)).amax(-1, keepdim=True)
+        largest = (queries.detach() + peaks.unsqueeze(-2)).amax(-1, keepdim=True)
     else:
+        queries, largest = _unit_rows(queries), None
         peaks = keys.new_zeros(()).expand_as(keys)
         shifts = state.shift.unsqueeze(-2).expand(*state.shift.shape[:-1], keys.shape[-3] + 1, -1)
     before, after = shifts[..., :-1, :], shifts[..., 1:, :]
@@ -227,11 +238,12 @@ def _advance(
     # Within a chunk: a query reads its own position; then each chunk is halved again and again, and the second half
     # of a part reads the first. No key meets an earlier query, and `peaks` at the end of the first half splits the
     # exponent of each pair into two that are both ≤ 0.
-    own = _lift(queries, keys.unsqueeze(-2), True) if log else queries * keys.unsqueeze(-2)
+    own = _lift(queries, keys.unsqueeze(-2), True, largest) if log else queries * keys.unsqueeze(-2)
     output = own.sum(-1, keepdim=True) * values.unsqueeze(-2)
     for half in _halves(chunk):
         middle = peaks.unflatten(-2, (-1, 2, half))[..., 0, -1, :]
-        second = _lift(queries.unflatten(-3, (-1, 2, half))[..., 1, :, :, :], middle[..., None, None, :], log)
+        below = None if largest is None else largest.unflatten(-3, (-1, 2, half))[..., 1, :, :, :]
+        second = _lift(queries.unflatten(-3, (-1, 2, half))[..., 1, :, :, :], middle[..., None, None, :], log, below)
         first = _lift(keys.unflatten(-2, (-1, 2, half))[..., 0, :, :], -middle.unsqueeze(-2), log)
         reading = _read(second, first.mT, values.unflatten(-2, (-1, 2, half))[..., 0, :, :])
         output = output + F.pad(reading, (0, 0, 0, 0, half, 0)).flatten(-4, -3)
@@ -244,16 +256,26 @@ def _advance(
     for kept, new in zip(decay.unbind(-3), added.unbind(-3), strict=True):
         summaries.append(summary)
         summary = torch.addcmul(new, summary, kept)
-    output = output + _read(_lift(queries, before[..., None, None, :], log), torch.stack(summaries, -3))
+    output = output + _read(_lift(queries, before[..., None, None, :], log, largest), torch.stack(summaries, -3))
     return _quotient(output.flatten(-4, -3)[..., :length, :, :]), _split(summary, shifts[..., -1, :])
 
 
 # The pieces. Values carry a last column of ones, so that the sums of the weights come with the weighted sums.
 
 
-def _lift(x: Tensor, shift: Tensor, log: bool) -> Tensor:
-    """exp(x + shift) of features held as logarithms; other features as they are."""
-    return (x + shift).exp_() if log else x
+def _lift(x: Tensor, shift: Tensor, log: bool, largest: Tensor | None = None) -> Tensor:
+    """exp(x + shift − largest) of features held as logarithms; other features as they are."""
+    if not log:
+        return x
+    return (x + shift).exp_() if largest is None else (x + shift).sub_(largest).exp_()
+
+
+def _unit_rows(queries: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+    """Features of queries, the largest of each 1: a product with those of keys does not overflow by their size."""
+    if queries.shape[-1] == 0:
+        return queries
+    largest = queries.detach().amax(-1, keepdim=True)
+    return queries / torch.where(largest > 0, largest, 1)
 
 
 def _read(queries: Float[Tensor, "... n r m"], *matrices: Tensor) -> Float[Tensor, "... n r e"]:
@@ -292,7 +314,24 @@ def _mapped(features: Features, x: Float[Tensor, "... d"]) -> Float[Tensor, "...
         raise TypeError(f"features must return a float tensor, got {came}")
     if mapped.shape[:-1] != x.shape[:-1]:
         raise ValueError(f"features must map (…, d) to (…, m): they turned {tuple(x.shape)} into {tuple(mapped.shape)}")
-    return mapped
+    return mapped if isinstance(features, LogFeatures | EluFeatures) else _not_negative(mapped)
+
+
+def _not_negative(mapped: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+    """The features of a function of the caller's: an error where one is negative, or NaN where the host cannot know.
+
+    Sums of weights of both signs come near 0, and the quotient is then any number.
+    """
+    if mapped.device.type == "cpu" and mapped.numel() and not torch.compiler.is_compiling():
+        try:
+            least = float(mapped.detach().amin())
+        except RuntimeError:  # under vmap, or fake tensors
+            pass
+        else:
+            if least < 0:
+                raise ValueError(f"features must be 0 or more, got {least:g}: their products stand for exponentials")
+            return mapped
+    return torch.where(mapped < 0, torch.nan, mapped)
 
 
 def _memory(

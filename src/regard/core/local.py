@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.attention import AnyScore, Attended, attention
+from regard.core.masks import check_lengths, extent
 from regard.core.requests import full
 from regard.core.scores import ScaledDot
 
@@ -47,6 +48,9 @@ def local_attention(
             "query, key and value must have equal leading axes and heads: "
             f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
+    if lengths is not None:
+        check_lengths(extent(lengths), keys, "lengths of local_attention()")
+        lengths = lengths.clamp_max(keys)  # on a device they are not inspected: what is beyond the keys is not read
     centre = centre.expand(query.shape[:-1])
     first = torch.ceil(centre.detach() - reach).long()
     position = first.unsqueeze(-1) + torch.arange(2 * reach + 1, device=query.device)  # (…, h, q, window)

@@ -6,7 +6,7 @@ block (`coarse`), so that nobody builds an n × n tensor that was not given as o
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,6 +15,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.core.spans import Span, align_first, positions, take
+
+_FAR = 2**62  # positions and distances are int64: beyond this, their sums would overflow
+_LONG = 2**30  # longer than any sequence
 
 
 class Blocks(NamedTuple):
@@ -98,6 +101,7 @@ class Band(Mask):
 
     low: int | None
     high: int | None
+    offset: int = field(default=0, compare=False)  # as the caller gave it: part of low and high already
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)
@@ -123,11 +127,13 @@ class Padding(Mask):
 
     lengths: Int[Tensor, "*lead"]
     plain: bool = False  # given as numbers, not as a tensor
+    bounds: tuple[int, int] | None = None  # the smallest and the largest length, of plain numbers
 
     def on(self, device: torch.device) -> "Padding":
         return replace(self, lengths=self.lengths.to(device)) if self.plain else self
 
     def aligned(self, shape: tuple[int, ...]) -> "Padding":
+        check_lengths(self.bounds or extent(self.lengths), shape[-1], "lengths of padding()")
         try:
             return Padding(align_first(self.lengths, 0, shape, "lengths of padding()"))
         except ValueError as error:
@@ -283,33 +289,47 @@ class Not(Mask):
 def causal(offset: int = 0) -> Mask:
     """Query i sees keys j ≤ i + offset: the past and itself, counted from the top left.
 
-    With a cache of c earlier keys the offset is c: the queries stand at the end of the keys.
+    Where the queries are the last of c + q keys, the offset is c. A layer that is given a cache adds its length by
+    itself: there, write `causal()`.
     """
-    return Band(None, integer(offset, "offset of causal()"))
+    offset = position(offset, "offset of causal()")
+    return Band(None, _edge(offset), offset)
 
 
 def window(before: int, after: int, offset: int = 0) -> Mask:
-    """Query i sees `before` keys before its own position i + offset, `after` behind it, and itself."""
+    """Query i sees `before` keys before its own position i + offset, `after` behind it, and itself.
+
+    The offset is that of `causal`: a layer that is given a cache adds the cache's length by itself.
+    """
     before, after = integer(before, "before of window()"), integer(after, "after of window()")
     for name, count in (("before", before), ("after", after)):
         if count < 0:
             raise ValueError(
                 f"{name} of window() counts keys beside the query's own and must be 0 or more, got {count}"
             )
-    offset = integer(offset, "offset of window()")
-    return Band(offset - before, offset + after)
+    offset = position(offset, "offset of window()")
+    return Band(_edge(offset - before), _edge(offset + after), offset)
+
+
+def _edge(distance: int) -> int:
+    """The edge of a band, cut to what kernels count in int32: no sequence is as long as that."""
+    return distance if -_LONG <= distance <= _LONG else _LONG if distance > 0 else -_LONG
 
 
 def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
     """Keys at or beyond each sequence's length are padding and are not attended.
 
-    `lengths` (b,) goes with scores (b, h, q, k) and (b, q, k): its axes are the first of the scores'. A length beyond
-    the keys means all of them.
+    `lengths` (b,) goes with scores (b, h, q, k) and (b, q, k): its axes are the first of the scores'. They are from 0
+    to the number of keys. Other lengths are an error where the host knows them: given as numbers or as a tensor on the
+    CPU. Those of a tensor on another device, or under `torch.compile` and `vmap`, are not inspected: beyond the keys
+    they mean all of them, below 0 none.
     """
     found = _integers(lengths, "lengths of padding()")
-    if not isinstance(lengths, Tensor) and bool((found < 0).any()):
-        raise ValueError(f"lengths of padding() must not be negative, got {lengths}")
-    return Padding(found, plain=not isinstance(lengths, Tensor))
+    if isinstance(lengths, Tensor):
+        return Padding(found)
+    bounds = extent(found)
+    check_lengths(bounds, None, "lengths of padding()")
+    return Padding(found, plain=True, bounds=bounds)
 
 
 def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int]) -> Mask:
@@ -363,6 +383,36 @@ def integer(value: int, name: str) -> int:
     if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     return operator.index(value)  # such as NumPy's
+
+
+def position(value: int, name: str) -> int:
+    """A whole number that may stand for a place in a sequence, or an error."""
+    value = integer(value, name)
+    if isinstance(value, int) and not -_FAR <= value <= _FAR:
+        raise ValueError(f"{name} must be from −2⁶² to 2⁶², got {value}: positions are counted in int64")
+    return value
+
+
+def extent(numbers: Tensor) -> tuple[int, int] | None:
+    """The smallest and the largest number, where the host can read them without waiting for a device."""
+    if numbers.device.type != "cpu" or torch.compiler.is_compiling() or numbers.numel() == 0:
+        return None
+    try:
+        low, high = numbers.aminmax()
+        return int(low), int(high)
+    except RuntimeError:  # under vmap, or fake tensors
+        return None
+
+
+def check_lengths(bounds: tuple[int, int] | None, keys: int | None, name: str) -> None:
+    """Raise if a length is negative or, where their number is known, beyond the keys."""
+    if bounds is None:
+        return
+    low, high = bounds
+    if low < 0:
+        raise ValueError(f"{name} must not be negative, got {low}")
+    if keys is not None and high > keys:
+        raise ValueError(f"{name} must be at most {keys}, the number of keys, got {high}")
 
 
 def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:

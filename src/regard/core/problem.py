@@ -16,7 +16,7 @@ from regard.core.custom import Custom
 from regard.core.masks import Mask, as_mask
 from regard.core.normalizers import Hard, Normalizer
 from regard.core.requests import Request
-from regard.core.scores import Score, finite
+from regard.core.scores import Score, finite, float_tensor
 from regard.core.spans import Contiguous, Span
 
 HALF = (torch.float16, torch.bfloat16)
@@ -197,8 +197,7 @@ def probed(score: Custom, query: Tensor, key: Tensor) -> Custom:
     """The score, tried on a few pairs where there are any."""
     if not query.numel() or not key.numel():
         return score
-    group = query.shape[-3] // key.shape[-3]
-    return score.probe(query[..., :2, :], key[..., :3, :].repeat_interleave(group, -3))
+    return score.probe(query, key, query.shape[-3] // key.shape[-3])
 
 
 def said(thing: object) -> str:
@@ -213,10 +212,7 @@ def said(thing: object) -> str:
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-        if not tensor.is_floating_point():
-            raise TypeError(f"{name} must be a float tensor, got {tensor.dtype}")
+        float_tensor(tensor, name)
         if tensor.is_nested:
             hint = "pad it (torch.nested.to_padded_tensor) and write mask=regard.padding(lengths)"
             raise TypeError(f"{name} must be a plain tensor, got a nested one: {hint}")

@@ -12,7 +12,7 @@ from regard.core.masks import integer
 
 
 class Top(NamedTuple):
-    """The largest weights of each query and the keys they belong to, largest first."""
+    """The largest weights of each query and the keys they belong to, largest first; −1 where the weight is 0."""
 
     values: Float[Tensor, "*lead q n"]
     indices: Int[Tensor, "*lead q n"]
@@ -70,7 +70,9 @@ class TopWeights(Request):
     count: int
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Top:
-        return Top(*weights.topk(min(self.count, weights.shape[-1]), -1))
+        values, indices = weights.topk(min(self.count, weights.shape[-1]), -1)
+        # topk would name some key for a weight of 0, a masked one as soon as another.
+        return Top(values, torch.where(values.detach() == 0, -1, indices))
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,11 @@ def _positions(index: int | Sequence[int]) -> Tensor:
 
 
 def top(k: int) -> Request:
-    """The k largest weights of each query as `Top(values, indices)`, (…, h, q, k); fewer where there are fewer keys."""
+    """The k largest weights of each query as `Top(values, indices)`, (…, h, q, k); fewer where there are fewer keys.
+
+    An index of −1 says that there is no such key: the weight beside it is 0, as where a query may attend fewer than k
+    keys. To gather values with the indices write `indices.clamp_min(0)`; what is gathered in such a place has weight 0.
+    """
     if (count := integer(k, "k of top()")) < 1:
         raise ValueError(f"top() takes a number of keys of at least 1, got {k!r}")
     return TopWeights(count)

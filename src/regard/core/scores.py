@@ -21,6 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # the slope of graph attention (Veličković et al. 2018)
 }
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # float8 has no arithmetic of its own
 
 Swap = Callable[[Tensor], Tensor]
 
@@ -91,8 +92,9 @@ def float_tensor(value: object, name: str) -> None:
     """Raise unless it is a tensor of floats."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a float tensor, got {type(value).__name__}")
-    if not value.is_floating_point():
-        raise TypeError(f"{name} must be a float tensor, got {value.dtype}")
+    if value.dtype not in FLOATS:
+        hint = f": write {name}.bfloat16()" if value.is_floating_point() else ""
+        raise TypeError(f"{name} must be a float tensor of 16, 32 or 64 bits, got {value.dtype}{hint}")
 
 
 def _same_size(query: Tensor, key: Tensor, name: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
-from regard.data.bpe import Subwords
+from regard.data.bpe import Subwords, parts_of
 
 
 class MergeDropout:
@@ -34,7 +34,10 @@ class MergeDropout:
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The numbers of many texts; the draws go on from call to call."""
-        return [[n for word, _ in self._cutter.pre_tokenize_str(text) for n in self._word(word)] for text in texts]
+        return [[n for part in parts_of(text) for n in self._part(part)] for text in texts]
+
+    def _part(self, text: str) -> list[int]:
+        return [number for word, _ in self._cutter.pre_tokenize_str(text) for number in self._word(word)]
 
     def _word(self, word: str) -> list[int]:
         ranks, draw, share = self._ranks, self._draw, self._share

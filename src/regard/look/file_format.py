@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-_HEADER, _JSON = 2**25, 2**24  # bytes
+_HEADER, LONGEST = 2**25, 2**24  # bytes, and characters of the description
 _LONGEST_NAME, _LONGEST_TEXT = 1000, 4000
 
 Count = Annotated[int, Field(ge=0, le=2**20)]
@@ -14,6 +14,9 @@ Size = Annotated[int, Field(ge=1, le=2**20)]
 Item = Annotated[str, Field(max_length=_LONGEST_NAME)]
 Text = Annotated[str, Field(max_length=_LONGEST_TEXT)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+Places = Annotated[list[int | None], Field(max_length=2**20)]
 
 
 class _Strict(BaseModel):
@@ -27,6 +30,7 @@ class LabelsDocument(_Strict):
     items: Annotated[list[Item], Field(max_length=2**20)]
     numbers: Annotated[dict[Item, Finite | Annotated[list[Finite], Field(max_length=2**20)]], Field(max_length=16)] = {}
     pictures: Annotated[dict[Item, Item], Field(max_length=4)] = {}  # name → tensor of bytes
+    shown: Annotated[list[Count], Field(max_length=2**20)] | None = None  # positions that are no padding
 
 
 class RecordDocument(_Strict):
@@ -43,8 +47,9 @@ class RecordDocument(_Strict):
     scale: Finite | None = None
     note: Text | None = None
     check: Annotated[list[float | None], Field(max_length=2**20)]
-    rows: int | None = None
-    columns: int | None = None
+    # Labels by their place in the list: of the one sequence, or of each. Older files name those of all sequences once.
+    rows: int | Places | None = None
+    columns: int | Places | None = None
 
 
 class TraceDocument(_Strict):
@@ -53,7 +58,7 @@ class TraceDocument(_Strict):
     format: Literal[1]
     title: Text
     dropped: Annotated[list[Text], Field(max_length=2**16)]
-    labels: Annotated[list[LabelsDocument], Field(max_length=2**12)]
+    labels: Annotated[list[LabelsDocument], Field(max_length=2**16)]
     records: Annotated[list[RecordDocument], Field(max_length=2**16)]
 
 
@@ -82,8 +87,8 @@ def description(data: bytes, size: int) -> TraceDocument:
     text = metadata.get("regard") if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise ValueError("it has no description of a trace")
-    if len(text) > _JSON:
-        raise ValueError(f"its description has {len(text)} characters: at most {_JSON} are read")
+    if len(text) > LONGEST:
+        raise ValueError(f"its description has {len(text)} characters: at most {LONGEST} are read")
     try:
         return TraceDocument.model_validate_json(text)
     except ValidationError as error:

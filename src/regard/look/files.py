@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from regard.look.file_format import LabelsDocument, RecordDocument, TraceDocument, description
+from regard.look.file_format import LONGEST, LabelsDocument, RecordDocument, TraceDocument, description
 from regard.look.labels import Labels
 from regard.look.records import Given, Record
 
@@ -44,7 +44,9 @@ class Largest:
         values, indices = (
             self._parts[name][batch, heads.start : heads.stop].index_select(-2, rows) for name in ("values", "indices")
         )
-        found = torch.zeros(len(heads), len(rows), self._shape[3])
+        # NaN comes first among the largest: where the rest is NaN, all that was kept is too.
+        rest = self.rest[batch, heads.start : heads.stop].index_select(-1, rows).float()
+        found = torch.where(rest.isnan(), math.nan, 0.0)[..., None].expand(-1, -1, self._shape[3]).contiguous()
         return found.scatter_(-1, indices.long(), values.float())
 
     def received(self, batch: int) -> Tensor:
@@ -85,14 +87,16 @@ def write(
     if top < 1 or whole < 0 or overview < 1:
         raise ValueError(f"top and overview must be at least 1, whole 0 or more, got {top}, {overview}, {whole}")
     tensors: dict[str, Tensor] = {}
-    labels: list[Labels] = []
+    labels: dict[Labels, int] = {}  # by identity: records of one sentence share theirs
 
     def number(given: Labels | None) -> int | None:
-        if given is None:
+        return None if given is None else labels.setdefault(given, len(labels))
+
+    def places(given: list[Labels | None]) -> int | list[int | None] | None:
+        if all(one is None for one in given):
             return None
-        if given not in labels:  # compared by identity: records of one sentence share theirs
-            labels.append(given)
-        return labels.index(given)
+        found = [number(one) for one in given]
+        return found[0] if len(found) == 1 else found
 
     described: list[RecordDocument] = []
     left_out = list(dropped)
@@ -117,13 +121,19 @@ def write(
                 scale=record.scale,
                 note=_note(record, top) if large else record.note,
                 check=[record.check(batch=item) for item in range(record.batch)],
-                rows=number(record.row_labels),
-                columns=number(record.column_labels),
+                rows=places([record.labels(batch=item).rows for item in range(record.batch)]),
+                columns=places([record.labels(batch=item).columns for item in range(record.batch)]),
             )
         )
     named = [_described(place, given, tensors) for place, given in enumerate(labels)]
     document = TraceDocument(format=1, title=title, dropped=left_out, labels=named, records=described)
-    return _replace(Path(path), save(tensors, {"regard": document.model_dump_json()}))
+    text = document.model_dump_json(exclude_defaults=True)
+    if len(text) > LONGEST:
+        raise ValueError(
+            f"names and labels of the trace have {len(text)} characters: at most {LONGEST} can be saved; "
+            "leave out sequences or records"
+        )
+    return _replace(Path(path), save(tensors, {"regard": text}))
 
 
 def _note(record: Record, top: int) -> str:
@@ -132,11 +142,20 @@ def _note(record: Record, top: int) -> str:
 
 
 def _whole(record: Record) -> Tensor:
-    found = torch.empty(record.batch, record.heads, record.queries, record.keys, dtype=torch.float16)
-    for item in range(record.batch):
-        for head in range(record.heads):
-            found[item, head] = record.weights(head=head, batch=item)
-    return found
+    maps = (record.weights(head=head, batch=item) for item in range(record.batch) for head in range(record.heads))
+    return _narrow([_halved(map_) for map_ in maps]).reshape(record.source.shape)
+
+
+def _halved(values: Tensor) -> Tensor:
+    """In half precision, unless a finite number would become infinite."""
+    half = values.half()
+    return half if torch.equal(half.isinf(), values.isinf()) else values
+
+
+def _narrow(parts: list[Tensor]) -> Tensor:
+    """Parts of one tensor: in half precision if each of them is."""
+    wide = any(part.dtype == torch.float32 for part in parts)
+    return torch.stack([part.float() for part in parts] if wide else parts)
 
 
 def _largest(record: Record, top: int, overview: int) -> dict[str, Tensor]:
@@ -144,26 +163,35 @@ def _largest(record: Record, top: int, overview: int) -> dict[str, Tensor]:
     narrow = torch.int16 if record.keys < 2**15 else torch.int32
     parts: dict[str, list[Tensor]] = {name: [] for name in _PARTS}
     for item in range(record.batch):
-        found = record.top(top, batch=item)
-        parts["values"].append(found.values.half())
+        found = record.top(top, batch=item, magnitude=True)
+        parts["values"].append(_halved(found.values))
         parts["indices"].append(found.indices.to(narrow))
         parts["received"].append(record.received(batch=item))
         parts["entropy"].append(record.entropy(batch=item))
-        total = torch.stack([_sums(record, head, item) for head in range(record.heads)])
-        parts["rest"].append((total - found.values.sum(-1)).clamp_min(0).half())
+        rest = torch.stack([_rest(record, head, item, found.indices[head]) for head in range(record.heads)])
+        parts["rest"].append(_halved(rest))
         maps = [record.overview(overview, head=head, batch=item) for head in range(record.heads)]
-        parts["overview"].append(torch.stack(maps).half())
-    return {name: torch.stack(tensors) for name, tensors in parts.items()}
+        parts["overview"].append(_halved(torch.stack(maps)))
+    return {
+        name: _narrow(tensors) if tensors[0].is_floating_point() else torch.stack(tensors)
+        for name, tensors in parts.items()
+    }
 
 
 _PARTS = ("values", "indices", "rest", "received", "entropy", "overview")
 
 
-def _sums(record: Record, head: int, item: int) -> Tensor:
-    """What each row comes to; 1 for a softmax, but not for every normaliser nor beside a sink."""
+def _rest(record: Record, head: int, item: int, kept: Tensor) -> Tensor:
+    """What the weights of each row come to that are not kept, which says that the row has more to show."""
+    known = getattr(record.source, "rest", None)
     step = max(1, 2**22 // max(1, record.keys))
-    starts = range(0, record.queries, step)
-    return torch.cat([record.weights(head=head, queries=slice(a, a + step), batch=item).sum(-1) for a in starts])
+    parts = []
+    for start in range(0, record.queries, step):
+        rows = slice(start, start + step)
+        weights = record.weights(head=head, queries=rows, batch=item)
+        parts.append(weights.scatter(-1, kept[rows], 0.0).sum(-1))
+    rest = torch.cat(parts)
+    return rest if known is None else rest + known[item, head].float()
 
 
 def _described(place: int, given: Labels, tensors: dict[str, Tensor]) -> LabelsDocument:
@@ -177,7 +205,14 @@ def _described(place: int, given: Labels, tensors: dict[str, Tensor]) -> LabelsD
             numbers[name] = float(thing)
         else:
             numbers[name] = [float(number) for number in thing]
-    return LabelsDocument(kind=given.kind, items=list(given.items), numbers=numbers, pictures=pictures)  # type: ignore[arg-type]
+    shown = None if given.shown is None else list(given.shown)
+    return LabelsDocument(
+        kind=given.kind,  # type: ignore[arg-type]
+        items=list(given.items),
+        numbers=numbers,
+        pictures=pictures,
+        shown=shown,
+    )
 
 
 def _replace(path: Path, data: bytes) -> Path:
@@ -230,16 +265,30 @@ def _records(document: TraceDocument, tensors: Mapping[str, Tensor]) -> list[Rec
             scale=described.scale,
             note=described.note,
             checked=known,
-            row_labels=_label(labels, described.rows, described.queries, index),
-            column_labels=_label(labels, described.columns, described.keys, index),
+            row_labels=_label(labels, described.rows, described.batch, described.queries, index),
+            column_labels=_label(labels, described.columns, described.batch, described.keys, index),
         )
+        if described.batch > 1 and (isinstance(described.rows, int) or isinstance(described.columns, int)):
+            record.note = f"{record.note}; {_SHARED}" if record.note else _SHARED
         records.append(record)
     return records
 
 
-def _label(labels: list[Labels], place: int | None, length: int, index: int) -> Labels | None:
-    if place is None:
-        return None
+_SHARED = "an older file: one list of labels for all sequences, which may be the words of another sequence"
+
+
+def _label(
+    labels: list[Labels], place: int | list[int | None] | None, batch: int, length: int, index: int
+) -> list[Labels | None]:
+    """The labels of each sequence."""
+    if isinstance(place, list):
+        if len(place) != batch:
+            raise ValueError(f"record {index} has labels for {len(place)} of {batch} sequences")
+        return [None if one is None else _found(labels, one, length, index) for one in place]
+    return [None if place is None else _found(labels, place, length, index)] * batch
+
+
+def _found(labels: list[Labels], place: int, length: int, index: int) -> Labels:
     if not 0 <= place < len(labels):
         raise ValueError(f"record {index} names labels {place} of {len(labels)}")
     if len(labels[place]) != length:
@@ -266,20 +315,18 @@ def _labels(described: LabelsDocument, tensors: Mapping[str, Tensor]) -> Labels:
         if tensor is None or tensor.dtype != torch.uint8 or tensor.ndim != 1:
             raise ValueError(f"the picture {name!r} of the labels is missing or not bytes")
         extra[name] = tensor.numpy().tobytes()
-    return Labels(described.kind, tuple(described.items), extra)
+    shown = None if described.shown is None else tuple(described.shown)
+    return Labels(described.kind, tuple(described.items), extra, shown)
 
 
 def _tensor(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of the file, if it is what the description says and holds numbers."""
+    """A tensor of the file, if it is what the description says; half floats may also be whole ones."""
     tensor = tensors.get(name)
     if tensor is None:
         raise ValueError(f"tensor {name} is missing")
-    if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+    wide = dtype == torch.float16 and tensor.dtype == torch.float32
+    if (tensor.dtype != dtype and not wide) or tuple(tensor.shape) != shape:
         raise ValueError(f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {shape}")
-    if tensor.numel() and tensor.is_floating_point():
-        low, high = (float(bound) for bound in tensor.aminmax())
-        if not 0 <= low <= high < float("inf"):  # false for NaN too
-            raise ValueError(f"tensor {name} holds numbers that are no weights, from {low} to {high}")
     return tensor
 
 

@@ -6,7 +6,7 @@ Rows are what asked (queries), columns what answered (keys); the deeper a cell, 
 import html as markup
 import math
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -99,9 +99,9 @@ def svg(
         middle = "text-anchor='end' dominant-baseline='central'"
         parts.append(_text(_short(label), place.left - 8, y + place.side / 2, middle))
         for j, weight in enumerate(row):
-            tip = f"{label} → {grid.columns[j]}: {weight:.4g}"
+            tip = f"{label} → {grid.columns[j]}: {number(weight, '.4g')}"
             parts.append(_cell(place.left + place.side * j, y, place.side, weight, grid.share(weight), tip))
-    return "\n".join([*parts, *_legend(grid.highest, place), "</svg>\n"])
+    return "\n".join([*parts, *_legend(grid, place), "</svg>\n"])
 
 
 def html(
@@ -127,7 +127,7 @@ def html(
         caption=_escape(caption),
         head="".join(f"<th scope='col'>{_escape(label)}</th>" for label in grid.columns),
         body="\n".join(
-            f"<tr><th scope='row'>{_escape(label)}</th>{''.join(f'<td>{weight:.6g}</td>' for weight in row)}</tr>"
+            f"<tr><th scope='row'>{_escape(label)}</th>{''.join(map(_entry, row))}</tr>"
             for label, row in zip(grid.rows, grid.weights, strict=True)
         ),
     )
@@ -158,6 +158,32 @@ def terminal(
     return "\n".join(lines)
 
 
+def _entry(weight: float) -> str:
+    return f"<td>{number(weight, '.6g')}</td>"
+
+
+def number(weight: float, form: str = ".2f") -> str:
+    """A weight as it is written: also NaN, ∞ and −∞.
+
+    >>> [number(weight) for weight in (0.5, -0.25, float("nan"), float("-inf"))]
+    ['0.50', '−0.25', 'NaN', '−∞']
+    """
+    if math.isnan(weight):
+        return "NaN"
+    size = "∞" if math.isinf(weight) else f"{abs(weight):{form}}"
+    return f"−{size}" if weight < 0 else size
+
+
+def largest(weights: Iterable[float]) -> float:
+    """The largest finite |weight|; 1 where there is none but 0."""
+    return max((abs(weight) for weight in weights if math.isfinite(weight)), default=0.0) or 1.0
+
+
+def share_of(weight: float, highest: float) -> float:
+    """A weight's part of the highest, from −1 to 1; NaN for what is NaN or infinite."""
+    return max(-1.0, min(1.0, weight / highest)) if math.isfinite(weight) else math.nan
+
+
 class _Grid(NamedTuple):
     """Checked weights with their labels, and the weight that gets the deepest colour."""
 
@@ -167,7 +193,12 @@ class _Grid(NamedTuple):
     highest: float
 
     def share(self, weight: float) -> float:
-        return min(1.0, weight / self.highest)
+        """From −1 to 1; NaN for what is NaN or infinite."""
+        return share_of(weight, self.highest)
+
+    @property
+    def negative(self) -> bool:
+        return any(weight < 0 for weight in chain.from_iterable(self.weights))
 
 
 class _Layout(NamedTuple):
@@ -188,13 +219,10 @@ def _grid(weights: Weights, rows: Sequence[str], columns: Sequence[str], highest
     for label, row in zip(rows, table, strict=True):
         if len(row) != len(columns):
             raise ValueError(f"row {label!r} has {len(row)} weights, but there are {len(columns)} column labels")
-        for column, weight in zip(columns, row, strict=True):
-            if isinstance(weight, Sequence):
-                raise ValueError("weights must have two axes, rows and columns: choose one head, as in weights[0]")
-            if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(f"the weight of ({label!r}, {column!r}) is {weight}: expected a finite one, 0 or more")
+        if any(isinstance(weight, Sequence) for weight in row):
+            raise ValueError("weights must have two axes, rows and columns: choose one head, as in weights[0]")
     if highest is None:
-        highest = max(chain.from_iterable(table), default=0.0) or 1.0
+        highest = largest(chain.from_iterable(table))
     elif not highest > 0:
         raise ValueError(f"highest must be more than 0, got {highest}")
     return _Grid([[float(weight) for weight in row] for row in table], list(rows), list(columns), float(highest))
@@ -223,19 +251,20 @@ def _cell(x: float, y: float, side: int, weight: float, share: float, tip: str) 
     middle = (side - gap) / 2
     return rect + (
         f"<text x='{x + middle:.1f}' y='{y + middle:.1f}' text-anchor='middle' dominant-baseline='central' "
-        f"pointer-events='none' {_fill(ink, share)}>{weight:.2f}</text>"
+        f"pointer-events='none' {_fill(ink, share)}>{number(weight)}</text>"
     )
 
 
-def _legend(highest: float, place: _Layout) -> list[str]:
+def _legend(grid: _Grid, place: _Layout) -> list[str]:
     steps, step, y = 20, 8, place.height - 38.0
+    start = -1 if grid.negative else 0
     bar = [
         f"<rect x='{place.left + step * i:.1f}' y='{y}' width='{step + 0.5}' height='10' "
-        f"{_fill(shade, i / (steps - 1))}/>"
+        f"{_fill(shade, start + (1 - start) * i / (steps - 1))}/>"
         for i in range(steps)
     ]
-    low = _text("0", place.left, y + 24, "font-size='11'")
-    high = _text(f"{highest:.3g}", place.left + step * steps, y + 24, "font-size='11' text-anchor='end'")
+    low = _text(number(-grid.highest, ".3g") if grid.negative else "0", place.left, y + 24, "font-size='11'")
+    high = _text(f"{grid.highest:.3g}", place.left + step * steps, y + 24, "font-size='11' text-anchor='end'")
     return [*bar, low, high]
 
 
@@ -250,12 +279,15 @@ def _fill(color: Callable[[float, Scale], RGB], share: float) -> str:
 def _colored(weight: float, share: float, width: int) -> str:
     red, green, blue = shade(share, DARK)
     front = "{};{};{}".format(*ink(share, DARK))
-    return f"\x1b[48;2;{red};{green};{blue};38;2;{front}m{_pad(f'{weight:.2f}', width)}\x1b[0m"
+    return f"\x1b[48;2;{red};{green};{blue};38;2;{front}m{_pad(number(weight), width)}\x1b[0m"
 
 
 def _shaded(weight: float, share: float, width: int) -> str:
-    block = BLOCKS[math.ceil((share - 0.005) * (len(BLOCKS) - 1))]  # blank where two decimals would say 0.00
-    return block * (width - 5) + f" {weight:.2f}"
+    if not math.isfinite(share):
+        return "!" * (width - 5) + f" {number(weight):>4}"
+    block = BLOCKS[math.ceil((abs(share) - 0.005) * (len(BLOCKS) - 1))]  # blank where two decimals would say 0.00
+    written = number(weight)
+    return block * (width - 1 - len(written)) + f" {written}"
 
 
 def _pad(text: str, width: int) -> str:

@@ -1,10 +1,13 @@
 """What the rows and columns of a map stand for: tokens, patches of an image, frames of sound, objects, or any list."""
 
+import functools
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
+
+from regard.look.tokenized import Named, is_encoding, of_encodings, of_texts, of_tokenizer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,7 +21,8 @@ class Labels:
 
     `extra` may hold, for patches, `image` (PNG bytes), `grid` (rows, columns) and `special` (how many items before the
     patches are none of the image: a class token, registers); for frames, `spectrogram` (PNG bytes) and `seconds` (of
-    one frame); for objects, lists `x`, `y`, `heading`, `speed`.
+    one frame); for objects, lists `x`, `y`, `heading`, `speed`. `shown` are the positions that are no padding, in
+    order; None where there is no padding.
 
     >>> len(Labels("tokens", ("the", "cat")))
     2
@@ -27,6 +31,7 @@ class Labels:
     kind: str
     items: tuple[str, ...]
     extra: Mapping[str, Any] = field(default_factory=dict)
+    shown: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -34,6 +39,8 @@ class Labels:
         wrong = [item for item in self.items if not isinstance(item, str)]
         if wrong:
             raise TypeError(f"labels must be strings, got {type(wrong[0]).__name__} {wrong[0]!r}")
+        if self.shown is not None:
+            self._check_shown(self.shown)
         special = self.extra.get("special", 0)
         if not isinstance(special, int) or special < 0:
             raise ValueError(f"special of the labels is a number of items, 0 or more, got {special!r}")
@@ -46,8 +53,28 @@ class Labels:
             hint = f"; if the first {over} are no patches, say special={special + over}" if 0 < over < 17 else ""
             raise ValueError(f"grid {tuple(grid)} of the labels does not hold {len(self.items)} patches{beside}{hint}")
 
+    def _check_shown(self, shown: tuple[int, ...]) -> None:
+        if not shown or list(shown) != sorted(set(shown)) or not 0 <= shown[0] <= shown[-1] < len(self.items):
+            raise ValueError(
+                f"shown positions of the labels must be at least one, ascending, from 0 to {len(self.items) - 1}"
+            )
+        if self.extra:
+            raise ValueError("labels with pictures or places have no padding: shown must be None")
+
     def __len__(self) -> int:
         return len(self.items)
+
+    def trimmed(self) -> "Labels":
+        """The labels without padding.
+
+        >>> Labels("tokens", ("a", "b", "[PAD]"), shown=(0, 1)).trimmed().items
+        ('a', 'b')
+        """
+        return self._trimmed
+
+    @functools.cached_property
+    def _trimmed(self) -> "Labels":  # the same object each time: records that share labels go on sharing them
+        return self if self.shown is None else Labels(self.kind, tuple(self.items[n] for n in self.shown))
 
 
 def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, special: Sequence[str] = ()) -> Labels:
@@ -80,50 +107,53 @@ def _png(image: "bytes | str | Path | Image") -> bytes:
     return file.getvalue()
 
 
-@runtime_checkable
-class NamesTokens(Protocol):
-    """A tokenizer of transformers, as far as labels need one."""
-
-    def convert_ids_to_tokens(self, ids: list[int], /) -> list[str]: ...
-
-
-@runtime_checkable
-class NamesToken(Protocol):
-    """A tokenizer of tokenizers, as far as labels need one."""
-
-    def id_to_token(self, id: int, /) -> str | None: ...
-
-
-Labelling = Labels | Sequence[str] | tuple[Any, Any]
+# Labels; a list of strings; a list of either for each sequence; (tokenizer, ids or encoding); (text, encoding);
+# an encoding
+Labelling = Labels | Sequence[Any] | Mapping[str, Any] | Any
 
 
 def as_labels(given: Labelling) -> Labels:
-    """Labels as they are, a list of strings, or (tokenizer, ids).
+    """The labels of one sequence: as they are, a list of strings, (tokenizer, ids), or an encoding.
 
     >>> as_labels(["Tom", "runs"]).kind
     'list'
     """
+    found = labels_of(given)
+    if len(found) != 1:
+        raise ValueError(f"labels of {len(found)} sequences were given: choose one sequence of the batch")
+    return found[0]
+
+
+def labels_of(given: Labelling) -> list[Labels]:
+    """The labels of each sequence, from anything that `Trace.label` takes.
+
+    >>> [labels.items for labels in labels_of([["Tom", "runs"], ["It", "rains"]])]
+    [('Tom', 'runs'), ('It', 'rains')]
+    """
     if isinstance(given, Labels):
-        return given
-    if isinstance(given, tuple) and len(given) == 2 and not isinstance(given[0], str):
-        return Labels("tokens", tuple(_named(*given)))
+        return [given]
     if isinstance(given, str):
         raise TypeError(f"labels must be a list of strings, one for each position, got the one string {given!r}")
-    return Labels("list", tuple(given))
+    if is_encoding(given):
+        return _tokens(of_encodings(given))
+    if isinstance(given, Sequence) and given and all(isinstance(one, Labels) for one in given):
+        return list(given)
+    if isinstance(given, tuple) and len(given) == 2 and not isinstance(given[1], (str, Labels)):
+        first, second = given
+        if is_encoding(second) and isinstance(first, (str, list, tuple)):
+            return _tokens(of_texts(first, second))
+        if not isinstance(first, (str, list, tuple)):
+            return _tokens(of_tokenizer(first, second))
+    if isinstance(given, Sequence) and given and all(_is_list(one) for one in given):
+        if any(is_encoding(one) for one in given):
+            return [as_labels(one) for one in given]
+        return [Labels("list", tuple(one)) for one in given]
+    return [Labels("list", tuple(given))]
 
 
-def _named(tokenizer: object, ids: Any) -> list[str]:
-    """What a tokenizer calls each id; a space or the mark of a word's start is kept as the tokenizer writes it."""
-    numbers = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    while len(numbers) == 1 and isinstance(numbers[0], list):  # a batch of one
-        [numbers] = numbers
-    if not all(isinstance(number, int) for number in numbers):
-        raise ValueError("ids of the tokens must be one list of whole numbers: choose one sequence of the batch")
-    if isinstance(tokenizer, NamesTokens):
-        return [str(token) for token in tokenizer.convert_ids_to_tokens(numbers)]
-    if isinstance(tokenizer, NamesToken):
-        return [tokenizer.id_to_token(number) or f"<{number}>" for number in numbers]
-    decode = getattr(tokenizer, "decode", None)
-    if decode is None:
-        raise TypeError(f"a tokenizer must have convert_ids_to_tokens, id_to_token or decode, got {type(tokenizer)}")
-    return [str(decode([number])) for number in numbers]
+def _is_list(one: object) -> bool:
+    return is_encoding(one) or (isinstance(one, Sequence) and not isinstance(one, str))
+
+
+def _tokens(named: Sequence[Named]) -> list[Labels]:
+    return [Labels("tokens", tuple(one.names), shown=one.shown) for one in named]

@@ -6,19 +6,29 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from regard.look.page_data import Budget, as_json, pack
+from regard.look.page_data import WHOLE, Budget, as_json, pack
 from regard.look.trace import Trace
 
 FOLDER = Path(__file__).parent / "page"
 ENTRY = "main.js"
 LANGUAGES = ("en", "zh")
+MOST, WEIGHTS = 64, 2**25  # sequences, and weights in them, that a page has unless it is told which
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async function|function|class|const|let) (\w+))", re.MULTILINE)
 
 
-def page(traces: Trace | Sequence[Trace], *, title: str | None = None, language: str = "en", batch: int = 0) -> str:
+def page(
+    traces: Trace | Sequence[Trace],
+    *,
+    title: str | None = None,
+    language: str = "en",
+    batch: int | Sequence[int] | None = None,
+) -> str:
     """A standalone page of one trace, or of two side by side.
+
+    Of a batch it has every sequence, or as many of the first as a page can hold, and the reader chooses one of them;
+    `batch` names those that it shall have.
 
     Maps are kept in 8 bits, except that the eight largest weights of each row have 16: three decimals are right. Maps
     of more than 512 queries or keys are pooled, with the largest weights of each row beside them; the page says so.
@@ -33,16 +43,14 @@ def page(traces: Trace | Sequence[Trace], *, title: str | None = None, language:
         raise ValueError(f"a page shows one trace or two side by side, got {len(several)}")
     if language not in LANGUAGES:
         raise ValueError(f"language must be one of {', '.join(LANGUAGES)}, got {language!r}")
-    if batch < 0:
-        raise ValueError(f"batch must be 0 or more, got {batch}")
+    chosen = [_sequences(trace, batch) for trace in several]
     heading = title or " · ".join(dict.fromkeys(trace.title for trace in several))
-    budget = Budget.of(several)
-    blocks: list[str] = []
-    for place, trace in enumerate(several):
-        packed = pack(trace, batch=batch, budget=budget)
-        blocks.append(_block("about", place, 0, as_json(packed.about).encode()))
-        blocks += [_block("record", place, index, data) for index, data in enumerate(packed.records)]
-        blocks += [_block("picture", place, int(index), data) for index, data in packed.pictures.items()]
+    budget = Budget.of(several, max(map(len, chosen)))
+    blocks = [
+        block
+        for place, (trace, sequences) in enumerate(zip(several, chosen, strict=True))
+        for block in _blocks(place, trace, sequences, budget, told=batch is None)
+    ]
     fields = {
         "LANGUAGE": "zh-CN" if language == "zh" else "en",
         "TITLE": html.escape(heading),
@@ -54,10 +62,44 @@ def page(traces: Trace | Sequence[Trace], *, title: str | None = None, language:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: fields[found[1]], template)
 
 
+def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, told: bool) -> Iterator[str]:
+    """The data of a trace: for each sequence a description, its records and its pictures, numbered through."""
+    records = pictures = 0
+    for number, item in enumerate(sequences):
+        packed = pack(trace, batch=item, budget=budget, sequences=sequences)
+        if told and len(sequences) < trace.sequences:
+            left = f"sequences {len(sequences) + 1} to {trace.sequences} of the batch: choose them with batch="
+            packed.about["dropped"].append(left)
+        where = {label: pictures + n for n, label in enumerate(packed.pictures)}
+        blocks = {"records": records, "pictures": where}
+        yield _block("about", place, number, as_json({**packed.about, "blocks": blocks}).encode())
+        yield from (_block("record", place, records + n, data) for n, data in enumerate(packed.records))
+        yield from (_block("picture", place, where[label], data) for label, data in packed.pictures.items())
+        records, pictures = records + len(packed.records), pictures + len(packed.pictures)
+
+
+def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
+    """The sequences that a page is to have."""
+    count = max(1, trace.sequences)
+    if batch is None:
+        cells = sum(record.heads * min(record.queries, WHOLE) * min(record.keys, WHOLE) for record in trace.records)
+        return list(range(max(1, min(count, MOST, WEIGHTS // max(1, cells)))))
+    chosen = [batch] if isinstance(batch, int) else list(batch)
+    if not chosen:
+        raise ValueError("batch must name at least one sequence, got none")
+    for item in chosen:
+        if not 0 <= item < count:
+            there = "there is 1 sequence" if count == 1 else f"there are {count} sequences"
+            raise ValueError(f"batch must be from 0 to {count - 1}, as {there}, got {item}")
+    return chosen
+
+
 def _by_step(trace: Trace) -> Trace:
     """Steps of generation, each a call with one row, as one map; calls with names of their own stay as they are."""
     steps = any(record.call > 0 and record.queries == 1 for record in trace.records)
-    named = any(record.row_labels or record.column_labels for record in trace.records)
+    named = any(
+        labels is not None for record in trace.records for n in range(record.batch) for labels in record.labels(batch=n)
+    )
     return trace.joined() if steps and not named else trace
 
 

@@ -1,5 +1,6 @@
 """One head of one record as a drawing: SVG, or PNG where a program cannot read SVG."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,13 @@ _FONTS = ("NotoSansCJK-Regular.ttc", "NotoSansSC-Regular.otf", "wqy-zenhei.ttc",
 
 def drawn(record: Record, head: int, batch: int) -> "tuple[Tensor, list[str], list[str], str]":
     """The map to draw, names of its rows and columns, and a title."""
+    count, record = record.batch, record.sequence(batch)
     title = f"{record.name or 'attention'}, head {head}" + (f", call {record.call}" if record.call else "")
+    title += f", sequence {batch + 1} of {count}" if count > 1 else ""
     if max(record.queries, record.keys) <= LARGEST:
-        weights = record.weights(head=head, batch=batch)
+        weights = record.weights(head=head)
     else:
-        weights = record.overview(LARGEST, head=head, batch=batch)
+        weights = record.overview(LARGEST, head=head)
         title += f" ({record.queries} × {record.keys}, pooled)"
     high, wide = weights.shape
     rows = _names(record.row_labels, record.queries, high)
@@ -59,15 +62,17 @@ def png(record: Record, path: str | Path, *, head: int = 0, batch: int = 0, side
         word = Image.new("RGB", (max(1, length), side), "#ffffff")
         ImageDraw.Draw(word).text((0, 2), name, fill="#1b1f24", font=font)
         picture.paste(word.rotate(90, expand=True), (left + column * side, top - 4 - max(1, length)))
-    highest = float(weights.max()) or 1.0
+    highest = heatmap.largest(weights.flatten().tolist())
+    small = _font(9)
     for row, (name, numbers) in enumerate(zip(rows, weights.tolist(), strict=True)):
         y = top + row * side
         pen.text((left - 6 - font.getlength(name), y + 2), name, fill="#1b1f24", font=font)
         for column, number in enumerate(numbers):
-            x, share = left + column * side, max(0.0, number / highest)
+            x, share = left + column * side, heatmap.share_of(number, highest)
             pen.rectangle((x, y, x + side - 2, y + side - 2), fill=shade(share, LIGHT))
-            if side >= 36:
-                pen.text((x + 4, y + side // 3), f"{number:.2f}", fill=ink(share, LIGHT), font=font)
+            if side >= 36 or (side >= 20 and not math.isfinite(number)):
+                words, face = heatmap.number(number), font if side >= 36 else small
+                pen.text((x + side // 2 - 1, y + side // 2 - 1), words, fill=ink(share, LIGHT), font=face, anchor="mm")
     target = Path(path)
     picture.save(target, format="PNG")
     return target

@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from regard.core.requests import Entropy, Top
 from regard.look.labels import Labels
+from regard.look.parts import CheckOf, GradientPart, Part, Places
+from regard.look.pooling import Pool, pooled
 
 _BLOCK_NUMBERS = 2**22  # weights that stand in memory at a time
+ROUNDING = 1e-6  # a weight may be so far below 0 without being negative
 
 
 @runtime_checkable
@@ -98,6 +101,16 @@ class Given:
         return [self._weights]
 
 
+class Axes(NamedTuple):
+    """The labels of the rows and of the columns of one sequence."""
+
+    rows: Labels | None
+    columns: Labels | None
+
+
+LabelsOfAll = Labels | Sequence[Labels | None] | None  # of the one sequence, or of each
+
+
 class Record:
     """Where one call attended: its shape, and its weights as far as they are asked for.
 
@@ -118,8 +131,8 @@ class Record:
         scale: float | None = None,
         note: str | None = None,
         checked: Check | None = None,
-        row_labels: Labels | None = None,
-        column_labels: Labels | None = None,
+        row_labels: LabelsOfAll = None,
+        column_labels: LabelsOfAll = None,
     ) -> None:
         self.name = name
         self.call = call
@@ -127,8 +140,8 @@ class Record:
         self.batch, self.heads, self.queries, self.keys = source.shape
         self.scale = scale
         self.note = note
-        self.row_labels = row_labels
-        self.column_labels = column_labels
+        self._rows = self._each(row_labels, "rows", self.queries)
+        self._columns = self._each(column_labels, "columns", self.keys)
         self.source = source
         self._checked = checked
         self.backward: Gradient | None = None
@@ -139,6 +152,71 @@ class Record:
             f"Record({self.name!r}, call {self.call}, {self.kind}: {self.batch} × {self.heads} heads, "
             f"{self.queries} queries, {self.keys} keys{note})"
         )
+
+    @property
+    def row_labels(self) -> Labels | None:
+        """What the rows of sequence 0 stand for; `labels(batch=1)` has those of another sequence."""
+        return self._rows[0] if self._rows else None
+
+    @row_labels.setter
+    def row_labels(self, given: LabelsOfAll) -> None:
+        self._rows = self._each(given, "rows", self.queries)
+
+    @property
+    def column_labels(self) -> Labels | None:
+        """What the columns of sequence 0 stand for; `labels(batch=1)` has those of another sequence."""
+        return self._columns[0] if self._columns else None
+
+    @column_labels.setter
+    def column_labels(self, given: LabelsOfAll) -> None:
+        self._columns = self._each(given, "columns", self.keys)
+
+    def labels(self, *, batch: int = 0) -> Axes:
+        """What rows and columns of a sequence stand for."""
+        item = self._item(batch)
+        return Axes(self._rows[item], self._columns[item])
+
+    def _each(self, given: LabelsOfAll, what: str, length: int) -> list[Labels | None]:
+        """Labels for each sequence of the batch."""
+        if given is None:
+            return [None] * self.batch
+        if isinstance(given, Labels) and self.batch != 1:
+            raise ValueError(
+                f"{what} of {self.name!r} has labels for one sequence, but there are {self.batch}: give labels for each"
+            )
+        each: list[Labels | None] = [given] if isinstance(given, Labels) else list(given)
+        if len(each) != self.batch:
+            raise ValueError(f"{what} of {self.name!r} has labels for {len(each)} sequences; there are {self.batch}")
+        wrong = next((len(labels) for labels in each if labels is not None and len(labels) != length), None)
+        if wrong is not None:
+            raise ValueError(f"{what} of {self.name!r} has {wrong} labels, but there are {length} {what}")
+        return each
+
+    def sequence(self, batch: int) -> "Record":
+        """One sequence of the batch as a record of its own, with its labels and without its padding.
+
+        >>> labels = [Labels("tokens", ("a", "b")), Labels("tokens", ("c", "[PAD]"), shown=(0,))]
+        >>> record = Record("layer", "given", Given(torch.rand(2, 1, 2, 2)), row_labels=labels, column_labels=labels)
+        >>> record.sequence(1)
+        Record('layer', call 0, given: 1 × 1 heads, 1 queries, 1 keys)
+        """
+        rows, columns = self.labels(batch=batch)
+        if self.batch == 1 and all(labels is None or labels.shown is None for labels in (rows, columns)):
+            return self
+        places = Places(batch, *(labels.shown if labels is not None else None for labels in (rows, columns)))
+        one = Record(
+            self.name,
+            self.kind,
+            Part(self.source, places),
+            call=self.call,
+            scale=self.scale,
+            note=self.note,
+            checked=None if self._checked is None else CheckOf(self._checked, batch),
+            row_labels=None if rows is None else rows.trimmed(),
+            column_labels=None if columns is None else columns.trimmed(),
+        )
+        one.backward = None if self.backward is None else GradientPart(self.backward, places)
+        return one
 
     @property
     def nbytes(self) -> int:
@@ -157,11 +235,17 @@ class Record:
         found = self.source.rows(self._item(batch), self._range(head), rows)
         return found if head is None else found[0]
 
-    def top(self, k: int, *, batch: int = 0) -> Top:
-        """The k largest weights of each query and their keys, (heads, queries, k)."""
+    def top(self, k: int, *, batch: int = 0, magnitude: bool = False) -> Top:
+        """The k largest weights of each query and their keys, (heads, queries, k); NaN comes first.
+
+        With `magnitude` those of the largest |weight|, for weights that may be negative.
+        """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        found = [weights.topk(min(k, self.keys), -1) for _, weights in self._blocks(None, batch)]
+        found = []
+        for _, weights in self._blocks(None, batch):
+            indices = (weights.abs() if magnitude else weights).topk(min(k, self.keys), -1).indices
+            found.append(Top(weights.gather(-1, indices), indices))
         return Top(torch.cat([part.values for part in found], -2), torch.cat([part.indices for part in found], -2))
 
     def received(self, *, batch: int = 0) -> Tensor:
@@ -175,11 +259,11 @@ class Record:
         return total
 
     def entropy(self, *, batch: int = 0) -> Tensor:
-        """How spread each query's weights are, −Σ w ln w in nats, (heads, queries)."""
+        """How spread each query's weights are, −Σ w ln w in nats, (heads, queries); NaN where a weight is below 0."""
         known = self._summary("entropy", self._item(batch))
         if known is not None:
             return known
-        parts = [Entropy().of(weights.clamp_min(0)) for _, weights in self._blocks(None, batch)]
+        parts = [Entropy().of(shares(weights)) for _, weights in self._blocks(None, batch)]
         return torch.cat([part for part in parts if isinstance(part, Tensor)], -1)
 
     def overview(self, size: int = 256, *, head: int, batch: int = 0, pool: Literal["mean", "max"] = "mean") -> Tensor:
@@ -191,10 +275,10 @@ class Record:
         head = self._range(head).start
         known = self._summary("overview", self._item(batch), head)
         if known is not None and pool == "mean":
-            return known if max(known.shape) <= size else _pooled(known, *(min(size, n) for n in known.shape))
+            return known if max(known.shape) <= size else pooled(known, *(min(size, n) for n in known.shape))
         if 0 in (self.queries, self.keys):
             return torch.zeros(min(size, self.queries), min(size, self.keys))
-        found = _Pool(self.queries, self.keys, min(size, self.queries), min(size, self.keys), pool)
+        found = Pool(self.queries, self.keys, min(size, self.queries), min(size, self.keys), pool)
         for rows, weights in self._blocks(head, batch):
             found.add(int(rows[0]), weights[0])
         return found.cells()
@@ -240,7 +324,8 @@ class Record:
 
     def _item(self, batch: int) -> int:
         if not 0 <= batch < self.batch:
-            raise IndexError(f"batch {batch} of {self.name!r}: there are {self.batch}, counted from 0")
+            allowed = f": batch must be from 0 to {self.batch - 1}" if self.batch else ""
+            raise IndexError(f"batch {batch} of {self.name!r}: there are {self.batch} sequences{allowed}")
         return batch
 
     def _range(self, head: int | None) -> range:
@@ -259,49 +344,6 @@ class Record:
         return torch.where(rows < 0, rows + self.queries, rows)
 
 
-class _Pool:
-    """A map in few cells. Cell c covers positions from ⌈c·n / cells⌉ on: every position belongs to one.
-
-    Rows are pooled as they come and columns at the end, when few numbers are left.
-    """
-
-    def __init__(self, queries: int, keys: int, high: int, wide: int, pool: str) -> None:
-        self._edges = torch.tensor([-(-cell * queries // high) for cell in range(high + 1)])
-        self._columns = torch.arange(keys) * wide // max(1, keys)
-        self._found, self._wide = torch.zeros(high, keys), wide
-        self._mean = pool == "mean"
-
-    def add(self, start: int, weights: Tensor) -> None:
-        """Consecutive rows of the map."""
-        stop = start + len(weights)
-        size, left = divmod(int(self._edges[-1]), len(self._found))
-        if not left and start % size == 0 == len(weights) % size:  # cells of one size: all in one sum
-            place = slice(start // size, stop // size)
-            parts = weights.unflatten(0, (-1, size))
-            self._found[place] = parts.sum(1) if self._mean else parts.amax(1)
-            return
-        first = int(torch.searchsorted(self._edges, start, right=True)) - 1
-        for cell in range(first, len(self._found)):
-            low, high = max(start, int(self._edges[cell])), min(stop, int(self._edges[cell + 1]))
-            if low >= stop:
-                break
-            part, cells = weights[low - start : high - start], self._found[cell]
-            if self._mean:
-                cells += part.sum(0)
-            else:
-                torch.maximum(cells, part.amax(0), out=cells)
-
-    def cells(self) -> Tensor:
-        high = len(self._found)
-        found, index = torch.zeros(high, self._wide), self._columns.expand(high, -1)
-        if not self._mean:
-            return found.scatter_reduce_(1, index, self._found, "amax")
-        counts = self._edges.diff()[:, None] * torch.bincount(self._columns, minlength=self._wide)
-        return found.scatter_add_(1, index, self._found) / counts
-
-
-def _pooled(weights: Tensor, high: int, wide: int) -> Tensor:
-    rows, columns = weights.shape
-    pool = _Pool(rows, columns, high, wide, "mean")
-    pool.add(0, weights)
-    return pool.cells()
+def shares(weights: Tensor) -> Tensor:
+    """Weights whose logarithm can be taken: what rounding left below 0 is 0, what is really negative is NaN."""
+    return torch.where(weights < -ROUNDING, math.nan, weights.clamp_min(0))

@@ -13,7 +13,8 @@ def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5,
 
     Each layer passes on Â = (1 − r) · mean of the heads + r · I, rows brought to sum 1; the product of all layers is
     the rollout (Abnar & Zuidema 2020, section 3). With `gradients` each layer adds the mean of [A ⊙ ∂L/∂A]₊ times
-    what came before, R ← R + Ā R from R = I (Chefer et al. 2021, eq. 5 and 6).
+    what came before, R ← R + Ā R from R = I (Chefer et al. 2021, eq. 5 and 6). Positions that the labels of a sequence
+    tell to be padding are left out.
 
     >>> from regard.look.records import Given
     >>> layer = Record("layer", "given", Given(torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])))
@@ -25,17 +26,18 @@ def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5,
         raise ValueError("rollout needs at least one record")
     if not 0 <= residual < 1:
         raise ValueError(f"residual must be 0 or more and less than 1, got {residual}")
-    size = records[0].queries
+    layers = [record.sequence(batch) for record in records]
+    size = layers[0].queries
     total = torch.eye(size)
-    for record in records:
+    for record in layers:
         if (record.queries, record.keys) != (size, size):
             raise ValueError(
                 f"rollout needs layers of one square size, {size} × {size}; {record.name!r} has {record.queries} × "
                 f"{record.keys}: choose layers with of="
             )
         if gradients:
-            total = total + record.relevance(batch=batch).mean(0) @ total
+            total = total + record.relevance().mean(0) @ total
             continue
-        layer = (1 - residual) * record.weights(batch=batch).mean(0) + residual * torch.eye(size)
+        layer = (1 - residual) * record.weights().mean(0) + residual * torch.eye(size)
         total = (layer / layer.sum(-1, keepdim=True).clamp_min(torch.finfo(layer.dtype).tiny)) @ total
     return total

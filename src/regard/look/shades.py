@@ -8,30 +8,39 @@ import math
 from typing import NamedTuple
 
 HUE = math.radians(258)  # a blue that keeps its name from pale to deep
+BELOW = math.radians(48)  # of what is negative
 
-
-class Scale(NamedTuple):
-    """Lightness and chroma at weight 0 and at weight 1."""
-
-    lightness: tuple[float, float]
-    chroma: tuple[float, float]
-
-
-LIGHT = Scale(lightness=(0.97, 0.40), chroma=(0.008, 0.17))  # on white paper
-DARK = Scale(lightness=(0.25, 0.86), chroma=(0.02, 0.10))  # on a dark screen
 
 RGB = tuple[int, int, int]
 
 
+class Scale(NamedTuple):
+    """Lightness and chroma at weight 0 and at weight 1; the colour of what is NaN or infinite, and text on it."""
+
+    lightness: tuple[float, float]
+    chroma: tuple[float, float]
+    odd: RGB
+    odd_ink: RGB
+
+
+LIGHT = Scale((0.97, 0.40), (0.008, 0.17), odd=(199, 21, 133), odd_ink=(255, 255, 255))  # on white paper
+DARK = Scale((0.25, 0.86), (0.02, 0.10), odd=(255, 105, 200), odd_ink=(0, 0, 0))  # on a dark screen
+
+
 def shade(share: float, scale: Scale) -> RGB:
-    """The colour of a weight, `share` being its part of the largest one, from 0 to 1.
+    """The colour of a weight, `share` being its part of the largest one, from 0 to 1, or to −1 for a negative one.
+
+    What is NaN or infinite has a colour of its own.
 
     >>> [hexadecimal(shade(share, LIGHT)) for share in (0.0, 0.5, 1.0)]
     ['#f2f5fb', '#779bd1', '#0040a0']
     """
+    if not math.isfinite(share):
+        return scale.odd
+    hue, share = BELOW if share < 0 else HUE, abs(share)
     lightness = _between(scale.lightness, share)
     chroma = _between(scale.chroma, share)
-    return _srgb(lightness, chroma * math.cos(HUE), chroma * math.sin(HUE))
+    return _srgb(lightness, chroma * math.cos(hue), chroma * math.sin(hue))
 
 
 def ink(share: float, scale: Scale) -> RGB:
@@ -42,7 +51,9 @@ def ink(share: float, scale: Scale) -> RGB:
     >>> ink(0.0, LIGHT), ink(1.0, LIGHT)
     ((0, 0, 0), (255, 255, 255))
     """
-    return (0, 0, 0) if _between(scale.lightness, share) > 0.565 else (255, 255, 255)
+    if not math.isfinite(share):
+        return scale.odd_ink
+    return (0, 0, 0) if _between(scale.lightness, abs(share)) > 0.565 else (255, 255, 255)
 
 
 def hexadecimal(color: RGB) -> str:

@@ -5,7 +5,6 @@ import tempfile
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +14,8 @@ from torch import Tensor
 
 from regard.look import pictures
 from regard.look.files import LARGEST_FILE, read, write
-from regard.look.labels import Labelling, as_labels
+from regard.look.labelling import in_a_row, named, put
+from regard.look.labels import Labelling, labels_of
 from regard.look.records import Given, Record, nbytes
 from regard.look.rollout import rollout
 from regard.look.sources import Joined, Worst
@@ -48,8 +48,9 @@ class Trace:
         title: str = "Attention",
         rows: Labelling | None = None,
         columns: Labelling | None = None,
+        batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """A trace of plain weights: for each name a tensor (heads, q, k) or (b, heads, q, k)."""
+        """A trace of plain weights: for each name a tensor (heads, q, k) or (b, heads, q, k); labels as in `label`."""
         records = []
         for name, tensor in weights.items():
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim not in (3, 4):
@@ -60,7 +61,7 @@ class Trace:
             kept = tensor.detach()
             records.append(Record(name, "given", Given(kept if kept.ndim == 4 else kept[None])))
         trace = cls(title, records)
-        return trace if rows is None and columns is None else trace.label(rows=rows, columns=columns)
+        return trace if rows is None and columns is None else trace.label(rows=rows, columns=columns, batch=batch)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -97,37 +98,39 @@ class Trace:
         return nbytes(tensor for record in self.records for tensor in record.holds())
 
     def select(self, pattern: str) -> "Trace":
-        """The records whose name fits a pattern such as `encoder.*`."""
-        return Trace(self.title, [record for record in self.records if fnmatchcase(record.name, pattern)], self.dropped)
+        """The records of a name, or else those whose name fits a pattern such as `encoder.*`."""
+        return Trace(self.title, named(self.records, pattern), self.dropped)
 
     def label(
-        self, *, rows: Labelling | None = None, columns: Labelling | None = None, of: str | None = None
+        self,
+        *,
+        rows: Labelling | None = None,
+        columns: Labelling | None = None,
+        of: "str | tuple[str, int] | Record | None" = None,
+        batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """Name rows and columns: a list of strings, (tokenizer, ids), or `Labels`; gives the trace itself back.
+        """Name rows and columns; gives the trace itself back.
 
-        Without `of`, every axis of the right length gets them; with a pattern such as `decoder.*`, those records must
-        fit, or it is an error.
+        Of one sequence: a list of strings, `Labels`, or (tokenizer, ids). Of each sequence of a batch: a list of lists,
+        (tokenizer, 2-D ids), or what a tokenizer made of the texts, as (tokenizer, encoding), (texts, encoding) or the
+        encoding alone; its attention mask tells the padding, which is then not shown. `batch` says which sequence the
+        labels of one are for; `batch=range(n)` are all.
+
+        Without `of`, every axis of the right length gets them; with a name, (name, call), a record, or a pattern such
+        as `decoder.*`, those records must fit, or it is an error.
         """
-        chosen = [record for record in self.records if of is None or fnmatchcase(record.name, of)]
-        if not chosen:
-            raise ValueError(f"no record fits of={of!r}: there is {', '.join(self.names[:8]) or 'none at all'}")
+        chosen = self._chosen(of)
         for what, given in (("rows", rows), ("columns", columns)):
-            if given is None:
-                continue
-            labels = as_labels(given)
-            lengths = [record.queries if what == "rows" else record.keys for record in chosen]
-            fit = [record for record, length in zip(chosen, lengths, strict=True) if length == len(labels)]
-            if not fit or (of is not None and len(fit) < len(chosen)):
-                raise ValueError(f"{what} has {len(labels)} labels, but the records have {sorted(set(lengths))} {what}")
-            for record in fit:
-                setattr(record, "row_labels" if what == "rows" else "column_labels", labels)
+            if given is not None:
+                put(chosen, what, labels_of(given), batch=batch, strictly=of is not None)
         return self
 
     def joined(self) -> "Trace":
         """Calls under one name as one map, as generation makes them: a row or more for each step.
 
         Joined are names with several calls of one batch and head count whose keys never become fewer. What beams
-        stood for at each step cannot be told: with several sequences, rows are those of the batch as it was.
+        stood for at each step cannot be told: with several sequences, rows are those of the batch as it was. Labels of
+        rows are joined where each call has them; those of columns are the last call's.
         """
         records: list[Record] = []
         for name in self.names:
@@ -140,15 +143,35 @@ class Trace:
             source = Joined([record.source for record in calls])
             note = next((record.note for record in calls if record.note), None)
             kind = "rows" if all(record.queries == 1 for record in calls) else calls[0].kind
-            records.append(Record(name, kind, source, scale=calls[0].scale, note=note, checked=Worst(calls)))
+            axes = [[record.labels(batch=item) for record in calls] for item in range(calls[0].batch)]
+            records.append(
+                Record(
+                    name,
+                    kind,
+                    source,
+                    scale=calls[0].scale,
+                    note=note,
+                    checked=Worst(calls),
+                    row_labels=[in_a_row([each.rows for each in steps]) for steps in axes],
+                    column_labels=[steps[-1].columns for steps in axes],
+                )
+            )
         return Trace(self.title, records, self.dropped)
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences the largest batch has."""
+        return max((record.batch for record in self.records), default=0)
 
     def rollout(
         self, *, of: str | None = None, batch: int = 0, residual: float = 0.5, gradients: bool = False
     ) -> Tensor:
-        """Attention through all layers, (q, k); see `regard.look.rollout`. `of` chooses layers by a pattern."""
+        """Attention through all layers, (q, k), of one sequence without its padding; see `regard.look.rollout`.
+
+        `of` chooses layers by a name or a pattern.
+        """
         return rollout(
-            self.records if of is None else self.select(of).records,
+            self._chosen(of),
             batch=batch,
             residual=residual,
             gradients=gradients,
@@ -205,6 +228,18 @@ class Trace:
         from regard.look.page import page
 
         return page(self, **options)
+
+    def _chosen(self, of: "str | tuple[str, int] | Record | None") -> list[Record]:
+        """The records that are meant: all, one, those of a name, or those that fit a pattern."""
+        if of is None:
+            chosen = list(self.records)
+        elif isinstance(of, str):
+            chosen = named(self.records, of)
+        else:
+            chosen = [of if isinstance(of, Record) else self[of]]
+        if not chosen:
+            raise ValueError(f"no record fits of={of!r}: there is {', '.join(self.names[:8]) or 'none at all'}")
+        return chosen
 
     def _record(self, place: str | tuple[str, int] | None) -> Record:
         if place is not None:

@@ -260,7 +260,7 @@ def _chooser(keep: Keep | None) -> Callable[[str], bool]:
     if callable(keep):
         return keep
     patterns = [keep] if isinstance(keep, str) else list(keep)
-    return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)
+    return lambda name: any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @contextmanager

@@ -127,10 +127,18 @@ class TransformerEncoder(nn.Module):
 
     @classmethod
     def from_torch(
-        cls, encoder: nn.TransformerEncoder, embedding: nn.Embedding, *, positions: Positions = None
+        cls,
+        encoder: nn.TransformerEncoder,
+        embedding: nn.Embedding,
+        *,
+        positions: Positions = None,
+        batch_first: bool | None = None,
     ) -> "TransformerEncoder":
-        """Torch's encoder with the embedding that goes before it, which torch leaves to the user."""
-        stack = EncoderStack.from_torch(encoder)
+        """Torch's encoder with the embedding that goes before it, which torch leaves to the user.
+
+        `batch_first` is as for `MultiHeadAttention.from_torch`.
+        """
+        stack = EncoderStack.from_torch(encoder, batch_first=batch_first)
         vocabulary, size = embedding.weight.shape
         made = cls(vocabulary, size, layers=0, heads=_heads(encoder), positions=positions, embedding=embedding)
         made.stack = stack
@@ -284,10 +292,18 @@ class TransformerDecoder(nn.Module):
 
     @classmethod
     def from_torch(
-        cls, decoder: nn.TransformerDecoder, embedding: nn.Embedding, *, positions: Positions = None
+        cls,
+        decoder: nn.TransformerDecoder,
+        embedding: nn.Embedding,
+        *,
+        positions: Positions = None,
+        batch_first: bool | None = None,
     ) -> "TransformerDecoder":
-        """Torch's decoder with the embedding that goes before it and, tied, after it: torch leaves both to the user."""
-        stack = DecoderStack.from_torch(decoder)
+        """Torch's decoder with the embedding that goes before it and, tied, after it: torch leaves both to the user.
+
+        `batch_first` is as for `MultiHeadAttention.from_torch`.
+        """
+        stack = DecoderStack.from_torch(decoder, batch_first=batch_first)
         vocabulary, size = embedding.weight.shape
         made = cls(vocabulary, size, layers=0, heads=_heads(decoder), positions=positions, embedding=embedding)
         made.stack = stack

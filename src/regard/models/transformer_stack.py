@@ -53,9 +53,13 @@ class EncoderStack(nn.Module):
         return Stacked(_normed(self.norm, x), None if weights is None else seen)
 
     @classmethod
-    def from_torch(cls, encoder: nn.TransformerEncoder) -> "EncoderStack":
-        """The same encoder with a copy of torch's weights; of an nn.Transformer give its `encoder`."""
-        layers = [TransformerEncoderLayer.from_torch(layer) for layer in _of(encoder, nn.TransformerEncoderLayer)]
+    def from_torch(cls, encoder: nn.TransformerEncoder, *, batch_first: bool | None = None) -> "EncoderStack":
+        """The same encoder with a copy of torch's weights; of an nn.Transformer give its `encoder`.
+
+        `batch_first` is as for `MultiHeadAttention.from_torch`.
+        """
+        theirs = _of(encoder, nn.TransformerEncoderLayer)
+        layers = [TransformerEncoderLayer.from_torch(layer, batch_first=batch_first) for layer in theirs]
         return cls(layers, _copied(encoder.norm)).train(encoder.training)
 
 
@@ -111,9 +115,13 @@ class DecoderStack(nn.Module):
         return Stacked(_normed(self.norm, x), None if weights is None else seen)
 
     @classmethod
-    def from_torch(cls, decoder: nn.TransformerDecoder) -> "DecoderStack":
-        """The same decoder with a copy of torch's weights; of an nn.Transformer give its `decoder`."""
-        layers = [TransformerDecoderLayer.from_torch(layer) for layer in _of(decoder, nn.TransformerDecoderLayer)]
+    def from_torch(cls, decoder: nn.TransformerDecoder, *, batch_first: bool | None = None) -> "DecoderStack":
+        """The same decoder with a copy of torch's weights; of an nn.Transformer give its `decoder`.
+
+        `batch_first` is as for `MultiHeadAttention.from_torch`.
+        """
+        theirs = _of(decoder, nn.TransformerDecoderLayer)
+        layers = [TransformerDecoderLayer.from_torch(layer, batch_first=batch_first) for layer in theirs]
         return cls(layers, _copied(decoder.norm)).train(decoder.training)
 
 

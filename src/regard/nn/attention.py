@@ -9,6 +9,7 @@ from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import check_dropout, check_normalizer
 from regard.core.requests import Request, Top
+from regard.nn.expected import check_input, check_sizes
 from regard.nn.projection import SCORES, OwnedScore, settled
 from regard.nn.protocol import Projected
 
@@ -44,6 +45,7 @@ class Attention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        check_sizes(query_size=query_size, memory_size=memory_size, hidden_size=hidden_size, value_size=value_size)
         memory_size = query_size if memory_size is None else memory_size
         self.query_size, self.memory_size = query_size, memory_size
         self.output_size = memory_size if value_size is None else value_size
@@ -74,8 +76,7 @@ class Attention(nn.Module):
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
         """Keys and values of a memory, once for all queries."""
-        if memory.shape[-1] != self.memory_size:
-            raise ValueError(f"memory has size {memory.shape[-1]}, the layer expects {self.memory_size}")
+        check_input(memory, "memory", self.memory_size)
         return Projected(
             memory if self.key is None else self.key(memory), memory if self.value is None else self.value(memory), mask
         )
@@ -100,8 +101,7 @@ class Attention(nn.Module):
         weights: Request | None,
         generator: torch.Generator | None,
     ) -> Attended:
-        if query.shape[-1] != self.query_size:
-            raise ValueError(f"query has size {query.shape[-1]}, the layer expects {self.query_size}")
+        check_input(query, "query", self.query_size)
         query = query if self.query is None else self.query(query)
         found = attention(
             query.unsqueeze(1),
@@ -126,6 +126,8 @@ class SelfAttention(nn.Module):
 
     def __init__(self, size: int, key_size: int, value_size: int) -> None:
         super().__init__()
+        check_sizes(size=size, key_size=key_size, value_size=value_size)
+        self.size = size
         self.query = nn.Linear(size, key_size, bias=False)
         self.key = nn.Linear(size, key_size, bias=False)
         self.value = nn.Linear(size, value_size, bias=False)
@@ -134,6 +136,7 @@ class SelfAttention(nn.Module):
         self, x: Float[Tensor, "b n d"], *, mask: Mask | Tensor | None = None, weights: Request | None = None
     ) -> Attended:
         """What each position reads: output (b, n, value size), weights as asked; masks as for `Attention`."""
+        check_input(x, "x", self.size)
         query, key, value = (map_(x).unsqueeze(1) for map_ in (self.query, self.key, self.value))
         return without_head(attention(query, key, value, mask=pairs(mask), weights=weights))
 

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.biases import Alibi, Bias, DenseBias, Relative, as_bias
-from regard.core.masks import And, Band, Dense, Mask, Not, Or, as_mask
+from regard.core.masks import And, Band, Dense, Mask, Not, Or, Padding, as_mask
 from regard.core.spans import all_of
 
 _FIRST = 32  # positions a growing cache makes room for at first
@@ -185,8 +185,8 @@ def later_mask(
 ) -> Mask | None:
     """The mask for queries that stand `offset` positions behind the first key: bands move, all else stays.
 
-    An offset on the device makes tensors of the bands. Keys behind the last query are shut out: they are storage that
-    nothing was written to yet.
+    A band that carries an offset of its own is an error: it would be moved twice. An offset on the device makes tensors
+    of the bands. Keys behind the last query are masked: they are storage that nothing was written to yet.
     """
     moved = None if mask is None else _moved(as_mask(mask), offset, queries, keys, device)
     if isinstance(offset, int) and offset + queries == keys:
@@ -200,10 +200,14 @@ def _moved(mask: Mask, offset: int | Tensor, queries: int, keys: int, device: to
         return _moved(part, offset, queries, keys, device)
 
     match mask:
+        case Band() if mask.offset != 0 and not (isinstance(offset, int) and offset == 0):
+            raise ValueError(_twice("mask", mask.offset, offset, "causal() or window(before, after)"))
         case Band(low, high) if isinstance(offset, int):
             return Band(None if low is None else low + offset, None if high is None else high + offset)
         case Band():
             return Dense(mask.allowed(torch.arange(queries, device=device) + offset, all_of(keys), device))
+        case Padding():  # lengths of whole sequences, of which the cache may hold the beginning
+            return Padding(mask.lengths.clamp_max(keys), mask.plain)
         case And(left, right):
             return And(inner(left), inner(right))
         case Or(left, right):
@@ -213,6 +217,15 @@ def _moved(mask: Mask, offset: int | Tensor, queries: int, keys: int, device: to
     return mask
 
 
+def _twice(name: str, own: int, offset: int | Tensor, plain: str) -> str:
+    """The message for an offset that the caller gives and the layer would add again."""
+    held = f"holds {offset} positions" if isinstance(offset, int) else "holds positions already"
+    return (
+        f"{name} has an offset of {own} and the cache {held}: the layer adds the cache's length by itself, so write "
+        f"{plain} without an offset"
+    )
+
+
 def later_bias(bias: Bias | Tensor | None, offset: int | Tensor, query: Tensor, keys: int) -> Bias | None:
     """The bias for queries (…, q, d) that stand `offset` positions behind the first key: rules of distance move."""
     if bias is None:
@@ -220,6 +233,8 @@ def later_bias(bias: Bias | Tensor | None, offset: int | Tensor, query: Tensor, 
     bias = as_bias(bias)
     if not isinstance(bias, (Alibi, Relative)):
         return bias
+    if bias.offset != 0 and not (isinstance(offset, int) and offset == 0):
+        raise ValueError(_twice("bias", bias.offset, offset, "alibi(slopes) or relative(table)"))
     if isinstance(offset, int):
         return replace(bias, offset=bias.offset + offset)
     rows = torch.arange(query.shape[-2], device=offset.device) + offset

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from regard.core.attention import Attended
 from regard.core.problem import HALF
 from regard.core.requests import Full, Request
+from regard.core.scores import float_tensor
 
 
 class ChannelAttention(nn.Module):
@@ -53,6 +54,7 @@ class ChannelAttention(nn.Module):
 
         `mask` says which positions are real: the others are left out of mean and maximum, and are 0 in the output.
         """
+        float_tensor(x, "x")
         if x.ndim < 3 or x.shape[1] != self.channels:
             raise ValueError(f"x must be (b, {self.channels}, …), got {tuple(x.shape)}")
         only_full(weights, "ChannelAttention")

@@ -11,6 +11,8 @@ from regard.nn.projection import HeadProjection
 _PLACES = (("weight", "query_weight"), ("weight", "memory_weight", "key_weight"),
            ("weight", "memory_weight", "value_weight"))  # fmt: skip
 
+_LAYOUT = "layers of regard take (batch, length, size)"
+
 
 class TorchMasks(NamedTuple):
     """torch's masks in this library's terms: `mask` True = may attend, `bias` added to the scores."""
@@ -39,14 +41,21 @@ def torch_masks(attn_mask: Tensor | None = None, key_padding_mask: Tensor | None
     return TorchMasks(mask, bias)
 
 
-def refuse(source: nn.MultiheadAttention) -> None:
-    """Raise for the options of torch's module that have no counterpart."""
+def refuse(source: nn.MultiheadAttention, batch_first: bool | None) -> None:
+    """Raise for the options of torch's module that have no counterpart, and for a layout that nobody agreed to."""
     if not isinstance(source, nn.MultiheadAttention):
         raise TypeError(f"from_torch takes a torch.nn.MultiheadAttention, got {type(source).__name__}")
     if source.bias_k is not None or source.bias_v is not None:
         raise ValueError("from_torch cannot take add_bias_kv=True: a learned extra key has no place in this layer")
     if source.add_zero_attn:
         raise ValueError("from_torch cannot take add_zero_attn=True: an extra key of zeros has no place in this layer")
+    if batch_first not in (None, True):
+        raise ValueError(f"batch_first of from_torch must be True or left out, got {batch_first!r}: {_LAYOUT}")
+    if not source.batch_first and batch_first is None:
+        raise ValueError(
+            "from_torch was given a layer with batch_first=False (torch's default), which takes (length, batch, size): "
+            f"{_LAYOUT}; write from_torch(layer, batch_first=True) and give the new layer x.transpose(0, 1)"
+        )
 
 
 @torch.no_grad()

@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core.machine import TRITON
+from regard.core.scores import float_tensor
+from regard.nn.expected import check_sizes
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 GATED = "swiglu"
@@ -39,6 +41,7 @@ class FeedForward(nn.Module):
             raise ValueError(f"activation must be one of {', '.join((*ACTIVATIONS, GATED))}, got {activation!r}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
+        check_sizes(size=size, hidden_size=hidden_size)
         self.size = size
         self.hidden_size = 4 * size if hidden_size is None else hidden_size
         self.activation = activation
@@ -48,6 +51,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Each position (…, d) by itself."""
+        float_tensor(x, "x")
+        if x.shape[-1:] != (self.size,):
+            raise ValueError(f"x must be (…, {self.size}), got shape {tuple(x.shape)}")
         inner = self.inner(x)
         if self.activation == GATED:
             gate, linear = inner.chunk(2, -1)

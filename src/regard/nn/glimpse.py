@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from regard.core.attention import Attended
 from regard.core.problem import HALF
 from regard.core.requests import Request
+from regard.core.scores import float_tensor
 from regard.nn.channel import only_full
 
 
@@ -40,6 +41,8 @@ class Glimpse(nn.Module):
     ) -> Attended:
         """The patches (b, scales, c, size, size). `weights=full()` also gives (b, scales, height, width): the share of
         each pixel in each patch, 1 in all for a patch inside the image."""
+        float_tensor(image, "image")
+        float_tensor(location, "location")
         if image.ndim != 4:
             raise ValueError(f"image must be (b, c, height, width), got {tuple(image.shape)}")
         if location.shape != (image.shape[0], 2):

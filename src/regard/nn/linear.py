@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from regard.core import torch_names
 from regard.core.attention import Attended
 from regard.core.biases import Bias
 from regard.core.features import Features, LogFeatures, PerformerFeatures
@@ -11,7 +12,9 @@ from regard.core.linear import LinearState, linear_attention, linear_step
 from regard.core.masks import And, Band, Mask, as_mask
 from regard.core.problem import said
 from regard.core.requests import Request
+from regard.core.torch_names import Unknown
 from regard.nn.cache import KeyValueCache
+from regard.nn.expected import check_input, check_sizes
 from regard.nn.projection import HeadProjection
 
 
@@ -31,10 +34,12 @@ class LinearAttention(nn.Module):
     True
     """
 
+    @torch_names.made_with(torch_names.LAYER)
     def __init__(
         self, size: int, heads: int, *, features: Features | None = None, causal: bool = False, bias: bool = True
     ) -> None:
         super().__init__()
+        check_sizes(size=size)
         if heads < 1 or size % heads:
             raise ValueError(f"size must be a multiple of heads, got {size} and {heads}")
         if not isinstance(causal, bool):
@@ -86,9 +91,12 @@ class LinearAttention(nn.Module):
         cache: KeyValueCache | None = None,
         weights: Request | None = None,
         generator: torch.Generator | None = None,
+        **unknown: Unknown,
     ) -> Attended:
         """What each query reads: output (b, q, size). Weights asked for, (b, h, q, k), cost O(n²), as they are that
         many."""
+        if unknown:
+            torch_names.refuse("LinearAttention", self.forward, unknown, torch_names.LAYER_CALL)
         if bias is not None:
             raise ValueError("bias must be None: in linear attention no score stands alone to add it to")
         if cache is not None:
@@ -125,8 +133,8 @@ class LinearAttention(nn.Module):
         if value is not None and key is None:
             raise ValueError("value was given without key: self attention takes query alone, any other takes key")
         for name, source in (("query", query), ("key", key), ("value", value)):
-            if source is not None and (source.ndim != 3 or source.shape[-1] != self.size):
-                raise ValueError(f"{name} must be (batch, length, {self.size}), got shape {tuple(source.shape)}")
+            if source is not None:
+                check_input(source, name, self.size)
 
 
 def _parted(mask: Mask) -> tuple[bool, Mask | None]:

@@ -15,6 +15,7 @@ from regard.core.attention import Attended
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import check_normalizer
 from regard.core.requests import Request, full
+from regard.nn.expected import check_sizes
 from regard.nn.protocol import Projected
 from regard.nn.steps import alignment, blank, check_query, clean_memory, gathered, read, sampling, score_vector
 
@@ -68,6 +69,7 @@ class LocationAttention(nn.Module):
         sharpness: float = 1.0,
     ) -> None:
         super().__init__()
+        check_sizes(query_size=query_size, memory_size=memory_size, hidden_size=hidden_size)
         memory_size = query_size if memory_size is None else memory_size
         hidden_size = query_size if hidden_size is None else hidden_size
         if filters < 1:

@@ -12,6 +12,7 @@ from regard.core.attention import Attended
 from regard.core.problem import HALF
 from regard.core.requests import Request
 from regard.core.scores import unit
+from regard.nn.expected import check_sizes
 from regard.nn.protocol import Projected
 from regard.nn.steps import blank, check_query, clean_memory, score_vector
 
@@ -48,6 +49,7 @@ class MonotonicAttention(nn.Module):
         noise: float = 1.0,
     ) -> None:
         super().__init__()
+        check_sizes(query_size=query_size, memory_size=memory_size, hidden_size=hidden_size)
         memory_size = query_size if memory_size is None else memory_size
         hidden_size = query_size if hidden_size is None else hidden_size
         if not 0 <= noise < math.inf:

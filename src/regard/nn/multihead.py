@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.core import torch_names
 from regard.core.attention import AnyScore, Attended, attention
 from regard.core.biases import Bias, as_bias
 from regard.core.masks import Mask
@@ -14,8 +15,10 @@ from regard.core.problem import check_dropout, check_normalizer
 from regard.core.requests import Request
 from regard.core.scores import ScaledDot, Score
 from regard.core.spans import all_of
+from regard.core.torch_names import Unknown
 from regard.nn import convert
 from regard.nn.cache import KeyValueCache, later_bias, later_mask
+from regard.nn.expected import check_input, check_sizes
 from regard.nn.positions import Alibi, RelativePositions, Rotary
 from regard.nn.projection import HeadProjection, OwnedScore, settled
 
@@ -37,6 +40,7 @@ class MultiHeadAttention(nn.Module):
     (torch.Size([3, 5, 8]), None)
     """
 
+    @torch_names.made_with(torch_names.LAYER)
     def __init__(
         self,
         size: int,
@@ -53,6 +57,7 @@ class MultiHeadAttention(nn.Module):
         positions: Rotary | Alibi | RelativePositions | None = None,
     ) -> None:
         super().__init__()
+        check_sizes(size=size, key_size=key_size, value_size=value_size, head_size=head_size)
         kv_heads = heads if kv_heads is None else kv_heads
         if heads < 1 or kv_heads < 1:
             raise ValueError(f"heads and kv_heads must be 1 or more, got {heads} and {kv_heads}")
@@ -81,9 +86,13 @@ class MultiHeadAttention(nn.Module):
             nn.init.zeros_(self.output.bias)
 
     @classmethod
-    def from_torch(cls, source: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """The same layer as torch's, its weights copied. Batch comes first; `torch_masks` translates masks."""
-        convert.refuse(source)
+    def from_torch(cls, source: nn.MultiheadAttention, *, batch_first: bool | None = None) -> "MultiHeadAttention":
+        """The same layer as torch's, its weights copied; `torch_masks` translates masks.
+
+        This layer takes (batch, length, size). A source made with batch_first=False takes the length first, so its
+        callers have to change: it is refused until `batch_first=True` says that they do.
+        """
+        convert.refuse(source, batch_first)
         like = source.out_proj.weight
         with torch.device(like.device):
             layer = cls(
@@ -139,11 +148,14 @@ class MultiHeadAttention(nn.Module):
         cache: KeyValueCache | None = None,
         weights: Request | None = None,
         generator: torch.Generator | None = None,
+        **unknown: Unknown,
     ) -> Attended:
         """What each query reads: output (b, q, size), weights as asked, of all of them (b, h, q, k).
 
         `mask` and `bias` are descriptions, or tensors that broadcast to the scores (b, h, q, k); True = may attend.
         """
+        if unknown:
+            torch_names.refuse("MultiHeadAttention", self.forward, unknown, torch_names.LAYER_CALL)
         self._check(query, key, value, cache)
         offset: int | Tensor = 0
         if cache is not None and cache.is_fixed:
@@ -250,10 +262,7 @@ class MultiHeadAttention(nn.Module):
         for name, (source, size) in sources.items():
             if source is None:
                 continue
-            if source.ndim != 3:
-                raise ValueError(f"{name} must be (batch, length, size), got shape {tuple(source.shape)}")
-            if source.shape[-1] != size:
-                raise ValueError(f"{name} has size {source.shape[-1]}, the layer expects {size}")
+            check_input(source, name, size)
             if source.shape[0] != query.shape[0]:
                 raise ValueError(f"query has a batch of {query.shape[0]}, {name} of {source.shape[0]}")
         if cache is None or not cache.is_fixed:

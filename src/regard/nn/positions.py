@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core.biases import Bias, alibi
+from regard.core.scores import float_tensor
 from regard.nn.relative import RelativePositions as RelativePositions
 
 Offset = int | Tensor  # where the first position stands: a number, or one on the device
@@ -149,5 +150,6 @@ class Alibi(nn.Module):
 
 
 def _sized(x: Tensor, size: int) -> None:
+    float_tensor(x, "x")
     if x.shape[-1] != size:
         raise ValueError(f"x has size {x.shape[-1]}, the positions are for size {size}")

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from regard.core.attention import Attended
 from regard.core.requests import Request
+from regard.core.scores import float_tensor
+from regard.nn.expected import check_sizes
 
 
 class MaxSaliency(nn.Module):
@@ -30,6 +32,7 @@ class MaxSaliency(nn.Module):
         weights: Request | None = None,
     ) -> Attended:
         """The largest of each feature (b, d) over the real positions; zeros where there are none."""
+        float_tensor(x, "x")
         if x.ndim != 3:
             raise ValueError(f"x must be (b, positions, size), got {tuple(x.shape)}")
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
@@ -63,11 +66,13 @@ class Gate(nn.Module):
 
     def __init__(self, size: int, *, bias: bool = True) -> None:
         super().__init__()
+        check_sizes(size=size)
         self.size = size
         self.linear = nn.Linear(size, size, bias=bias)
 
     def forward(self, x: Float[Tensor, "*lead n d"], *, weights: Request | None = None) -> Attended:
         """The gated input, in its own shape."""
+        float_tensor(x, "x")
         if x.ndim < 2 or x.shape[-1] != self.size:
             raise ValueError(f"x must be (…, n, {self.size}), got {tuple(x.shape)}")
         gates = torch.sigmoid(self.linear(x)).to(x.dtype)

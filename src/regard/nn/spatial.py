@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from regard.core.attention import Attended
 from regard.core.requests import Request
+from regard.core.scores import float_tensor
 from regard.nn.channel import only_full, real_positions
 
 
@@ -39,6 +40,7 @@ class SpatialAttention(nn.Module):
 
         Positions the mask calls unreal look to the others like the outside of the image, and are 0 in output and gates.
         """
+        float_tensor(x, "x")
         if x.ndim != 4:
             raise ValueError(f"x must be (b, c, height, width), got {tuple(x.shape)}")
         only_full(weights, "SpatialAttention")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.core.attention import Attended, attention
 from regard.core.normalizers import Hard, Normalizer
 from regard.core.requests import Request, full
-from regard.core.scores import Additive
+from regard.core.scores import Additive, float_tensor
 from regard.nn.protocol import Projected
 
 _FULL = full()
@@ -23,6 +23,7 @@ def score_vector(size: int) -> nn.Parameter:
 
 def clean_memory(memory: Float[Tensor, "b k m"], size: int, mask: Bool[Tensor, "b k"] | None) -> Float[Tensor, "b k m"]:
     """The memory with zeros where it is padding, so that nothing hidden there (NaN, say) is ever multiplied."""
+    float_tensor(memory, "memory")
     if memory.ndim != 3 or memory.shape[-1] != size:
         raise ValueError(f"memory must be (b, k, {size}), got {tuple(memory.shape)}")
     if mask is None:
@@ -37,6 +38,7 @@ def clean_memory(memory: Float[Tensor, "b k m"], size: int, mask: Bool[Tensor, "
 
 def check_query(query: Float[Tensor, "b q d"], size: int, projected: Projected) -> None:
     """Raise unless there are queries of the right size for each memory of the batch."""
+    float_tensor(query, "query")
     batch = projected.key.shape[0]
     if query.ndim != 3 or query.shape[-1] != size or query.shape[0] != batch:
         raise ValueError(f"query must be ({batch}, q, {size}), got {tuple(query.shape)}")

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from regard.core.attention import AnyScore, Attended
 from regard.core.requests import Received, Request, Top, full
+from regard.core.scores import float_tensor
 from regard.nn.attention import Attention
+from regard.nn.expected import check_sizes
 from regard.nn.steps import clean_memory
 
 _FULL = full()
@@ -29,6 +31,7 @@ class TemporalAttention(nn.Module):
 
     def __init__(self, size: int, *, score: str | AnyScore = "additive", hidden_size: int | None = None) -> None:
         super().__init__()
+        check_sizes(size=size, hidden_size=hidden_size)
         self.size = size
         self.attention = Attention(size, size, score=score, hidden_size=hidden_size)
         self.query = nn.Parameter(torch.randn(size))
@@ -45,6 +48,9 @@ class TemporalAttention(nn.Module):
 
         `weights=full()` gives (b, t); there is one query, so no request has an axis for it.
         """
+        float_tensor(frames, "frames")
+        if query is not None:
+            float_tensor(query, "query")
         if frames.ndim not in (3, 5) or frames.shape[2] != self.size:
             raise ValueError(
                 f"frames must be (b, t, {self.size}) or (b, t, {self.size}, height, width), got {tuple(frames.shape)}"

@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.core import torch_names
 from regard.core.masks import Mask
 from regard.core.requests import Request
+from regard.core.torch_names import Unknown
 from regard.nn.cache import KeyValueCache
+from regard.nn.expected import check_input
 from regard.nn.feedforward import FeedForward
 from regard.nn.multihead import MultiHeadAttention
 
@@ -98,8 +101,12 @@ class TransformerEncoderLayer(nn.Module):
         mask: Mask | Tensor | None = None,
         weights: Request | None = None,
         generator: torch.Generator | None = None,
+        **unknown: Unknown,
     ) -> Layered:
         """x (b, q, d) → output (b, q, d); the mask is a Mask, or a bool tensor that broadcasts to (b, h, q, k)."""
+        if unknown:
+            torch_names.refuse("TransformerEncoderLayer", self.forward, unknown, torch_names.ENCODER_CALL)
+        check_input(x, "x", self.size)
         attended = self.attention(
             self.around_attention.enter(x), mask=mask, weights=weights, **_given(generator=generator)
         )
@@ -108,10 +115,12 @@ class TransformerEncoderLayer(nn.Module):
         return Layered(self.around_feed_forward.leave(x, added), attended.weights)
 
     @classmethod
-    def from_torch(cls, layer: nn.TransformerEncoderLayer) -> "TransformerEncoderLayer":
-        """The same layer with a copy of torch's weights; batches come first here, whatever `batch_first` is there."""
+    def from_torch(
+        cls, layer: nn.TransformerEncoderLayer, *, batch_first: bool | None = None
+    ) -> "TransformerEncoderLayer":
+        """The same layer with a copy of torch's weights; `batch_first` as for `MultiHeadAttention.from_torch`."""
         made = cls(
-            MultiHeadAttention.from_torch(layer.self_attn),
+            MultiHeadAttention.from_torch(layer.self_attn, batch_first=batch_first),
             FeedForward.from_torch(layer),
             norm="pre" if layer.norm_first else "post",
             normalization=_like(layer.norm1),
@@ -165,10 +174,14 @@ class TransformerDecoderLayer(nn.Module):
         memory_cache: KeyValueCache | None = None,
         weights: Request | None = None,
         generator: torch.Generator | None = None,
+        **unknown: Unknown,
     ) -> Layered:
         """x (b, q, d) asks the memory (b, k, m), or its `value` where keys and values differ; weights (b, h, q, k)."""
+        if unknown:
+            torch_names.refuse("TransformerDecoderLayer", self.forward, unknown, torch_names.DECODER_CALL)
         if memory is None and (memory_cache is None or not memory_cache.is_fixed):
             raise ValueError("memory must be given, or a memory_cache that holds it already, got neither")
+        check_input(x, "x", self.size)
         given = _given(generator=generator)
         attended = self.self_attention(self.around_self_attention.enter(x), mask=mask, **_given(cache=cache), **given)
         x = self.around_self_attention.leave(x, attended.output)
@@ -186,11 +199,13 @@ class TransformerDecoderLayer(nn.Module):
         return Layered(self.around_feed_forward.leave(x, added), looked.weights)
 
     @classmethod
-    def from_torch(cls, layer: nn.TransformerDecoderLayer) -> "TransformerDecoderLayer":
-        """The same layer with a copy of torch's weights; batches come first here, whatever `batch_first` is there."""
+    def from_torch(
+        cls, layer: nn.TransformerDecoderLayer, *, batch_first: bool | None = None
+    ) -> "TransformerDecoderLayer":
+        """The same layer with a copy of torch's weights; `batch_first` as for `MultiHeadAttention.from_torch`."""
         made = cls(
-            MultiHeadAttention.from_torch(layer.self_attn),
-            MultiHeadAttention.from_torch(layer.multihead_attn),
+            MultiHeadAttention.from_torch(layer.self_attn, batch_first=batch_first),
+            MultiHeadAttention.from_torch(layer.multihead_attn, batch_first=batch_first),
             FeedForward.from_torch(layer),
             norm="pre" if layer.norm_first else "post",
             normalization=_like(layer.norm1),

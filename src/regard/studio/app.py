@@ -114,18 +114,21 @@ def _add_traces(app: "FastAPI", shelf: Shelf) -> None:
         return {"removed": id}
 
     @app.get("/api/traces/{id}/records")
-    def records(id: str) -> dict[str, Any]:
+    def records(id: str, request: Request) -> dict[str, Any]:
         from regard.studio.describe import described
 
-        return described(shelf[id])
+        return described(shelf[id], *_numbers(request, "batch"))
 
     @app.get("/api/traces/{id}/picture")
-    def picture(id: str, label: str) -> "Response":
+    def picture(id: str, label: str, request: Request) -> "Response":
         from fastapi import Response
 
         from regard.look.page_data import pictures
 
-        found = pictures(shelf[id].trace).get(label)
+        [batch] = _numbers(request, "batch")
+        trace = shelf[id].trace
+        within(batch, 0, max(0, trace.sequences - 1), "batch")
+        found = pictures(trace, batch=batch).get(label)
         if found is None:
             raise RefusedError(f"label {label[:20]!r} has no picture", 404)
         width, height = _png_size(found)

@@ -1,5 +1,6 @@
 """What the studio asks of a run that translates, and how its answer travels to the page."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -80,6 +81,8 @@ def translate(runs: Sequence[Translates], ask: Ask) -> dict[str, object]:
         raise RefusedError(str(error)[:300]) from None
     if len(found.source) > LIMITS.tokens or any(len(beam.tokens) > LIMITS.tokens for beam in found.beams):
         raise RefusedError(f"source and translation must have at most {LIMITS.tokens} tokens", 413)
+    if not all(bool(beam.weights.isfinite().all()) and math.isfinite(beam.log_prob) for beam in found.beams):
+        raise RefusedError("the run's weights or probabilities are NaN or infinite: there is nothing to show")
     return {"source": list(found.source), "beams": [_beam(beam) for beam in found.beams]}
 
 

@@ -34,9 +34,15 @@ class Grid:
         self.cells, self.at, self.block, self.read = cells, at, block, read
 
     def packed(self, type: Literal["uint8", "float16"]) -> tuple[bytes, str]:
-        """The numbers divided by the largest, in bytes or half floats, and a JSON header that says how to read them."""
-        highest = float(self.cells.max()) if self.cells.numel() else 0.0
+        """The numbers divided by the largest, in bytes or half floats, and a JSON header that says how to read them.
+
+        NaN, infinite and negative numbers are sent as half floats, which have them.
+        """
+        sizes = self.cells.abs().nan_to_num(0.0, 0.0, 0.0)
+        highest = float(sizes.max()) if sizes.numel() else 0.0
         shares = self.cells / highest if highest > 0 else self.cells
+        if not bool((self.cells >= 0).all() & self.cells.isfinite().all()):
+            type = "float16"
         if type == "uint8":
             body, scale, error = (shares * 255).round().to(torch.uint8), highest / 255, highest / 510
         else:
@@ -59,53 +65,53 @@ class Grid:
 
 def whole(record: Record, head: int, batch: int = 0) -> Grid:
     """The whole map in at most CELLS × CELLS cells."""
-    _inside(record, head, batch)
+    record = _inside(record, head, batch)
     known = getattr(record.source, "overview", None)  # a large map from a file brings its own
-    if known is not None and max(record.queries, record.keys) > CELLS:
-        cells = _sane(record.overview(CELLS, head=head, batch=batch).float())
+    if known is not None and known(0, head) is not None and max(record.queries, record.keys) > CELLS:
+        cells = record.overview(CELLS, head=head).float()
         block = (record.queries / cells.shape[0], record.keys / cells.shape[1])
         return Grid(cells, block=block, read=block[0])
-    return _part(record, head, batch, (0, 0, record.queries, record.keys), OVERVIEW)
+    return _part(record, head, (0, 0, record.queries, record.keys), OVERVIEW)
 
 
 def tile(record: Record, head: int, row: int, column: int, rows: int, columns: int, batch: int = 0) -> Grid:
     """The part of a map that begins at (row, column), pooled to about CELLS × CELLS cells."""
-    _inside(record, head, batch)
+    record = _inside(record, head, batch)
     within(row, 0, record.queries - 1, "row")
     within(column, 0, record.keys - 1, "column")
     rows = min(within(rows, 1, 2**31, "rows"), record.queries - row)
     columns = min(within(columns, 1, 2**31, "columns"), record.keys - column)
-    return _part(record, head, batch, (row, column, rows, columns), WORK)
+    return _part(record, head, (row, column, rows, columns), WORK)
 
 
 def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
     """At most 32 × 32 cells. Of a large map one row of each block is read, so that all heads show at once."""
-    _inside(record, head, batch)
+    record = _inside(record, head, batch)
     block = (max(1, math.ceil(record.queries / THUMBNAIL)), max(1, math.ceil(record.keys / THUMBNAIL)))
     work = CELLS * CELLS if record.queries * record.keys <= CELLS * CELLS else 0
-    cells, read = _pooled(record, head, batch, range(record.queries), block, work)
+    cells, read = _pooled(record, head, range(record.queries), block, work)
     return Grid(cells, block=block, read=read)
 
 
 def row(record: Record, head: int, at: int, batch: int = 0) -> Float[Tensor, "k"]:
     """What one query looks at, exactly."""
-    _inside(record, head, batch)
+    record = _inside(record, head, batch)
     within(at, 0, record.queries - 1, "row")
-    return _rows(record, head, batch, [at])[0]
+    return _rows(record, head, [at])[0]
 
 
 def received(record: Record, head: int, batch: int = 0) -> Float[Tensor, "k"]:
     """The mean weight that each key receives. Of a large map, over an even sample of the rows."""
-    _inside(record, head, batch)
+    record = _inside(record, head, batch)
     known = getattr(record.source, "received", None)
-    if known is not None and known(batch) is not None:
-        return known(batch)[head].float() / max(1, record.queries)
+    if known is not None and known(0) is not None:
+        return known(0)[head].float() / max(1, record.queries)
     stride = max(1, math.ceil(record.queries * record.keys / WORK))
     rows = list(range(stride // 2, record.queries, stride))
     step = max(1, AT_ONCE // max(1, record.keys))
     total = torch.zeros(record.keys)
     for start in range(0, len(rows), step):
-        total += _rows(record, head, batch, rows[start : start + step]).sum(0)
+        total += _rows(record, head, rows[start : start + step]).sum(0)
     return total / max(1, len(rows))
 
 
@@ -114,24 +120,26 @@ def is_sampled(record: Record) -> bool:
     return max(record.queries, record.keys) > CELLS and record.queries * record.keys > OVERVIEW
 
 
-def _inside(record: Record, head: int, batch: int) -> None:
+def _inside(record: Record, head: int, batch: int) -> Record:
+    """One sequence of a record, without its padding."""
     within(head, 0, record.heads - 1, "head")
     within(batch, 0, record.batch - 1, "batch")
+    return record.sequence(batch)
 
 
-def _part(record: Record, head: int, batch: int, part: tuple[int, int, int, int], work: int) -> Grid:
+def _part(record: Record, head: int, part: tuple[int, int, int, int], work: int) -> Grid:
     row, column, rows, columns = part
     if not rows * columns:
         return Grid(torch.zeros(rows, columns), block=(1, 1), read=1)
     block = math.ceil(max(rows, columns) / CELLS)
     first, left = row // block * block, column // block * block
-    cells, read = _pooled(record, head, batch, range(first, row + rows), (block, block), work)
+    cells, read = _pooled(record, head, range(first, row + rows), (block, block), work)
     stop = math.ceil((column + columns) / block)
     return Grid(cells[:, left // block : stop], at=(first, left), block=(block, block), read=read)
 
 
 def _pooled(
-    record: Record, head: int, batch: int, rows: range, block: tuple[int, int], work: int
+    record: Record, head: int, rows: range, block: tuple[int, int], work: int
 ) -> tuple[Float[Tensor, "r c"], int]:
     """Means over blocks of some rows and all keys, and how many rows of each block were read."""
     blocks = math.ceil(len(rows) / block[0])
@@ -143,21 +151,16 @@ def _pooled(
     for first in range(0, blocks, step):
         mine = rows[first * block[0] : (first + step) * block[0]]
         if read == block[0]:
-            parts.append(_mean(_rows(record, head, batch, slice(mine.start, mine.stop)), block))
+            parts.append(_mean(_rows(record, head, slice(mine.start, mine.stop)), block))
         else:  # the middles of as many equal parts of the block
             offsets = [(2 * at + 1) * block[0] // (2 * read) for at in range(read)]
             picked = [min(low + offset, rows[-1]) for low in mine[:: block[0]] for offset in offsets]
-            parts.append(_mean(_rows(record, head, batch, picked), (read, block[1])))
+            parts.append(_mean(_rows(record, head, picked), (read, block[1])))
     return (torch.cat(parts) if parts else torch.zeros(0, 0)), read
 
 
-def _rows(record: Record, head: int, batch: int, rows: slice | list[int]) -> Float[Tensor, "q k"]:
-    return _sane(record.weights(head=head, queries=rows, batch=batch))
-
-
-def _sane(weights: Float[Tensor, "q k"]) -> Float[Tensor, "q k"]:
-    """What a broken model made, NaN or infinite, is drawn as nothing."""
-    return weights.nan_to_num(0.0, 0.0, 0.0)
+def _rows(record: Record, head: int, rows: slice | list[int]) -> Float[Tensor, "q k"]:
+    return record.weights(head=head, queries=rows)
 
 
 def _mean(weights: Float[Tensor, "q k"], block: tuple[int, int]) -> Float[Tensor, "r c"]:

@@ -98,7 +98,7 @@ FILES = Need("data.files", bool, "files (--data)")
 def shared_needs(hard: Need, soft: Need) -> Needs:
     """What the settings of every task need; `hard` and `soft` say when attention is hard, and when it has weights."""
     return {
-        **dict.fromkeys(("data.train", "data.longer"), (WORLD,)),
+        "data.train": (WORLD,),
         "train.ema_decay": (Need.value("train.average", "ema"),),
         "train.average_last": (Need.value("train.average", "checkpoints"),),
         "train.final_share": (Need.value("train.schedule", "cosine"),),

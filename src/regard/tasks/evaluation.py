@@ -34,6 +34,7 @@ def evaluate(loaded: Loaded, data: Sequence[Path]) -> dict[str, Any]:
     else:
         material = material_of(task, config, run, loaded.codec)
         examples, longer, about = material.test, material.longer, material.about
+    run.manifest.check("result.json")
     known = run.result() if (run.path / "result.json").is_file() else {}
     kept = {name: known[name] for name in ("seconds", "parameters", "versions", "device", "seed") if name in known}
     return {"task": config.task, "data": about, **judged(task, config, loaded.predictor, examples, longer), **kept}

@@ -1,7 +1,7 @@
 // What is said about a head in words: its shape and check, what storing it cost, and what is under the pointer.
 
 import { el } from "./dom.js";
-import { compact, labelOf, short, weight } from "./format.js";
+import { compact, known, labelOf, short, weight } from "./format.js";
 import { best, valueAt } from "./model.js";
 import { heard } from "./sound.js";
 
@@ -23,7 +23,7 @@ export function checkOf(record, say) {
 export function factsOf(record, head, say) {
   const checked = record.check !== null && record.check !== undefined;
   const state = checked ? (record.check < GOOD ? "check good" : "check bad") : "check";
-  const measured = (name) => (record[name] ? [`${say(name)} ${compact(record[name][head])}`] : []);
+  const measured = (name) => (known(record[name]?.[head]) ? [`${say(name)} ${compact(record[name][head])}`] : []);
   const facts = [
     say("size", { queries: record.queries, keys: record.keys }),
     ...measured("entropy"), ...measured("distance"),
@@ -44,6 +44,7 @@ export function storedOf({ record, map, whole }, finer, say) {
   };
   if (finer) return whole ? [] : [say("pooledTiles", sizes)];
   if (!whole) return [say("pooled", sizes), ...(record.pack.stride > 1 ? [say("stride", record.pack)] : [])];
+  if (record.pack.half) return [say("within", { error: compact(map.error) })];
   const fine = compact(record.pack.peak / 131070); // half a step of 16 bits
   return [say("precision", { error: compact(map.error), kept: record.pack.kept, fine })];
 }

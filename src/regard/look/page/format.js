@@ -3,9 +3,21 @@
 // A weight to three digits and at least three decimals, or as many as its stored error leaves sure. `like` gives the
 // number of decimals, where several weights stand below each other.
 export function weight(value, error = 0, like = value) {
+  if (!Number.isFinite(value)) return odd(value);
   const sure = error > 0 ? Math.max(1, Math.floor(-Math.log10(2 * error))) : 6;
-  const wanted = like > 0 ? Math.ceil(-Math.log10(like)) + 2 : 3;
-  return value.toFixed(Math.min(6, sure, Math.max(3, wanted)));
+  const size = Math.abs(like);
+  const wanted = size > 0 && size < Infinity ? Math.ceil(-Math.log10(size)) + 2 : 3;
+  return value.toFixed(Math.min(6, sure, Math.max(3, wanted))).replace("-", "−");
+}
+
+// Was it told? What cannot be told is null.
+export function known(value) {
+  return value !== null && value !== undefined;
+}
+
+// What is not a finite number: NaN, ∞ or −∞.
+export function odd(value) {
+  return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
 }
 
 // The least of 1, 2, 5, 10, 20, … that is not smaller than a number.
@@ -15,6 +27,7 @@ export function nice(number) {
 }
 
 export function compact(value) {
+  if (!Number.isFinite(value)) return odd(value);
   if (value === 0) return "0";
   if (Math.abs(value) >= 0.001 && Math.abs(value) < 10000) return String(Number(value.toPrecision(3)));
   return value.toExponential(1).replace("e-", "e−").replace("e+", "e");

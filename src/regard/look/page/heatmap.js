@@ -1,7 +1,7 @@
 // A map of weights: rows ask, columns answer, the deeper a cell the larger its weight.
 
-import { ink, stretch, table } from "./colors.js";
-import { compact, labelOf, nice, short, textWidth } from "./format.js";
+import { colorOf, inkOf, mostOf, palette, table } from "./colors.js";
+import { compact, labelOf, nice, odd, short, textWidth } from "./format.js";
 import { inside } from "./model.js";
 import { pixels } from "./painter.js";
 
@@ -77,6 +77,7 @@ function draw(painter, box, place, model, look) {
     cells(painter, model.map, place, look);
     if (model.tile) cells(painter, model.tile, place, look);
     ruled(painter, place, seen, colors);
+    if (model.odd) hatched(painter, place, box, model.tile ?? model.map, look);
     numbers(painter, place, seen, model, look);
     marks(painter, place, model.record, look);
   });
@@ -95,23 +96,36 @@ function picture(grid, look) {
   const name = `${look.scale}/${look.theme}/${look.highest}`;
   const known = painted.get(grid);
   if (known?.name === name) return known.image;
-  const colors = table(look.theme);
   const tops = look.scale === "row" ? rowTops(grid) : null;
   const image = pixels(grid.columns, grid.rows, (n) => {
     const highest = tops ? tops[Math.floor(n / grid.columns)] : look.highest;
-    return colors[Math.round(255 * stretch(grid.values[n], highest, look.scale))];
+    return colorOf(grid.values[n], highest, look.scale, look.theme);
   });
   painted.set(grid, { name, image });
   return image;
 }
 
 export function rowTops(grid) {
-  const tops = new Float32Array(grid.rows);
-  for (let n = 0; n < grid.values.length; n++) {
-    const row = Math.floor(n / grid.columns);
-    if (grid.values[n] > tops[row]) tops[row] = grid.values[n];
-  }
-  return tops;
+  const row = (i) => grid.values.subarray(i * grid.columns, (i + 1) * grid.columns);
+  return Float32Array.from({ length: grid.rows }, (_, i) => mostOf(row(i)));
+}
+
+// A stroke through what is not finite, so that it is told from a weight without its colour.
+function hatched(painter, place, box, grid, look) {
+  const [wide, high] = [place.cell * grid.columnBlock, place.high * grid.rowBlock];
+  if (Math.min(wide, high) < 5) return;
+  const style = { stroke: look.colors.page, line: 1.25, opacity: 0.55, bend: 0 };
+  grid.values.forEach((value, n) => {
+    if (Number.isFinite(value)) return;
+    const x = place.left + place.cell * (grid.column0 + (n % grid.columns) * grid.columnBlock);
+    const y = place.top + place.high * (grid.row0 + Math.floor(n / grid.columns) * grid.rowBlock);
+    const outside = x > box.x + box.width || y > box.y + box.height || x + wide < box.x || y + high < box.y;
+    if (outside) return;
+    for (const part of [0.5, 1]) {
+      painter.curve(x, y + high * part, x + wide * part, y, style);
+      if (part < 1) painter.curve(x + wide * part, y + high, x + wide, y + high * part, style);
+    }
+  });
 }
 
 function ruled(painter, place, seen, colors) {
@@ -130,11 +144,12 @@ function numbers(painter, place, seen, model, look) {
   for (let i = seen.row0; i < seen.row0 + seen.rows; i++) {
     for (let j = seen.column0; j < seen.column0 + seen.columns; j++) {
       const value = inside(grid, i, j) ? grid.values[(i - grid.row0) * grid.columns + j - grid.column0] : 0;
-      if (value < 0.005) continue;
-      const share = stretch(value, tops ? tops[i - grid.row0] : look.highest, look.scale);
+      if (Math.abs(value) < 0.005) continue;
+      const color = inkOf(value, tops ? tops[i - grid.row0] : look.highest, look.scale, look.theme);
       const [x, y] = [place.left + place.cell * (j + 0.5), place.top + place.high * (i + 0.5)];
-      const style = { size: 11.5, color: ink(share, look.theme), anchor: "middle" };
-      painter.text(value.toFixed(2).replace(/^0/, ""), x, y, style);
+      const strange = !Number.isFinite(value);
+      const style = { size: 11.5, color, anchor: "middle", weight: strange ? 600 : 400 };
+      painter.text(strange ? odd(value) : value.toFixed(2).replace("-", "−").replace(/^(−?)0/, "$1"), x, y, style);
     }
   }
 }
@@ -214,12 +229,25 @@ function fitted(label) {
   return text;
 }
 
-// A bar of the scale for captions: from 0 to the deepest colour.
-export function legend(painter, x, y, width, deepest, look) {
-  const image = pixels(64, 1, (n) => table(look.theme)[Math.round((255 * n) / 63)]);
-  painter.image(image, x, y, width, 8, { smooth: true });
-  painter.text("0", x, y + 18, { size: 11, color: look.colors.quiet });
-  const most = look.scale === "row" ? look.say("largestOfRow") : compact(deepest);
-  painter.text(most, x + width, y + 18, { size: 11, color: look.colors.quiet, anchor: "end" });
+// The colours of the scale, from 0 or from the most negative weight, to the deepest.
+export function scaleBar(theme, negative) {
+  const color = (n) => (n < 0 ? table(theme, true)[-n] : table(theme)[n]);
+  return negative ? pixels(255, 1, (n) => color(2 * n - 254)) : pixels(128, 1, (n) => color(2 * n + 1));
 }
 
+// What stands at the ends of that bar.
+export function scaleEnds(deepest, negative, look) {
+  const largest = look.scale === "row" ? look.say("largestOfRow") : compact(deepest);
+  return [negative ? (look.scale === "row" ? "−" : `−${largest}`) : "0", largest];
+}
+
+// A bar of the scale for captions, and what the colour of other numbers is.
+export function legend(painter, x, y, width, deepest, look) {
+  painter.image(scaleBar(look.theme, look.negative), x, y, width, 8, { smooth: true });
+  const [low, high] = scaleEnds(deepest, look.negative, look);
+  painter.text(low, x, y + 18, { size: 11, color: look.colors.quiet });
+  painter.text(high, x + width, y + 18, { size: 11, color: look.colors.quiet, anchor: "end" });
+  if (!look.odd) return;
+  painter.rect(x + width + 20, y, 14, 8, { fill: palette(look.theme).odd });
+  painter.text("NaN, ±∞", x + width + 40, y + 4, { size: 11, color: look.colors.quiet });
+}

@@ -1,6 +1,6 @@
 // An image lit where it is looked at: large for the chosen word, small for every word.
 
-import { css, ink, stretch } from "./colors.js";
+import { colorOf, inkOf, mostOf, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
 import { pixels } from "./painter.js";
 
@@ -127,7 +127,8 @@ function draw(painter, box, place, model, look) {
     const strong = n === chosen || matches.has(n);
     const color = matches.has(n) ? colors.accent : strong ? colors.text : colors.quiet;
     painter.text(short(labelOf(side.labels, n), 16), x, y + high + 14, { size: 13, color, weight: strong ? 600 : 400 });
-    const most = side.weights(n)?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
+    const values = side.weights(n);
+    const most = values?.find((value) => !Number.isFinite(value)) ?? mostOf(values);
     const faint = { size: 11.5, color: colors.quiet, anchor: "end" };
     painter.text(weight(most, 0.0004), x + place.small, y + high + 14, faint);
   }
@@ -140,24 +141,25 @@ function lit(painter, x, y, width, place, model, look, word) {
   const weights = word === null ? place.side.total : place.side.weights(word);
   if (!weights) return;
   const own = weights.subarray(place.first);
-  const most = own.reduce((a, b) => Math.max(a, b), 0);
+  const most = mostOf(own);
   const shadow = look.theme === "dark" ? [8, 10, 14] : [24, 28, 36];
   const dim = (n) => Math.round(205 * (1 - stretch(own[n] ?? 0, most, look.scale)));
-  const veil = pixels(place.wide, place.high, (n) => [...shadow, dim(n)]);
+  const strange = (n) => !Number.isFinite(own[n] ?? 0);
+  const veil = pixels(place.wide, place.high, (n) => (strange(n) ? [...colorOf(NaN, most, look.scale, look.theme), 220] : [...shadow, dim(n)]));
   painter.clip(x, y, width, height, () => painter.image(veil, x, y, width, height, { smooth: true }));
 }
 
 // Each with the weight it gets, in the colour that says how that compares with the patches.
 function special(painter, { side, chips, words }, model, look, shown, marked) {
   const weights = shown === null ? side.total : side.weights(shown);
-  const most = weights?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
+  const most = mostOf(weights);
   for (const { n, name, x, y, width } of chips) {
-    const share = weights ? stretch(weights[n], most, look.scale) : 0;
-    painter.rect(x, y, width, CHIP, { fill: css(share, look.theme), radius: CHIP / 2 });
+    const own = weights?.[n] ?? 0;
+    painter.rect(x, y, width, CHIP, { fill: tint(own, most, look.scale, look.theme), radius: CHIP / 2 });
     const asks = !words && n === shown;
     const edge = n === marked || asks ? look.colors.warm : look.colors.line;
     painter.rect(x, y, width, CHIP, { stroke: edge, line: n === marked || asks ? 2 : 1, radius: CHIP / 2 });
-    const color = ink(share, look.theme);
+    const color = inkOf(own, most, look.scale, look.theme);
     painter.text(name, x + 12, y + CHIP / 2 + 0.5, { size: 13, color, weight: 600 });
     const value = weights ? weight(weights[n], 0.0004) : "";
     painter.text(value, x + width - 12, y + CHIP / 2 + 0.5, { size: 12, color, anchor: "end" });

@@ -1,6 +1,6 @@
 // What asks at the left, what answers at the right, a line for each weight worth seeing.
 
-import { css, stretch } from "./colors.js";
+import { palette, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
 
 const SIZE = 13;
@@ -62,20 +62,22 @@ function strands(painter, box, place, model, look, chosen) {
   const found = [];
   const add = (i, j, value, most) => found.push([i, j, value, stretch(value, most, look.scale)]);
   if (chosen) {
-    chosen.forEach((value, j) => value > look.rowHighest * 0.02 && add(look.active, j, value, look.rowHighest));
+    chosen.forEach((value, j) => counts(value, look.rowHighest * 0.02) && add(look.active, j, value, look.rowHighest));
   } else if (look.hover?.column != null && map.rowBlock === 1) {
     for (let i = 0; i < record.queries; i++) {
       const value = map.values[i * record.keys + look.hover.column];
-      if (value > look.highest * 0.02) add(i, look.hover.column, value, look.highest);
+      if (counts(value, look.highest * 0.02)) add(i, look.hover.column, value, look.highest);
     }
   } else if (map.rowBlock === 1 && map.columnBlock === 1) {
     for (const n of strongest(map)) add(Math.floor(n / record.keys), n % record.keys, map.values[n], look.highest);
   }
-  found.sort((a, b) => b[2] - a[2]);
+  found.sort((a, b) => b[3] - a[3]);
   const near = (n) => 8 + HIGH * (n + 0.5) > box.y - 600 && 8 + HIGH * (n + 0.5) < box.y + box.height + 600;
-  for (const [i, j, , share] of found.slice(0, MOST).reverse()) {
+  for (const [i, j, value, share] of found.slice(0, MOST).reverse()) {
     if (!near(i) && !near(j)) continue;
-    const style = { stroke: look.colors.accent, line: 0.75 + 3.5 * share, opacity: 0.12 + 0.78 * share };
+    const { accent, warm, odd } = palette(look.theme);
+    const stroke = Number.isFinite(value) ? (value < 0 ? warm : accent) : odd;
+    const style = { stroke, line: 0.75 + 3.5 * share, opacity: 0.12 + 0.78 * share };
     painter.curve(place.left, 8 + HIGH * (i + 0.5), place.left + place.gap, 8 + HIGH * (j + 0.5), style);
   }
 }
@@ -84,10 +86,16 @@ function strands(painter, box, place, model, look, chosen) {
 function strongest(map) {
   if (!known.has(map)) {
     const places = [];
-    map.values.forEach((value, n) => value > map.highest * 0.06 && places.push(n));
-    known.set(map, places.sort((a, b) => map.values[b] - map.values[a]).slice(0, MOST));
+    map.values.forEach((value, n) => counts(value, map.highest * 0.06) && places.push(n));
+    const share = (n) => stretch(map.values[n], map.highest, "linear");
+    known.set(map, places.sort((a, b) => share(b) - share(a)).slice(0, MOST));
   }
   return known.get(map);
+}
+
+// Is a weight worth a line? What is not finite always is.
+function counts(value, least) {
+  return !Number.isFinite(value) || Math.abs(value) > least;
 }
 
 function name(painter, place, model, look, n, side, chosen) {
@@ -100,14 +108,14 @@ function name(painter, place, model, look, n, side, chosen) {
   const wide = textWidth(text, SIZE, strong ? 600 : 400);
   const x = isRow ? place.left - 10 : place.left + place.gap + 10;
   const [value, most] = chosen ? [chosen[n], look.rowHighest] : [model.received[n], model.mostReceived];
-  const tint = isRow ? 0 : stretch(value, most, look.scale);
-  const [top, bar] = [y - HIGH / 2, { fill: css(tint, look.theme), radius: 2 }];
-  if (!isRow && tint > 0.04) painter.rect(place.left + place.gap + 3, top + 2, 4, HIGH - 4, bar);
+  const depth = isRow ? 0 : stretch(value, most, look.scale);
+  const [top, bar] = [y - HIGH / 2, { fill: tint(value, most, look.scale, look.theme), radius: 2 }];
+  if (!isRow && depth > 0.04) painter.rect(place.left + place.gap + 3, top + 2, 4, HIGH - 4, bar);
   const edge = { stroke: colors.mark, line: 1.5, radius: 4 };
   if (isRow && n === locked?.row) painter.rect(x - wide - 6, top + 1, wide + 12, HIGH - 2, edge);
-  const color = match ? colors.accent : strong || (chosen && tint > 0.15) ? colors.text : colors.quiet;
+  const color = match ? colors.accent : strong || (chosen && depth > 0.15) ? colors.text : colors.quiet;
   painter.text(text, x, y, { size: SIZE, color, anchor: isRow ? "end" : "start", weight: strong || match ? 600 : 400 });
-  if (chosen && !isRow && tint > 0.15) {
+  if (chosen && !isRow && depth > 0.15) {
     painter.text(weight(chosen[n], 0.0004), x + wide + 10, y, { size: 11.5, color: colors.quiet });
   }
 }

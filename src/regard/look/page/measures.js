@@ -1,7 +1,7 @@
 // Every head as a point: how wide it looks (entropy) against how far (distance).
 
 import { css } from "./colors.js";
-import { compact, nice } from "./format.js";
+import { compact, known, nice } from "./format.js";
 
 const LEFT = 46;
 const BOTTOM = 44;
@@ -20,7 +20,7 @@ export function points(about) {
   const found = [];
   about.records.forEach((record, layer) => {
     for (let head = 0; head < record.heads; head++) {
-      if (!record.entropy || (apart && !record.distance)) continue;
+      if (!known(record.entropy?.[head]) || (apart && !known(record.distance?.[head]))) continue;
       found.push({ record: layer, head, entropy: record.entropy[head], distance: record.distance?.[head] ?? null });
     }
   });

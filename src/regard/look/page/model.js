@@ -1,5 +1,7 @@
 // One head as the views see it: its map, its labels, and its rows, which may still be on their way.
 
+import { mostOf } from "./colors.js";
+
 // `ask(row)` fetches a row of a map that is not whole; `arrived()` is called when one came, `failed(error)` when not.
 export function modelOf({ record, map, received, rows, columns, picture }, { ask, arrived, failed }) {
   const whole = map.rowBlock === 1 && map.columnBlock === 1;
@@ -32,7 +34,9 @@ export function modelOf({ record, map, received, rows, columns, picture }, { ask
   const names = (labels) => labels?.items.join("\u0000");
   return {
     record, map, received, rows, columns, picture, whole, rowOf, weights, tile: null,
-    mostReceived: received.reduce((a, b) => Math.max(a, b), 1e-12),
+    mostReceived: Math.max(1e-12, mostOf(received)),
+    negative: map.values.some((value) => value < 0), // drawn in a second hue
+    odd: map.values.some((value) => !Number.isFinite(value)), // NaN or infinite
     same: record.queries === record.keys && names(rows) === names(columns), // the same tokens ask and answer
   };
 }
@@ -58,9 +62,11 @@ export function inside(grid, row, column) {
   return down >= 0 && down < grid.rows * grid.rowBlock && right >= 0 && right < grid.columns * grid.columnBlock;
 }
 
-// Where the largest weight is.
+// Where the largest weight is, or the first one that is not finite.
 export function best(weights) {
-  let most = 0;
-  weights?.forEach((value, n) => value > weights[most] && (most = n));
-  return most;
+  const strange = weights?.findIndex((value) => !Number.isFinite(value)) ?? -1;
+  if (strange >= 0) return strange;
+  let place = 0;
+  weights?.forEach((value, n) => value > weights[place] && (place = n));
+  return place;
 }

@@ -1,8 +1,8 @@
 // All heads at once: a row of small maps for each layer, or a point for each head.
 
-import { stretch, table } from "./colors.js";
+import { colorOf } from "./colors.js";
 import { choice, el } from "./dom.js";
-import { compact, shortNames } from "./format.js";
+import { compact, known, shortNames } from "./format.js";
 import { measures, points } from "./measures.js";
 import { Picture } from "./picture.js";
 import { pixels } from "./painter.js";
@@ -60,8 +60,8 @@ export class Overview {
 
   cell(record, n, head) {
     const { say } = this.stage;
-    const measured = record.entropy ? `, ${say("entropy")} ${compact(record.entropy[head])}` : "";
-    const far = record.distance ? `, ${say("distance")} ${compact(record.distance[head])}` : "";
+    const measure = (name) => (known(record[name]?.[head]) ? `, ${say(name)} ${compact(record[name][head])}` : "");
+    const [measured, far] = [measure("entropy"), measure("distance")];
     const label = say("layerHead", { name: record.name || this.names[n], head: head + 1 }) + measured + far;
     const button = el("button", {
       type: "button", role: "gridcell", "data-record": n, "data-head": head, tabindex: "-1",
@@ -77,8 +77,7 @@ export class Overview {
     const { source, state } = this.stage;
     try {
       const grid = await source.thumbnail(Number(button.dataset.record), Number(button.dataset.head));
-      const colors = table(state.get("shown"));
-      const shade = (n) => colors[Math.round(255 * stretch(grid.values[n], grid.highest, "linear"))];
+      const shade = (n) => colorOf(grid.values[n], grid.highest, "linear", state.get("shown"));
       const small = pixels(grid.columns, grid.rows, shade);
       const canvas = button.querySelector("canvas");
       [canvas.width, canvas.height] = [small.width, small.height];

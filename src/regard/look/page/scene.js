@@ -1,6 +1,6 @@
 // A traffic scene from above: every object where it stands, the weight it gets as its colour and a line to it.
 
-import { css, stretch } from "./colors.js";
+import { mostOf, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
 
 const LONG = 5; // metres of a vehicle
@@ -29,7 +29,7 @@ function layout(model, look) {
   return {
     width,
     height,
-    deepest: Math.max(...(shownWeights(model, look) ?? [0])),
+    deepest: mostOf(shownWeights(model, look)),
     draw: (painter, box) => draw(painter, box, place, model, look),
     hit: (px, py) => {
       const near = x.map((_, n) => [n, Math.hypot(at(n)[0] - px, at(n)[1] - py)]).sort((a, b) => a[1] - b[1])[0];
@@ -63,7 +63,7 @@ function draw(painter, box, place, model, look) {
   const { items, heading = [], speed = [] } = model.columns;
   const chosen = look.active;
   const weights = shownWeights(model, look);
-  const most = weights ? weights.reduce((a, b) => Math.max(a, b), 0) : 0;
+  const most = mostOf(weights);
   painter.rect(box.x, box.y, box.width, box.height, { fill: colors.page });
   measure(painter, place, colors, look);
   const self = asker(model, chosen);
@@ -79,7 +79,6 @@ function draw(painter, box, place, model, look) {
     });
   }
   items.forEach((item, n) => {
-    const share = weights ? stretch(weights[n], most, look.scale) : 0;
     const [x, y] = place.at(n);
     const turn = heading[n] ?? 0;
     const far = (speed[n] ?? 0) * SOON * place.scale;
@@ -87,7 +86,7 @@ function draw(painter, box, place, model, look) {
     if (far) painter.curve(x, y, x + Math.cos(turn) * far, y + Math.sin(turn) * far, dotted);
     const strong = n === look.hover?.column || n === look.locked?.column || look.matches.columns.has(n);
     painter.polygon(body(x, y, turn, Math.max(1.6, place.scale)), {
-      fill: css(share, look.theme), line: n === self || strong ? 3 : 1,
+      fill: tint(weights?.[n] ?? 0, most, look.scale, look.theme), line: n === self || strong ? 3 : 1,
       stroke: n === self ? colors.warm : strong ? colors.mark : colors.quiet,
     });
   });

@@ -1,6 +1,6 @@
 // A spectrogram, and beneath it the frames that each symbol was heard in, on one axis of time.
 
-import { css, stretch, table } from "./colors.js";
+import { colorOf, css, mostOf, stretch } from "./colors.js";
 import { labelOf, nice, short, textWidth } from "./format.js";
 import { pixels } from "./painter.js";
 
@@ -58,7 +58,7 @@ function draw(painter, box, place, model, look) {
   if (model.picture) {
     painter.image(model.picture, place.left, 0, place.wide, TALL);
     if (chosen) {
-      const most = chosen.reduce((a, b) => Math.max(a, b), 0);
+      const most = mostOf(chosen);
       const dim = (n) => Math.round(190 * (1 - stretch(chosen[n], most, look.scale)));
       const veil = pixels(record.keys, 1, (n) => [10, 12, 16, dim(n)]);
       painter.image(veil, place.left, 0, place.wide, TALL, { smooth: true });
@@ -93,9 +93,8 @@ function strip(painter, box, place, model, look, i, seconds) {
   const { colors, matches } = look;
   const weights = model.weights(i);
   if (weights) {
-    const most = look.scale === "row" ? weights.reduce((a, b) => Math.max(a, b), 0) : look.highest;
-    const shades = table(look.theme);
-    const image = pixels(weights.length, 1, (n) => shades[Math.round(255 * stretch(weights[n], most, look.scale))]);
+    const most = look.scale === "row" ? mostOf(weights) : look.highest;
+    const image = pixels(weights.length, 1, (n) => colorOf(weights[n], most, look.scale, look.theme));
     painter.image(image, place.left, y + 2, place.wide, HIGH - 4, { smooth: weights.length > place.wide });
   } else painter.rect(place.left, y + 2, place.wide, HIGH - 4, { fill: css(0, look.theme) });
   const strong = i === look.active;

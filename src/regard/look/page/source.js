@@ -10,23 +10,31 @@
 //   source.received(record, head)               -> Float32Array: the mean weight that each key receives
 //   source.picture(label)                       -> Blob of a PNG, or null
 //   source.finer                                -> true if tile() can show more than map() does
+//   source.sequence(n)                          -> the source of the n-th of about.sequences
 //
 // `record`, `head` and `label` are positions in the lists of About.
 //
 // About  { title, dropped: [sentence], labels: [Labels], records: [{
 //            name, call, kind, heads, queries, keys, scale, note, check, rows, columns,   (these two: labels or null)
-//            entropy: [per head] | null, distance: [per head] | null }] }
+//            entropy: [per head] | null, distance: [per head] | null }],    (null for a head: it cannot be told)
+//          sequence, sequences: [{ number, text }] }     (those of the batch that can be shown; text: how one begins)
 // Labels { kind: "tokens" | "patches" | "frames" | "objects" | "list", items: [string], grid: [h, w]?, picture: bool,
 //            seconds?: number per frame, x?, y?, heading?, speed?: [per object] }
 // Grid   { row0, column0, rows, columns, rowBlock, columnBlock, values: Float32Array, highest, error }
 //            A cell stands for rowBlock × columnBlock weights and holds their mean; `error` bounds what storing cost.
+//            Values may be negative, infinite or NaN; `highest` is the largest finite |value|.
 // Row    { row, indices: Uint32Array | null, values: Float32Array, rest, error }
 //            With indices null there is a value for every key; else the largest ones, and what all others sum to.
 
+import { mostOf } from "./colors.js";
+import { halves } from "./halves.js";
+
 export class MemorySource {
   // A trace that lies compressed in the page. `packs` has one gzip file in base64 per record, unpacked when asked for.
-  constructor(about, packs, pictures) {
+  // `others` are the sources of all sequences of the batch, this one among them.
+  constructor(about, packs, pictures, others) {
     this.about = about;
+    this.others = others;
     this.finer = false;
     this.packs = packs;
     this.pictures = pictures;
@@ -34,13 +42,19 @@ export class MemorySource {
     this.maps = new Map(); // the few heads looked at last
   }
 
+  async sequence(n) {
+    return this.others[n];
+  }
+
   async thumbnail(record, head) {
     const { thumbnails } = this.about.records[record];
     if (!this.small) this.small = decompress(decode(this.about.thumbnails));
     const bytes = await this.small;
     const [rows, columns] = thumbnails.shape;
-    const start = thumbnails.start + head * rows * columns;
-    const values = Float32Array.from(bytes.subarray(start, start + rows * columns), (byte) => byte / 255);
+    const [start, cells] = [thumbnails.start, rows * columns];
+    const values = thumbnails.half
+      ? halves(new Uint16Array(bytes.buffer, start + 2 * head * cells, cells), 1)
+      : Float32Array.from(bytes.subarray(start + head * cells, start + (head + 1) * cells), (byte) => byte / 255);
     return { row0: 0, column0: 0, rows, columns, rowBlock: 1, columnBlock: 1, values, highest: 1, error: 1 };
   }
 
@@ -57,22 +71,20 @@ export class MemorySource {
     const pack = await this.unpack(record);
     const cells = pack.mapRows * pack.mapColumns;
     const codes = pack.codes.subarray(head * cells, (head + 1) * cells);
-    const values = new Float32Array(cells);
-    for (let i = 0; i < pack.mapRows; i++) {
+    const values = pack.half ? halves(codes, pack.peak) : new Float32Array(cells);
+    for (let i = 0; i < pack.mapRows && !pack.half; i++) {
       const step = pack.steps[head * pack.mapRows + i];
       for (let j = 0; j < pack.mapColumns; j++) values[i * pack.mapColumns + j] = codes[i * pack.mapColumns + j] * step;
     }
-    if (pack.whole) {
+    if (pack.whole && pack.kept) {
       for (let i = 0; i < pack.queries; i++) {
         const { indices, values: best } = this.largest(pack, head, i);
         for (let n = 0; n < indices.length; n++) values[i * pack.keys + indices[n]] = best[n];
       }
     }
-    let highest = 0;
-    for (const value of values) if (value > highest) highest = value;
     return {
       row0: 0, column0: 0, rows: pack.mapRows, columns: pack.mapColumns,
-      rowBlock: pack.rowBlock, columnBlock: pack.columnBlock, values, highest, error: pack.error,
+      rowBlock: pack.rowBlock, columnBlock: pack.columnBlock, values, highest: mostOf(values), error: pack.error,
     };
   }
 
@@ -91,7 +103,8 @@ export class MemorySource {
     }
     const { indices, values } = this.largest(pack, head, at);
     const rest = pack.rests[head * pack.rowsKept + at];
-    return { row: at * pack.stride, indices: Uint32Array.from(indices), values, rest, error: pack.peak / 131070 };
+    const error = pack.half ? pack.error : pack.peak / 131070;
+    return { row: at * pack.stride, indices: Uint32Array.from(indices), values, rest, error };
   }
 
   async received(record, head) {
@@ -108,7 +121,8 @@ export class MemorySource {
   largest(pack, head, at) {
     const start = (head * pack.rowsKept + at) * pack.kept;
     const indices = pack.indices.subarray(start, start + pack.kept);
-    const values = Float32Array.from(pack.largest.subarray(start, start + pack.kept), (v) => (v / 65535) * pack.peak);
+    const stored = pack.largest.subarray(start, start + pack.kept);
+    const values = pack.half ? halves(stored, pack.peak) : Float32Array.from(stored, (v) => (v / 65535) * pack.peak);
     return { indices, values };
   }
 
@@ -130,7 +144,7 @@ export class MemorySource {
           received: take(Float32Array, heads * pack.keys),
           indices: take(pack.keys > 65536 ? Uint32Array : Uint16Array, rows * pack.kept),
           largest: take(Uint16Array, rows * pack.kept),
-          codes: take(Uint8Array, heads * pack.mapRows * pack.mapColumns),
+          codes: take(pack.half ? Uint16Array : Uint8Array, heads * pack.mapRows * pack.mapColumns),
         };
       });
       this.unpacked.set(record, views);
@@ -152,10 +166,11 @@ export function part(grid, row0, column0, rows, columns) {
   return { ...grid, row0: row, column0: column, rows: bottom - top, columns: right - left, values };
 }
 
-// What a query looks at as { index, value } pairs, largest first.
+// What a query looks at as { index, value } pairs: what is not finite first, then the largest.
 export function ranked(row) {
   const pairs = Array.from(row.values, (value, n) => ({ index: row.indices ? row.indices[n] : n, value }));
-  return pairs.sort((a, b) => b.value - a.value || a.index - b.index);
+  const rank = ({ value }) => (Number.isFinite(value) ? 0 : 1);
+  return pairs.sort((a, b) => rank(b) - rank(a) || (rank(a) ? 0 : b.value - a.value) || a.index - b.index);
 }
 
 export function decode(text) {

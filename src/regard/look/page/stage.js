@@ -1,15 +1,14 @@
 // One trace on the page: its heads, the picture of the chosen one, and the token one is looking at.
 
-import { palette, table } from "./colors.js";
+import { mostOf, palette } from "./colors.js";
 import { el } from "./dom.js";
 import { checkOf, factsOf, readoutOf, storedOf, titleOf } from "./facts.js";
-import { compact, labelOf } from "./format.js";
-import { heatmap } from "./heatmap.js";
+import { labelOf } from "./format.js";
+import { heatmap, scaleBar, scaleEnds } from "./heatmap.js";
 import { image } from "./image.js";
 import { lines } from "./lines.js";
 import { best, modelOf } from "./model.js";
 import { Overview } from "./overview.js";
-import { pixels } from "./painter.js";
 import { Picture } from "./picture.js";
 import { asPng, asRow, asSvg, asTable, copy, download, fileName } from "./save.js";
 import { scene } from "./scene.js";
@@ -96,20 +95,38 @@ export class Stage {
     const chosen = active === null ? null : this.model.weights(active);
     return {
       ...shared, active, zoom: this.state.get("zoom"), hover: this.place("hover"), locked: this.place("locked"),
-      matches: this.matches, highest: this.highest, rowHighest: chosen ? chosen.reduce((a, b) => Math.max(a, b), 0) : 0,
+      matches: this.matches, highest: this.highest, rowHighest: mostOf(chosen),
+      negative: this.model.negative, odd: this.model.odd,
     };
+  }
+
+  // Show another sequence of the batch; what arrives late for one that is no longer chosen is not shown.
+  async turn() {
+    const wanted = this.state.get("sequence");
+    try {
+      const source = await this.source.sequence(Math.min(wanted, this.about.sequences.length - 1));
+      if (wanted !== this.state.get("sequence") || source === this.source) return;
+      Object.assign(this, { source, about: source.about, model: null });
+    } catch (error) {
+      this.fail(error);
+      return;
+    }
+    this.bitmaps.clear();
+    this.state.set({ hover: null, locked: null }); // other words stand there
+    this.render();
+    this.load();
   }
 
   // Fetch the chosen head, then show it; what arrives late for another head is not shown.
   async load() {
     if (!this.about.records.length) return;
-    const [at, head] = [this.record, this.head];
-    const here = () => at === this.record && head === this.head;
+    const [at, head, { source }] = [this.record, this.head, this];
+    const here = () => at === this.record && head === this.head && source === this.source;
     try {
       const record = this.about.records[at];
       const [rows, columns] = [record.rows, record.columns].map((place) => this.about.labels[place] ?? null);
       const [map, received, picture] = await Promise.all([
-        this.source.map(at, head), this.source.received(at, head),
+        source.map(at, head), source.received(at, head),
         this.bitmap(columns?.picture ? record.columns : record.rows),
       ]);
       if (!here()) return;
@@ -306,9 +323,11 @@ export class Stage {
     const deepest = this.picture.layout?.deepest;
     this.legend.hidden = !deepest;
     if (deepest) {
-      const bar = pixels(128, 1, (n) => table(this.state.get("shown"))[2 * n + 1]);
-      const most = this.state.get("scale") === "row" ? this.say("largestOfRow") : compact(deepest);
-      this.legend.replaceChildren(el("span", { text: "0" }), bar, el("span", { text: most }));
+      const look = this.look(0);
+      const [low, high] = scaleEnds(deepest, look.negative, look);
+      const strange = look.odd ? [el("span", { class: "odd" }), el("span", { text: "NaN, ±∞" })] : [];
+      const bar = scaleBar(look.theme, look.negative);
+      this.legend.replaceChildren(el("span", { text: low }), bar, el("span", { text: high }), ...strange);
     }
     this.token.render();
   }
@@ -317,7 +336,9 @@ export class Stage {
     const { model, say, view } = this;
     if (!model) return;
     const { record } = model;
-    const name = fileName(this.about.title, record.name, `head ${this.head + 1}`, kind === "csv" ? "" : view.name);
+    const { sequence, sequences } = this.about;
+    const which = sequences.length > 1 || sequence ? `sequence ${sequence + 1}` : "";
+    const name = fileName(this.about.title, record.name, which, `head ${this.head + 1}`, kind === "csv" ? "" : view.name);
     if (kind === "csv") {
       const values = await asTable(model, this.source, this, ",");
       download(new Blob(["\ufeff", values], { type: "text/csv;charset=utf-8" }), `${name}.csv`);

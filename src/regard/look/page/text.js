@@ -1,6 +1,6 @@
 // Tokens in their running order, tinted by the weight they receive, or by what the chosen token looks at.
 
-import { css, ink, stretch } from "./colors.js";
+import { inkOf, tint } from "./colors.js";
 import { labelOf, short, textWidth } from "./format.js";
 
 const SIZE = 15;
@@ -72,13 +72,13 @@ function draw(painter, box, parts, model, look) {
     painter.text(side === "row" ? look.say("asks") : words, 2, top - 18, { size: 12, color: colors.quiet });
     boxes.forEach(({ x, y, wide, word }, n) => {
       if (y > box.y + box.height || y + HIGH < box.y) return;
-      const share = side === "row" ? 0 : stretch(tints[n], most, look.scale);
-      painter.rect(x, y, wide, HIGH, { fill: css(share, look.theme), radius: 5 });
+      const value = side === "row" ? 0 : tints[n];
+      painter.rect(x, y, wide, HIGH, { fill: tint(value, most, look.scale, look.theme), radius: 5 });
       const asks = side !== "column" && n === look.active;
       const found = (side === "column" && n === look.locked?.column) || matched(side, n, look);
       const edge = { stroke: found ? colors.accent : colors.mark, line: found || n === look.locked?.row ? 2 : 1.25, radius: 5 };
       if (asks || found) painter.rect(x, y, wide, HIGH, edge);
-      painter.text(word, x + 6, y + HIGH / 2 + 0.5, { size: SIZE, color: ink(share, look.theme), weight: 400 });
+      painter.text(word, x + 6, y + HIGH / 2 + 0.5, { size: SIZE, color: inkOf(value, most, look.scale, look.theme), weight: 400 });
     });
   }
 }

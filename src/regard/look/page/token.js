@@ -1,5 +1,6 @@
 // One token: what it looks at, or what looks at it, as a list of bars with their weights.
 
+import { mostOf, stretch, tint } from "./colors.js";
 import { choice, el, replaced } from "./dom.js";
 import { labelOf, short, visible, weight } from "./format.js";
 import { ranked } from "./source.js";
@@ -65,10 +66,12 @@ export class TokenList {
     if (!row) return list;
     const pairs = ranked(row);
     const shown = pairs.slice(0, SHOWN);
-    const most = shown[0]?.value || 1;
+    const most = mostOf(shown.map(({ value }) => value)) || 1;
     for (const { index, value } of shown) {
       const bar = el("span", { class: "bar" });
-      bar.style.width = `${(100 * value) / most}%`;
+      bar.style.width = `${100 * stretch(value, most, "linear")}%`;
+      const strange = Number.isFinite(value) ? (value < 0 ? -0.7 : null) : NaN; // full in its own hue, however faint
+      if (strange !== null) bar.style.background = tint(strange, 1, "linear", stage.state.get("shown"));
       const name = labelOf(labels, index);
       const button = el("button", { type: "button", "data-here": index, onclick: () => stage.lock(target(index)) },
         el("span", { class: "label", text: short(name, 28), title: visible(name) }),

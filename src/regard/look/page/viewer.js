@@ -1,6 +1,7 @@
 // The whole viewer: `mount(element, sources, options)` puts it into an element. One source, or two side by side.
 
 import { choice, el, replaced } from "./dom.js";
+import { short } from "./format.js";
 import { Stage, VIEWS } from "./stage.js";
 import { remember, remembered, State } from "./state.js";
 import { speaker } from "./strings.js";
@@ -21,7 +22,7 @@ export class Viewer {
     const chosen = header ? (remembered("theme") ?? theme) : theme;
     this.state = new State({
       language: (header && remembered("language")) || language, theme: chosen, shown: this.shown(chosen),
-      record: 0, head: 0, view: null, scale: "linear", zoom: 1, hover: null, locked: null, query: "", match: 0,
+      sequence: 0, record: 0, head: 0, view: null, scale: "linear", zoom: 1, hover: null, locked: null, query: "", match: 0,
     });
     this.title = title ?? sources.map((source) => source.about.title).join(" · ");
     this.stages = sources.map((source, index) => new Stage(this, source, index));
@@ -44,6 +45,10 @@ export class Viewer {
     }
     if (changed.has("language") && this.header) remember("language", this.state.get("language"));
     if (["language", "theme", "shown"].some((name) => changed.has(name))) return this.render();
+    if (changed.has("sequence")) {
+      this.tools();
+      this.stages.forEach((stage) => stage.turn());
+    }
     if (changed.has("record") || changed.has("head")) {
       this.stages.forEach((stage) => {
         stage.overview.mark();
@@ -100,6 +105,7 @@ export class Viewer {
     const current = this.stages[0].model ? this.stages[0].view : VIEWS[0];
     const views = fit.map((view) => ({ value: view.name, text: say(view.name) }));
     const scales = ["linear", "root", "row"].map((value) => ({ value, text: say(value) }));
+    const sequences = this.sequences();
     this.field = el("input", {
       type: "search", "data-here": "search", placeholder: say("search"), "aria-label": say("search"), value: state.get("query"),
       oninput: () => state.set({ query: this.field.value }),
@@ -107,17 +113,31 @@ export class Viewer {
     });
     this.count = el("span", { class: "quiet number", role: "status" });
     replaced(this.bar,
+      sequences.length > 1
+        ? el("label", { class: "scale sequence" }, el("span", { class: "quiet", text: say("sequence") }), this.select("sequence", sequences))
+        : "",
       choice(say("view"), views, current.name, (view) => state.set({ view }), "view"),
-      el("label", { class: "scale" }, el("span", { class: "quiet", text: say("scale") }), this.select(scales)),
+      el("label", { class: "scale" }, el("span", { class: "quiet", text: say("scale") }), this.select("scale", scales)),
       current.zooms ? this.zooms() : "",
       el("div", { class: "find" }, this.field, this.count));
     this.counted();
   }
 
-  select(scales) {
-    const options = scales.map(({ value, text }) => el("option", { value, text, selected: value === this.state.get("scale") }));
-    const choose = () => this.state.set({ scale: list.value });
-    const list = el("select", { "data-here": "scale", "aria-label": this.say("scale"), onchange: choose }, ...options);
+  // The sequences of the batch to choose from; of two traces, those of the one that has more.
+  sequences() {
+    const lists = this.stages.map((stage) => stage.about.sequences ?? []);
+    const longest = lists.reduce((a, b) => (b.length > a.length ? b : a));
+    return longest.map(({ number, text }, value) => {
+      const shown = text ? this.say("sequenceOf", { number, text: short(text, 44) }) : String(number);
+      return { value, text: shown };
+    });
+  }
+
+  select(name, choices) {
+    const chosen = this.state.get(name);
+    const options = choices.map(({ value, text }) => el("option", { value, text, selected: value === chosen }));
+    const choose = () => this.state.set({ [name]: choices[list.selectedIndex].value });
+    const list = el("select", { "data-here": name, "aria-label": this.say(name), onchange: choose }, ...options);
     return list;
   }
 

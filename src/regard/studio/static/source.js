@@ -1,24 +1,37 @@
 // A trace over HTTP, with the interface of /page/source.js. Numbers come as bytes: half floats or bytes with a scale.
 
+import { halves } from "/page/halves.js";
 import { ask, json } from "./ask.js";
 
 const REMEMBERED = 400;
 
 export class StudioSource {
-  static async open(id) {
+  // The n-th sequence of a trace.
+  static async open(id, batch = 0) {
     const source = new StudioSource();
+    source.batch = batch;
     source.base = `/api/traces/${encodeURIComponent(id)}`;
     source.id = id;
     source.finer = true;
     source.known = new Map();
-    source.about = await json(`${source.base}/records`);
+    source.about = await json(`${source.base}/records?batch=${batch}`);
+    source.others = new Map([[batch, source]]);
     return source;
+  }
+
+  async sequence(n) {
+    if (!this.others.has(n)) {
+      const source = await StudioSource.open(this.id, n);
+      source.others = this.others;
+      this.others.set(n, source);
+    }
+    return this.others.get(n);
   }
 
   thumbnail(record, head) {
     return this.grid("thumbnail", { record, head }).then((grid) => ({
       ...grid,
-      values: grid.values.map((value) => Math.sqrt(grid.highest > 0 ? value / grid.highest : 0)), // lifts what is faint
+      values: grid.values.map((value) => Math.sign(value) * Math.sqrt(Math.abs(value) / (grid.highest || 1))), // lifts what is faint
       highest: 1,
     }));
   }
@@ -41,7 +54,7 @@ export class StudioSource {
 
   async picture(label) {
     if (!this.about.labels[label]?.picture) return null;
-    return (await ask(`${this.base}/picture?label=${label}`)).blob();
+    return (await ask(`${this.base}/picture?label=${label}&batch=${this.batch}`)).blob();
   }
 
   faithfulness(record, head, row) {
@@ -52,7 +65,7 @@ export class StudioSource {
     return this.once(what, fields, async (answer) => {
       const about = JSON.parse(answer.headers.get("x-regard-grid"));
       const data = await answer.arrayBuffer();
-      const values = about.type === "uint8" ? Float32Array.from(new Uint8Array(data), (n) => n * about.scale) : halves(data, about.scale);
+      const values = about.type === "uint8" ? Float32Array.from(new Uint8Array(data), (n) => n * about.scale) : halves(new Uint16Array(data), about.scale);
       return { ...about, values };
     });
   }
@@ -62,7 +75,8 @@ export class StudioSource {
   }
 
   once(what, fields, read) {
-    const path = `${this.base}/${what}?${new URLSearchParams(fields)}`;
+    const batch = this.about.records[fields.record].item;
+    const path = `${this.base}/${what}?${new URLSearchParams({ ...fields, batch })}`;
     if (!this.known.has(path)) {
       if (this.known.size >= REMEMBERED) this.known.delete(this.known.keys().next().value);
       const answer = ask(path).then(read);
@@ -71,20 +85,4 @@ export class StudioSource {
     }
     return this.known.get(path);
   }
-}
-
-let table = null;
-
-// Half floats as numbers, times a scale. There are only 65,536 of them.
-function halves(buffer, scale) {
-  table ??= Float32Array.from({ length: 65536 }, (_, bits) => half(bits));
-  return Float32Array.from(new Uint16Array(buffer), (bits) => table[bits] * scale);
-}
-
-function half(bits) {
-  const sign = bits & 0x8000 ? -1 : 1;
-  const exponent = (bits >> 10) & 31;
-  const fraction = bits & 1023;
-  if (exponent === 31) return fraction ? NaN : sign * Infinity;
-  return exponent ? sign * 2 ** (exponent - 15) * (1 + fraction / 1024) : sign * 2 ** -14 * (fraction / 1024);
 }

@@ -67,7 +67,7 @@ export async function open(place, kept) {
     const both = found.filter(Boolean).length === 2;
     answers.classList.toggle("two", both);
     answers.replaceChildren(...[0, 1].filter((side) => found[side]).map((side) => answer(side, both)));
-    agreed.textContent = both ? agreement(found.map((one, side) => one.beams[setup.chosen[side].beam ?? 0])) : "";
+    agreed.textContent = both ? agreement(found.map((one, side) => one.beams[setup.chosen[side].beam ?? 0] ?? { tokens: [], weights: [] }), found.map(({ source }) => source)) : "";
   }
 
   function answer(side, both) {
@@ -143,15 +143,18 @@ function best(weights) {
   return weights.indexOf(Math.max(...weights));
 }
 
-function agreement([one, two]) {
+// How far two answers agree. Weights can be compared only for the same word over the same pieces of the source.
+function agreement([one, two], sources) {
   const all = Math.max(one.tokens.length, two.tokens.length);
   const shared = Math.min(one.tokens.length, two.tokens.length);
   let [same, difference, count] = [0, 0, 0];
   for (let n = 0; n < shared; n++) {
     if (one.tokens[n] !== two.tokens[n]) continue;
     same += 1;
-    if (one.weights[n].length !== two.weights[n].length) continue;
+    if (sources[0].join("\u0000") !== sources[1].join("\u0000") || one.weights[n].length !== two.weights[n].length) continue;
     one.weights[n].forEach((weight, j) => { difference += Math.abs(weight - two.weights[n][j]); count += 1; });
   }
-  return say("agreement", { same, all, difference: fixed(count ? difference / count : 0, 3) });
+  if (count) return say("agreement", { same, all, difference: fixed(difference / count, 3) });
+  const why = same ? say("otherPieces", { one: sources[0].length, two: sources[1].length }) : say(all ? "otherWordsAll" : "bothEmpty");
+  return say("incomparable", { same, all, why });
 }

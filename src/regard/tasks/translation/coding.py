@@ -8,8 +8,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from regard.data import world
-from regard.data.bpe import Codes
+from regard.data.bpe import Codes, Subwords
 from regard.data.vocabulary import Vocabulary
+from regard.look.labels import as_labels
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.target.json")  # the files of a run
 
@@ -148,7 +149,7 @@ class PieceCoder:
 
     def read_words(self, words: Sequence[str]) -> Reading:
         numbers, owners = self.codes.source.pieces(words)
-        return Reading(numbers, tuple(self._label(True, number) for number in numbers), owners, tuple(words))
+        return Reading(numbers, _shown(self.codes.source, numbers), owners, tuple(words))
 
     def target(self, text: str) -> list[int]:
         return self.codes.target.encode(" ".join(text.split()))
@@ -157,7 +158,7 @@ class PieceCoder:
         return self.codes.target.pieces(words)
 
     def labels(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> tuple[str, ...]:
-        return tuple(self._label(False, number) for number in numbers)
+        return _shown(self.codes.target, numbers)
 
     def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
         return Words(*self.codes.source.words(numbers))
@@ -171,8 +172,10 @@ class PieceCoder:
     def save(self, directory: Path) -> None:
         self.codes.save(directory)
 
-    def _label(self, source: bool, number: int) -> str:
-        return (self.codes.source if source else self.codes.target).label(number)
+
+def _shown(subwords: Subwords, numbers: Sequence[int]) -> tuple[str, ...]:
+    """Sub-words as people read them: characters, not the letters that stand for their bytes."""
+    return as_labels((subwords, numbers)).items
 
 
 def load_coder(directory: Path, *, words: bool) -> Coder:

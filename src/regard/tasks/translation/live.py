@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.core.requests import full
 from regard.decode.beam import beam
 from regard.decode.penalties import Gnmt
-from regard.tasks.translation.coding import Reading, WordCoder
+from regard.tasks.translation.coding import PieceCoder, Reading, WordCoder
 from regard.tasks.translation.translator import BOS, END, EOS, PAD, Translator
 
 _OTHERS = 8  # tokens told at each place beside the one that came
@@ -129,7 +129,8 @@ class LiveTranslator:
         coder = self.translator.coder
         if isinstance(coder, WordCoder):
             return "<unk>" if number == coder.goal.unknown else coder.goal.decode([number])[0]
-        return coder.labels([number], Reading([], (), [], ()), None)[0]
+        assert isinstance(coder, PieceCoder)
+        return coder.codes.target.label(number)
 
     def _number(self, token: str) -> int:
         numbers = _numbers(self)

@@ -1,0 +1,81 @@
+"""Which records are meant by a name, and how labels are given to the sequences of a batch."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from regard.look.labels import Labels
+from regard.look.records import Record
+
+
+def named(records: Sequence[Record], name: str) -> list[Record]:
+    """The records of that very name; where there are none, those whose name fits it as a pattern."""
+    return [record for record in records if record.name == name] or [
+        record for record in records if fnmatchcase(record.name, name)
+    ]
+
+
+def put(
+    records: Sequence[Record],
+    what: str,
+    labels: Sequence[Labels],
+    *,
+    batch: int | Sequence[int] | None,
+    strictly: bool,
+) -> None:
+    """Give labels to the rows or columns of the records that they fit; strictly: to all of them."""
+    lengths = {len(one) for one in labels}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"{what} has from {min(lengths)} to {max(lengths)} labels for its sequences, which are padded to one "
+            "length: give names for the padding too, or (tokenizer, encoding), whose attention mask tells it"
+        )
+    [length] = lengths
+    sizes = [record.queries if what == "rows" else record.keys for record in records]
+    fit = [record for record, size in zip(records, sizes, strict=True) if size == length]
+    if not fit or (strictly and len(fit) < len(records)):
+        raise ValueError(f"{what} has {length} labels, but the records have {sorted(set(sizes))} {what}")
+    plans = [_plan(record, what, labels, batch) for record in fit]  # before any record is changed
+    for record, plan in zip(fit, plans, strict=True):
+        if what == "rows":
+            record.row_labels = plan
+        else:
+            record.column_labels = plan
+
+
+def _plan(
+    record: Record, what: str, labels: Sequence[Labels], batch: int | Sequence[int] | None
+) -> list[Labels | None]:
+    """The labels of each sequence of a record as they will be."""
+    if batch is not None:
+        items = [batch] if isinstance(batch, int) else list(batch)
+        if len(labels) not in (1, len(items)):
+            raise ValueError(f"{what} has labels for {len(labels)} sequences, but batch names {len(items)}")
+        axes = [record.labels(batch=item) for item in range(record.batch)]
+        plan = [one.rows if what == "rows" else one.columns for one in axes]
+        for place, item in enumerate(items):
+            record.labels(batch=item)  # refuses a sequence that is not there
+            plan[item] = labels[place if len(labels) > 1 else 0]
+        return plan
+    if len(labels) == record.batch:
+        return list(labels)
+    if len(labels) == 1:
+        raise ValueError(
+            f"{what} has the labels of one sequence, but {record.name!r} has {record.batch}: give labels for each of "
+            f"them (a list of lists, or (tokenizer, encoding)), or say which: batch=0, or batch=range({record.batch}) "
+            "if all of them have the same"
+        )
+    raise ValueError(f"{what} has labels for {len(labels)} sequences, but {record.name!r} has {record.batch}")
+
+
+def in_a_row(parts: Sequence[Labels | None]) -> Labels | None:
+    """The labels of calls whose rows are joined; None where one of them has none."""
+    if any(part is None or part.extra for part in parts):
+        return None
+    known = [part for part in parts if part is not None]
+    items = tuple(item for part in known for item in part.items)
+    shown: list[int] = []
+    start = 0
+    for part in known:
+        shown += [start + n for n in (range(len(part)) if part.shown is None else part.shown)]
+        start += len(part)
+    return Labels(known[0].kind, items, shown=tuple(shown) if len(shown) < len(items) else None)

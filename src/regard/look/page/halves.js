@@ -1,0 +1,17 @@
+// Half floats, as numbers. There are only 65,536 of them.
+
+let table = null;
+
+// The numbers in a Uint16Array, times a scale.
+export function halves(bits, scale) {
+  table ??= Float32Array.from({ length: 65536 }, (_, n) => half(n));
+  return Float32Array.from(bits, (n) => table[n] * scale);
+}
+
+function half(bits) {
+  const sign = bits & 0x8000 ? -1 : 1;
+  const exponent = (bits >> 10) & 31;
+  const fraction = bits & 1023;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return exponent ? sign * 2 ** (exponent - 15) * (1 + fraction / 1024) : sign * 2 ** -14 * (fraction / 1024);
+}

@@ -1,0 +1,55 @@
+"""Maps in few cells, each the mean or the largest of the weights it covers. A NaN among them makes the cell NaN."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class Pool:
+    """A map in few cells. Cell c covers positions from ⌈c·n / cells⌉ on: every position belongs to one.
+
+    Rows are pooled as they come and columns at the end, when few numbers are left.
+    """
+
+    def __init__(self, queries: int, keys: int, high: int, wide: int, pool: str) -> None:
+        self._edges = torch.tensor([-(-cell * queries // high) for cell in range(high + 1)])
+        self._columns = torch.arange(keys) * wide // max(1, keys)
+        self._mean = pool == "mean"
+        self._found, self._wide = torch.full((high, keys), 0.0 if self._mean else -math.inf), wide
+
+    def add(self, start: int, weights: Tensor) -> None:
+        """Consecutive rows of the map."""
+        stop = start + len(weights)
+        size, left = divmod(int(self._edges[-1]), len(self._found))
+        if not left and start % size == 0 == len(weights) % size:  # cells of one size: all in one sum
+            place = slice(start // size, stop // size)
+            parts = weights.unflatten(0, (-1, size))
+            self._found[place] = parts.sum(1) if self._mean else parts.amax(1)
+            return
+        first = int(torch.searchsorted(self._edges, start, right=True)) - 1
+        for cell in range(first, len(self._found)):
+            low, high = max(start, int(self._edges[cell])), min(stop, int(self._edges[cell + 1]))
+            if low >= stop:
+                break
+            part, cells = weights[low - start : high - start], self._found[cell]
+            if self._mean:
+                cells += part.sum(0)
+            else:
+                torch.maximum(cells, part.amax(0), out=cells)
+
+    def cells(self) -> Tensor:
+        high = len(self._found)
+        found, index = torch.zeros(high, self._wide), self._columns.expand(high, -1)
+        if not self._mean:
+            return found.scatter_reduce_(1, index, self._found, "amax", include_self=False)
+        counts = self._edges.diff()[:, None] * torch.bincount(self._columns, minlength=self._wide)
+        return found.scatter_add_(1, index, self._found) / counts
+
+
+def pooled(weights: Tensor, high: int, wide: int) -> Tensor:
+    """A map as the means of high × wide cells."""
+    rows, columns = weights.shape
+    pool = Pool(rows, columns, high, wide, "mean")
+    pool.add(0, weights)
+    return pool.cells()
