@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from regard.data.alignment import Link, alignment_error_rate, joined_links
+from regard.tasks.loading import material_of
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.material import Example
 from regard.tasks.translation.scoring import Told, links_told
-from regard.tasks.translation.training import make_material
+from regard.tasks.translation.task import TRANSLATION
 from regard.tasks.translation.translator import Translator
 from regard.train.run import Run
 
@@ -29,7 +30,7 @@ def told(run: Path) -> tuple[list[Example], dict[Told, All]]:
     config = TranslationConfig.model_validate(opened.config())
     loaded = Translator.load(opened)
     translator = replace(loaded, settings=loaded.settings.model_copy(update={"posterior": True}))
-    examples = [one for one in make_material(config, opened).test if one.links or one.possible]
+    examples = [one for one in material_of(TRANSLATION, config, opened, loaded.coder).test if one.links or one.possible]
     if not examples:
         sys.exit(f"{run}: its test part has no gold links")
     return examples, links_told(translator, examples, [translator.coder.read_words(one.source) for one in examples])

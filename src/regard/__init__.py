@@ -1,7 +1,7 @@
 """Attention for PyTorch: compute any mechanism through one call, with one meaning, and see where it looks.
 
-The names below live in `regard.core` and `regard.look` and are imported when first used, so `import regard` itself
-costs nothing. `regard.nn` has the layers, `regard.models` the models; the other folders are found when named.
+The names below live in `regard.core`, `regard.look` and `regard.tasks` and are imported when first used, so
+`import regard` itself costs nothing. `regard.nn` has the layers, `regard.models` the models; the other folders are found when named.
 """
 
 import sys
@@ -49,6 +49,7 @@ _HOME = {
     "EluFeatures": "regard.core.linear",
     "watch": "regard.look.watch",
     "Trace": "regard.look.trace",
+    "load": "regard.tasks.loading",
 }
 _FOLDERS = ("nn", "models")  # imported when first used, like the names
 _MORE = ("cli", "core", "data", "decode", "look", "studio", "tasks", "train")  # the same, but not listed
@@ -95,6 +96,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.core.scores import ScaledDot as ScaledDot
     from regard.look.trace import Trace as Trace
     from regard.look.watch import watch as watch
+    from regard.tasks.loading import load as load
 else:  # hidden from checkers, which would take it to mean that any name exists
 
     def __getattr__(name: str) -> object:

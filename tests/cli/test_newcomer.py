@@ -19,6 +19,7 @@ from regard.look.trace import Trace
 from regard.tasks.settings import changed, listed
 from regard.tasks.task import SettingError
 from regard.tasks.translation.presets import tiny
+from regard.tasks.translation.task import TRANSLATION
 
 FEW = (
     *("--preset", "tiny", "--set", "steps=3", "--set", "validate_every=2", "--set", "data.valid=8"),
@@ -221,7 +222,7 @@ def test_evaluating_on_a_file_that_is_not_there(own):
 def test_figures_have_names_that_can_be_read():
     file = io.StringIO()
     result = {"metrics": {"bleu": 12.0, "exact": 0.5}, "faithfulness": {"attended": -0.001}}
-    show_result(result, Console(width=100, file=file))
+    show_result(TRANSLATION, result, Console(width=100, file=file))
     said = file.getvalue()
     assert [line.split() for line in said.splitlines() if "BLEU" in line] == [["BLEU", "12.0"]]
     assert "exactly as the reference" in said

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.cli.input_lines import read_lines
-from regard.cli.runs import as_record
 from regard.data.bpe import Codes, train_bpe
 from regard.data.vocabulary import Vocabulary
 from regard.tasks.translation.coding import PieceCoder
@@ -77,7 +76,7 @@ def test_pieces_of_a_word_attend_together():
     weights[:, 0], weights[:, 1:6], weights[:, 6] = 0.2, 0.1, 0.3
     weights[3] = torch.tensor([0.5, 0, 0, 0, 0.4, 0, 0.1])  # 了
     words = coder.source_words(source.numbers, source.labels), coder.written_words(numbers, labels)
-    record = as_record(Translation(source, "看了 Hm", numbers, labels, weights, -1.0, (), *words))
+    record = Translation(source, "看了 Hm", numbers, labels, weights, -1.0, (), *words).record()
     assert record["source_words"] == ("der", "Hund")
     assert record["target_words"] == ("看", "了", "Hm")
     assert record["alignment"] == [(0, 1), (1, 0), (1, 2)]
@@ -108,7 +107,7 @@ def test_a_line_that_cannot_be_translated_leaves_its_neighbours_alone(run, bad, 
     first, failed, empty, second = done.stdout.split("\n")[:-1]
     assert [first, second] == alone.stdout.split("\n")[:-1]
     assert done.stderr.startswith("regard: line 2: ")
-    assert done.stderr.endswith(f"{complaint}: not translated\n")
+    assert done.stderr.endswith(f"{complaint}: not answered\n")
     if as_json:
         assert json.loads(failed)["error"].endswith(complaint)
         assert json.loads(empty)["translation"] == ""
@@ -131,7 +130,7 @@ def test_arguments_that_cannot_be_translated(run):
     assert done.stdout.endswith("\n\n\n")
     first, second = done.stderr.splitlines()
     assert first.startswith("regard: text 2: ")
-    assert second == "regard: text 3: not UTF-8: not translated"
+    assert second == "regard: text 3: not UTF-8: not answered"
 
 
 def test_a_text_that_fills_the_positions_of_the_model_is_translated(run):
@@ -139,7 +138,7 @@ def test_a_text_that_fills_the_positions_of_the_model_is_translated(run):
     line = b"\xc3\xa4" * 500  # two tokens each
     done = regard("predict", run, "--longest", 10**6, stdin=line + b"\n" + line * 2 + b"\n")
     assert done.exit_code == 1
-    assert done.stderr == "regard: line 2: 2,000 tokens, at most 1,024: not translated\n"
+    assert done.stderr == "regard: line 2: 2,000 tokens, at most 1,024: not answered\n"
     assert done.stdout.count("\n") == 2
 
 

@@ -57,7 +57,7 @@ def test_arrays_of_different_shapes_name_the_field():
 
 @pytest.mark.parametrize(("records", "grid"), [([], 1), (RECORDS, 0)], ids=["no records", "grid of 0"])
 def test_what_cannot_be_a_batch_is_refused(records, grid):
-    with pytest.raises(ValueError, match="a batch needs at least one record|grid must be at least 1"):
+    with pytest.raises(ValueError, match=r"a batch needs at least one record|grid must be at least 1"):
         padded(records, {"text": 0, "frames": 0}, grid=grid)
 
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from regard.cli.pages import trace_of
 from regard.look.page import page
 from regard.look.trace import Trace
 from regard.tasks.translation.coding import Reading
 from regard.tasks.translation.translator import Translation
+from regard.tasks.views import joined_trace
 
 NAMES = ["a [b] c", "[…]", "*", "?", "[!a]*", "[[]", "a*[", "]["]
 
@@ -37,7 +37,7 @@ def translation(text: str, *words: str) -> Translation:
 @pytest.mark.parametrize("text", [*NAMES, "1. [x]", "same"])
 def test_translations_full_of_signs_are_shown(text):
     found = [translation(text, "a", "[b]"), translation(text, "c", "d", "e"), translation("other", "*")]
-    trace = trace_of(found)
+    trace = joined_trace(found, "Where each word came from")
     assert [record.row_labels.items for record in trace] == [("a", "[b]"), ("c", "d", "e"), ("*",)]
     assert [record.column_labels.items for record in trace] == [("Tom", "[runs]")] * 3
     assert page(trace)

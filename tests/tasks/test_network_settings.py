@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from regard.core.requests import full
+from regard.tasks.training import train
 from regard.tasks.translation.config import ModelSettings, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import tiny
-from regard.tasks.translation.training import train
+from regard.tasks.translation.task import TRANSLATION
 from regard.train.progress import Silent
 from regard.train.run import RunError
 
@@ -60,7 +61,7 @@ def test_a_run_from_before_goes_on(tmp_path):
     chosen = chosen.model_copy(
         update={"data": chosen.data.model_copy(update=few), "model": chosen.model.model_copy(update=model)}
     )
-    train(chosen, tmp_path / "run", progress=Silent())
+    train(TRANSLATION, chosen, tmp_path / "run", progress=Silent())
     path = tmp_path / "run" / "config.json"
     stored = json.loads(path.read_text())
     later = {"data": ("merge_dropout", "cuts"), "model": ("keys", "values", "decoder_layers", "inner_dropout")}
@@ -70,7 +71,7 @@ def test_a_run_from_before_goes_on(tmp_path):
     path.write_text(json.dumps(stored))
     (tmp_path / "run" / "manifest.json").unlink()
     more = chosen.model_copy(update={"train": chosen.train.model_copy(update={"steps": 3})})
-    assert train(more, tmp_path / "run", resume=True, progress=Silent())["steps"] == 3
+    assert train(TRANSLATION, more, tmp_path / "run", resume=True, progress=Silent())["steps"] == 3
     other = more.model_copy(update={"model": more.model.model_copy(update={"size": 16})})
     with pytest.raises(RunError, match=r"model.size was 8 and is now 16"):
-        train(other, tmp_path / "run", resume=True, progress=Silent())
+        train(TRANSLATION, other, tmp_path / "run", resume=True, progress=Silent())

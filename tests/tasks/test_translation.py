@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.tasks.settings import changed, parsed
+from regard.tasks.settings import changed, configure, parsed
 from regard.tasks.task import SettingError
 from regard.tasks.translation.config import ATTENTIONS, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import PRESETS, tiny
-from regard.tasks.translation.task import configure
+from regard.tasks.translation.task import TRANSLATION
 from time_limits import HANG_SECONDS
 
 SMALL = (
@@ -210,7 +210,7 @@ def test_a_run_is_never_written_over(trained, as_installed):
 
 
 def test_settings_by_the_end_of_their_name():
-    config = configure("tiny", [], parsed(["heads=8", "train.seed=7", "model=transformer", "beam=3"]))
+    config = configure(TRANSLATION, "tiny", [], parsed(["heads=8", "train.seed=7", "model=transformer", "beam=3"]))
     assert (config.model.heads, config.train.seed, config.model.kind, config.decode.beam) == (8, 7, "transformer", 3)
     with pytest.raises(SettingError, match=r"could be data\.seed or train\.seed"):
         changed(tiny(), {"seed": "3"})

@@ -10,14 +10,16 @@ import torch
 from torch import nn
 
 from regard.data.batches import Batch, TokenBatches, collate
+from regard.tasks.training import loss_function, train
 from regard.tasks.translation.config import ModelSettings
 from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import tiny
-from regard.tasks.translation.training import _loss, train
+from regard.tasks.translation.task import TRANSLATION
 from regard.train.captured import Captured
 from regard.train.progress import Silent
 from regard.train.updates import Loss, differentiated
 
+CPU = torch.device("cpu")
 PAIRS = [([3, 4, 5], [6, 7]), ([8], [9, 10, 11, 12]), ([13, 14], [3])]
 
 
@@ -27,9 +29,13 @@ def network(kind: str = "transformer", dtype: torch.dtype = torch.float64, dropo
     return build(settings, (17, 19), shared=False).to(dtype)
 
 
+def loss_of(model: nn.Module, batch: Batch, device: torch.device = CPU) -> Loss:
+    return loss_function(TRANSLATION, tiny().model_copy(update={"smoothing": 0.1}), model, device)(model, batch)
+
+
 def gradients(model: nn.Module, batch: Batch) -> tuple[float, int, dict[str, torch.Tensor]]:
     model.zero_grad()
-    loss = _loss(model, batch, 0.1)
+    loss = loss_of(model, batch)
     loss.total.backward()
     return float(loss.total.detach()), int(loss.count), {n: p.grad.clone() for n, p in model.named_parameters()}
 
@@ -75,7 +81,7 @@ def steps(model: nn.Module, device: str, *, captured: bool) -> list[list[torch.T
     place = torch.device(device)
 
     def loss(network, batch):
-        return _loss(network, batch.to(place), 0.1)
+        return loss_of(network, batch, place)
 
     gather = Captured(loss, model, torch.float32, place)
     found = []
@@ -138,7 +144,7 @@ def test_a_loss_that_waits_for_the_device_runs_as_it_is(caplog):
     model = network(dtype=torch.float32, dropout=1e-9).cuda()
 
     def waits(network, batch):
-        found = _loss(network, batch.to("cuda"), 0.1)
+        found = loss_of(network, batch, torch.device("cuda"))
         float(found.total.detach())
         return found
 
@@ -160,7 +166,7 @@ def test_a_training_run_with_graphs_learns_as_one_without(tmp_path: Path):
         settings = config.train.model_copy(update={"steps": 120, "validate_every": 60, "graphs": graphs})
         model = config.model.model_copy(update={"kind": "transformer", "size": 64, "layers": 2})
         config = config.model_copy(update={"data": data, "model": model, "train": settings})
-        train(config, tmp_path / str(graphs), progress=Silent())
+        train(TRANSLATION, config, tmp_path / str(graphs), progress=Silent())
         lines = (tmp_path / str(graphs) / "metrics.jsonl").read_text().splitlines()
         results.append(lines)
     losses = [[d["loss"] for line in lines if (d := json.loads(line))["kind"] == "validation"] for lines in results]

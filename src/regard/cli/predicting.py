@@ -15,10 +15,10 @@ from regard.cli.pages import write_page
 from regard.cli.runs import report_weights
 from regard.look.page import page
 from regard.tasks.inputs import from_arguments, named
-from regard.tasks.loading import Loaded, load
+from regard.tasks.loading import Loaded, load, task_of
 from regard.tasks.task import InputError, Prediction, SettingError, Task
 from regard.tasks.views import joined_trace
-from regard.train.run import RunError
+from regard.train.run import Run, RunError
 
 CHARACTERS = 1_000_000  # of an input; how long a text may be is said by its task
 
@@ -39,7 +39,9 @@ def predict(
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     with reported():
-        loaded = load(run, **{name: value for name, value in loading.items() if value is not None})
+        opened = Run.open(run)
+        given = {name: value for name, value in loading.items() if value is not None}
+        loaded = load(opened, **dict.fromkeys(task_of(opened).loading, "auto") | given)
         report_weights(loaded.weights)
         chosen = {name: value for name, value in options.items() if value is not None}
         refused = [name for name in chosen if name not in loaded.task.options]

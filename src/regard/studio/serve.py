@@ -42,7 +42,7 @@ def serve(
             raise ValueError(f"{path} does not exist: expected a trace file or the directory of a run")
         if path.is_file():
             check(path)
-    opened = [*runs, *(open_run(path) for path in wanted if path.is_dir())]
+    opened = [*runs, *(open_run(path).more for path in wanted if path.is_dir())]
     given = [*(path for path in wanted if path.is_file()), *traces]
     listening = bind(host, port)
     with listening:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -70,7 +70,7 @@ class TaskConfig(Settings):
     learning: LearningSettings = LearningSettings()
 
     @model_validator(mode="after")
-    def _watched_figure_exists(self) -> Self:
+    def _watched_figure_exists(self) -> "TaskConfig":
         if self.train.watch not in self.figures:
             raise ValueError(f"train.watch: expected one of {', '.join(self.figures)}, got {self.train.watch!r}")
         return self

@@ -171,6 +171,7 @@ class Task:
     asked: Callable[[Any], Mapping[str, Any]]  # the input of an example
     loaded: Callable[..., Any] | None = None
     loading: tuple[str, ...] = ()
+    live: Callable[[str, Any], Any] | None = None  # (name, predictor): what the studio can ask beside an answer
     options: tuple[str, ...] = ()  # names of what `answers` can be told
     aliases: Mapping[str, str] = field(default_factory=dict)  # short names of settings
     needs: Needs = field(default_factory=dict)  # what settings need to have an effect

@@ -15,6 +15,7 @@ from regard.tasks.learning import with_baseline
 from regard.tasks.task import Figure, Input, Judged, Outcome, Task
 from regard.tasks.translation.coding import TOKENIZERS, Coder, load_coder
 from regard.tasks.translation.config import NEEDS, TranslationConfig
+from regard.tasks.translation.live import LiveTranslator
 from regard.tasks.translation.material import Example, examples_of, input_files, make_material
 from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import PRESETS
@@ -82,7 +83,9 @@ def _predictor(network: EncoderDecoder, codec: Coder, config: TranslationConfig)
 def _loaded(
     network: EncoderDecoder, codec: Coder, config: TranslationConfig, device: Any, precision: str | None = None
 ) -> Translator:
-    return Translator.of(network, codec, config, device, precision=precision or config.decode.precision)
+    """`precision="auto"` is the run's own, with the weights laid out for it; None is the model as it was trained."""
+    chosen = config.decode.precision if precision == "auto" else precision
+    return Translator.of(network, codec, config, device, precision=chosen)
 
 
 def _validate(translator: Translator, examples: Sequence[Example], config: TranslationConfig) -> dict[str, float]:
@@ -130,6 +133,7 @@ TRANSLATION = Task(
     predictor=_predictor,
     loaded=_loaded,
     loading=("precision",),
+    live=LiveTranslator,
     validate=_validate,
     judge=_judge,
     examples=examples_of,
