@@ -1,7 +1,8 @@
 """Attention for PyTorch: compute any mechanism through one call, with one meaning, and see where it looks.
 
 The names below live in `regard.core`, `regard.look` and `regard.tasks` and are imported when first used, so
-`import regard` itself costs nothing. `regard.nn` has the layers, `regard.models` the models; the other folders are found when named.
+`import regard` itself costs nothing. `regard.nn` has the layers, `regard.models` the models; the other folders are
+found when named.
 """
 
 import sys
