@@ -68,7 +68,7 @@ class Classifier(nn.Module):
             else Attention(asked, memory_size, score=attention, hidden_size=hidden_size, normalize=normalize)
         )
         read_size = looks * memory_size + (query_size or 0)
-        self.features = None if features is None else nn.Linear(read_size, features)
+        self.features = None if features is None else nn.Linear(read_size, 2 * features)
         self.output = nn.Linear(features or read_size, classes)
         self.dropout = dropout
         if self.query is not None:
@@ -99,7 +99,8 @@ class Classifier(nn.Module):
     def _decide(self, read: Tensor, query: Tensor | None) -> Tensor:
         read = read if query is None else torch.cat([read, query.to(read.dtype)], -1)
         if self.features is not None:
-            read = torch.relu(self.features(F.dropout(read, self.dropout, self.training)))
+            left, right = self.features(F.dropout(read, self.dropout, self.training)).chunk(2, -1)
+            read = left * right
         return self.output(F.dropout(read, self.dropout, self.training))
 
     def _check(self, memory: Memory, query: Tensor | None) -> None:

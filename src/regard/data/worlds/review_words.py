@@ -55,7 +55,7 @@ _ENGLISH_ENTRIES = {
         translation, style, index, chapter, binding, garden, pool, lobby, view, sauce, bread, coffee, manual, speaker"""
     ),
     "very": _entries("very, really, quite, truly, remarkably, so, extremely, rather"),
-    "not": _entries("not, never, hardly, scarcely, in no way"),
+    "not": _entries("not, never, hardly, scarcely"),
     "thing": _entries("film, book, hotel, phone, restaurant, laptop, novel, play, album, camera, meal, series"),
     "person": _entries("sister, brother, neighbour, uncle, teacher, friend, colleague, cousin, wife, husband, son"),
     "trait": _entries("leg, tooth, knee, back, ear, eye, shoulder, hand"),
@@ -87,8 +87,7 @@ ENGLISH = Grammar(
         the {aspect} *isn't {very} *{opinion}
         i *didn't find the {aspect} *{opinion}
         i would *not call the {aspect} *{opinion}
-        *nobody could call the {aspect} *{opinion}
-        the {aspect} is *far *from *{opinion}"""
+        *nobody could call the {aspect} *{opinion}"""
     ),
     excess=_patterns("the {aspect} is *too *{measure}\nthe {aspect} was far *too *{measure}"),
     enough=_patterns("the {aspect} is *{measure} *enough\nthe {aspect} was just *{measure} *enough"),
@@ -136,7 +135,7 @@ ENGLISH = Grammar(
         the {any} {thing} is the name of a bar
         the road there was {very} {measure}
         we went there but not on {day}
-        i know a {any} {person} but he was not there"""
+        i know a {any} {person} but not from {place}"""
     ),
     held=_patterns(
         """*{holder} find the {aspect} {any}

@@ -164,7 +164,7 @@ class _Writer:
         if kind < 0.35:
             main, side = self._opinion(positive), _unstarred(self._opinion(not positive))
             return self._join(self._pick(self.grammar.contrast), main=main, side=side)
-        if kind < 0.45:
+        if kind < 0.4:
             first, second = self._opinion(positive), self._opinion(positive)
             return self._join(self._pick(self.grammar.together), first=first, second=second)
         return self._opinion(positive)
