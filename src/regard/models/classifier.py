@@ -100,7 +100,7 @@ class Classifier(nn.Module):
         read = read if query is None else torch.cat([read, query.to(read.dtype)], -1)
         if self.features is not None:
             left, right = self.features(F.dropout(read, self.dropout, self.training)).chunk(2, -1)
-            read = left * right
+            read = left * (1 + right)
         return self.output(F.dropout(read, self.dropout, self.training))
 
     def _check(self, memory: Memory, query: Tensor | None) -> None:
