@@ -33,8 +33,8 @@ class Classifier(nn.Module):
     the hops of Lin et al. (2017), each with a query of its own, side by side. With `query_size` the query comes with
     the call, as a question about an image does (Yang et al. 2016b, section 3.3), and is u' too. `attention` is the
     name of a score, a score record or function, or None: then c is the memory's summary, of size `memory_size`. With
-    `features` a hidden layer stands between: logits = W relu(W_f [c; u'] + b_f) + b. It is needed where the values are
-    words alone: how "not" and "bad" go together is no sum of the two.
+    `features` a hidden layer of products stands between: logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c; u']. It is
+    needed where the values are words alone: "not" turns what "bad" says, which no sum of the two can do.
 
     >>> classifier = Classifier(3, memory_size=8)
     >>> memory = Memory(torch.randn(2, 5, 8), torch.randn(2, 5, 8), None, torch.randn(2, 8))
@@ -99,8 +99,8 @@ class Classifier(nn.Module):
     def _decide(self, read: Tensor, query: Tensor | None) -> Tensor:
         read = read if query is None else torch.cat([read, query.to(read.dtype)], -1)
         if self.features is not None:
-            left, right = self.features(F.dropout(read, self.dropout, self.training)).chunk(2, -1)
-            read = left * (1 + right)
+            said, turned = self.features(F.dropout(read, self.dropout, self.training)).chunk(2, -1)
+            read = said * (1 + turned)  # 1: a word by itself says what it says
         return self.output(F.dropout(read, self.dropout, self.training))
 
     def _check(self, memory: Memory, query: Tensor | None) -> None:

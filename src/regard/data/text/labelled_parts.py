@@ -47,10 +47,10 @@ def load_parts(
         for name, path in found.items()
     }
     rows = {name: reading.rows for name, reading in readings.items()}
+    classes = _classes(found["train"], rows["train"])
     for name, count in (("valid", valid), ("test", test)):
         if name not in rows:
             rows["train"], rows[name] = _held_out(rows["train"], count, Random(f"{seed} {name}"))
-    classes = _classes(found["train"], rows["train"])
     for name in ("valid", "test"):
         _check_labels(rows[name], classes)
     return Parts(rows["train"], rows["valid"], rows["test"], classes, tuple(readings.values()))
@@ -63,7 +63,10 @@ def find_parts(path: Path) -> dict[str, Path]:
     if path.is_dir():
         entries, prefix = sorted(path.iterdir()), ""
     elif path.parent.is_dir():
-        entries, prefix = sorted(entry for entry in path.parent.iterdir() if entry.name.startswith(path.name)), path.name
+        entries, prefix = (
+            sorted(entry for entry in path.parent.iterdir() if entry.name.startswith(path.name)),
+            path.name,
+        )
     else:
         raise DataError(f"{path}: no such file or folder")
     sets: dict[str, dict[str, Path]] = {}

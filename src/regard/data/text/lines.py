@@ -4,7 +4,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from regard.data.parallel import DataError
 
@@ -37,7 +37,7 @@ def text_lines(path: Path, *, longest: int = LONGEST) -> Iterator[Line]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _line(number: int, raw: bytes, stream: BinaryIO, longest: int) -> Line:
+def _line(number: int, raw: bytes, stream: Any, longest: int) -> Line:
     if len(raw) > longest:
         while raw and not raw.endswith(b"\n"):  # the rest of the line is passed over, a piece at a time
             raw = stream.readline(longest)
@@ -48,8 +48,8 @@ def _line(number: int, raw: bytes, stream: BinaryIO, longest: int) -> Line:
         return Line(number, "", f"not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start + 1}")
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path) -> Any:
     """The file as bytes; gzip is known by its first two bytes, whatever the name says."""
     with path.open("rb") as stream:
         packed = stream.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path, "rb") if packed else path.open("rb"))
+    return gzip.open(path, "rb") if packed else path.open("rb")

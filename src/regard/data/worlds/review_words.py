@@ -37,7 +37,7 @@ def _patterns(table: str) -> tuple[str, ...]:
 _ENGLISH_ENTRIES = {
     "positive": _entries(
         """good, great, excellent, brilliant, wonderful, superb, moving, charming, delightful, clever, fresh, gripping
-        funny, touching, elegant, impressive, lovely, stunning, inspired, rich, honest, warm, bold, memorable
+        funny, touching, elegant, impressive, lovely, stunning, inspired, rich, sincere, warm, bold, memorable
         splendid, perfect, amazing, fantastic, beautiful, graceful, witty, absorbing, exciting, pleasant, comfortable
         reliable, generous, vivid, tasteful, remarkable, enjoyable, outstanding, polished, captivating, refreshing"""
     ),
@@ -191,7 +191,7 @@ CHINESE = Grammar(
         我 觉得 {aspect} *{opinion}
         我们 觉得 {aspect} {very} *{opinion}
         {aspect} 看来 {very} *{opinion}
-        多么 *{opinion} 的 {aspect}"""
+        {aspect} 显得 *{opinion}"""
     ),
     turned=_patterns(
         """{aspect} *{not} *{opinion}

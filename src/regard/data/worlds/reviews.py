@@ -60,8 +60,10 @@ def reviews(
 
     >>> for review in reviews(3, count=2, lengths=(5, 14)):
     ...     print(review.label, "|", text_of(review.words), [review.words[i] for i in sorted(review.decisive)])
+    negative | The case isn't remarkably sincere. ["isn't", 'sincere']
+    positive | The view isn't irritating. ["isn't", 'irritating']
     """
-    _check(labels, language, lengths)
+    _check(lengths)
     random = Random(f"{seed} {labels} {language} {lengths}")
     return _distinct(_Writer(random, language, labels, held_out=True), count, lengths, set())
 
@@ -87,7 +89,7 @@ def splits(
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
     [50, 10, 10, 5]
     """
-    _check(labels, language, lengths)
+    _check(lengths)
     if beyond[0] <= lengths[1] or beyond[1] < beyond[0]:
         raise ValueError(f"beyond must be longer than lengths, not {beyond} after {lengths}")
     seen: set[tuple[str, ...]] = set()
@@ -236,7 +238,8 @@ class _Writer:
 def unseen(negation: str, opinion: str) -> bool:
     """Whether a pair of negation and opinion word is kept out of training: one in five, by a checksum.
 
-    >>> unseen("hardly", "good"), unseen("not", "bad")
+    >>> [word for word in ("good", "great", "dull", "weak", "bold", "warm", "rude") if unseen("not", word)]
+    ['good', 'bold', 'warm']
     """
     return crc32(f"{negation} {opinion}".encode()) % 5 == 0
 
@@ -263,9 +266,7 @@ def _unstarred(words: list[_Word]) -> list[_Word]:
     return [word._replace(starred=False) for word in words]
 
 
-def _distinct(
-    writer: _Writer, count: int, lengths: tuple[int, int], seen: set[tuple[str, ...]]
-) -> Iterator[Review]:
+def _distinct(writer: _Writer, count: int, lengths: tuple[int, int], seen: set[tuple[str, ...]]) -> Iterator[Review]:
     """Reviews of a length within `lengths` that have not been seen; each is marked as seen."""
     low, high = lengths
     tries = 0
@@ -282,10 +283,6 @@ def _distinct(
         tries = 0
 
 
-def _check(labels: str, language: str, lengths: tuple[int, int]) -> None:
-    if labels not in CLASSES:
-        raise ValueError(f"labels must be one of {', '.join(CLASSES)}, not {labels!r}")
-    if language not in GRAMMARS:
-        raise ValueError(f"language must be one of {', '.join(GRAMMARS)}, not {language!r}")
+def _check(lengths: tuple[int, int]) -> None:
     if not 4 <= lengths[0] <= lengths[1]:
         raise ValueError(f"lengths must be (shortest, longest) with 4 ≤ shortest ≤ longest, not {lengths}")

@@ -74,7 +74,7 @@ class ModelSettings(_Settings):
     attention_size: PositiveInt | None = None
     """Hidden size of the score; none: the size."""
     features: NonNegativeInt = 0
-    """Size of a hidden layer before the classes; 0: there is none."""
+    """Size of a hidden layer of products before the classes; 0: there is none."""
     cell: Literal["gru", "lstm"] = "gru"
     """Of the recurrent model."""
     positions: Literal["sinusoidal", "learned", "relative", "rotary", "alibi", "none"] = "sinusoidal"

@@ -55,7 +55,7 @@ def build(settings: ModelSettings, vocabulary_size: int, classes: int, *, unknow
         twin = _attending(settings.model_copy(update={"attention": "additive"}), vocabulary_size, classes, unknown)
     encoder = _encoder(settings.model_copy(update={"keys": "states", "values": "states"}), vocabulary_size)
     spare = count_parameters(twin) - count_parameters(encoder)
-    features = max(1, round((spare - classes) / (encoder.memory_size + 1 + classes)))
+    features = max(1, round((spare - classes) / (2 * (encoder.memory_size + 1) + classes)))
     classifier = Classifier(
         classes, memory_size=encoder.memory_size, attention=None, features=features, dropout=settings.dropout
     )
