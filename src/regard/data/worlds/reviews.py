@@ -182,7 +182,7 @@ class _Writer:
         while True:
             opinion = self._pick(entries)
             words = self._fill(self._pick(patterns), opinion=opinion)
-            if not turned or self.held_out or not unseen(words_of_negation(words, opinion, self.language), opinion):
+            if not turned or self.held_out or not unseen(_negation(words, opinion, self.language), opinion):
                 return words
 
     def _held(self, own: bool) -> list[_Word]:
@@ -206,7 +206,7 @@ class _Writer:
         return self._fill(self._pick(self.grammar.distractors if kind < 0.6 else self.grammar.fillers))
 
     def _fill(self, pattern: str, **given: str) -> list[_Word]:
-        words = []
+        words: list[_Word] = []
         for piece in pattern.split():
             starred, text = piece.startswith("*"), piece.removeprefix("*")
             if text.startswith("{"):
@@ -215,7 +215,7 @@ class _Writer:
         return _articles(words)
 
     def _join(self, pattern: str, **clauses: list[_Word]) -> list[_Word]:
-        words = []
+        words: list[_Word] = []
         for piece in pattern.split():
             words += clauses[piece[1:-1]] if piece.startswith("{") else [_Word(w, False) for w in self._cut(piece)]
         return words
@@ -244,7 +244,7 @@ def unseen(negation: str, opinion: str) -> bool:
     return crc32(f"{negation} {opinion}".encode()) % 5 == 0
 
 
-def words_of_negation(words: Sequence[_Word], opinion: str, language: Language) -> str:
+def _negation(words: Sequence[_Word], opinion: str, language: Language) -> str:
     """The starred words of a clause before its opinion word."""
     gap = "" if language == "zh" else " "
     return gap.join(word.text for word in words if word.starred).removesuffix(opinion).strip()
