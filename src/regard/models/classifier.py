@@ -32,7 +32,9 @@ class Classifier(nn.Module):
     score, w · tanh(W h_j + W_q u) is the word attention of Yang et al. (2016a, section 2.2), and several `looks` are
     the hops of Lin et al. (2017), each with a query of its own, side by side. With `query_size` the query comes with
     the call, as a question about an image does (Yang et al. 2016b, section 3.3), and is u' too. `attention` is the
-    name of a score, a score record or function, or None: then c is the memory's summary, of size `memory_size`.
+    name of a score, a score record or function, or None: then c is the memory's summary, of size `memory_size`. With
+    `features` a hidden layer of products stands between: logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c; u']. It is
+    needed where the values are words alone: "not" turns what "bad" says, which no sum of the two can do.
 
     >>> classifier = Classifier(3, memory_size=8)
     >>> memory = Memory(torch.randn(2, 5, 8), torch.randn(2, 5, 8), None, torch.randn(2, 8))
@@ -49,6 +51,7 @@ class Classifier(nn.Module):
         attention: str | AnyScore | None = "additive",
         hidden_size: int | None = None,
         looks: int = 1,
+        features: int | None = None,
         normalize: Normalizer = _SOFTMAX,
         dropout: float = 0.0,
     ) -> None:
@@ -64,7 +67,9 @@ class Classifier(nn.Module):
             if attention is None
             else Attention(asked, memory_size, score=attention, hidden_size=hidden_size, normalize=normalize)
         )
-        self.output = nn.Linear(looks * memory_size + (query_size or 0), classes)
+        read_size = looks * memory_size + (query_size or 0)
+        self.features = None if features is None else nn.Linear(read_size, 2 * features)
+        self.output = nn.Linear(features or read_size, classes)
         self.dropout = dropout
         if self.query is not None:
             nn.init.normal_(self.query, std=asked**-0.5)
@@ -92,8 +97,11 @@ class Classifier(nn.Module):
         return Classified(self._decide(found.output.flatten(1), query), found.weights, found.log_prob)
 
     def _decide(self, read: Tensor, query: Tensor | None) -> Tensor:
-        features = read if query is None else torch.cat([read, query.to(read.dtype)], -1)
-        return self.output(F.dropout(features, self.dropout, self.training))
+        read = read if query is None else torch.cat([read, query.to(read.dtype)], -1)
+        if self.features is not None:
+            said, turned = self.features(F.dropout(read, self.dropout, self.training)).chunk(2, -1)
+            read = said * (1 + turned)  # 1: a word by itself says what it says
+        return self.output(F.dropout(read, self.dropout, self.training))
 
     def _check(self, memory: Memory, query: Tensor | None) -> None:
         if self.query_size is None and query is not None:

@@ -1,0 +1,277 @@
+"""Reading labelled texts as people have them: CSV, TSV, JSONL, folders of text files by class, trees of phrases.
+
+What is wrong with a file is an error that names the file and the line. What people expect to be left out (an empty
+text, a label that is merged away) is left out, counted and reported; what was guessed about a file is reported too.
+"""
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.data.parallel import DataError, Report, report
+from regard.data.text.lines import LONGEST, Line, text_lines
+from regard.data.text.table_columns import LABEL_NAMES, TEXT_NAMES, find_columns, find_field
+from regard.data.text.trees import phrases_of
+
+
+class Labelled(NamedTuple):
+    """A text, its label, and where it stands: "file:line"."""
+
+    text: str
+    label: str
+    place: str
+
+
+class Row(NamedTuple):
+    """One row of a file: its line, and its text and label, or what is wrong with it."""
+
+    line: int
+    text: str = ""
+    label: str = ""
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a user may say about labelled texts: columns by name or number, labels by other names.
+
+    `merge` gives labels other names; an empty one leaves their rows out. `phrases` asks trees for their phrases too.
+    """
+
+    text: str | None = None
+    label: str | None = None
+    merge: Mapping[str, str] = field(default_factory=dict)
+    phrases: bool = False
+    skip_faults: bool = False
+    longest: int = LONGEST
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The texts of a file or a folder, how many lines were read, and what was guessed."""
+
+    path: Path
+    rows: tuple[Labelled, ...]
+    report: Report
+    guess: str = ""
+
+    def __str__(self) -> str:
+        skipped = ", ".join(f"{count:,} {reason}" for reason, count in self.report.skipped.items())
+        told = f"{self.path}: {self.report.read:,} rows read, {self.report.kept:,} texts kept"
+        return told + (f"; skipped: {skipped}" if skipped else "") + (f"; {self.guess}" if self.guess else "")
+
+
+def read_labelled(path: Path, asked: Asked | None = None) -> Reading:
+    """The texts of one file, or of one folder with a folder of text files for each class."""
+    asked = Asked() if asked is None else asked
+    tally: Counter[str] = Counter()
+    guesses: list[str] = []
+    kept = []
+    for file, row in _folder(path, asked) if path.is_dir() else ((path, row) for row in _rows(path, asked, guesses)):
+        tally["read"] += 1
+        place = f"{file}:{row.line}"
+        if row.fault and not asked.skip_faults:
+            raise DataError(f"{place}: {row.fault}")
+        label = asked.merge.get(row.label, row.label)
+        reason = "faulty" if row.fault else "empty" if not row.text else "" if label else f"labelled {row.label}"
+        tally[reason or "kept"] += 1
+        if not reason:
+            kept.append(Labelled(row.text, label, place))
+    counts = report(tally)
+    if not kept:
+        raise DataError(f"{path}: no text is left" if counts.read else f"{path}: the file is empty")
+    return Reading(path, tuple(kept), counts, "; ".join(guesses))
+
+
+def _rows(path: Path, asked: Asked, guesses: list[str]) -> Iterator[Row]:
+    kind = _kind(path)
+    if kind == "json":
+        return _jsonl(path, asked, guesses)
+    if kind == "trees":
+        return _trees(path, asked)
+    if kind == "blank":
+        guesses.append("the label is the first word of a line")
+        return _by_blank(path, asked)
+    return _table(path, asked, guesses, _csv_rows if kind == "csv" else _tsv_rows)
+
+
+_KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "json", ".ndjson": "json", ".json": "json"}
+
+
+def _kind(path: Path) -> str:
+    """How a file is written: by its suffix, else by its first line."""
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    if suffixes and suffixes[-1].lower() in _KINDS:
+        return _KINDS[suffixes[-1].lower()]
+    first = next((line.text for line in text_lines(path) if line.text.strip() and not line.fault), "")
+    if re.match(r"\(\S+ ", first):
+        return "trees"
+    if first.lstrip().startswith("{"):
+        return "json"
+    return "tsv" if "\t" in first else "blank"
+
+
+class _Cells(NamedTuple):
+    line: int
+    cells: list[str]
+    fault: str = ""
+
+
+def _tsv_rows(path: Path, longest: int) -> Iterator[_Cells]:
+    """Cells parted by tabs; quotes are text."""
+    for line in text_lines(path, longest=longest):
+        yield _Cells(line.number, line.text.split("\t") if line.text.strip() else [], line.fault)
+
+
+def _csv_rows(path: Path, longest: int) -> Iterator[_Cells]:
+    """Cells as spreadsheets write them: in quotes where they hold commas, quotes or line ends."""
+    faults: dict[int, str] = {}
+
+    def fed() -> Iterator[str]:
+        for line in text_lines(path, longest=longest):
+            if line.fault:
+                faults[line.number] = line.fault
+            yield f"{line.text}\n"
+
+    reader = csv.reader(fed(), strict=True)
+    while True:
+        begin = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield _Cells(begin, [], f"not CSV: {error} (the row begins at this line)")
+            return
+        fault = next((faults.pop(number) for number in sorted(faults) if number <= reader.line_num), "")
+        yield _Cells(begin, cells if any(cell.strip() for cell in cells) else [], fault)
+
+
+def _table(path: Path, asked: Asked, guesses: list[str], reader: Any) -> Iterator[Row]:
+    sample = [cells.cells for cells in islice(reader(path, asked.longest), 200) if cells.cells]
+    if not sample:
+        fault = next((f":{cells.line}: {cells.fault}" for cells in reader(path, asked.longest) if cells.fault), "")
+        raise DataError(f"{path}{fault}" if fault else f"{path}: the file is empty")
+    columns = find_columns(path, sample, text=asked.text, label=asked.label)
+    if columns.guess:
+        guesses.append(columns.guess)
+    needed = max(columns.text, columns.label) + 1
+    header = columns.header
+    for line, cells, fault in reader(path, asked.longest):
+        if fault:
+            yield Row(line, fault=fault)
+        elif not cells:
+            yield Row(line)
+        elif header:
+            header = False
+        elif len(cells) < needed:
+            yield Row(line, fault=f"expected at least {needed} columns, found {len(cells)}")
+        else:
+            yield _checked(line, cells[columns.text], cells[columns.label])
+
+
+def _checked(line: int, text: str, label: str) -> Row:
+    if text.strip() and not label.strip():
+        return Row(line, fault="the label is empty")
+    return Row(line, text.strip(), label.strip())
+
+
+def _by_blank(path: Path, asked: Asked) -> Iterator[Row]:
+    """A label, a blank, a text: as the sentences of the Stanford Sentiment Treebank are passed around."""
+    for line in text_lines(path, longest=asked.longest):
+        label, _, text = line.text.strip().partition(" ")
+        if line.fault or not label:
+            yield Row(line.number, fault=line.fault)
+        elif not text.strip():
+            yield Row(line.number, fault=f"expected a label, a blank and a text, found one word, {label[:40]!r}")
+        else:
+            yield Row(line.number, text.strip(), label)
+
+
+def _trees(path: Path, asked: Asked) -> Iterator[Row]:
+    for line in text_lines(path, longest=asked.longest):
+        if line.fault or not line.text.strip():
+            yield Row(line.number, fault=line.fault)
+            continue
+        try:
+            phrases = phrases_of(line.text)
+        except ValueError as error:
+            yield Row(line.number, fault=str(error))
+            continue
+        for phrase in phrases if asked.phrases else phrases[:1]:
+            yield Row(line.number, phrase.text, phrase.label)
+
+
+def _jsonl(path: Path, asked: Asked, guesses: list[str]) -> Iterator[Row]:
+    names: tuple[str, str] | None = None
+    for line in text_lines(path, longest=asked.longest):
+        if line.fault or not line.text.strip():
+            yield Row(line.number, fault=line.fault)
+            continue
+        record, fault = _object(line)
+        if fault:
+            yield Row(line.number, fault=fault)
+            continue
+        if names is None:
+            names = (
+                find_field(path, line.number, record, asked.text, TEXT_NAMES, "text"),
+                find_field(path, line.number, record, asked.label, LABEL_NAMES, "label"),
+            )
+            guessed = [
+                f"{role} is the field {name!r}"
+                for role, name, given in zip(("text", "label"), names, (asked.text, asked.label), strict=True)
+                if given is None
+            ]
+            guesses.extend([", ".join(guessed)] if guessed else [])
+        yield _of_record(line.number, record, *names)
+
+
+def _object(line: Line) -> tuple[dict[str, Any], str]:
+    try:
+        record: Any = json.loads(line.text)
+    except json.JSONDecodeError as error:
+        return {}, f"not JSON: {error.msg} at character {error.pos + 1}"
+    except RecursionError:
+        return {}, "not a record: nested too deeply"
+    if not isinstance(record, dict):
+        return {}, f"expected a JSON object, found {type(record).__name__}"
+    return record, ""
+
+
+def _of_record(line: int, record: dict[str, Any], text: str, label: str) -> Row:
+    if not isinstance(record.get(text), str):
+        return Row(line, fault=f"expected a text in the field {text!r}, found {_sort(record.get(text))}")
+    if not isinstance(record.get(label), str | int | float):
+        return Row(line, fault=f"expected a label in the field {label!r}, found {_sort(record.get(label))}")
+    try:
+        record[text].encode("utf-8")
+    except UnicodeEncodeError:
+        return Row(line, fault="half of a surrogate pair, which is no character")
+    return _checked(line, record[text], str(record[label]))
+
+
+def _sort(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+def class_folders(path: Path) -> list[Path]:
+    """The folders of a folder that hold text files: its classes."""
+    return sorted(folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.txt")))
+
+
+def _folder(path: Path, asked: Asked) -> Iterator[tuple[Path, Row]]:
+    """A text file is a text, and the folder it stands in its label."""
+    for folder in class_folders(path):
+        for file in sorted(folder.glob("*.txt")):
+            lines = list(text_lines(file, longest=asked.longest))
+            fault = next((line for line in lines if line.fault), None)
+            if fault:
+                yield file, Row(fault.number, fault=fault.fault)
+            else:
+                yield file, Row(1, "\n".join(line.text for line in lines).strip(), folder.name)

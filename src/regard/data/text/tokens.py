@@ -1,0 +1,139 @@
+"""Texts as tokens that know their place: words, characters of Chinese and Japanese, or sub-words."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from regard.data.bpe import Subwords, train_bpe
+from regard.data.vocabulary import Vocabulary
+
+Cut = Literal["words", "characters", "subwords"]
+
+_CJK = "぀-ヿ㐀-鿿豈-﫿"
+_WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*|[^\w\s]|_")
+_CHARACTER = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+(?:['’-][^\W_{_CJK}]+)*|[^\w\s]|_")
+_SENTENCE = re.compile(r"[^.!?。！？\n]*[.!?。！？\n]+[\"'”’)]*|[^.!?。！？\n]+")
+_PHRASE = re.compile(r"[^.,;:!?。，、；：！？\n]*[.,;:!?。，、；：！？\n]+[\"'”’)]*|[^.,;:!?。，、；：！？\n]+")
+
+
+class Span(NamedTuple):
+    """A part of a text, from `start` up to but not including `end`, in characters."""
+
+    start: int
+    end: int
+
+
+class Token(NamedTuple):
+    """A token as the vocabulary knows it, and where it stands in the text."""
+
+    text: str
+    span: Span
+
+
+def cut(text: str, by: Literal["words", "characters"] = "words") -> list[Token]:
+    """Lower-cased words, punctuation marks by themselves; with "characters", each Chinese character is a token.
+
+    >>> [token.text for token in cut("It isn't bad, really!")]
+    ['it', "isn't", 'bad', ',', 'really', '!']
+    >>> cut("看DVD。", "characters")[1]
+    Token(text='dvd', span=Span(start=1, end=4))
+    """
+    pattern = _WORD if by == "words" else _CHARACTER
+    return [Token(found[0].lower().replace("’", "'"), Span(*found.span())) for found in pattern.finditer(text)]
+
+
+def sentences(text: str) -> list[Span]:
+    """Where the sentences of a text stand, by their end marks.
+
+    >>> [text[a:b] for text in ["Not bad. Too long!"] for a, b in sentences(text)]
+    ['Not bad.', 'Too long!']
+    """
+    return _spans(_SENTENCE, text)
+
+
+def phrases(text: str) -> list[Span]:
+    """Where the phrases of a text stand: what punctuation marks part."""
+    return _spans(_PHRASE, text)
+
+
+def summed(weights: Sequence[float], tokens: Sequence[Span], parts: Sequence[Span]) -> list[float]:
+    """The weight of each part: the sum over the tokens that begin in it.
+
+    >>> summed([0.1, 0.2, 0.7], [Span(0, 3), Span(4, 7), Span(9, 12)], [Span(0, 8), Span(9, 12)])
+    [0.3..., 0.7]
+    """
+    return [
+        sum(weight for weight, token in zip(weights, tokens, strict=True) if part.start <= token.start < part.end)
+        for part in parts
+    ]
+
+
+def _spans(pattern: re.Pattern[str], text: str) -> list[Span]:
+    spans = []
+    for found in pattern.finditer(text):
+        blank = len(found[0]) - len(found[0].lstrip())
+        start, end = found.start() + blank, found.start() + len(found[0].rstrip())
+        if end > start:
+            spans.append(Span(start, end))
+    return spans
+
+
+class Coded(NamedTuple):
+    """A text as numbers, and where each token stands in it."""
+
+    numbers: list[int]
+    spans: list[Span]
+
+
+@dataclass(frozen=True, eq=False)
+class Coder:
+    """Texts to numbers: words or characters of a vocabulary, or sub-words, which know every text.
+
+    >>> coder = build_coder(["Not bad at all."], "words")
+    >>> coder.encode("Bad, not dull").numbers == [coder.words.numbers["bad"], 3, coder.words.numbers["not"], 3]
+    True
+    """
+
+    by: Cut
+    words: Vocabulary | Subwords
+
+    pad = 0
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return self.words.size
+
+    @property
+    def unknown(self) -> int:
+        """The number that stands for no word in particular: that of unknown words; of sub-words, padding."""
+        return self.words.unknown if isinstance(self.words, Vocabulary) else self.words.pad
+
+    def encode(self, text: str) -> Coded:
+        """The numbers of a text's tokens and their places."""
+        if isinstance(self.words, Subwords):
+            found = self.words.model.encode(text, add_special_tokens=False)
+            return Coded(found.ids, [Span(*offsets) for offsets in found.offsets])
+        tokens = cut(text, "words" if self.by == "words" else "characters")
+        return Coded(self.words.encode([token.text for token in tokens]), [token.span for token in tokens])
+
+    def save(self, path: Path) -> None:
+        """Writes tokenizer.json."""
+        self.words.save(path)
+
+    @classmethod
+    def load(cls, path: Path, by: Cut) -> "Coder":
+        """Reads tokenizer.json."""
+        return cls(by, Subwords.load(path) if by == "subwords" else Vocabulary.load(path))
+
+
+def build_coder(texts: Iterable[str], by: Cut, *, size: int = 30_000, rarest: int = 1) -> Coder:
+    """A coder that knows the most frequent tokens of these texts, at most `size`, each there `rarest` times or more."""
+    if by == "subwords":
+        return Coder(by, train_bpe(texts, size=size))
+    counts = Counter(token.text for text in texts for token in cut(text, by))
+    ordered = sorted((word for word in counts if counts[word] >= rarest), key=lambda word: (-counts[word], word))
+    return Coder(by, Vocabulary(tuple(ordered[:size])))

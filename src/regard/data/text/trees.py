@@ -1,0 +1,43 @@
+"""Trees with a label at every phrase, as the Stanford Sentiment Treebank writes them (Socher et al. 2013)."""
+
+import re
+from typing import NamedTuple
+
+_MARK = re.compile(r"\(\s*([^\s()]+)\s|\)|[^\s()]+")
+_ESCAPES = {"-LRB-": "(", "-RRB-": ")", r"\/": "/", r"\*": "*"}
+
+
+class Phrase(NamedTuple):
+    """The words of a part of a tree, and its label."""
+
+    text: str
+    label: str
+
+
+def phrases_of(tree: str) -> list[Phrase]:
+    """The whole sentence first, then every phrase in it, words included.
+
+    >>> phrases_of("(3 (2 not) (1 bad))")
+    [Phrase(text='not bad', label='3'), Phrase(text='not', label='2'), Phrase(text='bad', label='1')]
+    """
+    words: list[str] = []
+    open_: list[tuple[str, int, int]] = []  # label, first word, place in the result
+    found: list[Phrase | None] = []
+    for mark in _MARK.finditer(tree):
+        if mark[1] is not None:
+            if not open_ and found:
+                raise ValueError(f"not a tree: it goes on after its end at character {mark.start() + 1}")
+            open_.append((mark[1], len(words), len(found)))
+            found.append(None)
+        elif mark[0] == ")":
+            if not open_:
+                raise ValueError(f"not a tree: a bracket too many at character {mark.start() + 1}")
+            label, first, place = open_.pop()
+            found[place] = Phrase(" ".join(words[first:]), label)
+        elif not open_:
+            raise ValueError(f"not a tree: a word outside of it at character {mark.start() + 1}")
+        else:
+            words.append(_ESCAPES.get(mark[0], mark[0]).replace(r"\/", "/"))
+    if open_ or not found:
+        raise ValueError("not a tree: a bracket is not closed" if open_ else "not a tree")
+    return [phrase for phrase in found if phrase is not None and phrase.text]

@@ -1,0 +1,62 @@
+"""A reader of short range: each position is the sum of the n-grams that end there."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from regard.models.memory import Memory
+
+# Odd multipliers mix the numbers of an n-gram; the product stays far below 2**63 for any vocabulary.
+_MIX = (1, 31_607, 7_919_993)
+
+
+class NgramEncoder(nn.Module):
+    """h_j = E_1[x_j] + Σ_n E_n[hash(x_{j-n+1} … x_j)], the n-grams of orders 2 to `order` (Joulin et al. 2017).
+
+    source (b, k) → `Memory` with keys = values (b, k, size); `summary` is their mean over the real positions. n-grams
+    share `buckets` vectors by a hash, so none is unknown; before the first token stands padding (0). A position knows
+    the `order` - 1 tokens before it and nothing else, so weights on it mean that phrase.
+
+    >>> encoder = NgramEncoder(11, 4, order=2, buckets=97)
+    >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
+    >>> memory.values.shape, memory.mask[1]
+    (torch.Size([2, 3, 4]), tensor([ True,  True, False]))
+    """
+
+    def __init__(
+        self, vocabulary: int, size: int, *, order: int = 2, buckets: int = 100_003, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        if not 1 <= order <= len(_MIX):
+            raise ValueError(f"order must be from 1 to {len(_MIX)}, got {order}")
+        self.size = self.memory_size = size
+        self.order, self.buckets = order, buckets
+        self.embedding = nn.Embedding(vocabulary, size)
+        self.grams = nn.Embedding(buckets * (order - 1), size) if order > 1 else None
+        self.dropout = nn.Dropout(dropout)
+        nn.init.normal_(self.embedding.weight, std=size**-0.5)
+        if self.grams is not None:  # an n-gram adds what its words do not say: at first nothing
+            nn.init.zeros_(self.grams.weight)
+
+    def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None) -> Memory:
+        """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
+        states = self.embedding(source)
+        for order in range(2, self.order + 1):
+            assert self.grams is not None, "there are n-grams"
+            states = states + self.grams(self._hashed(source, order))
+        states = self.dropout(states)
+        if lengths is None:
+            return Memory(states, states, None, states.mean(1))
+        if lengths.shape != source.shape[:1]:
+            raise ValueError(f"lengths must have one number a source, {source.shape[0]}, got {tuple(lengths.shape)}")
+        mask = torch.arange(source.shape[1], device=source.device) < lengths.unsqueeze(-1)
+        states = torch.where(mask.unsqueeze(-1), states, 0)
+        return Memory(states, states, mask, states.sum(1) / lengths.clamp(min=1).unsqueeze(-1))
+
+    def _hashed(self, source: Tensor, order: int) -> Tensor:
+        """The bucket of the n-gram that ends at each position."""
+        mixed = source
+        for back in range(1, order):
+            before = nn.functional.pad(source, (back, 0))[:, : source.shape[1]]
+            mixed = mixed + before * _MIX[back]
+        return mixed % self.buckets + (order - 2) * self.buckets

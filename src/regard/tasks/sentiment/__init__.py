@@ -1,0 +1,1 @@
+"""Sentiment: the class of a text, and which words decide it."""

@@ -1,0 +1,95 @@
+"""Configurations by name: functions that return them."""
+
+from regard.tasks.sentiment.config import DataSettings, ModelSettings, SentimentConfig
+from regard.train.settings import TrainSettings
+
+
+def tiny() -> SentimentConfig:
+    """The built-in world in about a minute on two cores."""
+    return SentimentConfig(
+        preset="tiny",
+        data=DataSettings(train=20_000, valid=300, test=500, longer=200, batch_tokens=1200),
+        model=ModelSettings(size=64, embedding=64, features=32, keys="both", values="words", dropout=0.1),
+        train=TrainSettings(
+            steps=900,
+            learning_rate=6e-3,
+            schedule="cosine",
+            warmup=50,
+            weight_decay=0.0,
+            log_every=25,
+            validate_every=300,
+            watch="accuracy",
+            watch_for="highest",
+        ),
+    )
+
+
+def small() -> SentimentConfig:
+    """A recurrent reader with additive attention for thousands of texts of one's own."""
+    return SentimentConfig(
+        preset="small",
+        data=DataSettings(batch_tokens=4096, rarest=2),
+        model=ModelSettings(size=128, dropout=0.4, word_dropout=0.1),
+        train=TrainSettings(
+            steps=3000,
+            learning_rate=1e-3,
+            warmup=100,
+            schedule="cosine",
+            validate_every=200,
+            watch="accuracy",
+            watch_for="highest",
+            patience=8,
+            average="ema",
+            ema_decay=0.998,
+        ),
+        smoothing=0.1,
+    )
+
+
+def sst() -> SentimentConfig:
+    """SST-2 from its trees (--data sst/trees), phrases included: recurrent, much dropout, no vectors from elsewhere."""
+    return SentimentConfig(
+        preset="sst",
+        data=DataSettings(
+            merge={"0": "negative", "1": "negative", "2": "", "3": "positive", "4": "positive"},
+            phrases=True,
+            batch_tokens=2048,
+        ),
+        model=ModelSettings(size=192, embedding=192, dropout=0.5, word_dropout=0.1, looks=2),
+        train=TrainSettings(
+            steps=4000,
+            learning_rate=1e-3,
+            warmup=200,
+            schedule="cosine",
+            weight_decay=0.01,
+            validate_every=200,
+            watch="accuracy",
+            watch_for="highest",
+            average="ema",
+            ema_decay=0.998,
+        ),
+    )
+
+
+def chnsenticorp() -> SentimentConfig:
+    """ChnSentiCorp (--data chnsenticorp): characters and hashed character bigrams and trigrams, pooled by attention."""
+    return SentimentConfig(
+        preset="chnsenticorp",
+        data=DataSettings(tokens="characters", batch_tokens=4096, longest=400),
+        model=ModelSettings(kind="ngrams", order=3, buckets=200_003, size=64, dropout=0.4, word_dropout=0.1),
+        train=TrainSettings(
+            steps=2500,
+            learning_rate=2e-3,
+            warmup=100,
+            schedule="cosine",
+            weight_decay=0.0,
+            validate_every=125,
+            watch="accuracy",
+            watch_for="highest",
+            average="ema",
+            ema_decay=0.995,
+        ),
+    )
+
+
+MAKERS = {"tiny": tiny, "small": small, "sst": sst, "chnsenticorp": chnsenticorp}
