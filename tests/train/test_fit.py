@@ -248,6 +248,22 @@ def test_the_mean_of_the_last_checkpoints(tmp_path):
     assert fitted.weights == "average"
 
 
+def test_weights_that_are_not_finite_are_not_validated(tmp_path):
+    def validate(model: nn.Module) -> dict[str, float]:
+        raise AssertionError("never reached")
+
+    model = make()
+
+    def breaking(network: nn.Module, batch: Tensor) -> Loss:
+        found = loss(network, batch)
+        model.hidden.bias.data.fill_(float("inf"))
+        return found
+
+    with pytest.raises(Diverged, match="weights are NaN or infinite after step 1: lower learning_rate"):
+        train(tmp_path, model, steps=4, validate_every=1, validate=validate, loss=breaking)
+    assert Run.open(tmp_path).checkpoints.steps() == []
+
+
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("moments", [[3], [7, 9], [1, 2, 3, 5, 6, 7, 9]])
 def test_a_checkpoint_that_a_signal_wrote_does_not_join_the_mean(tmp_path, moments):

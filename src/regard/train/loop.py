@@ -253,6 +253,7 @@ class _Loop:
     def _validate(self) -> bool:
         """Validates the weights, and says whether they are the best so far. A signal breaks it off."""
         course, settings = self.course, self.settings
+        self._check_weights()
         figures = self._figures()
         if figures is None:
             return False
@@ -266,6 +267,16 @@ class _Loop:
         self._record("validation", figures)
         self.show.validated(course.step, figures, self._best())
         return improved
+
+    def _check_weights(self) -> None:
+        """Finite gradients may give infinite weights: these are not validated, and no checkpoint is made of them."""
+        with torch.no_grad():
+            finite = torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all()
+        if not finite:
+            checkpoints = self.run.checkpoints
+            last = [checkpoints.path(step) for step in checkpoints.steps()[-1:]] or [checkpoints.folder]
+            advice = "lower learning_rate, or lengthen warmup"
+            raise Diverged(f"weights are NaN or infinite after step {self.course.step}: {advice}", last[0])
 
     def _tied(self, figures: Mapping[str, float]) -> bool:
         """As good as the best, and with a lower loss: early on, when BLEU is 0 for long, the loss alone tells."""

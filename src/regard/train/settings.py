@@ -26,7 +26,7 @@ class TrainSettings(BaseModel):
     """Passes over the data, at most."""
     accumulate: Count = 1
     """Batches to each update; their loss is averaged over all their tokens, as if they were one batch."""
-    learning_rate: PositiveFloat = 1e-3
+    learning_rate: float = Field(default=1e-3, gt=0.0, le=1e6)
     """The largest, reached after the warm-up."""
     schedule: Literal["inverse_sqrt", "cosine", "constant"] = "inverse_sqrt"
     """How the learning rate falls after the warm-up."""
