@@ -59,7 +59,7 @@ def predict(
                     continue
                 if look is not None:
                     seen.append(found)
-                print(json.dumps(found.record(), ensure_ascii=False) if as_json else _line(found.answer), flush=True)
+                print(json.dumps(found.record(), ensure_ascii=False) if as_json else _line(found.line), flush=True)
     if look is not None:
         _write_look(loaded, seen, look)
     if failed:

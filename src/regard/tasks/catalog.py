@@ -1,6 +1,7 @@
 """Every task there is."""
 
+from regard.tasks.sentiment.task import SENTIMENT
 from regard.tasks.task import Task
 from regard.tasks.translation.task import TRANSLATION
 
-TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION,)}
+TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION, SENTIMENT)}

@@ -67,6 +67,11 @@ class Prediction(Protocol):
         """What a person wants to read."""
         ...
 
+    @property
+    def line(self) -> str:
+        """The answer as one line of output, with what a person wants to know beside it."""
+        ...
+
     def record(self) -> dict[str, Any]:
         """The same as JSON: the answer, its probability or score, the weights with their labels."""
         ...
@@ -163,7 +168,7 @@ class Task:
     encode: Callable[[Any, Any, Any], Any]
     sizes: Callable[[Any], tuple[int, ...]]
     collate: Callable[..., Any]
-    outcome: Callable[[nn.Module, Any, Any, bool], Outcome]
+    outcome: Callable[[Any, Any, Any, bool], Outcome]
     predictor: Callable[[Any, Any, Any], Any]
     validate: Callable[[Any, Sequence[Any], Any], dict[str, float]]
     judge: Callable[[Any, Sequence[Any], Any, bool], Judged]

@@ -56,6 +56,19 @@ def load_parts(
     return Parts(rows["train"], rows["valid"], rows["test"], classes, tuple(readings.values()))
 
 
+def parts_of_test(paths: Sequence[Path], asked: Asked, classes: tuple[str, ...]) -> Reading:
+    """The texts of other files to judge by: a file whole, of a folder with parts its test part."""
+    if len(paths) != 1:
+        raise DataError(f"expected one file or folder, found {len(paths)}: {', '.join(map(str, paths))}")
+    path = Path(paths[0])
+    if not path.is_file():
+        found = find_parts(path)
+        path = found.get("test", found["train"])
+    reading = read_labelled(path, replace(asked, phrases=False))
+    _check_labels(reading.rows, classes)
+    return reading
+
+
 def find_parts(path: Path) -> dict[str, Path]:
     """Files or folders by the part they hold: train, and perhaps valid and test."""
     if path.is_file():

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
-from regard.train.settings import TrainSettings
+from regard.tasks.config import FILES, WORLD, Depth, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 
 ATTENTIONS = ("none", "dot", "scaled_dot", "cosine", "bilinear", "additive")
 AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive"]
@@ -13,11 +13,7 @@ NormalizerName = Literal["softmax", "sparsemax", "entmax", "sigmoid", "hard"]
 Content = Literal["states", "words", "both"]
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class DataSettings(_Settings):
+class DataSettings(TaskData):
     """The built-in world, or files."""
 
     files: tuple[Path, ...] = ()
@@ -26,7 +22,7 @@ class DataSettings(_Settings):
     """Name or number (from 0) of the column with the text; none: guessed."""
     label: str | None = None
     """Name or number (from 0) of the column with the label; none: guessed."""
-    merge: dict[str, str] = {}
+    merge: dict[str, str] = Field(default_factory=dict)
     """Other names of labels, several may get the same; an empty name leaves the rows of a label out."""
     phrases: bool = False
     """Of parse trees with a label at every phrase: whether training has the phrases too."""
@@ -34,29 +30,17 @@ class DataSettings(_Settings):
     """Label set of the world."""
     language: Literal["en", "zh"] = "en"
     """Of the world."""
-    train: PositiveInt = 20_000
-    """Texts of the world to train on."""
-    valid: PositiveInt = 500
-    """Texts held out for validation, of the world or of files that bring none."""
-    test: PositiveInt = 500
-    """Texts held out for the test, likewise."""
-    longer: NonNegativeInt = 200
-    """Texts of the world that are longer than any trained on."""
     tokens: Literal["words", "characters", "subwords"] = "words"
     """What a text is cut into; characters: Chinese characters one by one, other writing as words."""
-    vocabulary: PositiveInt = 30_000
+    vocabulary: int = Field(default=30_000, gt=0, le=10**6)
     """Tokens known, at most."""
     rarest: PositiveInt = 1
     """Words that stand in the training texts less often are unknown."""
-    longest: PositiveInt = 400
+    longest: int = Field(default=400, gt=0, le=10**5)
     """Tokens of a text that are read; the rest is cut off and counted."""
-    batch_tokens: PositiveInt = 2048
-    """Tokens of a batch, padding counted."""
-    seed: int = 1
-    """Of the world, of the parts held out and of the order."""
 
 
-class ModelSettings(_Settings):
+class ModelSettings(Settings):
     """An encoder and attention that pools what it read."""
 
     kind: Literal["recurrent", "transformer", "ngrams"] = "recurrent"
@@ -65,15 +49,13 @@ class ModelSettings(_Settings):
     """Score by which the words are weighted; none: one fixed summary decides."""
     normalize: NormalizerName = "softmax"
     """How scores become weights."""
-    alpha: float = Field(default=1.5, ge=1.0)
+    alpha: float = Field(default=1.5, ge=1.0, le=10.0)
     """Of entmax."""
-    estimator: Literal["straight_through", "reinforce", "gumbel"] = "straight_through"
-    """Of the gradient of hard attention."""
-    looks: PositiveInt = 1
+    looks: int = Field(default=1, gt=0, le=64)
     """Queries side by side, each with weights of its own."""
-    attention_size: PositiveInt | None = None
+    attention_size: Width | None = None
     """Hidden size of the score; none: the size."""
-    features: NonNegativeInt = 0
+    features: int = Field(default=0, ge=0, le=2**16)
     """Size of a hidden layer of products before the classes; 0: there is none."""
     cell: Literal["gru", "lstm"] = "gru"
     """Of the recurrent model."""
@@ -81,19 +63,19 @@ class ModelSettings(_Settings):
     """Of the Transformer."""
     norm: Literal["pre", "post"] = "pre"
     """Of the Transformer."""
-    heads: PositiveInt = 4
+    heads: Width = 4
     """Of the Transformer."""
-    feed_forward: PositiveInt | None = None
+    feed_forward: Width | None = None
     """Hidden size of the Transformer's layers; none: four times the size."""
     order: int = Field(default=2, ge=1, le=3)
     """Words of the longest n-gram."""
-    buckets: PositiveInt = 100_003
+    buckets: int = Field(default=100_003, gt=0, le=2**31)
     """Vectors that the n-grams of one order share."""
-    size: PositiveInt = 128
+    size: Width = 128
     """Of the states."""
-    embedding: PositiveInt | None = None
+    embedding: Width | None = None
     """Of the recurrent model's word vectors; none: the size."""
-    layers: PositiveInt = 1
+    layers: Depth = 1
     """Of the encoder."""
     keys: Content = "states"
     """What the text is searched by: the encoder's states, the words alone, or their sum."""
@@ -105,13 +87,38 @@ class ModelSettings(_Settings):
     """Share of the words that are unknown in training."""
 
 
-class SentimentConfig(_Settings):
+class SentimentConfig(TaskConfig):
     """A whole run."""
 
+    figures = ("loss", "accuracy")
+
     task: Literal["sentiment"] = "sentiment"
-    preset: str = "tiny"
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
-    train: TrainSettings = TrainSettings()
     smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the label's probability that goes to all classes alike."""
+
+    @model_validator(mode="after")
+    def _characters_of_the_chinese_world(self) -> "SentimentConfig":
+        if not self.data.files and self.data.language == "zh" and self.data.tokens == "words":
+            object.__setattr__(self, "data", self.data.model_copy(update={"tokens": "characters"}))
+        return self
+
+
+_RECURRENT = Need.value("model.kind", "recurrent")
+_TRANSFORMER = Need.value("model.kind", "transformer")
+_NGRAMS = Need.value("model.kind", "ngrams")
+_ATTENDS = Need("model.attention", lambda name: name != "none", "a model with attention")
+_HARD = Need.value("model.normalize", "hard")
+_SOFT = Need("model", lambda model: model.attention != "none" and model.normalize != "hard", "soft attention")
+NEEDS = {
+    **shared_needs(_HARD, _SOFT),
+    **dict.fromkeys(("data.labels", "data.language"), (WORLD,)),
+    **dict.fromkeys(("data.text", "data.label", "data.merge", "data.phrases"), (FILES,)),
+    **dict.fromkeys(("model.normalize", "model.looks", "model.attention_size"), (_ATTENDS,)),
+    "model.alpha": (_ATTENDS, Need.value("model.normalize", "entmax")),
+    **dict.fromkeys(("model.cell", "model.embedding"), (_RECURRENT,)),
+    **dict.fromkeys(("model.positions", "model.norm", "model.heads", "model.feed_forward"), (_TRANSFORMER,)),
+    **dict.fromkeys(("model.order", "model.buckets"), (_NGRAMS,)),
+}
+"""What has each setting that not every run has. One that was asked for and has no effect is an error."""

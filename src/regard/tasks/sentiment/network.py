@@ -6,13 +6,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from regard.core.normalizers import Entmax, Hard, Normalizer, Sigmoid, Softmax, Sparsemax
+from regard.core.normalizers import Entmax, Normalizer, Sigmoid, Softmax, Sparsemax
 from regard.core.requests import Request
 from regard.models.classifier import Classified, Classifier
 from regard.models.ngrams import NgramEncoder
 from regard.models.recurrent_encoder import RecurrentEncoder
 from regard.models.transformer import TransformerEncoder
+from regard.tasks.config import LearningSettings
+from regard.tasks.learning import hard
 from regard.tasks.sentiment.config import ModelSettings
+
+_LEARNING = LearningSettings()
 
 Encoder = RecurrentEncoder | TransformerEncoder | NgramEncoder
 
@@ -43,16 +47,24 @@ class TextClassifier(nn.Module):
         return self.classifier(self.encoder(source, lengths), weights=weights, generator=generator)
 
 
-def build(settings: ModelSettings, vocabulary_size: int, classes: int, *, unknown: int = 3) -> TextClassifier:
+def build(
+    settings: ModelSettings,
+    vocabulary_size: int,
+    classes: int,
+    *,
+    unknown: int = 3,
+    learning: LearningSettings = _LEARNING,
+) -> TextClassifier:
     """A classifier of texts of so many different tokens into so many classes.
 
     With `attention="none"` the summary of the encoder decides, after a hidden layer that holds as many parameters as
     the attention would.
     """
     if settings.attention != "none":
-        return _attending(settings, vocabulary_size, classes, unknown)
+        return _attending(settings, vocabulary_size, classes, unknown, learning)
     with torch.device("meta"):
-        twin = _attending(settings.model_copy(update={"attention": "additive"}), vocabulary_size, classes, unknown)
+        attends = settings.model_copy(update={"attention": "additive"})
+        twin = _attending(attends, vocabulary_size, classes, unknown, learning)
     encoder = _encoder(settings.model_copy(update={"keys": "states", "values": "states"}), vocabulary_size)
     spare = count_parameters(twin) - count_parameters(encoder)
     features = max(1, round((spare - classes) / (2 * (encoder.memory_size + 1) + classes)))
@@ -67,7 +79,9 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _attending(settings: ModelSettings, vocabulary_size: int, classes: int, unknown: int) -> TextClassifier:
+def _attending(
+    settings: ModelSettings, vocabulary_size: int, classes: int, unknown: int, learning: LearningSettings
+) -> TextClassifier:
     encoder = _encoder(settings, vocabulary_size)
     classifier = Classifier(
         classes,
@@ -76,13 +90,13 @@ def _attending(settings: ModelSettings, vocabulary_size: int, classes: int, unkn
         hidden_size=settings.attention_size or (settings.size if settings.attention == "additive" else None),
         looks=settings.looks,
         features=settings.features or None,
-        normalize=_normalizer(settings),
+        normalize=_normalizer(settings, learning),
         dropout=settings.dropout,
     )
     return TextClassifier(encoder, classifier, word_dropout=settings.word_dropout, unknown=unknown)
 
 
-def _normalizer(settings: ModelSettings) -> Normalizer:
+def _normalizer(settings: ModelSettings, learning: LearningSettings) -> Normalizer:
     match settings.normalize:
         case "softmax":
             return Softmax()
@@ -93,7 +107,7 @@ def _normalizer(settings: ModelSettings) -> Normalizer:
         case "sigmoid":
             return Sigmoid()
         case "hard":
-            return Hard(settings.estimator)
+            return hard(learning)
 
 
 def _encoder(settings: ModelSettings, vocabulary_size: int) -> Encoder:

@@ -1,6 +1,7 @@
 """Configurations by name: functions that return them."""
 
 from regard.tasks.sentiment.config import DataSettings, ModelSettings, SentimentConfig
+from regard.tasks.task import Preset
 from regard.train.settings import TrainSettings
 
 
@@ -92,4 +93,6 @@ def chnsenticorp() -> SentimentConfig:
     )
 
 
+_TIMES = {"tiny": "about a minute", "small": "about ten minutes"}
 MAKERS = {"tiny": tiny, "small": small, "sst": sst, "chnsenticorp": chnsenticorp}
+PRESETS = {name: Preset(make.__doc__ or "", make, _TIMES.get(name, "")) for name, make in MAKERS.items()}

@@ -53,6 +53,11 @@ class Translation:
         """The translation."""
         return self.text
 
+    @property
+    def line(self) -> str:
+        """The translation."""
+        return self.text
+
     def record(self) -> dict[str, Any]:
         """The translation as JSON: pairs of an alignment are (source, target), counted from 0."""
         words: list[Link] = []

@@ -1,0 +1,111 @@
+"""What a text classifier learns from and is judged by: the built-in reviews, or the user's files."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.data.parallel import DataError
+from regard.data.text.labelled import Asked, Labelled
+from regard.data.text.labelled_parts import find_parts, load_parts, parts_of_test
+from regard.data.text.tokens import Span, build_coder, cut
+from regard.data.worlds import reviews
+from regard.tasks.sentiment.codec import SentimentCodec
+from regard.tasks.sentiment.config import DataSettings, SentimentConfig
+from regard.tasks.task import Material
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text, its label, and the words that decide, where they are known."""
+
+    text: str
+    label: str
+    decisive: tuple[Span, ...] = ()
+
+
+def make_material(
+    config: SentimentConfig, cache: Path, codec: SentimentCodec | None, say: Callable[[str], None]
+) -> Material:
+    """The texts of a run; `cache` is not needed, for texts are short."""
+    return _files(config.data, codec, say) if config.data.files else _world(config.data, codec)
+
+
+def _world(settings: DataSettings, codec: SentimentCodec | None) -> Material:
+    made = reviews.splits(
+        settings.seed,
+        train=settings.train,
+        valid=settings.valid,
+        test=settings.test,
+        longer=settings.longer,
+        labels=settings.labels,
+        language=settings.language,
+    )
+    train, valid, test, longer = (
+        [_example(review, settings) for review in part] for part in (made.train, made.valid, made.test, made.longer)
+    )
+    about = f"{len(train):,} reviews of the built-in world, {settings.language}, {settings.labels}"
+    return _material(settings, codec, reviews.CLASSES[settings.labels], (train, valid, test, longer), about)
+
+
+def _example(review: reviews.Review, settings: DataSettings) -> Example:
+    text = reviews.text_of(review.words, settings.language)
+    words = cut(text, "characters" if settings.language == "zh" else "words")
+    if len(words) != len(review.words):
+        raise DataError(f"the built-in world: {text!r} has {len(words)} words, expected {len(review.words)}")
+    return Example(text, review.label, tuple(words[place].span for place in sorted(review.decisive)))
+
+
+def _asked(settings: DataSettings) -> Asked:
+    return Asked(text=settings.text, label=settings.label, merge=settings.merge, phrases=settings.phrases)
+
+
+def _files(settings: DataSettings, codec: SentimentCodec | None, say: Callable[[str], None]) -> Material:
+    parts = load_parts(settings.files, _asked(settings), valid=settings.valid, test=settings.test, seed=settings.seed)
+    for reading in parts.readings:
+        say(str(reading))
+    train, valid, test = ([_labelled(row) for row in rows] for rows in (parts.train, parts.valid, parts.test))
+    about = f"{len(train):,} texts of {settings.files[0]}, {len(parts.classes)} classes"
+    return _material(settings, codec, parts.classes, (train, valid, test, []), about)
+
+
+def _labelled(row: Labelled) -> Example:
+    return Example(row.text, row.label)
+
+
+def _material(
+    settings: DataSettings,
+    codec: SentimentCodec | None,
+    classes: Sequence[str],
+    parts: tuple[list[Example], list[Example], list[Example], list[Example]],
+    about: str,
+) -> Material:
+    train, valid, test, longer = parts
+    if codec is None:
+        coder = build_coder(
+            (one.text for one in train), settings.tokens, size=settings.vocabulary, rarest=settings.rarest
+        )
+        codec = SentimentCodec(coder, tuple(classes), settings.longest)
+    records = [record for example in train if (record := encode(codec, example))["text"]]
+    few = sorted((one.text for one in test[:50]), key=len)
+    lengths = [len(record["text"]) for record in records]
+    return Material(codec, records, [lengths], valid, test, longer, about, few[len(few) // 4] if few else None)
+
+
+def encode(codec: SentimentCodec, example: Example) -> dict[str, Any]:
+    """An example as the network takes it."""
+    return {"text": codec.encode(example.text)[0], "label": codec.classes.index(example.label)}
+
+
+def input_files(config: SentimentConfig) -> list[Path]:
+    """Every file that a run reads."""
+    if not config.data.files:
+        return []
+    found = find_parts(Path(config.data.files[0])).values()
+    return [file for path in found for file in ([path] if path.is_file() else sorted(path.rglob("*.txt")))]
+
+
+def examples_of(paths: Sequence[Path], config: SentimentConfig, codec: SentimentCodec) -> tuple[list[Example], str]:
+    """The labelled texts of other files: of a folder with parts, its test part."""
+    reading = parts_of_test(paths, _asked(config.data), codec.classes)
+    return [_labelled(row) for row in reading.rows], str(reading)

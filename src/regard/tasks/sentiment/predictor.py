@@ -1,0 +1,166 @@
+"""A trained text classifier: text in, class out, with a weight for each word."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.requests import full
+from regard.data.records import padded
+from regard.data.text.tokens import Span, phrases, sentences, summed
+from regard.look.trace import Trace
+from regard.tasks.deletion import Score
+from regard.tasks.sentiment.codec import SentimentCodec
+from regard.tasks.sentiment.network import TextClassifier
+from regard.tasks.task import InputError
+
+_TOKENS = 16_384  # of texts that are classified at once, padding counted
+_CHARACTERS = 1_000_000
+_NAMED = 3  # words that the answer's line names
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The class of a text. `weights` (looks, k) are those of its tokens, which stand at `spans` of the text."""
+
+    text: str
+    spans: tuple[Span, ...]
+    numbers: tuple[int, ...]
+    classes: tuple[str, ...]
+    probabilities: Tensor
+    weights: Tensor | None
+
+    @property
+    def answer(self) -> str:
+        """The most probable class."""
+        return self.classes[int(self.probabilities.argmax())]
+
+    @property
+    def probability(self) -> float:
+        return float(self.probabilities.max())
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens as they stand in the text."""
+        return tuple(self.text[span.start : span.end] for span in self.spans)
+
+    def word_weights(self) -> list[float]:
+        """The weight of each token, the mean over looks; empty without attention."""
+        return [] if self.weights is None else self.weights.mean(0).tolist()
+
+    @property
+    def line(self) -> str:
+        """The class, its probability, and the words that weighed most."""
+        weights = self.word_weights()
+        first = f"{self.answer} {self.probability:.2f}"
+        most = sorted(range(len(weights)), key=lambda place: -weights[place])[:_NAMED]
+        named = ", ".join(f"{self.tokens[place]} {weights[place]:.2f}" for place in most)
+        return f"{first}: {named}" if named else first
+
+    def record(self) -> dict[str, Any]:
+        """The verdict as JSON; phrases and sentences have the sums of their words' weights."""
+        weights = self.word_weights()
+        parts = {"phrases": phrases(self.text), "sentences": sentences(self.text)} if weights else {}
+        return {
+            "text": self.text,
+            "answer": self.answer,
+            "probability": round(self.probability, 5),
+            "probabilities": {
+                name: round(float(value), 5) for name, value in zip(self.classes, self.probabilities, strict=True)
+            },
+            "tokens": self.tokens,
+            "weights": [round(weight, 5) for weight in weights] or None,
+            **{
+                name: [
+                    {"text": self.text[span.start : span.end], "weight": round(weight, 5)}
+                    for span, weight in zip(spans, summed(weights, self.spans, spans), strict=True)
+                ]
+                for name, spans in parts.items()
+            },
+        }
+
+    def trace(self) -> Trace | None:
+        """The weights with the tokens at the columns, and a row for each look."""
+        if self.weights is None or not self.spans:
+            return None
+        looks = len(self.weights)
+        rows = [self.answer] if looks == 1 else [f"{self.answer}, look {look}" for look in range(looks)]
+        weights = {"attention": self.weights[None].float()}
+        return Trace.from_weights(weights, title=self.answer, rows=rows, columns=list(self.tokens))
+
+
+@dataclass(frozen=True, eq=False)
+class SentimentPredictor:
+    """A text classifier with its codec."""
+
+    network: TextClassifier
+    codec: SentimentCodec
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Verdict | InputError]:
+        """The classes of texts, in their order; an error for a text without words."""
+        found: list[Verdict | InputError | None] = []
+        texts: list[str] = []
+        for one in inputs:
+            text = one["text"]
+            if len(text) > _CHARACTERS:
+                found.append(InputError(f"more than {_CHARACTERS:,} characters"))
+            elif not self.codec.encode(text)[0]:
+                found.append(InputError("there are no words in it"))
+            else:
+                texts.append(text)
+                found.append(None)
+        classified = iter(self.classify(texts))
+        return [next(classified) if one is None else one for one in found]
+
+    @torch.no_grad()
+    def classify(self, texts: Sequence[str], *, weights: bool = True) -> list[Verdict]:
+        """The classes of texts that have words; those of like length go together."""
+        coded = [self.codec.encode(text) for text in texts]
+        found: dict[int, Verdict] = {}
+        training = self.network.training
+        self.network.eval()
+        for part in _by_length([len(numbers) for numbers, _ in coded]):
+            logits, maps = self._run([coded[place][0] for place in part], weights)
+            for row, place in enumerate(part):
+                numbers, spans = coded[place]
+                own = None if maps is None else maps[row, :, : len(numbers)]
+                chances = logits[row].softmax(-1)
+                found[place] = Verdict(texts[place], tuple(spans), tuple(numbers), self.codec.classes, chances, own)
+        self.network.train(training)
+        return [found[place] for place in range(len(texts))]
+
+    def score_of(self, verdict: Verdict) -> Score:
+        """The log-probability of a verdict's class with some of its tokens left out."""
+        best = int(verdict.probabilities.argmax())
+
+        def score(kept: Tensor) -> Tensor:
+            rows = [
+                [number for number, here in zip(verdict.numbers, row, strict=True) if here] for row in kept.tolist()
+            ]
+            self.network.eval()
+            return self._run(rows, False)[0].log_softmax(-1)[:, best]
+
+        return score
+
+    def _run(self, rows: Sequence[Sequence[int]], weights: bool) -> tuple[Tensor, Tensor | None]:
+        batch = padded([{"text": row} for row in rows], {"text": self.codec.coder.pad}).to(self.device)
+        found = self.network(batch.text, batch.text_lengths, weights=full() if weights else None)
+        maps = found.weights.float().cpu() if isinstance(found.weights, Tensor) else None
+        return found.logits.float().cpu(), maps
+
+
+def _by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Places in groups of like length, each of a bounded number of tokens with its padding."""
+    groups: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
+        if groups and (len(groups[-1]) + 1) * lengths[place] <= _TOKENS:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
