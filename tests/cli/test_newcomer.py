@@ -85,7 +85,7 @@ def test_pieces_of_a_character_are_shown_as_bytes(own):
     code, said = regard("predict", folder / "run", "der 猫", "--json")
     assert code == 0
     pieces = json.loads(said)["source_pieces"]
-    assert "".join(pieces).endswith("<E7><8C><AB>")
+    assert "".join(pieces).endswith("猫⟨1/3⟩猫⟨2/3⟩猫⟨3/3⟩")
     assert "�" not in "".join(pieces)
 
 
@@ -136,7 +136,7 @@ def test_a_setting_unlike_any_is_answered_with_all_of_them_in_groups():
     assert first.startswith("no setting is called 'zzzz'")
     assert max(map(len, lines)) <= 80
     starts = [line.split()[0] for line in lines if not line.startswith("     ")]
-    assert starts == ["data", "model", "train", "decode"]
+    assert starts == ["data", "model", "train", "learning", "decode"]
     assert "decode  beam, length_penalty" in str(error.value)
 
 

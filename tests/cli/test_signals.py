@@ -20,6 +20,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _heed_interrupts() -> None:
+    """As at a terminal: a process that was started in the background passes on that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("stage", ["reading", "learning", "texts into sub-words"])
 def test_a_signal_before_the_training_leaves_nothing_behind(folder, stage, number):
@@ -27,7 +32,13 @@ def test_a_signal_before_the_training_leaves_nothing_behind(folder, stage, numbe
     command = [sys.executable, "-m", "regard", "train", "translation", "--preset", "tiny", *data, "--out", "run"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=_heed_interrupts,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

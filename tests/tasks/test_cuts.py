@@ -42,13 +42,13 @@ def settings(files, **more):
 def test_every_pair_stands_once_as_usual_and_then_in_other_cuts(files, tmp_path):
     plain = file_material(settings(files), tmp_path / "a")
     loose = file_material(settings(files, merge_dropout=0.4, cuts=3), tmp_path / "b")
-    count = len(plain.train)
-    assert len(loose.train) == 3 * count
+    count = len(plain.records)
+    assert len(loose.records) == 3 * count
     assert [len(side) for side in loose.lengths] == [3 * count] * 2
     other = 0
     for place in range(3 * count):
-        found, usual = loose.train[place], plain.train[place % count]
-        for side, codes in enumerate((loose.coder.codes.source, loose.coder.codes.target)):
+        found, usual = loose.records[place], plain.records[place % count]
+        for side, codes in enumerate((loose.codec.codes.source, loose.codec.codes.target)):
             assert codes.decode(found[side].tolist()) == codes.decode(usual[side].tolist())
             assert loose.lengths[side][place] == len(found[side]) + 1
             if place < count:
@@ -60,16 +60,16 @@ def test_every_pair_stands_once_as_usual_and_then_in_other_cuts(files, tmp_path)
 
 def test_a_run_that_goes_on_finds_the_same_cuts(files, tmp_path):
     first = file_material(settings(files, merge_dropout=0.4, cuts=2), tmp_path / "cache")
-    again = file_material(settings(files, merge_dropout=0.4, cuts=2), tmp_path / "cache", first.coder.codes)
-    assert len(first.train) == len(again.train)
-    for place in range(len(first.train)):
-        assert all(np.array_equal(a, b) for a, b in zip(first.train[place], again.train[place], strict=True))
+    again = file_material(settings(files, merge_dropout=0.4, cuts=2), tmp_path / "cache", first.codec.codes)
+    assert len(first.records) == len(again.records)
+    for place in range(len(first.records)):
+        assert all(np.array_equal(a, b) for a, b in zip(first.records[place], again.records[place], strict=True))
 
 
 def test_what_is_judged_is_cut_as_usual(files, tmp_path):
     loose = file_material(settings(files, merge_dropout=0.9, cuts=2), tmp_path / "cache")
     words = loose.test[0].source
-    assert loose.coder.read_words(words).numbers == loose.coder.read_words(words).numbers
+    assert loose.codec.read_words(words).numbers == loose.codec.read_words(words).numbers
 
 
 def test_dropout_out_of_range_is_refused():
@@ -80,9 +80,9 @@ def test_dropout_out_of_range_is_refused():
 def test_files_that_were_only_touched_are_cut_as_before(files, tmp_path):
     chosen = settings(files, merge_dropout=0.4, cuts=2)
     first = file_material(chosen, tmp_path / "cache")
-    before = list(first.train)
+    before = list(first.records)
     for path in files:
         os.utime(path, (1_000_000_000, 1_000_000_000))
-    again = file_material(chosen, tmp_path / "cache", first.coder.codes)
-    for old, new in zip(before, again.train, strict=True):
+    again = file_material(chosen, tmp_path / "cache", first.codec.codes)
+    for old, new in zip(before, again.records, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(old, new, strict=True))

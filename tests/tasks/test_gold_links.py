@@ -13,12 +13,13 @@ from regard.data.vocabulary import Vocabulary
 from regard.models.memory import Memory
 from regard.tasks.translation import scoring
 from regard.tasks.translation.coding import PieceCoder, WordCoder
-from regard.tasks.translation.config import DataSettings, DecodeSettings, ModelSettings
+from regard.tasks.translation.config import DataSettings, DecodeSettings, ModelSettings, TranslationConfig
 from regard.tasks.translation.material import Example, examples_of
 from regard.tasks.translation.network import build
 from regard.tasks.translation.translator import Translator
 
 SOURCES = ("the cat sleeps", "a dog")
+UNUSED = WordCoder(Vocabulary(()), Vocabulary(()))
 TARGETS = ("le chat dort ici", "un chien")
 
 
@@ -30,8 +31,12 @@ def folder(tmp_path: Path, links: str) -> Path:
     return tmp_path
 
 
+def config(**data: object) -> TranslationConfig:
+    return TranslationConfig(data=DataSettings(files=("train.en",), **data))
+
+
 def read(path: Path, first: int = 1) -> list[Example]:
-    return examples_of([path], DataSettings(source="en", target="fr", first_word=first))
+    return examples_of([path], config(source="en", target="fr", first_word=first), UNUSED)[0]
 
 
 def test_links_beside_the_test_file_are_read(tmp_path: Path) -> None:
@@ -49,7 +54,7 @@ def test_words_may_be_counted_from_zero(tmp_path: Path) -> None:
 def test_links_named_by_their_languages_serve_both_directions(tmp_path: Path) -> None:
     (folder(tmp_path, "9-9\n9-9\n") / "test_2016.en-fr.links").write_text("1-1 3p4\n1-1 2-2\n")
     there, back = (
-        examples_of([tmp_path], DataSettings(source=source, target=target))[0]
+        examples_of([tmp_path], config(source=source, target=target), UNUSED)[0][0]
         for source, target in (("en", "fr"), ("fr", "en"))
     )
     assert (there.links, there.possible) == ({(0, 0)}, {(0, 0), (2, 3)})

@@ -48,12 +48,12 @@ def test_reading_says_what_it_does(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(text) + "\n")
     said: list[str] = []
     settings = DataSettings(files=(tmp_path / "a.en", tmp_path / "a.fr"), vocabulary=300, valid=20, test=20)
-    material = file_material(settings, tmp_path / "cache", tell=said.append)
+    material = file_material(settings, tmp_path / "cache", say=said.append)
     assert said[0] == "reading a.en and a.fr"
     assert "400 lines read" in said[1]
     assert said[2] == "360 pairs to learn from, 20 to validate and 20 to test by"
     assert len(said) == 5
-    assert len(material.train) == 360
+    assert len(material.records) == 360
 
 
 @pytest.mark.parametrize(("valid", "test"), [(0, 7), (7, 0)])

@@ -54,7 +54,7 @@ def test_a_setting_without_effect_is_an_error(settings, words, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("setting", ["data.train=100", "data.longer=3", "lengths=[3, 5]"])
+@pytest.mark.parametrize("setting", ["data.train=100", "lengths=[3, 5]"])
 def test_files_have_no_settings_of_the_world(setting, tmp_path):
     done = train(tmp_path / "run", ("--preset", "tiny"), f"--set={setting}", *data_of(write_files(tmp_path)))
     one_line(done, "has no effect", "the built-in world", "text.en")
@@ -69,7 +69,7 @@ def test_what_has_no_effect_is_not_recorded(made):
     config = json.loads((made / "run/config.json").read_text())
     assert not {"attention", "order", "cell", "embedding", "input_feeding"} & set(config["model"])
     assert {"heads", "positions", "size"} <= set(config["model"])
-    assert not {"train", "longer", "lengths", "cuts"} & set(config["data"])
+    assert not {"train", "lengths", "cuts"} & set(config["data"])
 
 
 def test_data_paths_are_recorded_in_full(tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def changed(
 def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[str, str]) -> TaskConfig:
     """A preset of a task with the data and the settings asked for."""
     if preset not in task.presets:
-        raise SettingError(f"{task.name} has no preset {preset!r}: there are {', '.join(task.presets)}")
+        raise SettingError(f"no preset is called {preset!r}: {task.name} has {', '.join(task.presets)}")
     made = task.presets[preset].make()
     if data:
         missing = [str(path) for path in data if not path.exists()]
