@@ -1,0 +1,1 @@
+"""Loaders of text data in the formats people have."""
