@@ -51,22 +51,18 @@ class Passage:
         >>> Passage.joined(["Tom ran."], whole=["apple,milk", "none"]).words
         ('Tom', 'ran', '.', 'apple,milk', 'none')
         """
-        parts = [[(match.group(), *match.span()) for match in _WORD.finditer(text)] for text in sentences]
-        text = " ".join(sentences)
-        words, places, numbers = [], [], []
+        text = " ".join((*sentences, *whole))
+        found: list[tuple[str, Place, int]] = []
         shift = 0
-        for number, (sentence, found) in enumerate(zip(sentences, parts, strict=True)):
-            for word, start, end in found:
-                words.append(word)
-                places.append((shift + start, shift + end))
-                numbers.append(number)
+        for number, sentence in enumerate(sentences):
+            for match in _WORD.finditer(sentence):
+                found.append((match.group(), (shift + match.start(), shift + match.end()), number))
             shift += len(sentence) + 1
         for word in whole:
-            text = f"{text} {word}" if text else word
-            words.append(word)
-            places.append((len(text) - len(word), len(text)))
-            numbers.append(len(sentences))
-        return cls(text, tuple(words), tuple(places), tuple(numbers))
+            found.append((word, (shift, shift + len(word)), len(sentences)))
+            shift += len(word) + 1
+        words, places, numbers = zip(*found, strict=True) if found else ((), (), ())
+        return cls(text, words, places, numbers)
 
     def between(self, first: int, last: int) -> str:
         """The text from one word to another, both included."""

@@ -198,7 +198,7 @@ def _decoded(text: str) -> tuple[Any, str]:
 
 
 def _squad(path: Path) -> Iterator[Entry]:
-    """{"data": [{"paragraphs": [{"context": …, "qas": [{"question": …, "answers": [{"text": …, "answer_start": …}]}]}]}]}."""
+    """One JSON object: data › paragraphs › context and qas › question and answers › text and answer_start."""
     told: list[str] = []
     for line in lines(path):
         if line.fault:

@@ -5,29 +5,16 @@ person, and the latest counts. Other sentences mention the same places, people a
 so the words of an answer occur more than once in the story and a reader has to find the right occurrence.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 from regard.data.dice import Dice
-
-PEOPLE = ("Anna", "Bill", "Carla", "David", "Emma", "Fred", "Grace", "Henry", "Julie", "Omar")
-PLACES = (
-    *("kitchen", "garden", "office", "bedroom", "hallway", "bathroom", "park", "school", "cinema", "library"),
-    *("garage", "museum"),
-)
-OBJECTS = ("ball", "apple", "book", "lamp", "cup", "key", "hat", "box", "milk", "phone")
-COUNTED = ("chairs", "boxes", "birds", "pictures", "plants", "bottles")
-NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
+from regard.data.worlds.story_events import EVENTS, OBJECTS, PEOPLE, PLACES, Sentence, World, anything, aside
 
 # So many stories in a row that were there already, and there are hardly any others.
 _PATIENCE = 400
-_MOVES = ("went to", "moved to", "walked to", "ran to", "travelled to")
-_TAKES = ("took", "picked up", "grabbed", "got")
-_DROPS = ("dropped", "put down", "left")
-_GIVES = ("gave", "handed", "passed")
-_MOODS = ("was tired", "was hungry", "was happy", "sang a song", "made a call", "was late")
-_WEATHER = ("It was quiet in", "It was cold in", "Nobody was afraid of", "There was music in")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +86,10 @@ def stories(seed: int, *, count: int, sentences: tuple[int, int] = (5, 9)) -> It
     """Different stories of so many sentences; the same seed gives the same stories, everywhere.
 
     >>> [story] = stories(3, count=1, sentences=(3, 4))
-    >>> print(story.passage, written(story.question), written(story.answer))
-    x
+    >>> story.passage
+    'Nobody was afraid of the garage. Henry travelled to the kitchen. There was music in the kitchen.'
+    >>> written(story.question), written(story.answer), story.answering
+    ('Where is Henry?', 'the kitchen', 1)
     """
     return _distinct(Random(f"{seed} {sentences}"), count, _checked(sentences), set())
 
@@ -155,9 +144,10 @@ def _distinct(
     random: Random, count: int, sentences: tuple[int, int], seen: set[tuple[tuple[str, ...], ...]]
 ) -> Iterator[Story]:
     """Stories that have not been seen; each is marked as seen."""
+    low, high = sentences
     tries = 0
     while count > 0:
-        story = _told(Dice(random, 1.0), random.randint(*sentences))
+        story = _told(Dice(random, 1.0), low + int(random.random() * (high - low + 1)))
         tries += 1
         if story is None or story.sentences in seen:
             if tries > _PATIENCE:
@@ -169,44 +159,10 @@ def _distinct(
         tries = 0
 
 
-class _Sentence:
-    """One sentence of one story. It is itself and no other: two that read the same are two sentences."""
-
-    __slots__ = ("words",)
-
-    def __init__(self, *parts: str) -> None:
-        self.words = tuple(word for part in (*parts, ".") for word in part.split())
-
-
-@dataclass
-class _World:
-    """What is true after the sentences told so far, and which sentence told it."""
-
-    dice: Dice
-    people: Sequence[str]
-    places: Sequence[str]
-    objects: Sequence[str]
-    told: list[_Sentence] = field(default_factory=list)
-    visits: dict[str, list[tuple[str, _Sentence]]] = field(default_factory=dict)  # of each person, in order
-    holder: dict[str, tuple[str, _Sentence]] = field(default_factory=dict)  # of each object in someone's hands
-    # Of each object that was put down: the place, and the sentences of the visit and of putting it down.
-    lying: dict[str, tuple[str, _Sentence, _Sentence]] = field(default_factory=dict)
-    counts: dict[tuple[str, str], tuple[str, _Sentence]] = field(default_factory=dict)  # of things in a place
-    givers: dict[tuple[str, str], tuple[str, _Sentence]] = field(default_factory=dict)  # of an object to a person
-
-    def tell(self, *parts: str) -> _Sentence:
-        """Adds a sentence."""
-        self.told.append(_Sentence(*parts))
-        return self.told[-1]
-
-    def place(self, person: str) -> str | None:
-        """Where a person is, as far as it was told."""
-        visits = self.visits.get(person)
-        return visits[-1][0] if visits else None
-
-    def held(self, person: str) -> list[str]:
-        """The objects in a person's hands."""
-        return [thing for thing, (holder, _) in self.holder.items() if holder == person]
+def _some(dice: Dice, names: Sequence[str], count: int) -> list[str]:
+    """So many different names. Not `Random.sample`, whose choices another Python may make otherwise."""
+    left = list(names)
+    return [left.pop(int(dice.random.random() * len(left))) for _ in range(count)]
 
 
 def _told(dice: Dice, length: int) -> Story | None:
@@ -214,10 +170,9 @@ def _told(dice: Dice, length: int) -> Story | None:
 
     One sentence answers nothing. It is added after the question is chosen, so that the answer's words occur twice.
     """
-    shuffled = {name: dice.random.sample(names, 4) for name, names in {"people": PEOPLE, "places": PLACES}.items()}
-    world = _World(dice, objects=dice.random.sample(OBJECTS, 2), **shuffled)
+    world = World(dice, people=_some(dice, PEOPLE, 4), places=_some(dice, PLACES, 4), objects=_some(dice, OBJECTS, 2))
     for _ in range(length - 1):
-        dice.weigh(_EVENTS)(world)
+        dice.weigh(EVENTS)(world)
     asked = [question for ask in _QUESTIONS for question in ask(world)]
     kinds = sorted({question.kind for question in asked})
     if not kinds:
@@ -225,92 +180,9 @@ def _told(dice: Dice, length: int) -> Story | None:
     kind = dice.pick(kinds)  # the kind first, so that what can be asked in many ways is not asked more often
     question = dice.pick([question for question in asked if question.kind == kind])
     once = _occurrences(world.told, question.answer) < 2
-    aside = _Sentence(_aside(world, question.answer if once else _anything(world)))
-    world.told.insert(int(dice.random.random() * (len(world.told) + 1)), aside)
+    extra = Sentence(aside(world, question.answer if once else anything(world)))
+    world.told.insert(int(dice.random.random() * (len(world.told) + 1)), extra)
     return _story(world.told, question)
-
-
-# --- What happens: each adds one sentence, a move where nothing else is possible.
-
-
-def _move(world: _World) -> None:
-    person = world.dice.pick(world.people)
-    place = world.dice.pick([place for place in world.places if place != world.place(person)])
-    sentence = world.tell(person, world.dice.pick(_MOVES), "the", place)
-    world.visits.setdefault(person, []).append((place, sentence))
-
-
-def _take(world: _World) -> None:
-    pairs = [
-        (person, thing)
-        for person in world.visits
-        for thing in world.objects
-        if thing not in world.holder and world.lying.get(thing, (world.place(person),))[0] == world.place(person)
-    ]
-    if not pairs:
-        return _move(world)
-    person, thing = world.dice.pick(pairs)
-    world.lying.pop(thing, None)
-    world.holder[thing] = person, world.tell(person, world.dice.pick(_TAKES), "the", thing)
-
-
-def _drop(world: _World) -> None:
-    if not world.holder:
-        return _move(world)
-    thing = world.dice.pick(list(world.holder))
-    person, _ = world.holder.pop(thing)
-    place, visit = world.visits[person][-1]
-    world.lying[thing] = place, visit, world.tell(person, world.dice.pick(_DROPS), "the", thing)
-
-
-def _give(world: _World) -> None:
-    chances = [
-        (thing, giver, person)
-        for thing, (giver, _) in world.holder.items()
-        for person in world.visits
-        if person != giver and world.place(person) == world.place(giver)
-    ]
-    if not chances:
-        return _move(world)
-    thing, giver, person = world.dice.pick(chances)
-    sentence = world.tell(giver, world.dice.pick(_GIVES), "the", thing, "to", person)
-    world.holder[thing] = person, sentence
-    world.givers[thing, person] = giver, sentence
-
-
-def _count(world: _World) -> None:
-    place, things = world.dice.pick(world.places), world.dice.pick(COUNTED[:3])
-    number = world.dice.pick(NUMBERS)
-    again = "now" if (things, place) in world.counts else ""
-    world.counts[things, place] = number, world.tell("There are", again, number, things, "in the", place)
-
-
-def _talk(world: _World) -> None:
-    world.tell(_aside(world, _anything(world)))
-
-
-_EVENTS: dict[Callable[[_World], None], float] = {_move: 5, _take: 3, _drop: 1, _give: 2, _count: 1.5, _talk: 2}
-
-
-def _anything(world: _World) -> tuple[str, ...]:
-    """Words for someone or something of this story."""
-    nouns = (f"the {noun}" for noun in (*world.places, *world.objects))
-    return tuple(world.dice.pick([*world.people, *nouns, world.dice.pick(NUMBERS)]).split())
-
-
-def _aside(world: _World, about: tuple[str, ...]) -> str:
-    """A sentence that names these words and answers no question."""
-    pick, name = world.dice.pick, " ".join(about)
-    if name in NUMBERS:
-        return f"{pick(world.people)} waited {name} hours"
-    if name in world.people:
-        return f"{name} {pick(_MOODS)}"
-    if about[-1] in PLACES and world.dice.chance(0.5):
-        return f"{pick(_WEATHER)} {name}"
-    return f"{pick(world.people)} talked about {name}"
-
-
-# --- What can be asked.
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,25 +192,25 @@ class _Question:
     kind: str
     words: str
     answer: tuple[str, ...]
-    sentence: _Sentence
-    support: tuple[_Sentence, ...]
+    sentence: Sentence
+    support: tuple[Sentence, ...]
 
 
-def _asked(kind: str, words: str, answer: str, sentence: _Sentence, *others: _Sentence) -> _Question:
+def _asked(kind: str, words: str, answer: str, sentence: Sentence, *others: Sentence) -> _Question:
     return _Question(kind, words, tuple(answer.split()), sentence, (sentence, *others))
 
 
-def _where_people(world: _World) -> Iterator[_Question]:
+def _where_people(world: World) -> Iterator[_Question]:
     for person, visits in world.visits.items():
         place, sentence = visits[-1]
         yield _asked("where a person is", f"Where is {person} ?", f"the {place}", sentence)
-        for (before, visit), (after, move) in zip(visits, visits[1:], strict=False):
+        for (before, visit), (after, move) in pairwise(visits):
             if sum(place == after for place, _ in visits) == 1:
                 asked = f"Where was {person} before the {after} ?"
                 yield _asked("where a person was", asked, f"the {before}", visit, move)
 
 
-def _where_objects(world: _World) -> Iterator[_Question]:
+def _where_objects(world: World) -> Iterator[_Question]:
     for thing, (person, taken) in world.holder.items():
         place, visit = world.visits[person][-1]
         yield _asked("where an object is", f"Where is the {thing} ?", f"the {place}", visit, taken)
@@ -346,19 +218,19 @@ def _where_objects(world: _World) -> Iterator[_Question]:
         yield _asked("where an object is", f"Where is the {thing} ?", f"the {place}", visit, dropped)
 
 
-def _who_has(world: _World) -> Iterator[_Question]:
+def _who_has(world: World) -> Iterator[_Question]:
     for thing, (person, taken) in world.holder.items():
         yield _asked("who has it", f"Who has the {thing} ?", person, taken)
         if len(world.held(person)) == 1:
             yield _asked("what is carried", f"What is {person} carrying ?", f"the {thing}", taken)
 
 
-def _who_gave(world: _World) -> Iterator[_Question]:
+def _who_gave(world: World) -> Iterator[_Question]:
     for (thing, person), (giver, sentence) in world.givers.items():
         yield _asked("who gave it", f"Who gave the {thing} to {person} ?", giver, sentence)
 
 
-def _how_many(world: _World) -> Iterator[_Question]:
+def _how_many(world: World) -> Iterator[_Question]:
     for (things, place), (number, sentence) in world.counts.items():
         yield _asked("how many", f"How many {things} are in the {place} ?", number, sentence)
 
@@ -366,7 +238,7 @@ def _how_many(world: _World) -> Iterator[_Question]:
 _QUESTIONS = (_where_people, _where_objects, _who_has, _who_gave, _how_many)
 
 
-def _occurrences(told: Sequence[_Sentence], answer: tuple[str, ...]) -> int:
+def _occurrences(told: Sequence[Sentence], answer: tuple[str, ...]) -> int:
     return sum(_find(sentence.words, answer) is not None for sentence in told)
 
 
@@ -376,7 +248,7 @@ def _find(words: Sequence[str], part: tuple[str, ...]) -> int | None:
     return starts[-1] if starts else None
 
 
-def _story(told: Sequence[_Sentence], question: _Question) -> Story:
+def _story(told: Sequence[Sentence], question: _Question) -> Story:
     start = _find(question.sentence.words, question.answer)
     assert start is not None
     order = {id(sentence): number for number, sentence in enumerate(told)}
