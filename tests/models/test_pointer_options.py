@@ -70,3 +70,23 @@ def test_hard_choices_are_one_word_of_the_question_and_have_their_probability():
 def test_an_unknown_score_is_refused():
     with pytest.raises(ValueError, match="score must be one of dot"):
         SpanPointer(PASSAGE, size=SIZE, score="nothing")
+
+
+@pytest.mark.parametrize("matching", ["additive", "mean"])
+def test_each_hop_has_parameters_of_its_own(matching):
+    passage, question = a_memory(WORDS, PASSAGE, [11, 6]), a_memory(ASKED, PASSAGE, [3, 5])
+    one, three = (SpanPointer(PASSAGE, size=SIZE, matching=matching, hops=hops) for hops in (1, 3))
+    three.load_state_dict(one.state_dict(), strict=False)
+    read = [three.matched.read, *(pair["matched"].read for pair in three.further)]
+    first, second, third = (inputs_of(reader, lambda: three(passage, question)) for reader in read)
+    torch.testing.assert_close(first, inputs_of(one.matched.read, lambda: one(passage, question)))
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+    found = three(passage, question)
+    (found.start_logits[0].square().sum() + found.end_logits[0].square().sum()).backward()
+    assert [name for name, p in three.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+def test_no_hop_is_refused():
+    with pytest.raises(ValueError, match="hops must be at least 1, got 0"):
+        SpanPointer(PASSAGE, size=SIZE, hops=0)

@@ -103,7 +103,9 @@ def test_the_codec_is_what_it_was_when_loaded(tmp_path):
 @pytest.mark.parametrize("matching", ["none", "additive", "scaled_dot"])
 def test_padding_changes_nothing(attention, matching):
     _, codec, records = some(3, characters=True)
-    settings = SMALL.model_copy(update={"attention": attention, "matching": matching, "characters": 5, "layers": 2})
+    settings = SMALL.model_copy(
+        update={"attention": attention, "matching": matching, "characters": 5, "layers": 2, "hops": 2}
+    )
     network = build(settings, codec.vocabulary.size).eval()
     together = point(network, records)
     for row, record in enumerate(records):

@@ -1,5 +1,6 @@
 """A span of a passage as a decoder's answer: where it starts and where it ends."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,8 @@ class SpanPointer(nn.Module):
       `score` may be another, by its name or as a record, and `normalize` another normaliser.
     - v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2).
     - Self-matching: each v_i attends all v_j, then a gate and a BiGRU as before (section 3.3). `matching` is the
-      score's name, a record or function, or None: without this stage.
+      score's name, a record or function, or None: without this stage. With `hops`, it is repeated with parameters of
+      its own, so that a word can find what it needs through other words; weights are those of the last.
     - Point: s_j = w · tanh(W_h h_j + W_r r) scores the first word, r being what a learned query reads from the
       question; the last word is scored the same way with r' = GRU(r, Σ_j softmax(s)_j h_j) (section 3.4; Vinyals et
       al. 2015).
@@ -79,9 +81,12 @@ class SpanPointer(nn.Module):
         score: str | AnyScore = _DOT,
         normalize: Normalizer = _SOFTMAX,
         matching: str | AnyScore | None = "additive",
+        hops: int = 1,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        if hops < 1:
+            raise ValueError(f"hops must be at least 1, got {hops}")
         question_size = memory_size if question_size is None else question_size
         self.memory_size, self.question_size, self.size = memory_size, question_size, size
         mean = score == "mean"
@@ -91,10 +96,12 @@ class SpanPointer(nn.Module):
         # One map for both, as in the paper, wherever their sizes allow it.
         self.align_question = None if mean or question_size == memory_size else nn.Linear(question_size, size)
         self.aligned = _GatedReader(memory_size + question_size, size)
-        self.matching: Attention | _Mean | None = None
-        if matching is not None:
-            self.matching = _Mean() if matching == "mean" else Attention(2 * size, score=matching, hidden_size=size)
+        self.matching = None if matching is None else _matching(matching, size)
         self.matched = None if matching is None else _GatedReader(4 * size, size)
+        self.further = nn.ModuleList(
+            nn.ModuleDict({"matching": _matching(matching, size), "matched": _GatedReader(4 * size, size)})
+            for _ in range(0 if matching is None else hops - 1)
+        )
         self.ask = nn.Parameter(torch.empty(question_size).normal_(std=question_size**-0.5))
         self.summarize = Attention(question_size, score="additive", hidden_size=size)
         self.point = _Pointer(2 * size, question_size, size)
@@ -108,9 +115,9 @@ class SpanPointer(nn.Module):
         alignment = self._align(words, asked, question.mask, weights)
         states = self.aligned(torch.cat([words, alignment.output.to(words.dtype)], -1), passage.mask)
         matching = None
-        if self.matching is not None and self.matched is not None:
-            found = self.matching(states, states, mask=passage.mask, weights=weights)
-            states = self.matched(torch.cat([states, found.output.to(states.dtype)], -1), passage.mask)
+        for attend, read in self._hops():
+            found = attend(states, states, mask=passage.mask, weights=weights)
+            states = read(torch.cat([states, found.output.to(states.dtype)], -1), passage.mask)
             matching = found.weights
         states = self._dropped(states)
         ask = self.ask.expand(len(asked), 1, -1)
@@ -118,6 +125,14 @@ class SpanPointer(nn.Module):
         start, read = self.point(about, states, passage.mask)
         end, _ = self.point(self.advance(read, about.to(read.dtype)), states, passage.mask)
         return Pointed(start, end, alignment.weights, matching, alignment.log_prob)
+
+    def _hops(self) -> Iterator[tuple[nn.Module, nn.Module]]:
+        """What attends the passage and what reads the result, once for each time the passage is matched."""
+        if self.matching is not None and self.matched is not None:
+            yield self.matching, self.matched
+        for pair in self.further:
+            assert isinstance(pair, nn.ModuleDict)
+            yield pair["matching"], pair["matched"]
 
     def _align(self, words: Tensor, asked: Tensor, mask: Tensor | None, weights: Request | None) -> Attended:
         """The question as each word of the passage sees it."""
@@ -138,6 +153,12 @@ class SpanPointer(nn.Module):
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
+
+
+def _matching(score: str | AnyScore | None, size: int) -> nn.Module:
+    if score is None or score == "mean":
+        return _Mean()
+    return Attention(2 * size, score=score, hidden_size=size)
 
 
 class _Mean(nn.Module):

@@ -47,8 +47,10 @@ class ModelSettings(_Settings):
 
     attention: AlignmentName = "dot"
     """Score by which each word of the passage attends the question; none: it reads the question's mean."""
-    matching: MatchingName = "additive"
+    matching: MatchingName = "scaled_dot"
     """Score by which each word of the passage attends the passage; none: without this stage."""
+    hops: PositiveInt = 1
+    """How often each word attends the passage: an answer that follows from several facts may need more than one."""
     exact_match: bool = True
     """Whether a word's input says that it also occurs in the other text."""
     characters: NonNegativeInt = 0

@@ -57,7 +57,13 @@ class Reader(nn.Module):
         score = {"none": "mean", "hard": "dot"}.get(settings.attention, settings.attention)
         matching = None if settings.matching == "none" else "mean" if none else settings.matching
         self.pointer = SpanPointer(
-            2 * size, size=size, score=score, normalize=normalize, matching=matching, dropout=settings.dropout
+            2 * size,
+            size=size,
+            score=score,
+            normalize=normalize,
+            matching=matching,
+            hops=settings.hops,
+            dropout=settings.dropout,
         )
         self.dropout = settings.dropout
 

@@ -12,13 +12,13 @@ def tiny() -> ReadingConfig:
         data=DataSettings(train=20_000, valid=200, test=500, longer=200, batch_tokens=2000),
         model=ModelSettings(size=48, dropout=0.1, longest_answer=4),
         train=TrainSettings(
-            steps=700,
+            steps=800,
             learning_rate=3e-3,
             schedule="cosine",
             warmup=60,
             weight_decay=0.0,
             log_every=25,
-            validate_every=350,
+            validate_every=400,
             watch="exact_match",
             watch_for="highest",
         ),
@@ -26,11 +26,11 @@ def tiny() -> ReadingConfig:
 
 
 def babi() -> ReadingConfig:
-    """One of bAbI's tasks with 10,000 questions: several supporting facts, self-matching finds them."""
+    """One of bAbI's tasks with 10,000 questions: two hops of self-matching find several supporting facts."""
     return ReadingConfig(
         preset="babi",
         data=DataSettings(batch_tokens=6000, longest=450, rare=1, valid=500),
-        model=ModelSettings(size=64, dropout=0.1, longest_answer=4),
+        model=ModelSettings(size=64, hops=2, dropout=0.1, longest_answer=4),
         train=TrainSettings(
             steps=6000,
             learning_rate=2e-3,
