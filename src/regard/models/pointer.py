@@ -1,5 +1,6 @@
 """A span of a passage as a decoder's answer: where it starts and where it ends."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -7,15 +8,18 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.core.attention import AnyScore, attention
-from regard.core.normalizers import Softmax
+from regard.core.attention import AnyScore, Attended, attention
+from regard.core.normalizers import Normalizer, Softmax
+from regard.core.problem import check_normalizer
 from regard.core.requests import Request, Top
 from regard.core.scores import Additive, Dot
 from regard.models.memory import Memory
 from regard.models.speech import BothWays
 from regard.nn.attention import Attention, pairs, without_head
+from regard.nn.projection import OwnedScore, settled
 
 _DOT = Dot()
+_SOFTMAX = Softmax()
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,13 +27,14 @@ class Pointed:
     """Scores of each passage word as the first and the last of the answer; padding has the lowest there is.
 
     `weights` are those asked for of the words of the passage over the question: all of them are (b, n, k). `matching`
-    are the same of the passage over itself, (b, n, n).
+    are the same of the passage over itself, (b, n, n). `log_prob` (b, n) is of hard choices in the question.
     """
 
     start_logits: Float[Tensor, "b n"]
     end_logits: Float[Tensor, "b n"]
     weights: Tensor | Top | None = None
     matching: Tensor | Top | None = None
+    log_prob: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +51,17 @@ class SpanPointer(nn.Module):
 
     - Align: passage words are queries, question words keys and values: a_ij ∝ exp⟨α(p_i), α(q_j)⟩ with
       α(x) = relu(W x), and c_i = Σ_j a_ij q_j is the question as word i sees it (Chen et al. 2017, section 3.2).
-      `score` may be another.
+      `score` may be another, by its name or as a record, and `normalize` another normaliser.
     - v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2).
     - Self-matching: each v_i attends all v_j, then a gate and a BiGRU as before (section 3.3). `matching` is the
-      score's name, a record or function, or None: without this stage.
+      score's name, a record or function, or None: without this stage. With `hops`, it is repeated with parameters of
+      its own, so that a word can find what it needs through other words; weights are those of the last.
     - Point: s_j = w · tanh(W_h h_j + W_r r) scores the first word, r being what a learned query reads from the
       question; the last word is scored the same way with r' = GRU(r, Σ_j softmax(s)_j h_j) (section 3.4; Vinyals et
       al. 2015).
+
+    With "mean" for `score` or `matching`, that stage reads the mean of its memory for every word instead of attending:
+    the network without attention, as deep as with it.
 
     The alignment reads the passage's words at once, not step by step as R-Net does, so that it is one call.
 
@@ -69,20 +78,30 @@ class SpanPointer(nn.Module):
         *,
         question_size: int | None = None,
         size: int = 64,
-        score: AnyScore = _DOT,
+        score: str | AnyScore = _DOT,
+        normalize: Normalizer = _SOFTMAX,
         matching: str | AnyScore | None = "additive",
+        hops: int = 1,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        if hops < 1:
+            raise ValueError(f"hops must be at least 1, got {hops}")
         question_size = memory_size if question_size is None else question_size
         self.memory_size, self.question_size, self.size = memory_size, question_size, size
-        self.score = score
-        self.align_passage = nn.Linear(memory_size, size)
+        mean = score == "mean"
+        self.normalize = check_normalizer(normalize)
+        self.score = None if mean else OwnedScore(score, size)
+        self.align_passage = None if mean else nn.Linear(memory_size, size)
         # One map for both, as in the paper, wherever their sizes allow it.
-        self.align_question = None if question_size == memory_size else nn.Linear(question_size, size)
+        self.align_question = None if mean or question_size == memory_size else nn.Linear(question_size, size)
         self.aligned = _GatedReader(memory_size + question_size, size)
-        self.matching = None if matching is None else Attention(2 * size, score=matching, hidden_size=size)
+        self.matching = None if matching is None else _matching(matching, size)
         self.matched = None if matching is None else _GatedReader(4 * size, size)
+        self.further = nn.ModuleList(
+            nn.ModuleDict({"matching": _matching(matching, size), "matched": _GatedReader(4 * size, size)})
+            for _ in range(0 if matching is None else hops - 1)
+        )
         self.ask = nn.Parameter(torch.empty(question_size).normal_(std=question_size**-0.5))
         self.summarize = Attention(question_size, score="additive", hidden_size=size)
         self.point = _Pointer(2 * size, question_size, size)
@@ -93,32 +112,69 @@ class SpanPointer(nn.Module):
         """Where each answer starts and ends; `weights` asks both for the alignment and for the matching."""
         words = self._dropped(_real(passage.values, passage.mask, self.memory_size, "passage"))
         asked = self._dropped(_real(question.values, question.mask, self.question_size, "question"))
-        map_question = self.align_passage if self.align_question is None else self.align_question
-        alignment = without_head(
-            attention(
-                F.relu(self.align_passage(words)).unsqueeze(1),
-                F.relu(map_question(asked)).unsqueeze(1),
-                asked.unsqueeze(1),
-                score=self.score,
-                mask=pairs(question.mask),
-                weights=weights,
-            )
-        )
+        alignment = self._align(words, asked, question.mask, weights)
         states = self.aligned(torch.cat([words, alignment.output.to(words.dtype)], -1), passage.mask)
         matching = None
-        if self.matching is not None and self.matched is not None:
-            found = self.matching(states, states, mask=passage.mask, weights=weights)
-            states = self.matched(torch.cat([states, found.output.to(states.dtype)], -1), passage.mask)
+        for attend, read in self._hops():
+            found = attend(states, states, mask=passage.mask, weights=weights)
+            states = read(torch.cat([states, found.output.to(states.dtype)], -1), passage.mask)
             matching = found.weights
         states = self._dropped(states)
         ask = self.ask.expand(len(asked), 1, -1)
         about = self.summarize(ask, asked, mask=question.mask).output.squeeze(1)
         start, read = self.point(about, states, passage.mask)
         end, _ = self.point(self.advance(read, about.to(read.dtype)), states, passage.mask)
-        return Pointed(start, end, alignment.weights, matching)
+        return Pointed(start, end, alignment.weights, matching, alignment.log_prob)
+
+    def _hops(self) -> Iterator[tuple[nn.Module, nn.Module]]:
+        """What attends the passage and what reads the result, once for each time the passage is matched."""
+        if self.matching is not None and self.matched is not None:
+            yield self.matching, self.matched
+        for pair in self.further:
+            assert isinstance(pair, nn.ModuleDict)
+            yield pair["matching"], pair["matched"]
+
+    def _align(self, words: Tensor, asked: Tensor, mask: Tensor | None, weights: Request | None) -> Attended:
+        """The question as each word of the passage sees it."""
+        if self.score is None or self.align_passage is None:
+            return _Mean()(words, asked, mask=mask)
+        map_question = self.align_passage if self.align_question is None else self.align_question
+        return without_head(
+            attention(
+                F.relu(self.align_passage(words)).unsqueeze(1),
+                F.relu(map_question(asked)).unsqueeze(1),
+                asked.unsqueeze(1),
+                score=self.score(),
+                normalize=settled(self.normalize, self.training),
+                mask=pairs(mask),
+                weights=weights,
+            )
+        )
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
+
+
+def _matching(score: str | AnyScore | None, size: int) -> nn.Module:
+    if score is None or score == "mean":
+        return _Mean()
+    return Attention(2 * size, score=score, hidden_size=size)
+
+
+class _Mean(nn.Module):
+    """The mean of a memory for every query: what is read without attention. There are no weights to give."""
+
+    def forward(
+        self,
+        query: Float[Tensor, "b q d"],
+        memory: Float[Tensor, "b k m"],
+        *,
+        mask: Bool[Tensor, "b k"] | None = None,
+        weights: Request | None = None,
+    ) -> Attended:
+        real = torch.ones_like(memory[..., :1]) if mask is None else mask.unsqueeze(-1).to(memory.dtype)
+        mean = (memory * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
+        return Attended(mean.expand(-1, query.shape[1], -1))
 
 
 class _GatedReader(nn.Module):

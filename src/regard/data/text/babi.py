@@ -1,0 +1,115 @@
+"""bAbI's files: numbered lines of stories, with questions between them (Weston et al. 2015).
+
+    1 Mary moved to the bathroom.
+    2 Where is Mary? <tab> bathroom <tab> 1
+
+The answer is a span of the story: where it stands in a supporting sentence. In tasks whose answers the stories do not
+hold (yes and no, counts, lists, directions) every story ends with one more sentence, the answers of the task one after
+the other, so that any answer is a span. A list such as "apple,football" is one word of it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.data.parallel import lines
+from regard.data.text.passages import Passage, lowered, words
+from regard.data.text.questions import UNSEEN, Asked, QuestionReport, Tally
+
+_LINE = re.compile(r"(\d+)\s+(.*)")
+
+
+class _Told(NamedTuple):
+    """A question with the sentences told before it, or what is wrong with its line."""
+
+    place: str
+    sentences: tuple[str, ...] = ()
+    question: str = ""
+    answer: str = ""
+    support: tuple[int, ...] = ()  # sentences, counted from 0
+    fault: str = ""
+
+
+def load_stories(
+    path: Path, *, candidates: Sequence[str] = (), longest: int | None = None, skip_faults: bool = False
+) -> tuple[list[Asked], QuestionReport]:
+    """The questions of a file; `candidates`, those of the training file, stand at the end of every story.
+
+    An answer that is not among them keeps its question, without a span: it can only be answered wrongly.
+    """
+    tally = Tally(path, longest, skip_faults)
+    for told in _questions(path):
+        if not tally.refuses(told.place, told.fault):
+            tally.take(*_located(told, tuple(candidates)))
+    return tally.finish()
+
+
+def candidates(path: Path, *, skip_faults: bool = False) -> tuple[str, ...]:
+    """The answers that stories must end with, in alphabetical order; none where supporting sentences hold them all."""
+    tally = Tally(path, None, skip_faults)
+    known = [told for told in _questions(path) if not tally.refuses(told.place, told.fault)]
+    if all(_located(told, ())[0] is not None for told in known):
+        return ()
+    return tuple(sorted({told.answer for told in known}))
+
+
+def _located(told: _Told, candidates: tuple[str, ...]) -> tuple[Asked | None, str]:
+    """The question with its span and a remark; or None and why it is left out."""
+    passage = Passage.joined(told.sentences, whole=candidates)
+    if not told.sentences:
+        return None, "empty passage"
+    asked = Asked(passage, words(told.question), (told.answer,), None, told.support)
+    if candidates:
+        if told.answer not in candidates:
+            return asked, UNSEEN
+        place = len(passage.words) - len(candidates) + candidates.index(told.answer)
+        return _with_span(asked, place, 1), ""
+    wanted = lowered(words(told.answer))
+    # The last sentence named: of several facts, the one that leads to the answer.
+    for sentence in reversed(told.support):
+        inside = [place for place, number in enumerate(passage.sentences) if number == sentence]
+        for place in reversed(inside[: len(inside) - len(wanted) + 1]):
+            if lowered(passage.words[place : place + len(wanted)]) == wanted:
+                return _with_span(asked, place, len(wanted)), ""
+    return None, "answer not in a supporting sentence"
+
+
+def _with_span(asked: Asked, place: int, count: int) -> Asked:
+    return Asked(asked.passage, asked.question, asked.answers, (place, place + count - 1), asked.support)
+
+
+def _questions(path: Path) -> Iterator[_Told]:
+    """The questions of all stories; a new story begins where the numbers begin anew."""
+    told: dict[int, str] = {}
+    before = 0
+    for line in lines(path):
+        place = f"{path}:{line.number}"
+        numbered = _LINE.fullmatch(line.text)
+        if line.fault or not line.text:
+            if line.fault:
+                yield _Told(place, fault=line.fault)
+            continue
+        if numbered is None:
+            yield _Told(place, fault="expected a number before the sentence")
+            continue
+        number, text = int(numbered[1]), numbered[2]
+        if number <= before:
+            told = {}
+        before = number
+        if "\t" in text:
+            yield _question(place, told, text)
+        else:
+            told[number] = text.strip()
+
+
+def _question(place: str, told: dict[int, str], text: str) -> _Told:
+    asked, answer, *rest = (cell.strip() for cell in text.split("\t"))
+    numbers = rest[0].split() if rest else []
+    if not asked or not answer:
+        return _Told(place, fault="expected a question, a tab and its answer")
+    order = {number: position for position, number in enumerate(told)}
+    missing = [number for number in numbers if not number.isdecimal() or int(number) not in order]
+    if missing:
+        return _Told(place, fault=f"expected numbers of supporting sentences, found {missing[0]!r}")
+    return _Told(place, tuple(told.values()), asked, answer, tuple(order[int(number)] for number in numbers))

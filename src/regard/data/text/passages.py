@@ -1,0 +1,93 @@
+"""Text as words that know where they stand: an answer is then exactly a piece of the text."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_CJK = "぀-ヿ㐀-鿿豈-﫿"
+# One Chinese or Japanese character, a run of letters and digits, or one mark.
+_WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+|\S")
+_ENDS = frozenset(".!?。！？")
+
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text, its words, the characters of each word (first, and one past the last), and the sentence it is in.
+
+    >>> passage = Passage.of("Tom ran. 他在厨房。")
+    >>> passage.words, passage.sentences
+    (('Tom', 'ran', '.', '他', '在', '厨', '房', '。'), (0, 0, 0, 1, 1, 1, 1, 1))
+    >>> passage.between(5, 6), passage.covering(11, 13)
+    ('厨房', (5, 6))
+    """
+
+    text: str
+    words: tuple[str, ...]
+    places: tuple[Place, ...]
+    sentences: tuple[int, ...]
+
+    @classmethod
+    def of(cls, text: str) -> "Passage":
+        """The words of a text; a sentence ends at a full stop, question mark or exclamation mark before a blank.
+
+        Chinese and Japanese marks need no blank after them. An abbreviation with a full stop ends a sentence too.
+        """
+        places = tuple(match.span() for match in _WORD.finditer(text))
+        words = tuple(text[start:end] for start, end in places)
+        sentences: list[int] = []
+        number = 0
+        for word, (_, end) in zip(words, places, strict=True):
+            sentences.append(number)
+            if word in _ENDS and (end == len(text) or text[end].isspace() or not word.isascii()):
+                number += 1
+        return cls(text, words, places, tuple(sentences))
+
+    @classmethod
+    def joined(cls, sentences: Sequence[str], *, whole: Sequence[str] = ()) -> "Passage":
+        """Sentences one after the other; `whole` are words of one more sentence, none of which is cut.
+
+        >>> Passage.joined(["Tom ran."], whole=["apple,milk", "none"]).words
+        ('Tom', 'ran', '.', 'apple,milk', 'none')
+        """
+        text = " ".join((*sentences, *whole))
+        found: list[tuple[str, Place, int]] = []
+        shift = 0
+        for number, sentence in enumerate(sentences):
+            for match in _WORD.finditer(sentence):
+                found.append((match.group(), (shift + match.start(), shift + match.end()), number))
+            shift += len(sentence) + 1
+        for word in whole:
+            found.append((word, (shift, shift + len(word)), len(sentences)))
+            shift += len(word) + 1
+        words, places, numbers = zip(*found, strict=True) if found else ((), (), ())
+        return cls(text, words, places, numbers)
+
+    def between(self, first: int, last: int) -> str:
+        """The text from one word to another, both included."""
+        return self.text[self.places[first][0] : self.places[last][1]]
+
+    def covering(self, start: int, end: int) -> tuple[int, int] | None:
+        """The first and the last word that share a character with text[start:end]; None where no word does."""
+        touched = [number for number, (first, past) in enumerate(self.places) if first < end and past > start]
+        return (touched[0], touched[-1]) if touched else None
+
+    def sentence(self, number: int) -> str:
+        """The text of a sentence."""
+        inside = [word for word, sentence in enumerate(self.sentences) if sentence == number]
+        return self.between(inside[0], inside[-1])
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text.
+
+    >>> words("Where's the ball?")
+    ('Where', "'", 's', 'the', 'ball', '?')
+    """
+    return tuple(_WORD.findall(text))
+
+
+def lowered(words: Iterable[str]) -> tuple[str, ...]:
+    """The same words without capitals."""
+    return tuple(word.lower() for word in words)

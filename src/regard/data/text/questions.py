@@ -1,0 +1,279 @@
+"""Questions about passages as people have them: SQuAD's JSON, XQuAD, one JSON object a line, bAbI.
+
+What is wrong with a file is an error that names the file and the place. What people expect to be left out (an answer
+that is not in its passage, a question without an answer) is left out, counted and reported.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.data.parallel import DataError, lines
+from regard.data.text.passages import Passage, words
+
+_PASSAGES = ("passage", "context")
+_WIDENED, _MOVED = "widened to whole words", "moved to where the answer is"
+UNSEEN = "never seen in training"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question about a passage, the answers that count as right, and the words of the passage that answer it.
+
+    `span` is the first and the last word of the first answer, both included; None where no span can be right, so that
+    there is nothing to learn from it. `support` are the sentences that are needed to know it, where they are known.
+    """
+
+    passage: Passage
+    question: tuple[str, ...]
+    answers: tuple[str, ...]
+    span: tuple[int, int] | None
+    support: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionReport:
+    """How many questions were read and kept, what was done to answers, and why the others were left out.
+
+    >>> print(QuestionReport(9, 7, {"widened to whole words": 1}, {"answer not in the passage": 2}))
+    9 questions read, 7 kept; answers: 1 widened to whole words; skipped: 2 answer not in the passage
+    """
+
+    read: int
+    kept: int
+    answers: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        said = f"{self.read:,} questions read, {self.kept:,} kept"
+        for name, counts in {"answers": self.answers, "skipped": self.skipped}.items():
+            if counts:
+                said += f"; {name}: " + ", ".join(f"{count:,} {what}" for what, count in counts.items())
+        return said
+
+
+class Entry(NamedTuple):
+    """One question as it stands in a file, or what is wrong with it; `place` is for messages.
+
+    Each answer is a text and the character where it starts, None where the file does not say.
+    """
+
+    place: str
+    passage: str = ""
+    question: str = ""
+    answers: tuple[tuple[str, int | None], ...] = ()
+    fault: str = ""
+
+
+def load_questions(
+    path: Path, *, longest: int | None = None, candidates: Sequence[str] = (), skip_faults: bool = False
+) -> tuple[list[Asked], QuestionReport]:
+    """The questions of a file: .json is SQuAD's, .jsonl an object a line, .txt is bAbI's; each maybe .gz.
+
+    Passages of more than `longest` words are left out. `candidates` are answers that bAbI stories end with. A fault
+    (bad UTF-8, no JSON, a missing key) is a DataError, or is skipped and counted with `skip_faults`.
+    """
+    from regard.data.text.babi import load_stories  # it takes its records from here
+
+    suffix = next((suffix for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
+    if suffix == ".txt":
+        return load_stories(path, candidates=candidates, longest=longest, skip_faults=skip_faults)
+    readers: dict[str, Callable[[Path], Iterator[Entry]]] = {
+        **dict.fromkeys((".jsonl", ".ndjson"), _by_line),
+        ".json": _squad,
+    }
+    if suffix not in readers:
+        raise DataError(f"{path}: expected .json (SQuAD), .jsonl (an object a line) or .txt (bAbI), each maybe .gz")
+    tally = Tally(path, longest, skip_faults)
+    passages: dict[str, Passage] = {}  # several questions share one
+    for entry in readers[suffix](path):
+        if tally.refuses(entry.place, entry.fault):
+            continue
+        if entry.passage not in passages:
+            passages = {entry.passage: Passage.of(entry.passage)}  # those of one passage stand together
+        tally.take(*_located(entry, passages[entry.passage]))
+    return tally.finish()
+
+
+class Tally:
+    """The questions kept so far, and the counts of a report."""
+
+    def __init__(self, path: Path, longest: int | None, skip_faults: bool) -> None:
+        self.path, self.longest, self.skip_faults = path, longest, skip_faults
+        self.kept: list[Asked] = []
+        self.read = 0
+        self.answers: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+
+    def refuses(self, place: str, fault: str) -> bool:
+        """Counts a question; one with a fault is an error or left out."""
+        self.read += 1
+        if fault and not self.skip_faults:
+            raise DataError(f"{place}: {fault}")
+        if fault:
+            self.skipped["faulty"] += 1
+        return bool(fault)
+
+    def take(self, asked: Asked | None, remark: str = "") -> None:
+        """Keeps a question, with a remark about its answer, or leaves it out for the reason that the remark gives."""
+        if asked is not None and self.longest is not None and len(asked.passage.words) > self.longest:
+            asked, remark = None, "too long"
+        if asked is None:
+            self.skipped[remark] += 1
+            return
+        self.kept.append(asked)
+        if remark:
+            self.answers[remark] += 1
+
+    def finish(self) -> tuple[list[Asked], QuestionReport]:
+        """The questions and the report; a file that gives none is an error."""
+        made = QuestionReport(
+            self.read, len(self.kept), dict(sorted(self.answers.items())), dict(sorted(self.skipped.items()))
+        )
+        if not self.read:
+            raise DataError(f"{self.path}: there is no question in this file")
+        if not self.kept:
+            raise DataError(f"{self.path}: no question is left ({made})")
+        return self.kept, made
+
+
+def _located(entry: Entry, passage: Passage) -> tuple[Asked | None, str]:
+    """The question with the words of its first answer, and a remark; or None and why it is left out."""
+    if not passage.words:
+        return None, "empty passage"
+    asked = words(entry.question)
+    if not asked:
+        return None, "empty question"
+    if not any(text.strip() for text, _ in entry.answers):
+        return None, "no answer"
+    text, start = next((text, start) for text, start in entry.answers if text.strip())
+    place = _occurrence(passage.text, text, start)
+    span = None if place is None else passage.covering(place, place + len(text))
+    if place is None or span is None:
+        return None, "answer not in the passage"
+    remark = _MOVED if start is not None and place != start else ""
+    if passage.between(*span).strip() != text.strip():
+        remark = _WIDENED
+    references = tuple(dict.fromkeys(text for text, _ in entry.answers))
+    return Asked(passage, asked, references, span), remark
+
+
+def _occurrence(passage: str, text: str, start: int | None) -> int | None:
+    """Where the answer stands: at `start`, else where it is nearest to it; the first time where nothing is said."""
+    if start is not None and passage[max(start, 0) : max(start, 0) + len(text)] == text:
+        return start
+    places = []
+    place = passage.find(text)
+    while place >= 0:
+        places.append(place)
+        place = passage.find(text, place + 1)
+    return min(places, key=lambda place: abs(place - (start or 0)), default=None)
+
+
+def _by_line(path: Path) -> Iterator[Entry]:
+    """One JSON object a line with passage or context, question, and answer or answers."""
+    for line in lines(path):
+        place = f"{path}:{line.number}"
+        if line.fault:
+            yield Entry(place, fault=line.fault)
+        elif line.text:
+            record, fault = _decoded(line.text)
+            yield Entry(place, fault=fault) if fault else _entry(place, record, record)
+
+
+def _decoded(text: str) -> tuple[Any, str]:
+    """A JSON object, or what is wrong with it."""
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        return None, f"not JSON: {error.msg} at character {error.pos + 1}"
+    except RecursionError:
+        return None, "not JSON: nested too deeply"
+    if not isinstance(record, dict):
+        return None, f"expected a JSON object, found {type(record).__name__}"
+    return record, ""
+
+
+def _squad(path: Path) -> Iterator[Entry]:
+    """One JSON object: data › paragraphs › context and qas › question and answers › text and answer_start."""
+    told: list[str] = []
+    for line in lines(path):
+        if line.fault:
+            raise DataError(f"{path}:{line.number}: {line.fault}")
+        told.append(line.text)
+    try:
+        whole: Any = json.loads("\n".join(told))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at character {error.colno}") from error
+    except RecursionError as error:
+        raise DataError(f"{path}: not JSON: nested too deeply") from error
+    for place, article in _items(str(path), "", whole, "data"):
+        for inner, paragraph in _items(str(path), place, article, "paragraphs"):
+            for innermost, asked in _items(str(path), inner, paragraph, "qas"):
+                yield _entry(f"{path}: {innermost}", paragraph, asked)
+
+
+def _items(path: str, place: str, record: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The elements of a list in a record, each with its place."""
+    where = f"{path}: {place}" if place else path
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
+    if not isinstance(record.get(name), list):
+        raise DataError(f"{where}: expected a list in the field {name!r}; the object has {_fields(record)}")
+    prefix = f"{place}.{name}" if place else name
+    for number, item in enumerate(record[name]):
+        yield f"{prefix}[{number}]", item
+
+
+def _entry(place: str, about: Any, asked: Any) -> Entry:
+    """One question, from the object that holds the passage and the object that holds the question."""
+    if not isinstance(asked, dict):
+        return Entry(place, fault=f"expected a JSON object, found {type(asked).__name__}")
+    passage = next((about[name] for name in _PASSAGES if name in about), None)
+    if not isinstance(passage, str):
+        return Entry(place, fault=f"expected a text in the field 'passage' or 'context'; found {_fields(about)}")
+    if not isinstance(asked.get("question"), str):
+        return Entry(place, fault=f"expected a text in the field 'question'; the object has {_fields(asked)}")
+    answers, fault = _answers(asked)
+    if not fault and not _writable("".join((passage, asked["question"], *(text for text, _ in answers)))):
+        fault = "half of a surrogate pair, which is no character"
+    return Entry(place, fault=fault) if fault else Entry(place, passage, asked["question"], answers)
+
+
+def _answers(asked: dict[str, Any]) -> tuple[tuple[tuple[str, int | None], ...], str]:
+    """Texts and starts: of "answer" and "answer_start", or of "answers" as SQuAD or the hub's tables write them."""
+    found = asked.get("answers", asked.get("answer"))
+    if isinstance(found, str):
+        found = [{"text": found, "answer_start": asked.get("answer_start")}]
+    if isinstance(found, dict):  # {"text": […], "answer_start": […]}
+        texts, starts = found.get("text"), found.get("answer_start")
+        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+            found = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(found, list):
+        return (), f"expected an answer in the field 'answer' or 'answers'; the object has {_fields(asked)}"
+    answers: list[tuple[str, int | None]] = []
+    for item in found:
+        text, start = (item, None) if isinstance(item, str) else _text_and_start(item)
+        if not isinstance(text, str) or isinstance(start, bool) or not isinstance(start, int | None):
+            return (), f"expected an answer as a text with a number where it starts, found {json.dumps(item)[:60]}"
+        answers.append((text, start))
+    return tuple(answers), ""
+
+
+def _text_and_start(item: Any) -> tuple[Any, Any]:
+    return (item.get("text"), item.get("answer_start")) if isinstance(item, dict) else (None, None)
+
+
+def _fields(record: Any) -> str:
+    return ", ".join(sorted(map(str, record))[:8]) or "no fields"
+
+
+def _writable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

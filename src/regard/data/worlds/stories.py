@@ -1,0 +1,261 @@
+"""The built-in world of reading: short stories, a question about each, and the sentence that answers it.
+
+People move between places, take, drop and give objects, and things are counted. Several sentences tell of the same
+person, and the latest counts. Other sentences mention the same places, people and objects without telling anything,
+so the words of an answer occur more than once in the story and a reader has to find the right occurrence.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+
+from regard.data.dice import Dice
+from regard.data.worlds.story_events import EVENTS, OBJECTS, PEOPLE, PLACES, Sentence, World, anything, aside
+
+# So many stories in a row that were there already, and there are hardly any others.
+_PATIENCE = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Sentences, a question, the words of the passage that answer it, and the sentences that are needed to know it.
+
+    `span` holds the first and the last word of the answer, counted over the words of all sentences, both included.
+    `support` are sentence numbers in ascending order; `answering` is the one that the span lies in.
+    """
+
+    sentences: tuple[tuple[str, ...], ...]
+    question: tuple[str, ...]
+    span: tuple[int, int]
+    support: tuple[int, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of all sentences."""
+        return tuple(word for sentence in self.sentences for word in sentence)
+
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """The words of the answer."""
+        return self.words[self.span[0] : self.span[1] + 1]
+
+    @property
+    def answering(self) -> int:
+        """The number of the sentence that holds the answer."""
+        left = self.span[0]
+        for number, sentence in enumerate(self.sentences):
+            if left < len(sentence):
+                return number
+            left -= len(sentence)
+        raise ValueError(f"the answer starts at word {self.span[0]} of a story of {len(self.words)} words")
+
+    @property
+    def passage(self) -> str:
+        """The story as one writes it."""
+        return " ".join(map(written, self.sentences))
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Stories to train on, to validate with and to test with; those of `longer` have more sentences than any other.
+
+    No story stands in two of them, whatever is asked about it.
+    """
+
+    train: tuple[Story, ...]
+    valid: tuple[Story, ...]
+    test: tuple[Story, ...]
+    longer: tuple[Story, ...]
+
+
+def example() -> Story:
+    """One story, made by hand.
+
+    >>> story = example()
+    >>> story.passage
+    'Emma took the ball. Emma went to the kitchen. Bill talked about the kitchen.'
+    >>> written(story.question), written(story.answer), story.answering, story.support
+    ('Where is the ball?', 'the kitchen', 1, (0, 1))
+    """
+    told = ("Emma took the ball .", "Emma went to the kitchen .", "Bill talked about the kitchen .")
+    return Story(tuple(tuple(line.split()) for line in told), ("Where", "is", "the", "ball", "?"), (8, 9), (0, 1))
+
+
+def stories(seed: int, *, count: int, sentences: tuple[int, int] = (5, 9)) -> Iterator[Story]:
+    """Different stories of so many sentences; the same seed gives the same stories, everywhere.
+
+    >>> [story] = stories(3, count=1, sentences=(3, 4))
+    >>> story.passage
+    'Nobody was afraid of the garage. Henry travelled to the kitchen. There was music in the kitchen.'
+    >>> written(story.question), written(story.answer), story.answering
+    ('Where is Henry?', 'the kitchen', 1)
+    """
+    return _distinct(Random(f"{seed} {sentences}"), count, _checked(sentences), set())
+
+
+def splits(
+    seed: int,
+    *,
+    train: int,
+    valid: int,
+    test: int,
+    longer: int = 0,
+    sentences: tuple[int, int] = (5, 9),
+    beyond: tuple[int, int] = (12, 16),
+) -> Splits:
+    """Training, validation and test stories of so many `sentences`, and `longer` ones of `beyond` sentences.
+
+    >>> made = splits(1, train=50, valid=10, test=10, longer=5)
+    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
+    [50, 10, 10, 5]
+    """
+    if beyond[0] <= _checked(sentences)[1]:
+        raise ValueError(f"beyond must be longer than sentences, not {beyond} after {sentences}")
+    seen: set[tuple[tuple[str, ...], ...]] = set()
+
+    def part(name: str, count: int, within: tuple[int, int]) -> tuple[Story, ...]:
+        return tuple(_distinct(Random(f"{seed} {name} {within}"), count, _checked(within), seen))
+
+    return Splits(
+        test=part("test", test, sentences),
+        valid=part("valid", valid, sentences),
+        longer=part("longer", longer, beyond),
+        train=part("train", train, sentences),
+    )
+
+
+def written(words: Sequence[str]) -> str:
+    """Words as one writes them.
+
+    >>> written(("Where", "is", "the", "ball", "?"))
+    'Where is the ball?'
+    """
+    return " ".join(words).replace(" .", ".").replace(" ?", "?")
+
+
+def _checked(sentences: tuple[int, int]) -> tuple[int, int]:
+    if not 2 <= sentences[0] <= sentences[1]:
+        raise ValueError(f"sentences must be (fewest, most) with 2 ≤ fewest ≤ most, not {sentences}")
+    return sentences
+
+
+def _distinct(
+    random: Random, count: int, sentences: tuple[int, int], seen: set[tuple[tuple[str, ...], ...]]
+) -> Iterator[Story]:
+    """Stories that have not been seen; each is marked as seen."""
+    low, high = sentences
+    tries = 0
+    while count > 0:
+        story = _told(Dice(random, 1.0), low + int(random.random() * (high - low + 1)))
+        tries += 1
+        if story is None or story.sentences in seen:
+            if tries > _PATIENCE:
+                raise ValueError(f"there are too few stories of {sentences} sentences: {count} missing")
+            continue
+        seen.add(story.sentences)
+        yield story
+        count -= 1
+        tries = 0
+
+
+def _some(dice: Dice, names: Sequence[str], count: int) -> list[str]:
+    """So many different names. Not `Random.sample`, whose choices another Python may make otherwise."""
+    left = list(names)
+    return [left.pop(int(dice.random.random() * len(left))) for _ in range(count)]
+
+
+def _told(dice: Dice, length: int) -> Story | None:
+    """A story of so many sentences with a question, or None where nothing can be asked.
+
+    One sentence answers nothing. It is added after the question is chosen, so that the answer's words occur twice.
+    """
+    world = World(dice, people=_some(dice, PEOPLE, 4), places=_some(dice, PLACES, 4), objects=_some(dice, OBJECTS, 2))
+    for _ in range(length - 1):
+        dice.weigh(EVENTS)(world)
+    asked = [question for ask in _QUESTIONS for question in ask(world)]
+    kinds = sorted({question.kind for question in asked})
+    if not kinds:
+        return None
+    kind = dice.pick(kinds)  # the kind first, so that what can be asked in many ways is not asked more often
+    question = dice.pick([question for question in asked if question.kind == kind])
+    once = _occurrences(world.told, question.answer) < 2
+    extra = Sentence(aside(world, question.answer if once else anything(world)))
+    world.told.insert(int(dice.random.random() * (len(world.told) + 1)), extra)
+    return _story(world.told, question)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question, the words that answer it, the sentence they stand in, and all sentences that must be known."""
+
+    kind: str
+    words: str
+    answer: tuple[str, ...]
+    sentence: Sentence
+    support: tuple[Sentence, ...]
+
+
+def _asked(kind: str, words: str, answer: str, sentence: Sentence, *others: Sentence) -> _Question:
+    return _Question(kind, words, tuple(answer.split()), sentence, (sentence, *others))
+
+
+def _where_people(world: World) -> Iterator[_Question]:
+    for person, visits in world.visits.items():
+        place, sentence = visits[-1]
+        yield _asked("where a person is", f"Where is {person} ?", f"the {place}", sentence)
+        for (before, visit), (after, move) in pairwise(visits):
+            if sum(place == after for place, _ in visits) == 1:
+                asked = f"Where was {person} before the {after} ?"
+                yield _asked("where a person was", asked, f"the {before}", visit, move)
+
+
+def _where_objects(world: World) -> Iterator[_Question]:
+    for thing, (person, taken) in world.holder.items():
+        place, visit = world.visits[person][-1]
+        yield _asked("where an object is", f"Where is the {thing} ?", f"the {place}", visit, taken)
+    for thing, (place, visit, dropped) in world.lying.items():
+        yield _asked("where an object is", f"Where is the {thing} ?", f"the {place}", visit, dropped)
+
+
+def _who_has(world: World) -> Iterator[_Question]:
+    for thing, (person, taken) in world.holder.items():
+        yield _asked("who has it", f"Who has the {thing} ?", person, taken)
+        if len(world.held(person)) == 1:
+            yield _asked("what is carried", f"What is {person} carrying ?", f"the {thing}", taken)
+
+
+def _who_gave(world: World) -> Iterator[_Question]:
+    for (thing, person), (giver, sentence) in world.givers.items():
+        yield _asked("who gave it", f"Who gave the {thing} to {person} ?", giver, sentence)
+
+
+def _how_many(world: World) -> Iterator[_Question]:
+    for (things, place), (number, sentence) in world.counts.items():
+        yield _asked("how many", f"How many {things} are in the {place} ?", number, sentence)
+
+
+_QUESTIONS = (_where_people, _where_objects, _who_has, _who_gave, _how_many)
+
+
+def _occurrences(told: Sequence[Sentence], answer: tuple[str, ...]) -> int:
+    return sum(_find(sentence.words, answer) is not None for sentence in told)
+
+
+def _find(words: Sequence[str], part: tuple[str, ...]) -> int | None:
+    """Where these words begin in a sentence; the last time they occur, for a receiver is named after the giver."""
+    starts = [start for start in range(len(words) - len(part) + 1) if tuple(words[start : start + len(part)]) == part]
+    return starts[-1] if starts else None
+
+
+def _story(told: Sequence[Sentence], question: _Question) -> Story:
+    start = _find(question.sentence.words, question.answer)
+    assert start is not None
+    order = {id(sentence): number for number, sentence in enumerate(told)}
+    start += sum(len(sentence.words) for sentence in told[: order[id(question.sentence)]])
+    return Story(
+        tuple(sentence.words for sentence in told),
+        tuple(question.words.split()),
+        (start, start + len(question.answer) - 1),
+        tuple(sorted(order[id(sentence)] for sentence in question.support)),
+    )

@@ -1,0 +1,127 @@
+"""The reader's model from its settings."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.core.normalizers import Hard, Normalizer, Softmax
+from regard.core.requests import Request
+from regard.models.memory import Memory
+from regard.models.pointer import Pointed, SpanPointer
+from regard.models.speech import BothWays
+from regard.tasks.reading.coding import ALPHABET, FEATURES
+from regard.tasks.reading.config import ModelSettings
+
+_HARD = Hard("straight_through")
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Padded texts: word numbers, which of them are real, and each word's features and letters."""
+
+    words: Int[Tensor, "b n"]
+    mask: Bool[Tensor, "b n"]
+    features: Float[Tensor, "b n f"]
+    letters: Int[Tensor, "b n c"] | None = None
+
+    @classmethod
+    def of(cls, batch: Any, name: str) -> "Texts":
+        """The passages or the questions of a batch of records that `encode` made."""
+        words, lengths = getattr(batch, name), getattr(batch, f"{name}_lengths")
+        mask = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(-1)
+        return cls(words, mask, getattr(batch, f"{name}_features"), getattr(batch, f"{name}_letters", None))
+
+
+class Reader(nn.Module):
+    """One encoder for passages and questions, h_j = [→h_j; ←h_j] of word vectors and features, and a span pointer.
+
+    A word is its vector, what a convolution over its letters finds (Kim 2014, as in BiDAF, section 2), and its
+    features.
+    """
+
+    def __init__(self, settings: ModelSettings, vocabulary: int, size: int, normalize: Normalizer) -> None:
+        super().__init__()
+        embedding = settings.embedding or settings.size
+        self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=0)
+        nn.init.normal_(self.embedding.weight, std=0.3)
+        self.letters = _Letters(settings.characters) if settings.characters else None
+        sizes = [embedding + settings.characters + FEATURES] + [2 * size] * (settings.layers - 1)
+        self.layers = nn.ModuleList(
+            BothWays(nn.GRU(before, size, batch_first=True), nn.GRU(before, size, batch_first=True)) for before in sizes
+        )
+        none = settings.attention == "none"
+        score = {"none": "mean", "hard": "dot"}.get(settings.attention, settings.attention)
+        matching = None if settings.matching == "none" else "mean" if none else settings.matching
+        self.pointer = SpanPointer(
+            2 * size,
+            size=size,
+            score=score,
+            normalize=normalize,
+            matching=matching,
+            hops=settings.hops,
+            dropout=settings.dropout,
+        )
+        self.dropout = settings.dropout
+
+    def forward(self, passage: Texts, question: Texts, *, weights: Request | None = None) -> Pointed:
+        """Scores of each word of a passage as the first and the last of the answer."""
+        return self.pointer(self.encode(passage), self.encode(question), weights=weights)
+
+    def encode(self, texts: Texts) -> Memory:
+        """The states of the words."""
+        parts = [self.embedding(texts.words), texts.features]
+        if self.letters is not None:
+            if texts.letters is None:
+                raise ValueError("the model reads letters, and the batch has none: encode with characters=True")
+            parts.append(self.letters(texts.letters))
+        states = torch.cat([part.to(parts[0].dtype) for part in parts], -1)
+        for layer in self.layers:
+            states = layer(F.dropout(states, self.dropout, self.training), texts.mask)
+        return Memory(states, states, texts.mask, states[:, 0])
+
+
+class _Letters(nn.Module):
+    """max_t relu(W [l_t; l_{t+1}; …; l_{t+4}] + b): what a word is spelt like."""
+
+    def __init__(self, size: int, *, letter_size: int = 16, width: int = 5) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(ALPHABET, letter_size, padding_idx=0)
+        self.convolution = nn.Conv1d(letter_size, size, width, padding=width // 2)
+
+    def forward(self, letters: Int[Tensor, "b n c"]) -> Float[Tensor, "b n d"]:
+        vectors = self.embedding(letters).flatten(0, 1).transpose(1, 2)
+        return F.relu(self.convolution(vectors).amax(-1)).unflatten(0, letters.shape[:2])
+
+
+def build(settings: ModelSettings, vocabulary: int, *, normalize: Normalizer | None = None) -> Reader:
+    """A reader for so many words; `normalize` takes the place of softmax, or of the hard choice, in the alignment.
+
+    Without attention, the states are made wider until there are as many parameters as with it.
+    """
+    if normalize is None:
+        normalize = _HARD if settings.attention == "hard" else Softmax()
+    size = settings.size if settings.attention != "none" else _twin_size(settings, vocabulary)
+    return Reader(settings, vocabulary, size, normalize)
+
+
+def _twin_size(settings: ModelSettings, vocabulary: int) -> int:
+    """The size at which the reader without attention comes nearest to the one with it in parameters."""
+    wanted = _count(settings.model_copy(update={"attention": "dot"}), vocabulary, settings.size)
+    sizes = range(settings.size, 2 * settings.size + 1)
+    return min(sizes, key=lambda size: abs(_count(settings, vocabulary, size) - wanted))
+
+
+def _count(settings: ModelSettings, vocabulary: int, size: int) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Reader(settings, vocabulary, size, Softmax()).parameters())
+
+
+def loss(pointed: Pointed, start: Int[Tensor, "b"], end: Int[Tensor, "b"]) -> Tensor:
+    """−log p(start) − log p(end), summed over the batch; a question without a span (-1) adds nothing."""
+    pairs = ((pointed.start_logits, start), (pointed.end_logits, end))
+    first, last = (F.cross_entropy(scores.float(), gold, ignore_index=-1, reduction="sum") for scores, gold in pairs)
+    return first + last

@@ -1,0 +1,79 @@
+"""Exact match and F1 of answers by SQuAD's rules (Rajpurkar et al. 2016, section 6.1), and where the pointer points."""
+
+import string
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from regard.data.text.passages import words
+
+_ARTICLES = {"a", "an", "the"}
+# SQuAD's script strips ASCII punctuation; the others are what texts in other languages have in its place.
+_MARKS = str.maketrans("", "", string.punctuation + "。，、！？；：「」『』（）《》〈〉“”‘’«»„…–—·")
+
+
+def normal(text: str) -> str:
+    """Text as it is compared: lower case, no punctuation, no articles, single blanks.
+
+    >>> normal("The  Denver-Broncos!")
+    'denverbroncos'
+    """
+    kept = text.lower().translate(_MARKS).split()
+    return " ".join(word for word in kept if word not in _ARTICLES)
+
+
+def exact_match(answer: str, references: Iterable[str]) -> float:
+    """1 if the answer is one of the references, both in normal form, else 0.
+
+    >>> exact_match("the kitchen.", ["Kitchen", "garden"])
+    1.0
+    """
+    return float(any(normal(answer) == normal(reference) for reference in references))
+
+
+def f1(answer: str, references: Iterable[str]) -> float:
+    """The harmonic mean of precision and recall over words, the best over the references.
+
+    A Chinese or Japanese character is a word. Where one side has no word at all, both must have none.
+
+    >>> f1("the big red ball", ["a red ball", "box"])
+    0.8
+    """
+    return max((_f1(answer, reference) for reference in references), default=0.0)
+
+
+def _f1(answer: str, reference: str) -> float:
+    # SQuAD's own script splits at blanks alone, which gives the same words wherever words are written apart.
+    ours, theirs = (words(normal(text)) for text in (answer, reference))
+    if not ours or not theirs:
+        return float(ours == theirs)
+    shared = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * shared / (len(ours) + len(theirs))
+
+
+def scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """The means of exact match and F1, from 0 to 1.
+
+    >>> scores(["the kitchen", "red ball"], [["kitchen"], ["ball"]])
+    {'exact_match': 0.5, 'f1': 0.8333333333333333}
+    """
+    if not answers:
+        raise ValueError("there is no answer to score")
+    pairs = list(zip(answers, references, strict=True))
+    return {
+        "exact_match": sum(exact_match(answer, wanted) for answer, wanted in pairs) / len(pairs),
+        "f1": sum(f1(answer, wanted) for answer, wanted in pairs) / len(pairs),
+    }
+
+
+def pointing(places: Sequence[int], sentences: Sequence[Sequence[int]], answering: Sequence[int]) -> float:
+    """The share of questions whose most likely first word, `places`, lies in the sentence that answers.
+
+    `sentences` says for each passage which sentence each of its words is in.
+
+    >>> pointing([0, 4], [[0, 0, 1, 1, 1], [0, 0, 1, 1, 1]], [1, 1])
+    0.5
+    """
+    if not places:
+        raise ValueError("there is no question to score")
+    inside = [sentence[place] == gold for place, sentence, gold in zip(places, sentences, answering, strict=True)]
+    return sum(inside) / len(inside)
