@@ -93,6 +93,21 @@ def _kind(values: Sequence[NDArray[Any]]) -> Any:
     return np.int64 if np.issubdtype(kind, np.integer) and kind != np.uint8 else kind
 
 
+def groups_by_length(lengths: Sequence[int], *, tokens: int) -> list[list[int]]:
+    """Places of records of like length in groups, each of at most so many tokens with its padding.
+
+    >>> groups_by_length([5, 1, 9, 2], tokens=10)
+    [[1, 3], [0], [2]]
+    """
+    groups: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
+        if groups and (len(groups[-1]) + 1) * lengths[place] <= tokens:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
+
+
 class RecordBatches:
     """Batches of a corpus in the order of `TokenBatches`, made by `collate(records, grid=…, rows=…)`.
 

@@ -1,7 +1,8 @@
 """Every task there is."""
 
+from regard.tasks.reading.task import READING
 from regard.tasks.sentiment.task import SENTIMENT
 from regard.tasks.task import Task
 from regard.tasks.translation.task import TRANSLATION
 
-TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION, SENTIMENT)}
+TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION, SENTIMENT, READING)}

@@ -33,6 +33,11 @@ class Asked:
     span: tuple[int, int] | None
     support: tuple[int, ...] = ()
 
+    @property
+    def asked_text(self) -> str:
+        """The question as text: its words, with no blank before its mark."""
+        return " ".join(self.question).replace(" ?", "?")
+
 
 @dataclass(frozen=True, slots=True)
 class QuestionReport:

@@ -3,75 +3,70 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
-from regard.train.settings import TrainSettings
+from regard.tasks.config import FILES, WORLD, Count, Depth, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 
 AlignmentName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "hard"]
 MatchingName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive"]
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class DataSettings(_Settings):
+class DataSettings(TaskData):
     """The built-in world, or files."""
 
     files: tuple[Path, ...] = ()
-    """SQuAD .json, .jsonl or bAbI .txt: one file to train on, then maybe one for validation and one for the test."""
-    train: PositiveInt = 20_000
-    """Stories of the world to train on."""
-    valid: PositiveInt = 500
-    """Questions held out for validation, of the world or of files that bring none."""
-    test: PositiveInt = 500
-    """Questions held out for the test, likewise."""
-    longer: NonNegativeInt = 200
-    """Stories of the world that are longer than any trained on."""
-    sentences: tuple[PositiveInt, PositiveInt] = (5, 9)
+    """SQuAD .json, .jsonl or bAbI .txt: one file, training and test, or training, validation and test; or a folder."""
+    sentences: tuple[Depth, Depth] = (5, 9)
     """Sentences of the world's stories, at least and at most."""
-    longest: PositiveInt = 400
+    longest: int = Field(default=400, gt=0, le=10**5)
     """Training questions of files whose passages have more words are left out."""
-    vocabulary: PositiveInt = 30_000
+    vocabulary: Count = 30_000
     """Words of files that have a vector of their own, at most."""
-    rare: PositiveInt = 2
+    rare: Count = 2
     """... if they occur at least so often in the training questions and passages."""
-    batch_tokens: PositiveInt = 2048
-    """Words of the passages of a batch, padding counted."""
-    seed: int = 1
-    """Of the world and of the order."""
 
 
-class ModelSettings(_Settings):
+class ModelSettings(Settings):
     """Encoders of passage and question, alignment, self-matching and a span pointer."""
 
     attention: AlignmentName = "dot"
     """Score by which each word of the passage attends the question; none: it reads the question's mean."""
     matching: MatchingName = "scaled_dot"
     """Score by which each word of the passage attends the passage; none: without this stage."""
-    hops: PositiveInt = 1
+    hops: Depth = 1
     """How often each word attends the passage: an answer that follows from several facts may need more than one."""
     exact_match: bool = True
     """Whether a word's input says that it also occurs in the other text."""
-    characters: NonNegativeInt = 0
+    characters: int = Field(default=0, ge=0, le=2**16)
     """Features made of a word's letters, for words that have no vector of their own."""
-    size: PositiveInt = 64
+    size: Width = 64
     """Of the states, in each direction."""
-    embedding: PositiveInt | None = None
+    embedding: Width | None = None
     """Of the word vectors; none: the size."""
-    layers: PositiveInt = 1
+    layers: Depth = 1
     """Of the encoder."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """In training."""
-    longest_answer: PositiveInt = 16
+    longest_answer: int = Field(default=16, gt=0, le=1000)
     """Words of an answer, at most."""
 
 
-class ReadingConfig(_Settings):
+class ReadingConfig(TaskConfig):
     """A whole run."""
 
+    figures = ("loss", "exact_match", "f1")
+
     task: Literal["reading"] = "reading"
-    preset: str = "tiny"
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
-    train: TrainSettings = TrainSettings()
+
+
+_HARD = Need.value("model.attention", "hard")
+_SOFT = Need("model.attention", lambda name: name not in ("none", "hard"), "soft attention")
+NEEDS = {
+    **shared_needs(_HARD, _SOFT),
+    "data.sentences": (WORLD,),
+    **dict.fromkeys(("data.longest", "data.vocabulary", "data.rare"), (FILES,)),
+    "model.hops": (Need("model.matching", lambda name: name != "none", "self-matching (model.matching)"),),
+}
+"""What has each setting that not every run has. One that was asked for and has no effect is an error."""

@@ -66,5 +66,6 @@ def squad() -> ReadingConfig:
 
 
 PRESETS = {
-    name: Preset(make.__doc__ or "", make) for name, make in {"tiny": tiny, "babi": babi, "squad": squad}.items()
+    name: Preset(make.__doc__ or "", make, time)
+    for name, make, time in (("tiny", tiny, "about three minutes"), ("babi", babi, ""), ("squad", squad, ""))
 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.core.requests import full
-from regard.data.records import padded
+from regard.data.records import groups_by_length, padded
 from regard.data.text.tokens import Span, phrases, sentences, summed
 from regard.look.trace import Trace
 from regard.tasks.deletion import Score
@@ -125,7 +125,7 @@ class SentimentPredictor:
         found: dict[int, Verdict] = {}
         training = self.network.training
         self.network.eval()
-        for part in _by_length([len(numbers) for numbers, _ in coded]):
+        for part in groups_by_length([len(numbers) for numbers, _ in coded], tokens=_TOKENS):
             logits, maps = self._run([coded[place][0] for place in part], weights)
             for row, place in enumerate(part):
                 numbers, spans = coded[place]
@@ -153,14 +153,3 @@ class SentimentPredictor:
         found = self.network(batch.text, batch.text_lengths, weights=full() if weights else None)
         maps = found.weights.float().cpu() if isinstance(found.weights, Tensor) else None
         return found.logits.float().cpu(), maps
-
-
-def _by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Places in groups of like length, each of a bounded number of tokens with its padding."""
-    groups: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
-        if groups and (len(groups[-1]) + 1) * lengths[place] <= _TOKENS:
-            groups[-1].append(place)
-        else:
-            groups.append([place])
-    return groups

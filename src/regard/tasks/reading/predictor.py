@@ -1,0 +1,139 @@
+"""A trained reader: a passage and a question in, the words of the passage that answer out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.requests import full
+from regard.data.records import groups_by_length, padded
+from regard.data.text.passages import Passage, words
+from regard.data.text.questions import Asked
+from regard.look.trace import Trace
+from regard.tasks.deletion import Score
+from regard.tasks.reading.answers import Answer, answers
+from regard.tasks.reading.coding import ReadingCodec
+from regard.tasks.reading.config import ReadingConfig
+from regard.tasks.reading.material import encoded
+from regard.tasks.reading.network import Reader, Texts
+from regard.tasks.task import InputError
+
+_TOKENS = 8192  # words of passages that are read at once, padding counted
+_WORDS = 5000  # of a passage, and of a question
+PADS = dict.fromkeys(
+    f"{name}{part}" for name in ("passage", "question") for part in ("", "_features", "_letters")
+)  # fields that are padded
+
+
+def collated(records: Sequence[Mapping[str, Any]], *, grid: int = 1, rows: int = 0) -> Any:
+    """Records as a batch."""
+    return padded(list(records), dict.fromkeys(PADS, 0), grid=grid, rows=rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """An answer with its question, and where each word of the passage looked in the question (n, m)."""
+
+    found: Answer
+    asked: Asked
+    alignment: Tensor | None
+
+    @property
+    def answer(self) -> str:
+        """The words of the passage that answer."""
+        return self.found.text
+
+    @property
+    def line(self) -> str:
+        """The answer with its probability."""
+        return f"{self.answer} {self.found.probability:.2f}"
+
+    def record(self) -> dict[str, Any]:
+        """The answer as JSON, with its characters in the passage, its sentence, and the pointer's weights."""
+        return {"question": self.asked.asked_text, **self.found.record()}
+
+    def trace(self) -> Trace | None:
+        """Where the answer starts, over the passage; and which words of the question each word attends."""
+        passage, question = list(self.found.passage.words), list(self.asked.question)
+        maps = {"answer": torch.tensor(self.found.weights)[None, None]}
+        if self.alignment is not None:
+            maps["passage to question"] = self.alignment[None]
+        trace = Trace.from_weights(maps, title=self.answer)
+        trace.label(rows=[self.answer], columns=passage, of="answer")
+        if self.alignment is not None:
+            trace.label(rows=passage, columns=question, of="passage to question")
+        return trace
+
+
+@dataclass(frozen=True, eq=False)
+class ReadingPredictor:
+    """A reader with its codec."""
+
+    network: Reader
+    codec: ReadingCodec
+    config: ReadingConfig
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Found | InputError]:
+        """Answers to questions, in their order; an error for a passage or a question without words, or too long."""
+        found: list[Found | InputError | None] = []
+        good: list[Asked] = []
+        for one in inputs:
+            passage, question = self.codec.passage(one["passage"]), words(one["question"])
+            counts = {"passage": len(passage.words), "question": len(question)}
+            wrong = next((name for name, count in counts.items() if not 0 < count <= _WORDS), None)
+            if wrong is not None:
+                found.append(InputError(f"the {wrong} must have from 1 to {_WORDS:,} words, it has {counts[wrong]:,}"))
+                continue
+            good.append(Asked(passage, question, (), None))
+            found.append(None)
+        read = iter(self.read(good))
+        return [next(read) if one is None else one for one in found]
+
+    @torch.no_grad()
+    def read(self, questions: Sequence[Asked], *, weights: bool = True) -> list[Found]:
+        """Answers to questions; those whose passages are of like length are read together."""
+        records = [encoded(self.codec, one, self.config) for one in questions]
+        found: dict[int, Found] = {}
+        training = self.network.training
+        self.network.eval()
+        for part in groups_by_length([len(record["passage"]) for record in records], tokens=_TOKENS):
+            pointed = self._run([records[place] for place in part], weights)
+            passages: list[Passage] = [questions[place].passage for place in part]
+            made = answers(pointed, passages, longest=self.config.model.longest_answer)
+            maps = pointed.weights.float().cpu() if isinstance(pointed.weights, Tensor) else None
+            for row, (place, one) in enumerate(zip(part, made, strict=True)):
+                sizes = len(one.passage.words), len(questions[place].question)
+                own = None if maps is None else maps[row, : sizes[0], : sizes[1]]
+                found[place] = Found(one, questions[place], own)
+        self.network.train(training)
+        return [found[place] for place in range(len(questions))]
+
+    def score_of(self, found: Found) -> Score:
+        """The log-probability of an answer's first word with other words of the passage unknown.
+
+        Words are made unknown and not left out, so that the answer keeps its place.
+        """
+        record, first = encoded(self.codec, found.asked, self.config), found.found.span[0]
+
+        def score(kept: Tensor) -> Tensor:
+            rows = []
+            for row in kept.numpy():
+                row = row.copy()
+                row[first] = True
+                blank = record["passage_features"] * row[:, None]
+                rows.append({**record, "passage": record["passage"] * row + 3 * ~row, "passage_features": blank})
+            self.network.eval()
+            return self._run(rows, False).start_logits.float().cpu().log_softmax(-1)[:, first]
+
+        return score
+
+    def _run(self, records: Sequence[Mapping[str, Any]], weights: bool) -> Any:
+        batch = collated(records).to(self.device)
+        request = full() if weights and self.config.model.attention != "none" else None
+        return self.network(Texts.of(batch, "passage"), Texts.of(batch, "question"), weights=request)
