@@ -103,6 +103,8 @@ class ModelSettings(_Settings):
     """In training."""
     word_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the words that are unknown in training."""
+    stop_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Words that stand in more than this share of the training texts are read, but never attended; 1: all are."""
 
 
 class SentimentConfig(_Settings):
