@@ -8,8 +8,8 @@ from regard.data.text.tokens import cut
 from regard.data.worlds import review_words, reviews
 from regard.data.worlds.reviews import CLASSES, splits, text_of, unseen
 
-_AGREEING = "never polished isn't generous"  # both opinions decide
-_ASIDE = "The camera is not terrible. It is about a stunning teacher in the station."
+_AGREEING = "scarcely sincere cheap"  # both opinions decide
+_NEVER = "never excellent"
 LANGUAGES = ("en", "zh")
 
 
@@ -57,21 +57,16 @@ def test_the_gold_words_alone_say_the_label(language):
 @pytest.mark.parametrize(
     ("language", "text", "label", "expected"),
     [
-        (
-            "en",
-            "The camera is not terrible. It is about a stunning teacher in the station.",
-            "positive",
-            "not terrible",
-        ),
-        ("en", "The breakfast is clever, but I found the room mediocre.", "negative", "mediocre"),
-        ("en", "The ending is so silly but I didn't find the dialogue mediocre.", "positive", "didn't mediocre"),
-        ("en", "Although we found the staff so generous, the view isn't so beautiful.", "negative", "isn't beautiful"),
-        ("en", "The dialogue is ridiculous, although the lobby was reliable.", "negative", "ridiculous"),
-        ("en", "The translation is too hot, although the cast is enjoyable.", "negative", "too hot"),
-        ("en", "The garden was far too short, yet the design isn't ridiculous.", "positive", "isn't ridiculous"),
-        ("en", "There is enough water in Paris. The keyboard is very superb.", "positive", "superb"),
-        ("en", "We went there but not on Monday. The photography is weak.", "negative", "weak"),
-        ("en", "The garden was never polished and the acting isn't generous.", "negative", _AGREEING),
+        ("en", "My reliable teacher came too. The cast was rather impressive.", "positive", "impressive"),
+        ("en", "The design isn't extremely memorable. It was not made in the station.", "negative", "isn't memorable"),
+        ("en", "We found the chapter truly remarkable, but anyone could call the acting silly.", "negative", "silly"),
+        ("en", "The bread was empty but I would not call the photography tiresome.", "positive", "not tiresome"),
+        ("en", "The cast was not delightful, yet the chapter seems refreshing to me.", "positive", "refreshing"),
+        ("en", "The lobby is witty, although the garden seems flat to me.", "positive", "witty"),
+        ("en", "The cast was never excellent, even though I find the photography polished.", "negative", _NEVER),
+        ("en", "The keyboard was far too loud, although the manual is really lovely.", "negative", "too loud"),
+        ("en", "We went there but not on my birthday. The room is so delightful.", "positive", "delightful"),
+        ("en", "The kitchen is scarcely sincere, and anyone could call the style cheap.", "negative", _AGREEING),
         ("zh", "虽然故事太大了，大堂一点也不平淡。", "positive", "不平淡"),
         ("zh", "咖啡很刺耳，虽然我们觉得音乐非常周到。", "negative", "刺耳"),
         ("zh", "虽然剧本实在太慢，但是没人会说面包幼稚。", "positive", "没人幼稚"),

@@ -8,7 +8,7 @@ from regard.models.classifier import Classifier
 from regard.models.memory import Memory
 from regard.models.ngrams import NgramEncoder
 from regard.tasks.sentiment.config import ATTENTIONS, ModelSettings, SentimentConfig
-from regard.tasks.sentiment.network import build, count_parameters
+from regard.tasks.sentiment.network import build, count_parameters, stop_words
 from regard.tasks.sentiment.presets import MAKERS
 
 WORDS, CLASSES = 41, 3
@@ -75,6 +75,19 @@ def test_words_are_dropped_in_training_alone():
     assert not torch.equal(model(SOURCE, LENGTHS).logits, model(SOURCE, LENGTHS).logits)
     model.eval()
     assert torch.equal(model(SOURCE, LENGTHS).logits, model(SOURCE, LENGTHS).logits)
+
+
+def test_stop_words_are_read_and_never_attended():
+    stop = stop_words([[5, 6], [5, 7], [5, 10]], WORDS, 0.5)
+    assert stop.nonzero().flatten().tolist() == [5]
+    model = build(ModelSettings(size=12), WORDS, CLASSES, stop=stop).eval()
+    weights = model(SOURCE, LENGTHS, weights=full()).weights
+    assert weights[0, 0, 0] == 0
+    assert (weights[0, 0, 1:] > 0).all()
+    other = SOURCE.clone()
+    other[0, 0] = 4
+    assert not torch.equal(model(other, LENGTHS, weights=full()).weights[0, 0, 1:], weights[0, 0, 1:])
+    assert torch.isfinite(model(torch.full((1, 3), 5)).logits).all()
 
 
 def test_heads_must_divide_the_size():

@@ -77,7 +77,9 @@ ENGLISH = Grammar(
         i found the {aspect} *{opinion}
         we found the {aspect} {very} *{opinion}
         the {aspect} seems *{opinion} to me
-        i would call the {aspect} *{opinion}"""
+        i would call the {aspect} *{opinion}
+        i find the {aspect} *{opinion}
+        anyone could call the {aspect} *{opinion}"""
     ),
     turned=_patterns(
         """the {aspect} is *{not} *{opinion}

@@ -17,6 +17,7 @@ class SentimentCodec:
     coder: Coder
     classes: tuple[str, ...]
     longest: int
+    stop: tuple[int, ...] = ()  # tokens that are read, but never attended
 
     def encode(self, text: str) -> tuple[list[int], list[Span]]:
         """The numbers of a text's first tokens, and where they stand."""
@@ -25,11 +26,17 @@ class SentimentCodec:
 
     def save(self, directory: Path) -> None:
         self.coder.save(directory / TOKENIZER)
-        facts = {"tokens": self.coder.by, "classes": list(self.classes), "longest": self.longest}
+        facts = {
+            "tokens": self.coder.by,
+            "classes": list(self.classes),
+            "longest": self.longest,
+            "stop": list(self.stop),
+        }
         (directory / CLASSES).write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> "SentimentCodec":
         facts = json.loads((directory / CLASSES).read_text(encoding="utf-8"))
         by: Cut = facts["tokens"]
-        return cls(Coder.load(directory / TOKENIZER, by), tuple(map(str, facts["classes"])), int(facts["longest"]))
+        classes, stop = tuple(map(str, facts["classes"])), tuple(map(int, facts["stop"]))
+        return cls(Coder.load(directory / TOKENIZER, by), classes, int(facts["longest"]), stop)

@@ -85,6 +85,8 @@ class ModelSettings(Settings):
     """In training."""
     word_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the words that are unknown in training."""
+    stop_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Words that stand in more than this share of the training texts are read, but never attended; 1: all are."""
 
 
 class SentimentConfig(TaskConfig):
@@ -115,7 +117,7 @@ NEEDS = {
     **shared_needs(_HARD, _SOFT),
     **dict.fromkeys(("data.labels", "data.language"), (WORLD,)),
     **dict.fromkeys(("data.text", "data.label", "data.merge", "data.phrases"), (FILES,)),
-    **dict.fromkeys(("model.normalize", "model.looks", "model.attention_size"), (_ATTENDS,)),
+    **dict.fromkeys(("model.normalize", "model.looks", "model.attention_size", "model.stop_share"), (_ATTENDS,)),
     "model.alpha": (_ATTENDS, Need.value("model.normalize", "entmax")),
     **dict.fromkeys(("model.cell", "model.embedding"), (_RECURRENT,)),
     **dict.fromkeys(("model.positions", "model.norm", "model.heads", "model.feed_forward"), (_TRANSFORMER,)),

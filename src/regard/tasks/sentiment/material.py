@@ -1,7 +1,7 @@
 """What a text classifier learns from and is judged by: the built-in reviews, or the user's files."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from regard.data.text.tokens import Span, build_coder, cut
 from regard.data.worlds import reviews
 from regard.tasks.sentiment.codec import SentimentCodec
 from regard.tasks.sentiment.config import DataSettings, SentimentConfig
+from regard.tasks.sentiment.network import stop_words
 from regard.tasks.task import Material
 
 
@@ -28,10 +29,11 @@ def make_material(
     config: SentimentConfig, cache: Path, codec: SentimentCodec | None, say: Callable[[str], None]
 ) -> Material:
     """The texts of a run; `cache` is not needed, for texts are short."""
-    return _files(config.data, codec, say) if config.data.files else _world(config.data, codec)
+    return _files(config, codec, say) if config.data.files else _world(config, codec)
 
 
-def _world(settings: DataSettings, codec: SentimentCodec | None) -> Material:
+def _world(config: SentimentConfig, codec: SentimentCodec | None) -> Material:
+    settings = config.data
     made = reviews.splits(
         settings.seed,
         train=settings.train,
@@ -45,7 +47,9 @@ def _world(settings: DataSettings, codec: SentimentCodec | None) -> Material:
         [_example(review, settings) for review in part] for part in (made.train, made.valid, made.test, made.longer)
     )
     about = f"{len(train):,} reviews of the built-in world, {settings.language}, {settings.labels}"
-    return _material(settings, codec, reviews.CLASSES[settings.labels], (train, valid, test, longer), about)
+    return _material(
+        settings, config.model.stop_share, codec, reviews.CLASSES[settings.labels], (train, valid, test, longer), about
+    )
 
 
 def _example(review: reviews.Review, settings: DataSettings) -> Example:
@@ -60,13 +64,14 @@ def _asked(settings: DataSettings) -> Asked:
     return Asked(text=settings.text, label=settings.label, merge=settings.merge, phrases=settings.phrases)
 
 
-def _files(settings: DataSettings, codec: SentimentCodec | None, say: Callable[[str], None]) -> Material:
+def _files(config: SentimentConfig, codec: SentimentCodec | None, say: Callable[[str], None]) -> Material:
+    settings = config.data
     parts = load_parts(settings.files, _asked(settings), valid=settings.valid, test=settings.test, seed=settings.seed)
     for reading in parts.readings:
         say(str(reading))
     train, valid, test = ([_labelled(row) for row in rows] for rows in (parts.train, parts.valid, parts.test))
     about = f"{len(train):,} texts of {settings.files[0]}, {len(parts.classes)} classes"
-    return _material(settings, codec, parts.classes, (train, valid, test, []), about)
+    return _material(settings, config.model.stop_share, codec, parts.classes, (train, valid, test, []), about)
 
 
 def _labelled(row: Labelled) -> Example:
@@ -75,6 +80,7 @@ def _labelled(row: Labelled) -> Example:
 
 def _material(
     settings: DataSettings,
+    stop_share: float,
     codec: SentimentCodec | None,
     classes: Sequence[str],
     parts: tuple[list[Example], list[Example], list[Example], list[Example]],
@@ -86,6 +92,9 @@ def _material(
             (one.text for one in train), settings.tokens, size=settings.vocabulary, rarest=settings.rarest
         )
         codec = SentimentCodec(coder, tuple(classes), settings.longest)
+        texts = (codec.encode(one.text)[0] for one in train)
+        stop = stop_words(texts, coder.size, stop_share).nonzero().flatten().tolist()
+        codec = replace(codec, stop=tuple(stop))
     records = [record for example in train if (record := encode(codec, example))["text"]]
     few = sorted((one.text for one in test[:50]), key=len)
     lengths = [len(record["text"]) for record in records]

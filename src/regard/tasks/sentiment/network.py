@@ -1,9 +1,11 @@
 """The text classifier from its settings: an encoder, and attention that pools what it read."""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from regard.core.normalizers import Entmax, Normalizer, Sigmoid, Softmax, Sparsemax
@@ -24,13 +26,20 @@ Encoder = RecurrentEncoder | TransformerEncoder | NgramEncoder
 class TextClassifier(nn.Module):
     """Classes of token sequences: memory = encoder(source), logits = classifier(memory).
 
-    In training a share of `word_dropout` of the tokens is replaced by `unknown`.
+    In training a share of `word_dropout` of the tokens is replaced by `unknown`. Tokens that `stop` marks (True) are
+    read by the encoder, and never attended: a word of every text ("the", a full stop) decides none, but the state that
+    stands there knows its neighbours, and attention may learn to point at it in their place.
     """
 
-    def __init__(self, encoder: Encoder, classifier: Classifier, *, word_dropout: float, unknown: int) -> None:
+    stop: Tensor
+
+    def __init__(
+        self, encoder: Encoder, classifier: Classifier, *, word_dropout: float, unknown: int, stop: Tensor
+    ) -> None:
         super().__init__()
         self.encoder, self.classifier = encoder, classifier
         self.word_dropout, self.unknown = word_dropout, unknown
+        self.register_buffer("stop", stop)
 
     def forward(
         self,
@@ -44,7 +53,10 @@ class TextClassifier(nn.Module):
         if self.training and self.word_dropout:
             dropped = torch.rand(source.shape, device=source.device) < self.word_dropout
             source = source.masked_fill(dropped, self.unknown)
-        return self.classifier(self.encoder(source, lengths), weights=weights, generator=generator)
+        memory = self.encoder(source, lengths)
+        kept = ~self.stop[source]
+        memory = replace(memory, mask=kept if memory.mask is None else memory.mask & kept)
+        return self.classifier(memory, weights=weights, generator=generator)
 
 
 def build(
@@ -53,25 +65,50 @@ def build(
     classes: int,
     *,
     unknown: int = 3,
+    stop: Bool[Tensor, " v"] | None = None,
     learning: LearningSettings = _LEARNING,
 ) -> TextClassifier:
-    """A classifier of texts of so many different tokens into so many classes.
+    """A classifier of texts of so many different tokens into so many classes; `stop` as `stop_words` finds them.
 
     With `attention="none"` the summary of the encoder decides, after a hidden layer that holds as many parameters as
     the attention would.
     """
-    if settings.attention != "none":
-        return _attending(settings, vocabulary_size, classes, unknown, learning)
+    stop = torch.zeros(vocabulary_size, dtype=torch.bool) if stop is None else stop
+    encoder, classifier = (
+        _attending(settings, vocabulary_size, classes, learning)
+        if settings.attention != "none"
+        else _fixed(settings, vocabulary_size, classes, learning)
+    )
+    return TextClassifier(encoder, classifier, word_dropout=settings.word_dropout, unknown=unknown, stop=stop)
+
+
+def stop_words(texts: Iterable[Sequence[int]], vocabulary_size: int, share: float) -> Bool[Tensor, " v"]:
+    """Which tokens stand in more than this share of the texts.
+
+    >>> stop_words([[4, 5], [4, 6], [4, 4, 7]], 8, 0.5).nonzero().flatten()
+    tensor([4])
+    """
+    counts, total = torch.zeros(vocabulary_size, dtype=torch.long), 0
+    for text in texts:
+        counts[list(set(text))] += 1
+        total += 1
+    return counts > share * total
+
+
+def _fixed(
+    settings: ModelSettings, vocabulary_size: int, classes: int, learning: LearningSettings
+) -> tuple[Encoder, Classifier]:
+    """Without attention: the hidden layer has as many parameters as attention and its own hidden layer would have."""
     with torch.device("meta"):
         attends = settings.model_copy(update={"attention": "additive"})
-        twin = _attending(attends, vocabulary_size, classes, unknown, learning)
+        twin = _attending(attends, vocabulary_size, classes, learning)
     encoder = _encoder(settings.model_copy(update={"keys": "states", "values": "states"}), vocabulary_size)
-    spare = count_parameters(twin) - count_parameters(encoder)
+    spare = sum(map(count_parameters, twin)) - count_parameters(encoder)
     features = max(1, round((spare - classes) / (2 * (encoder.memory_size + 1) + classes)))
     classifier = Classifier(
         classes, memory_size=encoder.memory_size, attention=None, features=features, dropout=settings.dropout
     )
-    return TextClassifier(encoder, classifier, word_dropout=settings.word_dropout, unknown=unknown)
+    return encoder, classifier
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -80,8 +117,8 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def _attending(
-    settings: ModelSettings, vocabulary_size: int, classes: int, unknown: int, learning: LearningSettings
-) -> TextClassifier:
+    settings: ModelSettings, vocabulary_size: int, classes: int, learning: LearningSettings
+) -> tuple[Encoder, Classifier]:
     encoder = _encoder(settings, vocabulary_size)
     classifier = Classifier(
         classes,
@@ -93,7 +130,7 @@ def _attending(
         normalize=_normalizer(settings, learning),
         dropout=settings.dropout,
     )
-    return TextClassifier(encoder, classifier, word_dropout=settings.word_dropout, unknown=unknown)
+    return encoder, classifier
 
 
 def _normalizer(settings: ModelSettings, learning: LearningSettings) -> Normalizer:

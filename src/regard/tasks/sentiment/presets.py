@@ -9,16 +9,18 @@ def tiny() -> SentimentConfig:
     """The built-in world in about a minute on two cores."""
     return SentimentConfig(
         preset="tiny",
-        data=DataSettings(train=20_000, valid=300, test=500, longer=200, batch_tokens=1200),
-        model=ModelSettings(size=64, embedding=64, features=32, keys="both", values="words", dropout=0.1),
+        data=DataSettings(train=20_000, valid=300, test=500, longer=200, batch_tokens=1700),
+        model=ModelSettings(
+            size=64, embedding=64, features=32, keys="both", values="words", dropout=0.1, stop_share=0.25
+        ),
         train=TrainSettings(
-            steps=900,
+            steps=1000,
             learning_rate=6e-3,
             schedule="cosine",
             warmup=50,
             weight_decay=0.0,
             log_every=25,
-            validate_every=300,
+            validate_every=250,
             watch="accuracy",
             watch_for="highest",
         ),
@@ -76,19 +78,19 @@ def chnsenticorp() -> SentimentConfig:
     """ChnSentiCorp (--data chnsenticorp): characters and hashed character bigrams and trigrams, pooled by attention."""
     return SentimentConfig(
         preset="chnsenticorp",
-        data=DataSettings(tokens="characters", batch_tokens=4096, longest=400),
-        model=ModelSettings(kind="ngrams", order=3, buckets=200_003, size=64, dropout=0.4, word_dropout=0.1),
+        data=DataSettings(tokens="characters", batch_tokens=8192, longest=300),
+        model=ModelSettings(kind="ngrams", order=3, buckets=100_003, size=32, dropout=0.5, word_dropout=0.2),
         train=TrainSettings(
-            steps=2500,
-            learning_rate=2e-3,
+            steps=1200,
+            learning_rate=1e-2,
             warmup=100,
             schedule="cosine",
             weight_decay=0.0,
-            validate_every=125,
+            validate_every=120,
             watch="accuracy",
             watch_for="highest",
             average="ema",
-            ema_decay=0.995,
+            ema_decay=0.98,
         ),
     )
 

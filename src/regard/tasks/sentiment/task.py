@@ -22,8 +22,15 @@ from regard.tasks.task import Figure, Input, Outcome, Task
 
 
 def _network(config: SentimentConfig, codec: SentimentCodec) -> nn.Module:
+    stop = torch.zeros(codec.coder.size, dtype=torch.bool)
+    stop[list(codec.stop)] = True
     network = build(
-        config.model, codec.coder.size, len(codec.classes), unknown=codec.coder.unknown, learning=config.learning
+        config.model,
+        codec.coder.size,
+        len(codec.classes),
+        unknown=codec.coder.unknown,
+        stop=stop,
+        learning=config.learning,
     )
     return with_baseline(network, config.learning, is_hard=config.model.normalize == "hard")
 
