@@ -5,7 +5,7 @@ import { choice, el } from "/page/dom.js";
 import { remember, remembered } from "/page/state.js";
 import { LANGUAGES, language, say, speak } from "./words.js";
 
-const SECTIONS = ["playground", "views", "translate", "traces"];
+const SECTIONS = ["playground", "views", "ask", "runs", "translate", "traces"];
 const THEMES = ["auto", "light", "dark"];
 const kept = {}; // what each section wants to find again after another language or colour was chosen
 
