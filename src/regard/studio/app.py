@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from regard import __version__
-from regard.studio.asking import Asked, Asks, answer, run_at
+from regard.studio.asking import Asked, Asks, answer, kept_at
 from regard.studio.guard import Guard
 from regard.studio.limits import LIMITS, Limits, RefusedError, within
 from regard.studio.playground import Question, Sentence
@@ -213,14 +213,14 @@ def _add_runs(app: "FastAPI", runs: list[Translates | Asks], shelf: Shelf, limit
     def page(number: str) -> dict[str, Any]:
         from regard.studio.run_page import details
 
-        return details(run_at(runs, _whole(number, "run")))
+        return details(kept_at(runs, _whole(number, "run")))
 
     @app.get("/api/runs/{number}/curves")
     def drawn(number: str) -> dict[str, Any]:
         from regard.studio.curves import Curves
 
         place = _whole(number, "run")
-        run = run_at(runs, place)
+        run = kept_at(runs, place)
         return curves.setdefault(place, Curves(run.run.metrics.path, limits)).read()
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field
 
 from regard.studio.limits import LIMITS, Limits, RefusedError
+from regard.studio.shelf import Shelf, without_paths
 
 if TYPE_CHECKING:  # a studio without runs starts without torch
-    from regard.studio.shelf import Shelf
+    from regard.tasks.live import LiveRun
     from regard.tasks.task import Input, Prediction, Task
 
 FILES = ("image", "sound")  # kinds of inputs that come as files
@@ -49,9 +50,8 @@ class Asked(BaseModel):
     inputs: Annotated[dict[str, str], Field(max_length=16)]
 
 
-def answer(runs: Sequence[Any], asked: Asked, shelf: "Shelf", limits: Limits = LIMITS) -> dict[str, Any]:
+def answer(runs: Sequence[Any], asked: Asked, shelf: Shelf, limits: Limits = LIMITS) -> dict[str, Any]:
     """The answer of a run, its record, and the id of its trace on the shelf."""
-    from regard.tasks.task import InputError
     from regard.train.run import RunError
 
     run = run_at(runs, asked.run)
@@ -59,10 +59,10 @@ def answer(runs: Sequence[Any], asked: Asked, shelf: "Shelf", limits: Limits = L
     try:
         prediction = run.ask(given)
         record, trace = plain(prediction.record()), prediction.trace()
-    except InputError as error:
-        raise RefusedError(str(error)[:300]) from None
+    except (ValueError, OSError) as error:  # an InputError, or a file that cannot be decoded
+        raise RefusedError(without_paths(error)) from None
     except RunError as error:
-        raise RefusedError(str(error)[:300], 409) from None
+        raise RefusedError(without_paths(error), 409) from None
     return {
         "answer": prediction.answer,
         "record": record,
@@ -75,6 +75,15 @@ def run_at(runs: Sequence[Any], number: int) -> Any:
     if number >= len(runs) or not isinstance(runs[number], Asks):
         raise RefusedError(f"there is no run {number} that can be asked", 404)
     return runs[number]
+
+
+def kept_at(runs: Sequence[Any], number: int) -> "LiveRun":
+    """The run of a number, if it is in a directory."""
+    run = run_at(runs, number)
+    if getattr(run, "run", None) is None:
+        raise RefusedError(f"run {number} has no directory", 404)
+    kept: LiveRun = run
+    return kept
 
 
 def received(inputs: "Sequence[Input]", given: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class Curves:
             key = (kind, str(name)[:60])
             if key not in self.series and len(self.series) >= _SERIES:
                 continue
-            self.series.setdefault(key, Curve(self.limits.points)).add(record["step"], value)
+            self.series.setdefault(key, Curve(self.limits.points)).add(float(record["step"]), float(value))
 
 
 def _is_number(value: Any) -> bool:

@@ -136,7 +136,8 @@ def _run(runs: Sequence[Translates | None], number: int) -> Translates:
     return run
 
 
-def _beam(beam: Translated) -> dict[str, object]:
+def _beam(beam: Any) -> dict[str, object]:
+    """A `Translated`, or what a task has in its place."""
     return {
         "tokens": list(beam.tokens),
         "logProb": beam.log_prob,

@@ -65,7 +65,7 @@ class Shelf:
         try:
             trace = Trace.load(path)
         except (ValueError, OSError, KeyError, TypeError) as error:
-            raise RefusedError(f"this is not a trace that can be opened: {_sentence(error)}") from None
+            raise RefusedError(f"this is not a trace that can be opened: {without_paths(error)}") from None
         self._make_room("handed in", self.limits.traces)
         return self._add(trace, "handed in")
 
@@ -125,6 +125,6 @@ def _opener(trace: "Trace | Path") -> Callable[[], "Example"]:
     return load
 
 
-def _sentence(error: Exception) -> str:
+def without_paths(error: Exception) -> str:
     """What an error says, without the paths of this machine."""
     return re.sub(r"(/[\w.+-]+){2,}", "the file", str(error))[:300]

@@ -42,7 +42,10 @@ class LiveRun:
     def more(self) -> Any:
         """What its task can do beside answering, such as forced beginnings; None where there is nothing more."""
         with self._lock:
-            return None if self.loaded() is None else self._more
+            try:
+                return None if self.loaded() is None else self._more
+            except (RunError, OSError):  # a question says what is wrong with the weights
+                return None
 
     def ask(self, inputs: Mapping[str, Any]) -> Prediction:
         """The answer to one input, given by the names of the task's inputs; `InputError` says what is wrong with it."""
