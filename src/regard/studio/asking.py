@@ -63,6 +63,8 @@ def answer(runs: Sequence[Any], asked: Asked, shelf: Shelf, limits: Limits = LIM
         raise RefusedError(without_paths(error)) from None
     except RunError as error:
         raise RefusedError(without_paths(error), 409) from None
+    if trace is not None:
+        trace.title = f"{run.name} · {trace.title}"  # two runs stand side by side
     return {
         "answer": prediction.answer,
         "record": record,

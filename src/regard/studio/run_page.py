@@ -43,6 +43,7 @@ def details(run: "LiveRun") -> dict[str, Any]:
         "config": _config(run),
         "figures": list(_figures(task, result)),
         "facts": {name: plain(result[name]) for name in _FACTS if result.get(name) not in (None, "")},
+        "unit": task.unit,
         "labels": {one.name: {"label": one.label, "percent": one.percent} for one in task.figures},
         "card": _card(path),
     }

@@ -20,18 +20,18 @@ export async function open(place, kept) {
     return () => {};
   }
   const wanted = Number(location.hash.split("/")[2] || NaN);
-  const setup = (kept.setup ??= { run: known[0].number, beside: null, values: {}, found: [null, null], map: {}, begun: false });
-  if (known.some(({ number }) => number === wanted) && wanted !== setup.from) Object.assign(setup, { run: wanted, from: wanted, found: [null, null], begun: false });
+  const setup = (kept.setup ??= { run: known[0].number, beside: null, values: {}, found: [], map: {}, begun: false });
+  if (known.some(({ number }) => number === wanted) && wanted !== setup.from) Object.assign(setup, { run: wanted, from: wanted, found: [], begun: false });
   const run = () => known.find(({ number }) => number === setup.run);
   const others = () => known.filter((one) => one.number !== setup.run && shape(one) === shape(run()));
   const failure = el("p", { class: "failure", role: "alert" });
-  const state = el("p", { class: "quiet", role: "status" });
+  const state = el("span", { class: "small", role: "status" });
   const form = el("form", { class: "card question", onsubmit: (event) => { event.preventDefault(); go(0); } });
   const answers = el("div", { class: "answers", "aria-live": "polite" });
   const map = el("div", { class: "map" });
   let leave = () => {};
   let closed = false;
-  place.append(form, failure, state, answers, map);
+  place.append(form, answers, map);
 
   // The values are kept by the shape of the inputs, so that another run of the same inputs is asked the same.
   function given() {
@@ -52,26 +52,33 @@ export async function open(place, kept) {
     state.textContent = say("working");
     form.querySelector("[type=submit]").disabled = true;
     const inputs = Object.fromEntries(run().inputs.map(({ name }) => [name, given()[name].data ?? given()[name].text]));
-    const found = [null, null];
+    const found = [];
     try {
-      for (const side of [0, 1]) {
-        const number = side ? setup.beside : setup.run;
-        if (number !== null) found[side] = { run: number, ...(await json("/api/ask", { body: { run: number, inputs }, signal })) };
-      }
-      setup.found = found;
-      setup.map = { values: setup.map.values && Object.fromEntries(KEPT.map((name) => [name, setup.map.values[name]])) };
-      await draw();
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      failure.textContent = say("error", { reason: error.message });
-      run().inputs.filter(({ name }) => error.message.startsWith(`${name} `)).forEach(({ name }) => form.querySelector(`[data-input="${CSS.escape(name)}"]`)?.setAttribute("aria-invalid", "true"));
+      for (const number of [setup.run, setup.beside].filter((one) => one !== null)) found.push(await one(number, inputs, signal));
     } finally {
       if (!signal.aborted) {
         state.textContent = "";
         form.querySelector("[type=submit]").disabled = false;
       }
     }
+    const { error } = found.every((each) => each.error) ? found[0] : {};
+    setup.found = error ? [] : found;
+    setup.map = { values: setup.map.values && Object.fromEntries(KEPT.map((name) => [name, setup.map.values[name]])) };
+    await draw();
+    if (!error) return;
+    failure.textContent = say("error", { reason: error });
+    run().inputs.filter(({ name }) => error.startsWith(`${name} `)).forEach(({ name }) => form.querySelector(`[data-input="${CSS.escape(name)}"]`)?.setAttribute("aria-invalid", "true"));
   });
+
+  // What one run answers; a run that cannot does not keep the other from it.
+  async function one(number, inputs, signal) {
+    try {
+      return { run: number, ...(await json("/api/ask", { body: { run: number, inputs }, signal })) };
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      return { run: number, error: error.message };
+    }
+  }
 
   function ask() {
     const chosen = (number) => known.find((one) => one.number === number);
@@ -79,7 +86,7 @@ export async function open(place, kept) {
     const select = (name, current, options, choose) => el("select", { "data-name": name, onchange: (event) => choose(event.target.value === "" ? null : Number(event.target.value)) },
       ...options.map(({ value, text }) => el("option", { value, text, selected: String(value) === String(current ?? "") })));
     const first = select("run", setup.run, known.map((one) => ({ value: one.number, text: titled(one) })), (number) => {
-      Object.assign(setup, { run: number, found: [null, null] });
+      Object.assign(setup, { run: number, found: [] });
       if (!others().some((one) => one.number === setup.beside)) setup.beside = null;
       begin();
     });
@@ -93,7 +100,8 @@ export async function open(place, kept) {
       el("div", { class: "row choose" }, field(say("run"), first), others().length ? field(say("compareWith"), second) : "", el("a", { class: "small", href: `#/runs/${setup.run}`, text: say("runPage") })),
       ...waiting.map((number) => el("p", { class: "notice", role: "status", text: say("notReady", { name: chosen(number).name }) })),
       fields(run().inputs, given(), () => go(0)),
-      el("div", { class: "row" }, el("button", { type: "submit", class: "primary", text: say("askButton") }), el("span", { class: "small", text: say(run().inputs.some(({ kind, long }) => long || kind === "scene") ? "askKeysLong" : "askKeys") })),
+      failure,
+      el("div", { class: "row" }, el("button", { type: "submit", class: "primary", text: say("askButton") }), el("span", { class: "small", text: keys(run().inputs) }), state),
     );
   }
 
@@ -107,7 +115,7 @@ export async function open(place, kept) {
   async function draw() {
     leave();
     leave = () => {};
-    const found = setup.found.filter(Boolean);
+    const { found } = setup;
     answers.classList.toggle("two", found.length === 2);
     answers.replaceChildren(...found.map((one) => answer(one, known.find(({ number }) => number === one.run))));
     const traces = found.filter(({ trace }) => trace).map(({ trace }) => trace);
@@ -138,7 +146,13 @@ function shape({ inputs }) {
   return inputs.map(({ name, kind }) => `${name}:${kind}`).join(" ");
 }
 
-function answer({ answer: text, record, trace }, { name }) {
+function keys(inputs) {
+  if (!inputs.some(({ kind }) => kind === "text" || kind === "scene")) return "";
+  return say(inputs.some(({ kind, long }) => long || kind === "scene") ? "askKeysLong" : "askKeys");
+}
+
+function answer({ answer: text, record, trace, error }, { name }) {
+  if (error) return el("section", { class: "answer card", "aria-label": name }, el("h2", { text: name }), el("p", { class: "failure", role: "alert", text: say("error", { reason: error }) }));
   const sure = ["probability", "score"].filter((key) => Number.isFinite(record[key])).slice(0, 1);
   const written = JSON.stringify(record, null, 2);
   const copy = el("button", { type: "button", text: say("copy"), onclick: async () => {

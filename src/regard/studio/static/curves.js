@@ -21,7 +21,8 @@ function chart(name, lines, label) {
   const write = (value) => (label?.percent ? `${show(100 * value, 3)} %` : show(value, 4));
   const steps = lines.flatMap(({ points }) => points.map(([step]) => step));
   const values = lines.flatMap(({ points }) => points.map(([, value]) => value));
-  const [first, end] = [Math.min(...steps), Math.max(...steps)];
+  const [least, end] = [Math.min(...steps), Math.max(...steps)];
+  const first = least < end / 5 ? 0 : least;
   const ticks = nice(Math.min(...values), Math.max(...values));
   const [low, high] = [ticks[0], ticks.at(-1)];
   const x = (step) => LEFT + (end > first ? (step - first) / (end - first) : 0.5) * (WIDTH - LEFT - RIGHT);
@@ -31,9 +32,9 @@ function chart(name, lines, label) {
   const readout = el("span", { class: "readout", text: newest });
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0, "data-figure": name, "aria-label": say("curveOf", { title, newest, step: show(end, 7) }) });
   for (const tick of ticks) picture.append(svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick), class: "rule" }), svg("text", { x: LEFT - 7, y: y(tick) + 4, class: "tick", "text-anchor": "end", text: write(tick) }));
-  const marks = nice(first, end, 4).filter((step) => step >= first && step <= end);
+  const marks = nice(first, end, 6).filter((step) => step >= first && step <= end);
   for (const step of marks) picture.append(svg("text", { x: x(step), y: HEIGHT - 7, class: "tick", "text-anchor": x(step) > WIDTH - 40 ? "end" : "middle", text: step.toLocaleString("en-US") }));
-  picture.append(svg("text", { x: LEFT - 7, y: HEIGHT - 7, class: "tick", "text-anchor": "end", text: say("step") }));
+  picture.append(svg("text", { x: LEFT - 12, y: HEIGHT - 7, class: "tick", "text-anchor": "end", text: say("step") }));
   for (const line of lines) {
     const points = line.points.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`);
     picture.append(svg("polyline", { class: kind(line), points: points.join(" ") }));

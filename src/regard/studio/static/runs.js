@@ -62,7 +62,7 @@ export async function open(place, kept) {
     const state = about.finished ? say("finished") : about.changed === null ? say("notBegun") : say("unfinished", { ago: span(about.changed) });
     head.replaceChildren(
       el("div", { class: "row between" }, el("h2", {}, about.name, el("small", { text: `${about.task} · ${about.about}` })), about.ready ? el("a", { class: "button", href: `#/ask/${chosen.number}`, text: say("askThis") }) : ""),
-      el("p", { class: "row state" }, el("span", { class: `dot ${about.finished ? "done" : "open"}` }), el("span", { text: state }), el("span", { class: "small", text: about.weights ? say("weightsUsed", { weights: about.weights }) : say("notReady", { name: about.name }) })),
+      el("p", { class: "row state" }, el("span", { class: `dot ${about.finished ? "done" : "open"}` }), el("span", { text: state }), el("span", { class: "small", title: about.weights, text: about.weights ? say("weightsUsed", { weights: named(about.weights.split(":")[0]) }) : say("notReady", { name: about.name }) })),
     );
   }
 
@@ -77,7 +77,7 @@ export async function open(place, kept) {
   };
 }
 
-function results({ figures, finished }) {
+function results({ figures, finished, unit }) {
   if (!figures.length) return el("section", { class: "card" }, el("h2", { text: say("result") }), el("p", { class: "quiet", text: say(finished ? "noFigures" : "resultLater") }));
   const parts = [...new Set(figures.map(({ part }) => part))];
   const keys = [...new Set(figures.map(({ group, name }) => `${group}/${name}`))];
@@ -87,8 +87,9 @@ function results({ figures, finished }) {
   return el("section", { class: "card" }, el("h2", {}, say("result"), el("small", { text: say("betterHelp") })), el("div", { class: "scrolls" }, el("table", { class: "plain figures" },
     el("thead", {}, el("tr", {}, el("th", { scope: "col", text: say("figure") }), ...parts.map((part) => el("th", { scope: "col", class: "number", text: say(part === "test" ? "testPart" : "longerPart") })))),
     el("tbody", {}, ...keys.map((key) => {
-      const { label, better: way } = any(key);
-      return el("tr", {}, el("th", { scope: "row" }, named(label), way ? el("span", { class: "way", text: ` ${better[way]}`, title: say(way), "aria-label": say(way) }) : ""), ...parts.map((part) => el("td", { class: "number", text: at(key, part) ? value(at(key, part)) : "–" })));
+      const { label, better: way, group, name } = any(key);
+      const title = group === "faithfulness" ? say(name === "attended" ? "lostAttended" : "lostOther", { unit: named(unit) }) : named(label);
+      return el("tr", {}, el("th", { scope: "row" }, title, way ? el("span", { class: "way", text: ` ${better[way]}`, title: say(way), "aria-label": say(way) }) : ""), ...parts.map((part) => el("td", { class: "number", text: at(key, part) ? value(at(key, part)) : "–" })));
     })))));
 }
 

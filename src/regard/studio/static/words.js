@@ -58,6 +58,7 @@ const EN = {
   askThis: "Ask this run", finished: "Training has ended.", unfinished: "Training has not ended; the last figures are {ago} old.", notBegun: "Training has written no figures yet.",
   weightsUsed: "Answers with: {weights}.", result: "Result", resultLater: "The result is written when training ends.", noFigures: "The result has no figures.",
   betterHelp: "↑ higher is better, ↓ lower is better", higher: "higher is better", lower: "lower is better", figure: "Figure", testPart: "test", longerPart: "longer than trained",
+  lostAttended: "log-probability lost without the {unit} attended most", lostOther: "log-probability lost without another {unit}",
   facts: "About this run", configuration: "Configuration", settingsCount: "{count} settings", setting: "Setting", settingValue: "Value", meaning: "Meaning", modelCard: "Model card",
   fact_data: "Data", fact_parameters: "Parameters", fact_steps: "Steps", fact_ended: "Ended by", fact_training_seconds: "Training", fact_seconds: "Training and test", fact_device: "Device", fact_seed: "Seed", fact_command: "Command",
   seconds: "{count} s", minutes: "{count} min", hours: "{count} h", days: "{count} days",
@@ -123,6 +124,7 @@ const ZH = {
   askThis: "向它提问", finished: "训练已结束。", unfinished: "训练尚未结束；最新数值写于 {ago}前。", notBegun: "训练还没有写出数值。",
   weightsUsed: "回答所用权重：{weights}。", result: "结果", resultLater: "训练结束时写出结果。", noFigures: "结果中没有数值。",
   betterHelp: "↑ 越高越好，↓ 越低越好", higher: "越高越好", lower: "越低越好", figure: "指标", testPart: "测试", longerPart: "比训练更长",
+  lostAttended: "去掉最受注意的{unit}所损失的对数概率", lostOther: "去掉另一个{unit}所损失的对数概率",
   facts: "关于此模型", configuration: "配置", settingsCount: "{count} 项设置", setting: "设置", settingValue: "值", meaning: "含义", modelCard: "模型卡",
   fact_data: "数据", fact_parameters: "参数量", fact_steps: "步数", fact_ended: "结束原因", fact_training_seconds: "训练用时", fact_seconds: "训练与测试用时", fact_device: "设备", fact_seed: "随机种子", fact_command: "命令",
   seconds: "{count} 秒", minutes: "{count} 分钟", hours: "{count} 小时", days: "{count} 天",
@@ -134,7 +136,7 @@ const ZH = {
 const NAMES = {
   Sentence: "句子", Text: "文本", Review: "评论", Passage: "文章", Story: "故事", Question: "问题", Image: "图像", Picture: "图像", Photo: "照片", Sound: "声音", Recording: "录音", Scene: "场景",
   accuracy: "准确率", "exact match": "完全匹配", "exactly as the reference": "与参考完全相同", "alignment error rate": "对齐错误率", "alignment error rate, the word known": "对齐错误率（已知该词）",
-  "rationale F1": "依据 F1", pointing: "指向准确率", "word error rate": "词错误率", "character error rate": "字错误率",
+  "source word": "源词", word: "词", "final weights": "最终权重", "rationale F1": "依据 F1", pointing: "指向准确率", "word error rate": "词错误率", "character error rate": "字错误率",
 };
 
 const ALL = { en: EN, zh: ZH };
