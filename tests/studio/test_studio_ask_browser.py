@@ -198,6 +198,7 @@ def test_the_page_of_a_run_shows_curves_result_and_configuration(visit, live):
     says(page.locator(".head"), "Answers with: final weights.")
     says(page.locator(".figures"), "alignment error rate ↓")
     assert re.search(r"\d+\.\d %", page.locator(".figures tr", has_text="alignment error rate").first.inner_text())
+    counts(page.locator("svg[data-figure=loss]"), 1)
     names = page.locator("svg[data-figure]").evaluate_all("(all) => all.map((one) => one.dataset.figure)")
     assert names[0] == "loss"
     assert {"bleu", "learning_rate"} <= set(names)
@@ -227,6 +228,7 @@ def test_curves_follow_a_run_that_trains(visit, trained, tmp_path):
         Run.open(begun).metrics.add({"kind": "train", "step": 4, "loss": 0.25})
         says(page.locator(".curve .readout"), "training 0.25")
         says(page.locator(".rest"), "The result is written when training ends.")
+        page.close()  # it asks again every few seconds, and the studio ends here
 
 
 def test_a_model_card_is_never_markup(visit, live):
@@ -253,7 +255,8 @@ def test_from_the_page_of_a_run_to_asking_it(visit, live):
 def test_pages_fit_every_width(visit, live, width, path):
     page = visit(path, at=live)
     page.set_viewport_size({"width": width, "height": 900})
-    says(page.locator(".answer .said, .figures").first, "")
+    says(page.locator(".holder .facts, .figures").first, " ")
+    page.wait_for_load_state("networkidle")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

@@ -133,7 +133,7 @@ export async function open(place, kept) {
   }
 
   ask();
-  if (setup.begun) await draw();
+  if (setup.begun) draw();
   else if (run().ready && whole()) go(0);
   setup.begun = true;
   return () => {

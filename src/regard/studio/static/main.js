@@ -42,7 +42,9 @@ async function show() {
     const { open } = await import(`./${name}.js`);
     if (mine !== turn) return;
     kept[name] ??= {};
-    leave = (await open(place, kept[name])) ?? (() => {});
+    const done = (await open(place, kept[name])) ?? (() => {});
+    if (mine === turn) leave = done;
+    else done();
   } catch (error) {
     place.replaceChildren(el("p", { class: "failure", role: "alert", text: say("error", { reason: error.message }) }));
   }

@@ -70,7 +70,7 @@ export async function open(place, kept) {
     rest.replaceChildren(results(about), facts(about.facts), settings(about.config), card(about.card));
   }
 
-  await look();
+  look();
   return () => {
     closed = true;
     clearTimeout(timer);
