@@ -61,6 +61,8 @@ VIEWS: list[View] = [
     ("sentiment", "#/views/sentiment", None, False),
     ("reading", "#/views/reading", None, False),
     ("scene", "#/views/scene", None, True),
+    ("ask", "#/ask", None, False),
+    ("run", "#/runs/0", None, False),
     ("translate", "#/translate", None, False),
     ("compare", "#/translate", compare, False),
     ("traces", "#/traces", None, False),

@@ -12,17 +12,18 @@ const LAST = ["learning_rate", "gradient_norm", "tokens_per_second"]; // about t
 // `series` are { kind, name, points, last, mean_of }; `labels` say how the figures of the task are read.
 export function drawn(series, labels) {
   const names = [...new Set(series.map(({ name }) => name))];
+  const steps = series.flatMap(({ points }) => points.map(([step]) => step));
+  const [least, end] = [Math.min(...steps), Math.max(...steps)];
+  const reach = [least < end / 5 ? 0 : least, end]; // the same steps in every chart
   const rank = (name) => (name === "loss" ? -1 : LAST.includes(name) ? 1 : 0);
-  return names.sort((one, two) => rank(one) - rank(two)).map((name) => chart(name, series.filter((one) => one.name === name), labels[name]));
+  return names.sort((one, two) => rank(one) - rank(two)).map((name) => chart(name, series.filter((one) => one.name === name), labels[name], reach));
 }
 
-function chart(name, lines, label) {
+function chart(name, lines, label, [first, end]) {
   const title = name in KNOWN ? say(KNOWN[name]) : named(label?.label ?? name);
   const write = (value) => (label?.percent ? `${show(100 * value, 3)} %` : show(value, 4));
   const steps = lines.flatMap(({ points }) => points.map(([step]) => step));
   const values = lines.flatMap(({ points }) => points.map(([, value]) => value));
-  const [least, end] = [Math.min(...steps), Math.max(...steps)];
-  const first = least < end / 5 ? 0 : least;
   const ticks = nice(Math.min(...values), Math.max(...values));
   const [low, high] = [ticks[0], ticks.at(-1)];
   const x = (step) => LEFT + (end > first ? (step - first) / (end - first) : 0.5) * (WIDTH - LEFT - RIGHT);
