@@ -135,5 +135,6 @@ def visit(browser: Any, studio: Studio) -> Iterator[Callable[..., Any]]:
     yield opened
     for context, found in visits:
         context.close()
-        assert found.elsewhere == []
-        assert [error for error in found.errors if not any(part in error for part in found.allowed)] == []
+        assert found.elsewhere == [], found.elsewhere
+        errors = [error for error in found.errors if not any(part in error for part in found.allowed)]
+        assert errors == [], errors  # this module's assertions are not rewritten to say what came

@@ -61,6 +61,8 @@ VIEWS: list[View] = [
     ("sentiment", "#/views/sentiment", None, False),
     ("reading", "#/views/reading", None, False),
     ("scene", "#/views/scene", None, True),
+    ("ask", "#/ask", None, False),
+    ("run", "#/runs/0", None, False),
     ("translate", "#/translate", None, False),
     ("compare", "#/translate", compare, False),
     ("traces", "#/traces", None, False),
@@ -122,7 +124,7 @@ def main(folder: Path, run: Path | None, everything: bool) -> None:
     """Every view once, or in every language and colour. Two toys are compared, so that they differ."""
     folder.mkdir(parents=True, exist_ok=True)
     forms = [("light", "en"), ("dark", "en"), ("light", "zh"), ("dark", "zh")]
-    runs = [open_run(run).more] if run else []
+    runs = [open_run(run)] if run else []
     with (
         running(runs, [watched()]) as studio,
         running() as toys,

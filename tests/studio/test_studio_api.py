@@ -342,7 +342,8 @@ def test_a_trace_with_nan_is_told_in_json():
 def test_a_run_is_asked_what_the_reader_chose():
     assert isinstance(Fake(), Translates)
     with running([Fake()]) as found:
-        assert found.get("/api/runs").json == {"runs": [{"name": "fake", "scores": False}], "toys": False}
+        listed = {"name": "fake", "translates": True, "scores": False}
+        assert found.get("/api/runs").json == {"runs": [listed], "toys": False}
         answer = found.post("/api/translate", {"text": "hello", "beams": 2, "forced": ["x"]}).json
         judged = found.post("/api/faithfulness", {"text": "hello", "target": ["x"], "place": 0})
     assert (judged.status, judged.json["error"]) == (404, "this run cannot be asked again with words left out")

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from regard import __version__
+from regard.studio.asking import Asked, Asks, answer, kept_at
 from regard.studio.guard import Guard
 from regard.studio.limits import LIMITS, Limits, RefusedError, within
 from regard.studio.playground import Question, Sentence
-from regard.studio.runs import Ask, Judge, Scores, Translates, judge, translate
+from regard.studio.runs import Ask, Judge, Scores, Translates, judge, translate, translators
 from regard.studio.shelf import Book, Shelf
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from regard.look.faithfulness import Curve, Faithfulness
     from regard.look.records import Record
     from regard.look.trace import Trace
+    from regard.studio.curves import Curves
 
 TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
 FOLDERS = {"static": ("regard.studio", "static"), "page": ("regard.look", "page")}
@@ -31,7 +33,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def create(
-    runs: Sequence[Translates] = (),
+    runs: Sequence[Translates | Asks] = (),
     traces: "Sequence[Trace | Path]" = (),
     *,
     host: str = "127.0.0.1",
@@ -56,6 +58,7 @@ def create(
     _add_traces(app, shelf)
     _add_pictures(app, shelf)
     _add_live(app, list(runs))
+    _add_runs(app, list(runs), shelf, limits)
     return app
 
 
@@ -194,19 +197,48 @@ def _add_pictures(app: "FastAPI", shelf: Shelf) -> None:
         return floats(tiles.received(record_of(id, record), head, batch))
 
 
-def _add_live(app: "FastAPI", runs: list[Translates]) -> None:
-    """What is computed when it is asked: the playground, and runs."""
+def _add_runs(app: "FastAPI", runs: list[Translates | Asks], shelf: Shelf, limits: Limits) -> None:
+    """Runs of any task: their pages, their curves, and their answers."""
     from fastapi import Request
     from fastapi.concurrency import run_in_threadpool
 
-    known: list[Translates] = list(runs)
+    curves: dict[int, Curves] = {}
 
-    def available() -> list[Translates]:
-        if not known:  # something to show before anything was trained
-            from regard.studio.toy import toys
+    @app.post("/api/ask")
+    async def asked(request: Request) -> dict[str, Any]:
+        question = await _body(request, Asked)
+        return await run_in_threadpool(answer, runs, question, shelf, limits)
 
-            known.extend(toys())
-        return known
+    @app.get("/api/runs/{number}")
+    def page(number: str) -> dict[str, Any]:
+        from regard.studio.run_page import details
+
+        return details(kept_at(runs, _whole(number, "run")))
+
+    @app.get("/api/runs/{number}/curves")
+    def drawn(number: str) -> dict[str, Any]:
+        from regard.studio.curves import Curves
+
+        place = _whole(number, "run")
+        run = kept_at(runs, place)
+        return curves.setdefault(place, Curves(run.run.metrics.path, limits)).read()
+
+
+def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
+    """What is computed when it is asked: the playground, and translations."""
+    from fastapi import Request
+    from fastapi.concurrency import run_in_threadpool
+
+    toys: list[Translates] = []
+
+    def available() -> list[Translates | None]:
+        """What translates, in the place of each run; toys are added where no run translates."""
+        given = translators(runs)
+        if not any(given) and not toys:  # something to show before anything was trained
+            from regard.studio import toy
+
+            toys.extend(toy.toys())
+        return [*given, *toys]
 
     @app.get("/api/status")
     def status() -> dict[str, Any]:
@@ -215,10 +247,15 @@ def _add_live(app: "FastAPI", runs: list[Translates]) -> None:
 
     @app.get("/api/runs")
     def listed() -> dict[str, Any]:
-        return {
-            "runs": [{"name": run.name, "scores": isinstance(run, Scores)} for run in available()],
-            "toys": not runs,
-        }
+        from regard.studio.run_page import summary
+
+        found: list[dict[str, Any]] = []
+        for place, translator in enumerate(available()):
+            run = runs[place] if place < len(runs) else None
+            known = summary(run) if isinstance(run, Asks) else {"name": translator.name if translator else ""}
+            can = {"translates": translator is not None, "scores": isinstance(translator, Scores)}
+            found.append({**known, **can})
+        return {"runs": found, "toys": bool(toys)}
 
     @app.post("/api/translate")
     async def translated(request: Request) -> dict[str, Any]:
@@ -258,13 +295,13 @@ async def _body(request: "Request", model: type[Body]) -> Body:
 
 def _numbers(request: "Request", *names: str) -> list[int]:
     """Whole numbers of the query string; one that is not there is 0."""
-    found = []
-    for name in names:
-        text = request.query_params.get(name, "0")
-        if not re.fullmatch(r"[0-9]{1,9}", text):
-            raise RefusedError(f"{name} must be a whole number of at most 9 digits, got {text[:20]!r}")
-        found.append(int(text))
-    return found
+    return [_whole(request.query_params.get(name, "0"), name) for name in names]
+
+
+def _whole(text: str, name: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise RefusedError(f"{name} must be a whole number of at most 9 digits, got {text[:20]!r}")
+    return int(text)
 
 
 def _png_size(data: bytes) -> tuple[int, int]:

@@ -20,8 +20,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src blob:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "object-src 'none'"
 )
 HEADERS = [
     (b"content-security-policy", POLICY.encode()),
@@ -33,7 +34,7 @@ HEADERS = [
     (b"cache-control", b"no-store"),
 ]
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-UPLOAD = ("POST", "/api/traces")  # the one request that may be large
+LARGER = {("POST", "/api/traces"): "trace", ("POST", "/api/ask"): "question"}  # requests that may be large
 
 log = logging.getLogger("regard.studio")
 
@@ -120,7 +121,8 @@ class Guard:
 
     def most(self, scope: MutableMapping[str, Any]) -> int:
         """Bytes the body of this request may have."""
-        return self.limits.trace if (scope["method"], scope["path"]) == UPLOAD else self.limits.body
+        most: int = getattr(self.limits, LARGER.get((scope["method"], scope["path"]), "body"))
+        return most
 
     async def pass_on(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Hand the request on with its size and times bounded, and headers added to what comes back."""

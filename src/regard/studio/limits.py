@@ -21,9 +21,13 @@ class Limits:
 
     body: int = 256 * 1024  # bytes of a JSON body
     trace: int = 256 * 1024 * 1024  # bytes of a trace file that is handed in
+    question: int = 24 * 1024 * 1024  # bytes of a JSON body that asks a run, files in base64
+    upload: int = 16 * 1024 * 1024  # bytes of an image or a sound
+    passage: int = 100_000  # characters of a text, or of a scene, that a run is asked about
     receive_seconds: float = 20.0  # for a body to arrive
     answer_seconds: float = 30.0  # for an answer to begin
     traces: int = 16  # handed in and held at once
+    answers: int = 16  # traces of answers held at once
     vectors: int = 32  # queries, or keys, in the playground
     size: int = 32  # numbers of a vector in the playground
     text: int = 2_000  # characters of a sentence
@@ -31,6 +35,9 @@ class Limits:
     beams: int = 16
     pixels: int = 16_777_216  # of a picture that a trace brings
     tile: int = 512  # rows, or columns, of one tile
+    metrics: int = 16 * 1024 * 1024  # bytes of metrics.jsonl that are read in one request
+    points: int = 1_000  # of a curve
+    card: int = 256 * 1024  # bytes of a model card that are shown
 
 
 LIMITS = Limits()

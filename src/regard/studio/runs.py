@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:  # a studio without runs starts without torch
     from torch import Tensor
 
     from regard.look.faithfulness import Faithfulness
+    from regard.tasks.live import LiveRun
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,13 @@ class Ask(BaseModel):
     forced: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=LIMITS.tokens)] = []
 
 
-def translate(runs: Sequence[Translates], ask: Ask) -> dict[str, object]:
+def translators(runs: Sequence[Any]) -> "list[Translates | None]":
+    """What translates interactively, in the place of each run: the run itself, or what its task offers for it."""
+    offered = [run if isinstance(run, Translates) else getattr(run, "more", None) for run in runs]
+    return [one if isinstance(one, Translates) else None for one in offered]
+
+
+def translate(runs: Sequence[Translates | None], ask: Ask) -> dict[str, object]:
     """What a run answers, as JSON."""
     run = _run(runs, ask.run)
     try:
@@ -96,7 +102,7 @@ class Judge(BaseModel):
     place: Annotated[int, Field(ge=0, le=LIMITS.tokens)]
 
 
-def judge(runs: Sequence[Translates], asked: Judge) -> "Faithfulness":
+def judge(runs: Sequence[Translates | None], asked: Judge) -> "Faithfulness":
     """Deletion and sufficiency of what one word of a translation looked at."""
     from regard.look.faithfulness import faithfulness
 
@@ -112,21 +118,26 @@ def judge(runs: Sequence[Translates], asked: Judge) -> "Faithfulness":
     return faithfulness(lambda kept: run.score(asked.text, asked.target, asked.place, kept), weights, orderings=8)
 
 
-def open_run(path: Path) -> Any:
-    """The run in a directory, opened by the task that trained it."""
+def open_run(path: Path) -> "LiveRun":
+    """The run in a directory; it may still be training."""
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is neither a trace nor a run: a run is a directory with a config.json")
-    opened: Any = import_module("regard.tasks.live").open_run(path)
-    return opened
+    from regard.tasks import live
+
+    return live.open_run(path)
 
 
-def _run(runs: Sequence[Translates], number: int) -> Translates:
+def _run(runs: Sequence[Translates | None], number: int) -> Translates:
     if number >= len(runs):
         raise RefusedError(f"run must be from 0 to {len(runs) - 1}, got {number}", 404)
-    return runs[number]
+    run = runs[number]
+    if run is None:
+        raise RefusedError(f"run {number} does not translate", 404)
+    return run
 
 
-def _beam(beam: Translated) -> dict[str, object]:
+def _beam(beam: Any) -> dict[str, object]:
+    """A `Translated`, or what a task has in its place."""
     return {
         "tokens": list(beam.tokens),
         "logProb": beam.log_prob,

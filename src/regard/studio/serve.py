@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.look.file_format import check
+from regard.studio.asking import Asks
 from regard.studio.guard import is_loopback
 from regard.studio.runs import Translates, open_run
 
@@ -26,7 +27,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 7788,
     open: bool = False,
-    runs: Sequence[Translates] = (),
+    runs: Sequence[Translates | Asks] = (),
     traces: "Sequence[Trace]" = (),
     say: Callable[[str], None] = print,
 ) -> None:
@@ -42,7 +43,7 @@ def serve(
             raise ValueError(f"{path} does not exist: expected a trace file or the directory of a run")
         if path.is_file():
             check(path)
-    opened = [*runs, *(open_run(path).more for path in wanted if path.is_dir())]
+    opened: list[Translates | Asks] = [*runs, *(open_run(path) for path in wanted if path.is_dir())]
     given = [*(path for path in wanted if path.is_file()), *traces]
     listening = bind(host, port)
     with listening:
@@ -54,7 +55,7 @@ def serve(
         if not is_loopback(host):
             say(f"warning: {host} can be reached from other machines, and the studio asks nobody for a password")
         if open:
-            webbrowser.open(address)
+            webbrowser.open(f"{address}#/ask" if opened else address)
         warming = threading.Timer(0.3, _warm)  # once the first page is out
         warming.start()
         with suppress(KeyboardInterrupt):  # uvicorn hands it on once everything is closed

@@ -1,4 +1,4 @@
-"""The traces a studio shows: built-in examples, files named on the command line, and files handed in by the browser.
+"""The traces a studio shows: built-in examples, files named at the start, files handed in by the browser, and answers.
 
 A trace is known by a short id that the studio gave it. Nothing that comes over HTTP is ever used as a path.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch is imported when a trace is first opened
     from regard.look.trace import Trace
     from regard.studio.examples import Example
 
-Origin = Literal["example", "given", "handed in"]
+Origin = Literal["example", "given", "handed in", "answer"]
 
 
 @dataclass
@@ -65,12 +65,14 @@ class Shelf:
         try:
             trace = Trace.load(path)
         except (ValueError, OSError, KeyError, TypeError) as error:
-            raise RefusedError(f"this is not a trace that can be opened: {_sentence(error)}") from None
-        with self.lock:
-            mine = [book.id for book in self.books.values() if book.origin == "handed in"]
-            for id in mine[: max(0, len(mine) - self.limits.traces + 1)]:  # the oldest make room
-                del self.books[id]
+            raise RefusedError(f"this is not a trace that can be opened: {without_paths(error)}") from None
+        self._make_room("handed in", self.limits.traces)
         return self._add(trace, "handed in")
+
+    def answered(self, trace: "Trace") -> Book:
+        """Hold the trace of an answer until newer answers need its place."""
+        self._make_room("answer", self.limits.answers)
+        return self._add(trace, "answer")
 
     def remove(self, id: str) -> None:
         """Take a trace that was handed in off the shelf."""
@@ -78,6 +80,13 @@ class Shelf:
         if book is None or book.origin != "handed in":
             raise RefusedError(f"only traces that were handed in can be removed, got {id[:40]!r}", 404)
         del self.books[id]
+
+    def _make_room(self, origin: Origin, most: int) -> None:
+        """Remove the oldest of an origin, so that there is room for one more."""
+        with self.lock:
+            held = [book.id for book in self.books.values() if book.origin == origin]
+            for id in held[: max(0, len(held) - most + 1)]:
+                del self.books[id]
 
     def _add(self, trace: "Trace | Path", origin: Origin) -> Book:
         with self.lock:
@@ -116,6 +125,6 @@ def _opener(trace: "Trace | Path") -> Callable[[], "Example"]:
     return load
 
 
-def _sentence(error: Exception) -> str:
+def without_paths(error: Exception) -> str:
     """What an error says, without the paths of this machine."""
     return re.sub(r"(/[\w.+-]+){2,}", "the file", str(error))[:300]

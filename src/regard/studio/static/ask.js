@@ -1,51 +1,184 @@
-// Questions to the server. Whatever goes wrong becomes one sentence.
+// Ask a run of any task: the inputs that its task declares, the answer, its record, and the map. A second run can
+// answer beside the first.
 
+import { el } from "/page/dom.js";
+import { fields } from "./inputs.js";
+import { delayed, json } from "./server.js";
+import { fixed } from "./numbers.js";
+import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-export async function ask(path, { body, signal, method } = {}) {
-  const options = { signal, method: method ?? (body === undefined ? "GET" : "POST") };
-  if (body instanceof Blob) {
-    options.headers = { "content-type": "application/octet-stream" };
-    options.body = body;
-  } else if (body !== undefined) {
-    options.headers = { "content-type": "application/json" };
-    options.body = JSON.stringify(body);
-  }
-  let answer;
-  try {
-    answer = await fetch(path, options);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Error(say("offline"));
-  }
-  if (!answer.ok) throw new Error(await reason(answer));
-  return answer;
-}
+const KEPT = ["view", "scale"]; // of the map, for the next answer
+const LONGEST = 24; // numbers of a list that the record shows
 
-export async function json(path, options) {
-  return (await ask(path, options)).json();
-}
-
-async function reason(answer) {
-  try {
-    return (await answer.json()).error ?? `${answer.status}`;
-  } catch {
-    return `${answer.status} ${answer.statusText}`;
+export async function open(place, kept) {
+  const { runs } = await json("/api/runs");
+  const known = runs.map((run, number) => ({ ...run, number })).filter(({ inputs }) => inputs);
+  place.append(el("div", { class: "intro" }, el("h1", { text: say("ask") }), el("p", { text: say("askHelp") })));
+  if (!known.length) {
+    place.append(el("div", { class: "card none" }, el("p", { text: say("noRuns") }), el("pre", { text: "regard demo\nregard studio RUN" })));
+    return () => {};
   }
-}
+  const wanted = Number(location.hash.split("/")[2] || NaN);
+  const setup = (kept.setup ??= { run: known[0].number, beside: null, values: {}, found: [], map: {}, begun: false });
+  if (known.some(({ number }) => number === wanted) && wanted !== setup.from) Object.assign(setup, { run: wanted, from: wanted, found: [], begun: false });
+  const run = () => known.find(({ number }) => number === setup.run);
+  const others = () => known.filter((one) => one.number !== setup.run && shape(one) === shape(run()));
+  const failure = el("p", { class: "failure", role: "alert" });
+  const state = el("span", { class: "small", role: "status" });
+  const form = el("form", { class: "card question", onsubmit: (event) => { event.preventDefault(); go(0); } });
+  const answers = el("div", { class: "answers", "aria-live": "polite" });
+  const map = el("div", { class: "map" });
+  let leave = () => {};
+  let closed = false;
+  place.append(form, answers, map);
 
-// Calls `work(signal)` some time after the last request for it; an older call is told to stop.
-export function delayed(milliseconds, work) {
-  let timer;
-  let running = null;
-  return (wait = milliseconds) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => {
-      running?.abort();
-      running = new AbortController();
-      work(running.signal).catch((error) => {
-        if (error.name !== "AbortError") throw error;
-      });
-    }, wait);
+  // The values are kept by the shape of the inputs, so that another run of the same inputs is asked the same.
+  function given() {
+    const values = (setup.values[shape(run())] ??= {});
+    for (const { name } of run().inputs) values[name] ??= run().example?.[name] ? { text: run().example[name] } : null;
+    return values;
+  }
+
+  const whole = () => run().inputs.every(({ name }) => given()[name]?.text?.trim() || given()[name]?.data);
+
+  const go = delayed(0, async (signal) => {
+    failure.textContent = "";
+    form.querySelectorAll("[aria-invalid]").forEach((field) => field.removeAttribute("aria-invalid"));
+    if (!whole()) {
+      failure.textContent = say("fillIn");
+      return;
+    }
+    state.textContent = say("working");
+    form.querySelector("[type=submit]").disabled = true;
+    const inputs = Object.fromEntries(run().inputs.map(({ name }) => [name, given()[name].data ?? given()[name].text]));
+    const found = [];
+    try {
+      for (const number of [setup.run, setup.beside].filter((one) => one !== null)) found.push(await one(number, inputs, signal));
+    } finally {
+      if (!signal.aborted) {
+        state.textContent = "";
+        form.querySelector("[type=submit]").disabled = false;
+      }
+    }
+    const { error } = found.every((each) => each.error) ? found[0] : {};
+    setup.found = error ? [] : found;
+    setup.map = { values: setup.map.values && Object.fromEntries(KEPT.map((name) => [name, setup.map.values[name]])) };
+    await draw();
+    if (!error) return;
+    failure.textContent = say("error", { reason: error });
+    run().inputs.filter(({ name }) => error.startsWith(`${name} `)).forEach(({ name }) => form.querySelector(`[data-input="${CSS.escape(name)}"]`)?.setAttribute("aria-invalid", "true"));
+  });
+
+  // What one run answers; a run that cannot does not keep the other from it.
+  async function one(number, inputs, signal) {
+    try {
+      return { run: number, ...(await json("/api/ask", { body: { run: number, inputs }, signal })) };
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      return { run: number, error: error.message };
+    }
+  }
+
+  function ask() {
+    const chosen = (number) => known.find((one) => one.number === number);
+    const titled = (one) => `${one.name} · ${one.task}`;
+    const select = (name, current, options, choose) => el("select", { "data-name": name, onchange: (event) => choose(event.target.value === "" ? null : Number(event.target.value)) },
+      ...options.map(({ value, text }) => el("option", { value, text, selected: String(value) === String(current ?? "") })));
+    const first = select("run", setup.run, known.map((one) => ({ value: one.number, text: titled(one) })), (number) => {
+      Object.assign(setup, { run: number, found: [] });
+      if (!others().some((one) => one.number === setup.beside)) setup.beside = null;
+      begin();
+    });
+    const second = select("compare", setup.beside, [{ value: "", text: say("nobody") }, ...others().map((one) => ({ value: one.number, text: titled(one) }))], (number) => {
+      setup.beside = number;
+      begin();
+    });
+    const field = (text, input) => el("label", { class: "field" }, el("span", { text }), input);
+    const waiting = [setup.run, setup.beside].filter((number) => number !== null && !chosen(number).ready);
+    form.replaceChildren(
+      el("div", { class: "row choose" }, field(say("run"), first), others().length ? field(say("compareWith"), second) : "", el("a", { class: "small", href: `#/runs/${setup.run}`, text: say("runPage") })),
+      ...waiting.map((number) => el("p", { class: "notice", role: "status", text: say("notReady", { name: chosen(number).name }) })),
+      fields(run().inputs, given(), () => go(0)),
+      failure,
+      el("div", { class: "row" }, el("button", { type: "submit", class: "primary", text: say("askButton") }), el("span", { class: "small", text: keys(run().inputs) }), state),
+    );
+  }
+
+  function begin() {
+    failure.textContent = "";
+    ask();
+    draw();
+    if (run().ready && whole()) go(0);
+  }
+
+  async function draw() {
+    leave();
+    leave = () => {};
+    const { found } = setup;
+    answers.classList.toggle("two", found.length === 2);
+    answers.replaceChildren(...found.map((one) => answer(one, known.find(({ number }) => number === one.run))));
+    const traces = found.filter(({ trace }) => trace).map(({ trace }) => trace);
+    map.replaceChildren();
+    if (!traces.length) return;
+    const stage = el("div");
+    map.append(el("h2", { text: say("whereLooked") }), stage);
+    try {
+      const stop = await shown(stage, traces[0], setup.map, null, traces[1] ?? null, false);
+      if (closed) stop();
+      else leave = stop;
+    } catch (error) {
+      stage.replaceChildren(el("p", { class: "failure", text: say("error", { reason: error.message }) }));
+    }
+  }
+
+  ask();
+  if (setup.begun) draw();
+  else if (run().ready && whole()) go(0);
+  setup.begun = true;
+  return () => {
+    closed = true;
+    leave();
   };
+}
+
+function shape({ inputs }) {
+  return inputs.map(({ name, kind }) => `${name}:${kind}`).join(" ");
+}
+
+function keys(inputs) {
+  if (!inputs.some(({ kind }) => kind === "text" || kind === "scene")) return "";
+  return say(inputs.some(({ kind, long }) => long || kind === "scene") ? "askKeysLong" : "askKeys");
+}
+
+function answer({ answer: text, record, trace, error }, { name }) {
+  if (error) return el("section", { class: "answer card", "aria-label": name }, el("h2", { text: name }), el("p", { class: "failure", role: "alert", text: say("error", { reason: error }) }));
+  const sure = ["probability", "score"].filter((key) => Number.isFinite(record[key])).slice(0, 1);
+  const written = JSON.stringify(record, null, 2);
+  const copy = el("button", { type: "button", text: say("copy"), onclick: async () => {
+    await navigator.clipboard?.writeText(written);
+    copy.textContent = say("copied");
+  } });
+  return el(
+    "section", { class: "answer card", "aria-label": name },
+    el("h2", { text: name }),
+    el("p", { class: "said", text: text || say("emptyAnswer") }),
+    ...sure.map((key) => el("p", { class: "sure" }, say(key === "score" ? "scoreOf" : "chance"), " ", el("strong", { class: "number", text: fixed(record[key], 2) }))),
+    trace ? "" : el("p", { class: "quiet", text: say("noMap") }),
+    el("details", {}, el("summary", { text: say("record") }), el("div", { class: "row" }, copy), el("pre", { tabindex: 0, text: brief(record) })),
+  );
+}
+
+// The record as a person reads it: lists of plain values stand in one line, and long ones are cut. Copying gives all.
+function brief(value, indent = "") {
+  if (value === null || typeof value !== "object") return typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(6))) : JSON.stringify(value);
+  const [open, close] = Array.isArray(value) ? "[]" : "{}";
+  const entries = Array.isArray(value) ? value.map((entry) => ["", entry]) : Object.entries(value).map(([key, entry]) => [`${JSON.stringify(key)}: `, entry]);
+  const few = Array.isArray(value) ? entries.slice(0, LONGEST) : entries;
+  const cut = entries.length > few.length ? [`… ${say("moreEntries", { count: entries.length - few.length })}`] : [];
+  const plain = Array.isArray(value) && few.every(([, entry]) => entry === null || typeof entry !== "object");
+  const inner = `${indent}  `;
+  const lines = [...few.map(([key, entry]) => key + brief(entry, inner)), ...cut];
+  if (!lines.length || plain) return open + lines.join(", ") + close;
+  return `${open}\n${lines.map((line) => inner + line).join(",\n")}\n${indent}${close}`;
 }

@@ -5,7 +5,7 @@ import { choice, el } from "/page/dom.js";
 import { remember, remembered } from "/page/state.js";
 import { LANGUAGES, language, say, speak } from "./words.js";
 
-const SECTIONS = ["playground", "views", "translate", "traces"];
+const SECTIONS = ["playground", "views", "ask", "runs", "translate", "traces"];
 const THEMES = ["auto", "light", "dark"];
 const kept = {}; // what each section wants to find again after another language or colour was chosen
 
@@ -42,7 +42,9 @@ async function show() {
     const { open } = await import(`./${name}.js`);
     if (mine !== turn) return;
     kept[name] ??= {};
-    leave = (await open(place, kept[name])) ?? (() => {});
+    const done = (await open(place, kept[name])) ?? (() => {});
+    if (mine === turn) leave = done;
+    else done();
   } catch (error) {
     place.replaceChildren(el("p", { class: "failure", role: "alert", text: say("error", { reason: error.message }) }));
   }

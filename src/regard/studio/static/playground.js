@@ -1,7 +1,7 @@
 // The playground: vectors and choices on one side, the three stages on the other.
 
 import { choice, el } from "/page/dom.js";
-import { delayed, json } from "./ask.js";
+import { delayed, json } from "./server.js";
 import { show } from "./numbers.js";
 import { plane } from "./plane.js";
 import { stages } from "./stages.js";

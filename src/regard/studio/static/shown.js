@@ -11,8 +11,9 @@ import { language, say } from "./words.js";
 const LONG = 512; // tokens from which weights are so small that a linear scale would show nothing
 const KEPT = ["sequence", "record", "head", "view", "scale", "zoom", "locked"];
 
-// Fills `place` with one trace, or two side by side; `kept` remembers what was chosen. `first` is chosen where nothing was yet.
-export async function shown(place, id, kept, first = null, beside = null) {
+// Fills `place` with one trace, or two side by side; `kept` remembers what was chosen. `first` is chosen where
+// nothing was yet. With `judged`, faithfulness stands under it.
+export async function shown(place, id, kept, first = null, beside = null, judged = true) {
   const holder = el("div", { class: "holder" });
   const below = el("div", { "aria-live": "polite" });
   place.replaceChildren(el("p", { class: "quiet", text: say("opening") }));
@@ -25,6 +26,11 @@ export async function shown(place, id, kept, first = null, beside = null) {
   else if (first) state.set(first);
   else if (source.about.records.some(({ queries, keys }) => Math.max(queries, keys) > LONG)) state.set({ scale: "root" });
   let last = "";
+  if (!judged) {
+    return state.on(() => {
+      kept.values = Object.fromEntries(KEPT.map((name) => [name, state.get(name)]));
+    });
+  }
   const judge = async () => {
     const [record, head] = [state.get("record"), Math.min(state.get("head"), source.about.records[state.get("record")].heads - 1)];
     const entry = source.about.records[record];

@@ -1,7 +1,7 @@
 // A trace over HTTP, with the interface of /page/source.js. Numbers come as bytes: half floats or bytes with a scale.
 
 import { halves } from "/page/halves.js";
-import { ask, json } from "./ask.js";
+import { ask, json } from "./server.js";
 
 const REMEMBERED = 400;
 

@@ -1,14 +1,14 @@
 // Traces given at the start or opened here, each in the viewer.
 
 import { el } from "/page/dom.js";
-import { ask, json } from "./ask.js";
+import { ask, json } from "./server.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
 const MOST = 256; // MB of a file
 
 export async function open(place, kept) {
-  const { traces } = await json("/api/traces");
+  const traces = (await json("/api/traces")).traces.filter(({ origin }) => origin !== "answer"); // those are under Ask
   const mine = traces.filter(({ origin }) => origin !== "example");
   const asked = location.hash.split("/")[2];
   const chosen = (mine.find(({ id }) => id === asked) ?? mine[0])?.id;

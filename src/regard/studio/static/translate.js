@@ -3,7 +3,7 @@
 import { el } from "/page/dom.js";
 import { short } from "/page/format.js";
 import { alignment } from "./alignment.js";
-import { delayed, json } from "./ask.js";
+import { delayed, json } from "./server.js";
 import { cells } from "./cells.js";
 import { charts } from "./chart.js";
 import { fixed } from "./numbers.js";
@@ -11,7 +11,7 @@ import { say } from "./words.js";
 
 export async function open(place, kept) {
   const { runs, toys } = await json("/api/runs");
-  kept.setup ??= { text: "The big dog saw a small cat yesterday", beams: 4, runs: [0, null], forced: [[], []], chosen: [{}, {}] };
+  kept.setup ??= { text: "The big dog saw a small cat yesterday", beams: 4, runs: [runs.findIndex(({ translates }) => translates), null], forced: [[], []], chosen: [{}, {}] };
   const setup = kept.setup;
   const failure = el("p", { class: "failure", role: "alert" });
   const agreed = el("p", { class: "quiet", "aria-live": "polite" });
@@ -42,7 +42,7 @@ export async function open(place, kept) {
       translate(0);
     },
   }, ...options.map(({ value, text }) => el("option", { value, text, selected: String(setup.runs[side] ?? "") === String(value) })));
-  const names = runs.map(({ name }, value) => ({ value, text: name }));
+  const names = runs.map(({ name, translates }, value) => ({ value, text: name, translates })).filter(({ translates }) => translates);
   const source = el("input", {
     type: "text", value: setup.text, maxlength: 2000, spellcheck: "false", autocomplete: "off", "data-name": "source",
     oninput: (event) => {

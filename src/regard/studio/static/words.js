@@ -5,7 +5,7 @@ const EN = {
   auto: "Auto", light: "Light", dark: "Dark", sections: "Sections",
   playground: "Playground", views: "Views", translate: "Translate", traces: "Traces",
   playgroundHelp: "Attention in three stages. Change anything: every number is computed again by regard.attention.",
-  viewsHelp: "One picture for each kind of input, made for the purpose: what ought to be looked at is known.",
+  viewsHelp: "Demonstrations, not trained models: one picture for each kind of input, made so that what ought to be looked at is known.",
   translateHelp: "Edit the source and see the translation follow. Choose a word to see what else could have come, or force it.",
   tracesHelp: "Open a trace file that regard.watch saved. Maps of any size are scrolled piece by piece.",
   error: "That did not work: {reason}", working: "Working…", offline: "the studio does not answer: is it still running?",
@@ -48,6 +48,22 @@ const EN = {
   open: "Open a trace file", drop: "or drop one here", origin: "Where from", given: "given at the start", handedIn: "opened here", examples: "example",
   noTraces: "No trace yet. Save one with regard.watch(model) … trace.save(\"my.trace\"), then open it here.",
   removeTrace: "Close {name}", chooseTrace: "Traces", opening: "Opening…", tooLarge: "the file has {size} MB; at most {most} can be opened",
+  ask: "Ask", askHelp: "Give a run its input, and see the answer and where the model looked for it.", askButton: "Ask", askKeys: "Enter asks", askKeysLong: "Ctrl + Enter asks",
+  runPage: "Curves, result and card of this run", fillIn: "Every input must be filled in.", whereLooked: "Where it looked",
+  notReady: "{name} cannot answer yet: its training has written no checkpoint.", noMap: "This run has no attention: there is no map.",
+  noRuns: "No run was given. Train one, then start the studio with it:", emptyAnswer: "(nothing)", scoreOf: "score", record: "Record", moreEntries: "{count} more",
+  chooseImage: "Choose an image", chooseSound: "Choose a sound", fileTooLarge: "the file has {size} MB; at most {most} can be sent",
+  recordSound: "Record", stopRecording: "Stop", recording: "recording", noMicrophone: "the microphone cannot be used",
+  runs: "Runs", runsHelp: "How a run learned, what came of it, and what it was asked to do.", curves: "Curves", noCurves: "No figures have been written yet.",
+  askThis: "Ask this run", finished: "Training has ended.", unfinished: "Training has not ended; the last figures are {ago} old.", notBegun: "Training has written no figures yet.",
+  weightsUsed: "Answers with: {weights}.", result: "Result", resultLater: "The result is written when training ends.", noFigures: "The result has no figures.",
+  betterHelp: "↑ higher is better, ↓ lower is better", higher: "higher is better", lower: "lower is better", figure: "Figure", testPart: "test", longerPart: "longer than trained",
+  lostAttended: "log-probability lost without the {unit} attended most", lostOther: "log-probability lost without another {unit}",
+  facts: "About this run", configuration: "Configuration", settingsCount: "{count} settings", setting: "Setting", settingValue: "Value", meaning: "Meaning", modelCard: "Model card",
+  fact_data: "Data", fact_parameters: "Parameters", fact_steps: "Steps", fact_ended: "Ended by", fact_training_seconds: "Training", fact_seconds: "Training and test", fact_device: "Device", fact_seed: "Seed", fact_command: "Command",
+  seconds: "{count} s", minutes: "{count} min", hours: "{count} h", days: "{count} days",
+  loss: "Loss", learningRate: "Learning rate", gradientNorm: "Gradient norm", tokensPerSecond: "Tokens per second", training: "training", validation: "validation", step: "Step",
+  curveOf: "{title} until step {step}: {newest}. Arrow keys read it step by step.", meanOf: "Each point is the mean of {count} lines.",
 };
 
 const ZH = {
@@ -55,7 +71,7 @@ const ZH = {
   auto: "自动", light: "浅色", dark: "深色", sections: "栏目",
   playground: "演练场", views: "视图", translate: "翻译", traces: "记录",
   playgroundHelp: "注意力的三个阶段。改动任何一处，所有数值都由 regard.attention 重新计算。",
-  viewsHelp: "每种输入各有一幅图，数据专门制作：应当看哪里是已知的。",
+  viewsHelp: "这些是演示，不是训练出的模型：每种输入各有一幅图，应当看哪里是已知的。",
   translateHelp: "修改原文，译文随之变化。点选一个词，看看还可能是什么，或强制使用它。",
   tracesHelp: "打开 regard.watch 保存的记录文件。再大的图也可以逐块滚动查看。",
   error: "没有成功：{reason}", working: "计算中…", offline: "工作室没有回应：它还在运行吗？",
@@ -98,6 +114,29 @@ const ZH = {
   open: "打开记录文件", drop: "或拖放到这里", origin: "来源", given: "启动时给出", handedIn: "在此打开", examples: "示例",
   noTraces: "还没有记录。用 regard.watch(model) … trace.save(\"my.trace\") 保存一个，再在这里打开。",
   removeTrace: "关闭 {name}", chooseTrace: "记录", opening: "打开中…", tooLarge: "文件有 {size} MB；最多可打开 {most} MB",
+  ask: "提问", askHelp: "给模型一个输入，看它的回答，以及它看了哪里。", askButton: "提问", askKeys: "Enter 提问", askKeysLong: "Ctrl + Enter 提问",
+  runPage: "此模型的曲线、结果与说明", fillIn: "每一项输入都要填写。", whereLooked: "它看了哪里",
+  notReady: "{name} 还不能回答：训练尚未写出检查点。", noMap: "此模型没有注意力，因此没有图。",
+  noRuns: "没有给出模型。先训练一个，再用它启动工作室：", emptyAnswer: "（空）", scoreOf: "得分", record: "记录", moreEntries: "还有 {count} 项",
+  chooseImage: "选择图像", chooseSound: "选择声音", fileTooLarge: "文件有 {size} MB；最多可发送 {most} MB",
+  recordSound: "录音", stopRecording: "停止", recording: "录音", noMicrophone: "无法使用麦克风",
+  runs: "模型", runsHelp: "模型如何学习、结果如何、用了哪些设置。", curves: "曲线", noCurves: "还没有写出任何数值。",
+  askThis: "向它提问", finished: "训练已结束。", unfinished: "训练尚未结束；最新数值写于 {ago}前。", notBegun: "训练还没有写出数值。",
+  weightsUsed: "回答所用权重：{weights}。", result: "结果", resultLater: "训练结束时写出结果。", noFigures: "结果中没有数值。",
+  betterHelp: "↑ 越高越好，↓ 越低越好", higher: "越高越好", lower: "越低越好", figure: "指标", testPart: "测试", longerPart: "比训练更长",
+  lostAttended: "去掉最受注意的{unit}所损失的对数概率", lostOther: "去掉另一个{unit}所损失的对数概率",
+  facts: "关于此模型", configuration: "配置", settingsCount: "{count} 项设置", setting: "设置", settingValue: "值", meaning: "含义", modelCard: "模型卡",
+  fact_data: "数据", fact_parameters: "参数量", fact_steps: "步数", fact_ended: "结束原因", fact_training_seconds: "训练用时", fact_seconds: "训练与测试用时", fact_device: "设备", fact_seed: "随机种子", fact_command: "命令",
+  seconds: "{count} 秒", minutes: "{count} 分钟", hours: "{count} 小时", days: "{count} 天",
+  loss: "损失", learningRate: "学习率", gradientNorm: "梯度范数", tokensPerSecond: "每秒词元数", training: "训练", validation: "验证", step: "步",
+  curveOf: "{title}，至第 {step} 步：{newest}。方向键逐步读取。", meanOf: "每个点是 {count} 行的平均。",
+};
+
+// What tasks call their inputs and figures; a name that is not here is shown as the task gives it.
+const NAMES = {
+  Sentence: "句子", Text: "文本", Review: "评论", Passage: "文章", Story: "故事", Question: "问题", Image: "图像", Picture: "图像", Photo: "照片", Sound: "声音", Recording: "录音", Scene: "场景",
+  accuracy: "准确率", "exact match": "完全匹配", "exactly as the reference": "与参考完全相同", "alignment error rate": "对齐错误率", "alignment error rate, the word known": "对齐错误率（已知该词）",
+  "source word": "源词", word: "词", "final weights": "最终权重", "rationale F1": "依据 F1", pointing: "指向准确率", "word error rate": "词错误率", "character error rate": "字错误率",
 };
 
 const ALL = { en: EN, zh: ZH };
@@ -120,6 +159,11 @@ export function language() {
 export function say(name, fields = {}) {
   const text = ALL[current][name] ?? EN[name] ?? name;
   return text.replace(/\{(\w+)\}/g, (whole, field) => (field in fields ? String(fields[field]) : whole));
+}
+
+// The name of an input or a figure.
+export function named(label) {
+  return current === "zh" ? (NAMES[label] ?? label) : label;
 }
 
 // Names that one language has and the other lacks; a test asks for them.

@@ -1,0 +1,155 @@
+"""What the page of a run shows: its configuration, its result, its model card, and which weights it has."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.studio.asking import plain
+from regard.studio.limits import LIMITS
+
+if TYPE_CHECKING:
+    from regard.tasks.live import LiveRun
+    from regard.tasks.task import Input, Task
+
+_FACTS = ("data", "parameters", "steps", "ended", "training_seconds", "seconds", "device", "seed", "command")
+_LARGEST = 4 * 1024 * 1024  # bytes of a result.json that is read
+
+
+def summary(run: Any) -> dict[str, Any]:
+    """A run in a list: what it is asked and what it can do."""
+    task: Task = run.task
+    return {
+        "name": run.name,
+        "task": task.name,
+        "about": task.about,
+        "inputs": [_input(one) for one in task.inputs],
+        "ready": run.ready,
+        "example": example(task, _result(_path(run))),
+    }
+
+
+def details(run: "LiveRun") -> dict[str, Any]:
+    """A run on its page."""
+    path, task = _path(run), run.task
+    result = _result(path)
+    return {
+        **summary(run),
+        "title": task.title,
+        "weights": _weights(run),
+        "finished": bool(result),
+        "changed": _seconds_since_change(path),
+        "config": _config(run),
+        "figures": list(_figures(task, result)),
+        "facts": {name: plain(result[name]) for name in _FACTS if result.get(name) not in (None, "")},
+        "unit": task.unit,
+        "labels": {one.name: {"label": one.label, "percent": one.percent} for one in task.figures},
+        "card": _card(path),
+    }
+
+
+def example(task: "Task", result: Mapping[str, Any]) -> dict[str, str] | None:
+    """An input to begin with, where the result of a run has one: text by the names of the task's inputs."""
+    given = result.get("example")
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, (list, tuple)):
+        given = dict(zip((one.name for one in task.inputs), given, strict=False))
+    if not isinstance(given, Mapping):
+        return None
+    begin = {}
+    for one in task.inputs:
+        value = given.get(one.name)
+        if one.kind == "scene" and isinstance(value, (dict, list)):
+            begin[one.name] = json.dumps(value, ensure_ascii=False, indent=1)
+        elif one.kind in ("text", "scene") and isinstance(value, str):
+            begin[one.name] = value
+    short = {name: text for name, text in begin.items() if len(text) <= LIMITS.passage}
+    return short or None
+
+
+def _input(one: "Input") -> dict[str, Any]:
+    return {"name": one.name, "kind": one.kind, "label": one.label, "long": one.from_file}
+
+
+def _path(run: Any) -> Path | None:
+    """The directory of a run; None for one that is only in memory."""
+    opened = getattr(run, "run", None)
+    return None if opened is None else Path(opened.path)
+
+
+def _weights(run: "LiveRun") -> str | None:
+    from regard.train.run import RunError
+
+    try:
+        return run.weights
+    except (RunError, OSError) as error:  # damaged while the studio runs: the rest of the page can be shown
+        return str(error)[:300]
+
+
+def _result(path: Path | None) -> dict[str, Any]:
+    """The result of a run; nothing while it trains."""
+    if path is None:
+        return {}
+    try:
+        file = path / "result.json"
+        read = json.loads(file.read_bytes()) if file.stat().st_size <= _LARGEST else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _config(run: "LiveRun") -> list[dict[str, Any]]:
+    """Every setting with its value and its meaning."""
+    from regard.tasks.settings import listed
+
+    config = run.run.config_as(run.task.config)
+    return [{"name": one.name, "value": _written(one.value), "about": one.about} for one in listed(config)]
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(entry) for entry in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _figures(task: "Task", result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The figures of a result with the names and units that the task declares."""
+    parts = {"test": result, "longer": result.get("longer") or {}}
+    for part, record in parts.items():
+        for group in ("metrics", "attention"):
+            figures = record.get(group) if isinstance(record, Mapping) else None
+            for name, value in (figures if isinstance(figures, Mapping) else {}).items():
+                figure = task.figure(name)
+                if figure is not None and isinstance(value, (int, float)):
+                    about = {"label": figure.label, "percent": figure.percent, "better": figure.better}
+                    yield {"part": part, "group": group, "name": name, "value": plain(value), **about}
+    faithful = result.get("faithfulness")
+    for name, value in (faithful if isinstance(faithful, Mapping) else {}).items():
+        if isinstance(value, (int, float)):
+            what = f"the {task.unit} attended most" if name == "attended" else f"another {task.unit}"
+            label = f"log-probability lost without {what}"
+            about = {"label": label, "percent": False, "better": None}
+            yield {"part": "test", "group": "faithfulness", "name": name, "value": plain(value), **about}
+
+
+def _seconds_since_change(path: Path | None) -> float | None:
+    """How long ago the last figures were written."""
+    try:
+        return None if path is None else max(0.0, round(time.time() - (path / "metrics.jsonl").stat().st_mtime, 1))
+    except OSError:
+        return None
+
+
+def _card(path: Path | None) -> str:
+    """The model card as text."""
+    if path is None:
+        return ""
+    try:
+        with (path / "README.md").open("rb") as file:
+            return file.read(LIMITS.card).decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,89 @@
+// The fields of a question, one for each input of a task: text, an image or a sound as a file, a scene as JSON.
+
+import { el } from "/page/dom.js";
+import { recorder } from "./recorder.js";
+import { named, say } from "./words.js";
+
+const MOST = 16; // MB of a file
+const ACCEPT = { image: "image/*", sound: "audio/*,.wav,.flac" };
+
+// `values` gets what is given, by name: { text } or { data (base64), blob, title }. `ask` is called where Enter asks.
+export function fields(inputs, values, ask) {
+  return el("div", { class: "inputs" }, ...inputs.map((input) => (ACCEPT[input.kind] ? file(input, values) : text(input, values, ask))));
+}
+
+function text({ name, kind, label, long }, values, ask) {
+  const lines = kind === "scene" ? 10 : long ? 7 : 2;
+  const box = el("textarea", {
+    rows: lines, maxlength: 100000, spellcheck: "false", "data-input": name, class: kind === "scene" ? "code" : null,
+    placeholder: kind === "scene" ? "{ … }" : null,
+    oninput: () => { values[name] = { text: box.value }; },
+    onkeydown: (event) => {
+      const asks = event.key === "Enter" && !event.isComposing && (event.ctrlKey || event.metaKey || (lines === 2 && !event.shiftKey));
+      if (!asks) return;
+      event.preventDefault();
+      ask();
+    },
+    ondragover: (event) => event.preventDefault(),
+    ondrop: async (event) => {
+      const [dropped] = event.dataTransfer.files;
+      if (!dropped) return; // text that is dragged goes where it is dropped
+      event.preventDefault();
+      box.value = (await dropped.text()).slice(0, 100000);
+      values[name] = { text: box.value };
+    },
+  });
+  box.value = values[name]?.text ?? "";
+  return el("label", { class: "field" }, el("span", { text: named(label) }), box);
+}
+
+function file({ name, kind, label }, values) {
+  const failure = el("p", { class: "failure", role: "alert" });
+  const seen = el("div", { class: "seen" });
+  let address = null;
+
+  const draw = () => {
+    if (address) URL.revokeObjectURL(address);
+    address = null;
+    const value = values[name];
+    if (!value?.blob) return seen.replaceChildren();
+    address = URL.createObjectURL(value.blob);
+    const shown = kind === "image" ? el("img", { src: address, alt: value.title }) : el("audio", { controls: true, src: address, "aria-label": value.title });
+    seen.replaceChildren(shown, el("span", { class: "small", text: value.title }));
+  };
+  const take = async (blob, title) => {
+    if (!blob) return;
+    failure.textContent = "";
+    const size = Math.ceil(blob.size / 2 ** 20);
+    if (size > MOST) {
+      failure.textContent = say("error", { reason: say("fileTooLarge", { size, most: MOST }) });
+      return;
+    }
+    values[name] = { data: await base64(blob), blob, title };
+    draw();
+  };
+  const opener = el("label", {
+    class: "opener",
+    ondragover: (event) => { event.preventDefault(); opener.classList.add("over"); },
+    ondragleave: () => opener.classList.remove("over"),
+    ondrop: (event) => {
+      event.preventDefault();
+      opener.classList.remove("over");
+      const [dropped] = event.dataTransfer.files;
+      if (dropped) take(dropped, dropped.name);
+    },
+  }, el("input", { type: "file", accept: ACCEPT[kind], "data-input": name, onchange: (event) => take(event.target.files[0], event.target.files[0]?.name) }),
+  el("strong", { text: say(kind === "image" ? "chooseImage" : "chooseSound") }), say("drop"));
+  const microphone = kind === "sound" ? recorder((blob) => take(blob, say("recording")), (reason) => { failure.textContent = say("error", { reason }); }) : null;
+  draw();
+  return el("div", { class: "field upload", role: "group", "aria-label": named(label) }, el("span", { text: named(label) }), el("div", { class: "row" }, opener, microphone ?? "", seen), failure);
+}
+
+function base64(blob) {
+  return new Promise((done, failed) => {
+    const reader = new FileReader();
+    reader.onload = () => done(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => failed(reader.error);
+    reader.readAsDataURL(blob);
+  });
+}

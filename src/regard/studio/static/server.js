@@ -1,0 +1,51 @@
+// Questions to the server. Whatever goes wrong becomes one sentence.
+
+import { say } from "./words.js";
+
+export async function ask(path, { body, signal, method } = {}) {
+  const options = { signal, method: method ?? (body === undefined ? "GET" : "POST") };
+  if (body instanceof Blob) {
+    options.headers = { "content-type": "application/octet-stream" };
+    options.body = body;
+  } else if (body !== undefined) {
+    options.headers = { "content-type": "application/json" };
+    options.body = JSON.stringify(body);
+  }
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error(say("offline"));
+  }
+  if (!answer.ok) throw new Error(await reason(answer));
+  return answer;
+}
+
+export async function json(path, options) {
+  return (await ask(path, options)).json();
+}
+
+async function reason(answer) {
+  try {
+    return (await answer.json()).error ?? `${answer.status}`;
+  } catch {
+    return `${answer.status} ${answer.statusText}`;
+  }
+}
+
+// Calls `work(signal)` some time after the last request for it; an older call is told to stop.
+export function delayed(milliseconds, work) {
+  let timer;
+  let running = null;
+  return (wait = milliseconds) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      running?.abort();
+      running = new AbortController();
+      work(running.signal).catch((error) => {
+        if (error.name !== "AbortError") throw error;
+      });
+    }, wait);
+  };
+}
