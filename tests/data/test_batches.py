@@ -123,7 +123,7 @@ def test_impossible_wishes_are_refused(changed, message):
         batches(**changed)
     with pytest.raises(ValueError, match="lists of equal length"):
         TokenBatches([1, 2], [1], tokens=5, seed=0)
-    with pytest.raises(ValueError, match="no pairs"):
+    with pytest.raises(ValueError, match="no records"):
         TokenBatches([], [], tokens=5, seed=0)
 
 

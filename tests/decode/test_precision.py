@@ -10,7 +10,7 @@ from torch import nn
 from regard.models.quantized import QuantizedLinear, TensorQuantizedLinear
 from regard.tasks.task import SettingError
 from regard.tasks.translation import translator as module
-from regard.tasks.translation.coding import Reading
+from regard.tasks.translation.coding import Reading, Words
 from regard.tasks.translation.config import DecodeSettings, ModelSettings, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.tasks.translation.translator import Translator
@@ -25,6 +25,11 @@ class Numbers:
 
     def labels(self, numbers, source, weights) -> tuple[str, ...]:
         return tuple(map(str, numbers))
+
+    def source_words(self, numbers, labels) -> Words:
+        return Words(tuple(labels), list(range(len(labels))))
+
+    written_words = source_words
 
     def write(self, numbers, source, weights) -> str:
         return " ".join(map(str, numbers))

@@ -164,8 +164,8 @@ def test_a_class_token_stands_before_the_patches_of_an_image(as_installed):
         model(**inputs())
     high = config["image_size"] // config["patch_size"]
     labels = patches(Image.new("RGB", (32, 32)), (high, high), special=["[CLS]"])
-    trace.label(rows=labels, columns=labels)
-    assert [record.column_labels for record in trace] == [labels] * 2
+    trace.label(rows=labels, columns=labels, batch=range(trace.sequences))
+    assert all(record.labels(batch=item).columns == labels for record in trace for item in range(record.batch))
     assert trace.records[0].keys == high * high + 1
     assert about(trace)["labels"][0]["items"][:2] == ["[CLS]", "1,1"]
     with pytest.raises(ValueError, match=r"if the first 1 are no patches, say special=1"):

@@ -256,7 +256,7 @@ def test_bad_arguments_are_named():
         layer(x, cache=object())
     with pytest.raises(ValueError, match="value was given without key"):
         layer(x, value=memory)
-    with pytest.raises(ValueError, match=r"key must be \(batch, length, 15\), got shape \(2, 11, 4\)"):
+    with pytest.raises(ValueError, match="key has size 4, the layer expects 15"):
         layer(x, memory[..., :4])
     with pytest.raises(ValueError, match="mask of linear_attention must hide the same keys from every query"):
         layer(x, mask=window(2, 0))

@@ -194,11 +194,7 @@ def _tail(best: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """A time as people say it.
-
-    >>> _duration(8), _duration(200), _duration(3 * 3600)
-    ('8 s', '3 min', '3.0 h')
-    """
+    """A time as people say it."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

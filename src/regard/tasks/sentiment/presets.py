@@ -1,5 +1,6 @@
 """Configurations by name: functions that return them."""
 
+from regard.tasks.config import LearningSettings
 from regard.tasks.sentiment.config import DataSettings, ModelSettings, SentimentConfig
 from regard.tasks.task import Preset
 from regard.train.settings import TrainSettings
@@ -24,6 +25,7 @@ def tiny() -> SentimentConfig:
             watch="accuracy",
             watch_for="highest",
         ),
+        learning=LearningSettings(penalty="entropy", beta=0.005),
     )
 
 
