@@ -1,0 +1,103 @@
+"""Penalties and estimators that every task can be taught by."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from regard.tasks.config import LearningSettings
+from regard.tasks.learning import asks_attention, hard, loss_of, with_baseline
+from regard.tasks.task import Outcome
+
+WEIGHTS = torch.tensor([[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]])
+MASK = torch.tensor([[[True, True, False], [True, True, False]]])
+LN2 = math.log(2)
+
+
+@pytest.mark.parametrize(
+    ("penalty", "expected"),
+    [
+        ("none", 0.0),
+        # Σα² is 1/2 and 1; −ln p = −Σ α ln α is ln 2 and 0: the mean of ln 2 / 2 and 0.
+        ("squares", LN2 / 4),
+        # Keys get 1.5 and 0.5 over the two queries: (1 − 1.5)² + (1 − 0.5)².
+        ("doubly_stochastic", 0.5),
+        ("entropy", LN2 / 2),
+    ],
+)
+def test_penalties_by_hand(penalty, expected):
+    settings = LearningSettings(penalty=penalty, beta=0.3)
+    found = loss_of(Outcome(torch.tensor(2.0), 5, [WEIGHTS], MASK), nn.Linear(1, 1), settings)
+    torch.testing.assert_close(found.total, torch.tensor(2.0 + 5 * 0.3 * expected))
+    assert found.count == 5
+    assert asks_attention(nn.Linear(1, 1), settings) == (penalty != "none")
+
+
+def test_penalties_move_the_weights_as_they_say():
+    scores = torch.tensor([[[0.3, 0.1, -0.2]]], requires_grad=True)
+    for penalty, wanted in (("entropy", 1), ("squares", 0)):
+        weights = scores.softmax(-1)
+        loss = loss_of(
+            Outcome(torch.zeros(()), 1, [weights]), nn.Linear(1, 1), LearningSettings(penalty=penalty, beta=1.0)
+        )
+        (gradient,) = torch.autograd.grad(loss.total, scores)
+        if wanted:  # sharper: the best score is raised
+            assert gradient[0, 0, 0] < 0 < gradient[0, 0, 2]
+
+
+def test_reinforce_keeps_a_moving_baseline_in_the_network():
+    settings = LearningSettings(estimator="reinforce", entropy_weight=0.0)
+    network = with_baseline(nn.Linear(1, 1), settings, is_hard=True)
+    log_prob = torch.tensor([-1.0, -2.0], requires_grad=True)
+    outcome = Outcome(torch.zeros(()), 2, [WEIGHTS], None, log_prob, torch.tensor([3.0, 1.0]))
+    first = loss_of(outcome, network, settings)
+    # The first baseline is the mean reward, 2: −½ [(3 − 2)(−1) + (1 − 2)(−2)] · 2.
+    torch.testing.assert_close(first.total, torch.tensor(-1.0))
+    assert network.state_dict()["baseline.value"] == 2.0
+    later = Outcome(torch.zeros(()), 2, [WEIGHTS], None, log_prob, torch.tensor([7.0, 7.0]))
+    loss_of(later, network, settings)
+    torch.testing.assert_close(network.state_dict()["baseline.value"], torch.tensor(0.9 * 2.0 + 0.1 * 7.0))
+    network.eval()
+    loss_of(later, network, settings)
+    torch.testing.assert_close(network.state_dict()["baseline.value"], torch.tensor(0.9 * 2.0 + 0.1 * 7.0))
+
+
+def test_without_hard_attention_there_is_no_baseline():
+    settings = LearningSettings(estimator="reinforce")
+    assert not list(with_baseline(nn.Linear(1, 1), settings, is_hard=False).buffers())
+    assert hard(settings).estimator == "reinforce"
+
+
+@pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
+def test_hard_attention_learns_by_every_estimator(estimator):
+    """One of five keys holds the class; only reading that key gives it away."""
+    from regard.models.classifier import Classifier
+    from regard.models.memory import Memory
+
+    torch.manual_seed(1)
+    settings = LearningSettings(estimator=estimator, entropy_weight=0.05)
+    model = Classifier(2, memory_size=6, normalize=hard(settings))
+    network = with_baseline(model, settings, is_hard=True)
+    optimizer = torch.optim.Adam(network.parameters(), 0.02)
+
+    def batch() -> tuple[Memory, torch.Tensor]:
+        label, place = torch.randint(2, (64,)), torch.randint(5, (64,))
+        states = torch.randn(64, 5, 6) * 0.3
+        states[torch.arange(64), place, 0] = 2.0  # this is the key to read
+        states[torch.arange(64), place, 1] = 2.0 * label - 1
+        return Memory(states, states, None, states[:, 0]), label
+
+    for _ in range(250):
+        memory, label = batch()
+        found = model(memory)
+        losses = nn.functional.cross_entropy(found.logits, label, reduction="none")
+        reward = -losses.detach()
+        outcome = Outcome(losses.sum(), 64, (), None, found.log_prob.sum(-1), reward)
+        optimizer.zero_grad()
+        loss = loss_of(outcome, network, settings)
+        (loss.total / 64).backward()
+        optimizer.step()
+    memory, label = batch()
+    model.eval()
+    assert (model(memory).logits.argmax(-1) == label).float().mean() > 0.9
