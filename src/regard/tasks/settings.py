@@ -64,8 +64,9 @@ def changed(
         raise SettingError(_complaint(error.errors(include_url=False)[0], known)) from error
     for name in given:
         if (need := _unmet(made, name, needs or {})) is not None:
-            now = _shown(_at(made, need.place))
-            raise SettingError(f"{name} has no effect: it is a setting of {need.words}, and {need.place} is {now}")
+            now = _at(made, need.place)
+            why = "" if isinstance(now, BaseModel) else f", and {need.place} is {_shown(now)}"
+            raise SettingError(f"{name} has no effect: it is a setting of {need.words}{why}")
     return made
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from regard.data.parallel import DataError
 from regard.data.text.labelled import Asked, Labelled
@@ -57,7 +58,10 @@ def _example(review: reviews.Review, settings: DataSettings) -> Example:
     words = cut(text, "characters" if settings.language == "zh" else "words")
     if len(words) != len(review.words):
         raise DataError(f"the built-in world: {text!r} has {len(words)} words, expected {len(review.words)}")
-    return Example(text, review.label, tuple(words[place].span for place in sorted(review.decisive)))
+    spans = tuple(words[place].span for place in sorted(review.decisive))
+    # People leave out the last full stop; a model that never met such a text would take it for another kind of text.
+    bare = text.rstrip(".。") if crc32(text.encode()) % 3 == 0 else text
+    return Example(bare, review.label, spans)
 
 
 def _asked(settings: DataSettings) -> Asked:
