@@ -1,0 +1,1 @@
+"""Built-in worlds: generators of examples with known gold attention, one module per task."""

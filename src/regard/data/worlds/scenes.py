@@ -1,0 +1,124 @@
+"""Where shapes stand in a scene: spots that do not touch, and how shapes lie to one another.
+
+`shapes` draws them, `scene_captions` describes them and `scene_questions` asks about them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import Random
+from typing import TypeVar
+
+from regard.data.dice import Dice
+from regard.data.worlds.shapes import RADII, SIZES, Box, Scene, Spot
+
+RELATIONS = ("left of", "right of", "above", "below")
+OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+PLACES = ("top left", "top right", "bottom left", "bottom right")
+
+# A shape reaches this many times its radius, with some room between it and the next.
+_REACH = 1.2
+_ROOM = 1.3
+# One direction must clearly exceed the other before a relation has a name.
+_CLEARLY = 1.3
+_ATTEMPTS = 60
+# So many scenes in a row that no description fits: the settings cannot be met.
+_PATIENCE = 2000
+
+Thing = TypeVar("Thing")
+
+
+def spots(dice: Dice, sizes: Sequence[str], *, size: int) -> list[Spot] | None:
+    """A spot for a shape of each size word in a picture of `size` pixels a side; None where they did not fit."""
+    placed: list[Spot] = []
+    for word in sizes:
+        low, high = RADII[word]
+        radius = size * (low + (high - low) * dice.random.random())
+        margin = _REACH * radius + 1
+        for _ in range(_ATTEMPTS):
+            x = margin + (size - 2 * margin) * dice.random.random()
+            y = margin + (size - 2 * margin) * dice.random.random()
+            if all(_apart(x, y, radius, other) for other in placed):
+                placed.append(Spot(x, y, radius, word))
+                break
+        else:
+            return None
+    return placed
+
+
+def _apart(x: float, y: float, radius: float, other: Spot) -> bool:
+    room = _ROOM * (radius + other.radius) * 0.95
+    return max(abs(x - other.x), abs(y - other.y)) >= room
+
+
+def size_words(dice: Dice, count: int) -> list[str]:
+    """A size for each of `count` shapes; where there are many, few are large, or they would not fit."""
+    large = 0.5 if count <= 2 else 1.2 / count
+    return [SIZES[1] if dice.chance(large) else SIZES[0] for _ in range(count)]
+
+
+def box_of(spot: Spot) -> Box:
+    """The pixels around a spot that its shape is drawn in, whatever its kind; the drawn box is about this one."""
+    x, y, radius, _ = spot
+    return int(x - radius), int(y - radius), int(x + radius) + 1, int(y + radius) + 1
+
+
+def around(boxes: Iterable[Box]) -> Box:
+    """The smallest box that holds all of these.
+
+    >>> around([(2, 3, 5, 7), (4, 1, 6, 4)])
+    (2, 1, 6, 7)
+    """
+    lefts, tops, rights, bottoms = zip(*boxes, strict=True)
+    return min(lefts), min(tops), max(rights), max(bottoms)
+
+
+def relation(first: Box, second: Box) -> str | None:
+    """How the first box lies to the second; None where no word is clearly right.
+
+    >>> relation((2, 10, 8, 16), (20, 8, 30, 18)), relation((2, 30, 8, 36), (4, 8, 12, 18))
+    ('left of', 'below')
+    >>> relation((2, 2, 8, 8), (20, 20, 26, 26)) is None
+    True
+    """
+    dx = (first[0] + first[2] - second[0] - second[2]) / 2
+    dy = (first[1] + first[3] - second[1] - second[3]) / 2
+    if abs(dx) > _CLEARLY * abs(dy):
+        if first[2] <= second[0] or second[2] <= first[0]:
+            return "left of" if dx < 0 else "right of"
+    elif abs(dy) > _CLEARLY * abs(dx) and (first[3] <= second[1] or second[3] <= first[1]):
+        return "above" if dy < 0 else "below"
+    return None
+
+
+def place(box: Box, size: int) -> str | None:
+    """The quarter of the picture that a box stands in; None where it is near the middle.
+
+    >>> place((4, 30, 12, 38), 48), place((4, 20, 12, 28), 48)
+    ('bottom left', None)
+    """
+    x, y = (box[0] + box[2]) / (2 * size), (box[1] + box[3]) / (2 * size)
+    if min(abs(x - 0.5), abs(y - 0.5)) < 0.08:
+        return None
+    return f"{'top' if y < 0.5 else 'bottom'} {'left' if x < 0.5 else 'right'}"
+
+
+def distinct(
+    make: Callable[[Dice], Thing | None], scene_of: Callable[[Thing], Scene], random: Random, count: int, seen: set[object]
+) -> Iterator[Thing]:
+    """`count` things whose scenes were not `seen` yet; `make` returns None where it had no luck."""
+    dice = Dice(random, 1.0)
+    for number in range(count):
+        for _ in range(_PATIENCE):
+            thing = make(dice)
+            if thing is not None and scene_of(thing).objects not in seen:
+                break
+        else:
+            raise ValueError(f"only {number} of {count} scenes could be made: allow fewer objects or a larger picture")
+        seen.add(scene_of(thing).objects)
+        yield thing
+
+
+def check_objects(objects: tuple[int, int], fewest: int, most: int) -> None:
+    """Raises where (fewest, most) objects of a scene are not within what this world can draw and describe."""
+    low, high = objects
+    if not fewest <= low <= high <= most:
+        raise ValueError(f"objects must be (fewest, most) within {fewest} to {most}, not {objects}")
