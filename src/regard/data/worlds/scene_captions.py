@@ -7,14 +7,12 @@ something: of a group that stands alone, or where two groups differ in it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from random import Random
 
 from regard.data.dice import Dice
-from regard.data.worlds.scenes import OPPOSITE, around, box_of, check_objects, distinct, relation, spots
-from regard.data.worlds.shapes import COLOURS, KINDS, SIZES, Box, Scene, Shape, draw
+from regard.data.worlds.scenes import OPPOSITE, Splits, around, box_of, check_objects, describe, relation, split, spots
+from regard.data.worlds.shapes import COLOURS, KINDS, PLURALS, SIZES, Box, Scene, Shape, draw
 
 NUMBERS = ("a", "two", "three")
-_PLURALS = {kind: "crosses" if kind == "cross" else f"{kind}s" for kind in KINDS}
 _MOST = 2 * len(NUMBERS)
 _TRIES = 200
 
@@ -34,28 +32,17 @@ class Captioned:
     regions: tuple[Regions | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """Scenes to train on, to validate with and to test with; those of `longer` have more objects than any other.
-
-    No scene stands in two of them.
-    """
-
-    train: tuple[Captioned, ...]
-    valid: tuple[Captioned, ...]
-    test: tuple[Captioned, ...]
-    longer: tuple[Captioned, ...]
-
-
 def captioned(seed: int, *, count: int, objects: tuple[int, int] = (1, 3), size: int = 48) -> Iterator[Captioned]:
     """Different scenes of so many objects with their captions; the same seed gives the same ones, everywhere.
 
     >>> for item in captioned(5, count=3):
     ...     print(" ".join(item.words))
-    x
+    a yellow circle above a purple star
+    a large red triangle
+    a small blue star
     """
     check_objects(objects, 1, _MOST)
-    return _stream(Random(f"captions {seed} {objects} {size}"), count, objects, size, set())
+    return describe(_make, f"captions {seed}", count=count, objects=objects, size=size, seen=set())
 
 
 def splits(
@@ -68,7 +55,7 @@ def splits(
     objects: tuple[int, int] = (1, 3),
     beyond: tuple[int, int] = (4, 5),
     size: int = 48,
-) -> Splits:
+) -> Splits[Captioned]:
     """Training, validation and test scenes of so many `objects`, and `longer` ones of `beyond` objects.
 
     Every word of a longer caption occurs in shorter ones; "three red stars above two blue squares" does not.
@@ -79,17 +66,8 @@ def splits(
     """
     check_objects(objects, 1, _MOST)
     check_objects(beyond, objects[1] + 1, _MOST)
-    seen: set[object] = set()
-
-    def part(name: str, count: int, within: tuple[int, int]) -> tuple[Captioned, ...]:
-        return tuple(_stream(Random(f"captions {seed} {name} {within} {size}"), count, within, size, seen))
-
-    return Splits(
-        test=part("test", test, objects),
-        valid=part("valid", valid, objects),
-        longer=part("longer", longer, beyond),
-        train=part("train", train, objects),
-    )
+    counts = (train, valid, test, longer)
+    return split(_make, f"captions {seed}", counts=counts, objects=objects, beyond=beyond, size=size)
 
 
 def caption(objects: Sequence[Shape]) -> tuple[tuple[str, ...], tuple[Regions | None, ...]] | None:
@@ -127,18 +105,12 @@ def caption(objects: Sequence[Shape]) -> tuple[tuple[str, ...], tuple[Regions | 
 def _phrase(group: Words, boxes: list[Box], *, sized: bool) -> tuple[list[str], list[Regions | None]]:
     size, colour, kind = group
     number = NUMBERS[len(boxes) - 1]
-    noun = kind if len(boxes) == 1 else _PLURALS[kind]
+    noun = kind if len(boxes) == 1 else PLURALS[kind]
     if len(boxes) == 1 and (size if sized else colour)[0] in "aeiou":
         number = "an"
     words = [number, *([size] if sized else []), colour, noun]
     region = tuple(boxes)
     return words, [region if len(boxes) > 1 else None, *[region] * (len(words) - 1)]
-
-
-def _stream(
-    random: Random, count: int, objects: tuple[int, int], size: int, seen: set[object]
-) -> Iterator[Captioned]:
-    return distinct(lambda dice: _make(dice, objects, size), lambda item: item.scene, random, count, seen)
 
 
 def _make(dice: Dice, objects: tuple[int, int], size: int) -> Captioned | None:

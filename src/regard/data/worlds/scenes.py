@@ -4,8 +4,9 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from regard.data.dice import Dice
 from regard.data.worlds.shapes import RADII, SIZES, Box, Scene, Spot
@@ -23,7 +24,16 @@ _ATTEMPTS = 60
 # So many scenes in a row that no description fits: the settings cannot be met.
 _PATIENCE = 2000
 
-Thing = TypeVar("Thing")
+
+@runtime_checkable
+class HasScene(Protocol):
+    """What describes a scene: a caption, a question."""
+
+    @property
+    def scene(self) -> Scene: ...
+
+
+Described = TypeVar("Described", bound=HasScene)
 
 
 def spots(dice: Dice, sizes: Sequence[str], *, size: int) -> list[Spot] | None:
@@ -101,20 +111,65 @@ def place(box: Box, size: int) -> str | None:
     return f"{'top' if y < 0.5 else 'bottom'} {'left' if x < 0.5 else 'right'}"
 
 
-def distinct(
-    make: Callable[[Dice], Thing | None], scene_of: Callable[[Thing], Scene], random: Random, count: int, seen: set[object]
-) -> Iterator[Thing]:
-    """`count` things whose scenes were not `seen` yet; `make` returns None where it had no luck."""
-    dice = Dice(random, 1.0)
+@dataclass(frozen=True, slots=True)
+class Splits(Generic[Described]):
+    """Scenes to train on, to validate with and to test with; those of `longer` have more objects than any other.
+
+    No scene stands in two of them.
+    """
+
+    train: tuple[Described, ...]
+    valid: tuple[Described, ...]
+    test: tuple[Described, ...]
+    longer: tuple[Described, ...]
+
+
+Maker = Callable[[Dice, tuple[int, int], int], Described | None]
+
+
+def describe(
+    make: Maker[Described], stream: str, *, count: int, objects: tuple[int, int], size: int, seen: set[object]
+) -> Iterator[Described]:
+    """`count` described scenes that were not `seen` yet, by the random stream of that name.
+
+    `make` takes dice, how many objects there may be and the picture's side; it returns None where it had no luck.
+    """
+    dice = Dice(Random(f"{stream} {objects} {size}"), 1.0)
     for number in range(count):
         for _ in range(_PATIENCE):
-            thing = make(dice)
-            if thing is not None and scene_of(thing).objects not in seen:
+            item = make(dice, objects, size)
+            if item is not None and item.scene.objects not in seen:
                 break
         else:
             raise ValueError(f"only {number} of {count} scenes could be made: allow fewer objects or a larger picture")
-        seen.add(scene_of(thing).objects)
-        yield thing
+        seen.add(item.scene.objects)
+        yield item
+
+
+def split(
+    make: Maker[Described],
+    stream: str,
+    *,
+    counts: tuple[int, int, int, int],
+    objects: tuple[int, int],
+    beyond: tuple[int, int],
+    size: int,
+) -> Splits[Described]:
+    """Described scenes in so many parts: to train on, to validate, to test, and longer ones of `beyond` objects."""
+    if beyond[0] <= objects[1]:
+        raise ValueError(f"beyond must be more than objects, not {beyond} after {objects}")
+    seen: set[object] = set()
+
+    def part(name: str, count: int, within: tuple[int, int]) -> tuple[Described, ...]:
+        return tuple(describe(make, f"{stream} {name}", count=count, objects=within, size=size, seen=seen))
+
+    train, valid, test, longer = counts
+    return Splits(
+        test=part("test", test, objects),
+        valid=part("valid", valid, objects),
+        longer=part("longer", longer, beyond),
+        train=part("train", train, objects),
+    )
 
 
 def check_objects(objects: tuple[int, int], fewest: int, most: int) -> None:

@@ -8,15 +8,17 @@ import math
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Image = NDArray[np.uint8]
+Values = NDArray[np.floating[Any]]
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are not part of it
 
 KINDS = ("circle", "square", "triangle", "star", "cross")
+PLURALS = {kind: "crosses" if kind == "cross" else f"{kind}s" for kind in KINDS}
 COLOURS = {
     "red": (217, 48, 44),
     "orange": (244, 134, 24),
@@ -87,7 +89,7 @@ def draw(
     return Scene(np.clip(np.rint(canvas), 0, 255).astype(np.uint8), tuple(shapes))
 
 
-def _background(size: int, random: Random) -> NDArray[np.float32]:
+def _background(size: int, random: Random) -> Values:
     """Light paper, tinted, darker towards one side."""
     level = random.uniform(214, 240)
     tint = np.array([random.uniform(-10, 10) for _ in range(3)], np.float32)[:, None, None]
@@ -97,7 +99,7 @@ def _background(size: int, random: Random) -> NDArray[np.float32]:
     return level + tint - np.abs(slope - slope.min()) / 2
 
 
-def _paint(canvas: NDArray[np.float32], kind: str, colour: str, spot: Spot, random: Random) -> Box:
+def _paint(canvas: Values, kind: str, colour: str, spot: Spot, random: Random) -> Box:
     """Draws one shape with a darker rim; returns the box of the pixels that it changed."""
     size = canvas.shape[-1]
     reach = math.ceil(spot.radius * 1.2) + 1
@@ -122,7 +124,7 @@ def _paint(canvas: NDArray[np.float32], kind: str, colour: str, spot: Spot, rand
     return int(left + columns[0]), int(top + rows[0]), int(left + columns[-1] + 1), int(top + rows[-1] + 1)
 
 
-def _distance(kind: str, x: NDArray[np.float32], y: NDArray[np.float32], radius: float) -> NDArray[np.float32]:
+def _distance(kind: str, x: Values, y: Values, radius: float) -> Values:
     """Signed distance of points to the outline, negative inside; shapes of one radius look equally large."""
     if kind == "circle":
         return np.hypot(x, y) - np.float32(0.95 * radius)
@@ -131,7 +133,7 @@ def _distance(kind: str, x: NDArray[np.float32], y: NDArray[np.float32], radius:
 
 
 @cache
-def _outline(kind: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _outline(kind: str) -> tuple[Values, Values]:
     """The edges of a polygon of radius 1: where each starts and ends; y points down."""
     if kind == "square":
         corners = [(-0.86, -0.86), (0.86, -0.86), (0.86, 0.86), (-0.86, 0.86)]
@@ -154,9 +156,7 @@ def _outline(kind: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return starts, np.roll(starts, -1, axis=0)
 
 
-def _polygon(
-    x: NDArray[np.float32], y: NDArray[np.float32], starts: NDArray[np.float32], ends: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def _polygon(x: Values, y: Values, starts: Values, ends: Values) -> Values:
     """Distance to the nearest edge; inside is where a ray to the left crosses an odd number of edges."""
     (ax, ay), (bx, by) = starts.T[..., None, None], ends.T[..., None, None]
     dx, dy = bx - ax, by - ay
