@@ -8,8 +8,9 @@ import gzip
 import math
 import zlib
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +84,7 @@ def _file(folder: Path, part: str, what: str, axes: int) -> Path:
     raise DataError(f"{folder}: no file {names[0]} (or .gz)")
 
 
-def _read(path: Path, stream: BinaryIO | gzip.GzipFile, most_bytes: int) -> NDArray[Any]:
+def _read(path: Path, stream: BufferedIOBase, most_bytes: int) -> NDArray[Any]:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not 1 <= magic[3] <= _MOST_AXES:
         raise DataError(f"{path}: not an idx file: it begins with {magic.hex(' ') or 'nothing'}, expected 00 00 08 03")

@@ -7,12 +7,15 @@ import io
 import threading
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from regard.data.parallel import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]
 
@@ -26,14 +29,15 @@ MOST_PIXELS = 89_478_485
 
 _GREY = (128, 128, 128)
 _ORIENTATION = 0x0112
+# How a picture of each EXIF orientation is turned upright, in Pillow's words.
 _UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
 }
 # `warnings.catch_warnings` changes the whole process, so threads take turns while they read a header.
 _HEADER = threading.Lock()
@@ -54,11 +58,14 @@ def decode(
     the first frame is read; transparent pixels are white; 16 bits become 8. What cannot be read is a DataError that
     names the file (or `name`). Of more than `most_pixels` pixels, or than Pillow's bound, nothing is decoded.
 
+    >>> from PIL import Image
     >>> file = io.BytesIO()
     >>> Image.new("RGB", (20, 10), (255, 0, 0)).save(file, "PNG")
     >>> decode(file.getvalue(), (5, 7)).shape
     (3, 5, 7)
     """
+    from PIL import UnidentifiedImageError
+
     if size is not None and min(size) < 1:
         raise ValueError(f"size must be (height, width) of at least 1 pixel, not {size}")
     if fit not in ("crop", "letterbox"):
@@ -85,8 +92,10 @@ def decode(
         raise DataError(f"{name}: the picture cannot be decoded: {error or type(error).__name__}") from error
 
 
-def _opened(source: Path | str | bytes, most_pixels: int) -> Image.Image:
+def _opened(source: Path | str | bytes, most_pixels: int) -> "Image":
     """The picture with its header read; a decompression bomb is refused before any pixel is decoded."""
+    from PIL import Image
+
     if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
         raise DataError("the file is empty")
     with _HEADER, warnings.catch_warnings():
@@ -104,9 +113,11 @@ def _opened(source: Path | str | bytes, most_pixels: int) -> Image.Image:
     return image
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def _eight_bits(image: "Image") -> "Image":
     """RGB of any mode; orientation information is passed on."""
-    exif_holder = image
+    from PIL import Image
+
+    orientation = image.getexif().get(_ORIENTATION)
     if image.mode == "F":
         raise DataError("32-bit float pixels; expected 8 or 16 bits")
     if image.mode.startswith("I"):
@@ -119,16 +130,20 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
     converted = image.convert("RGB")
-    converted.info["orientation"] = exif_holder.getexif().get(_ORIENTATION)
+    converted.info["orientation"] = orientation
     return converted
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _upright(image: "Image") -> "Image":
+    from PIL.Image import Transpose
+
     turn = _UPRIGHT.get(image.info["orientation"])
-    return image if turn is None else image.transpose(turn)
+    return image if turn is None else image.transpose(Transpose[turn])
 
 
-def _fitted(image: Image.Image, size: tuple[int, int], fit: str) -> Image.Image:
+def _fitted(image: "Image", size: tuple[int, int], fit: str) -> "Image":
+    from PIL import Image
+
     high, wide = size
     width, height = image.size
     if (width, height) == (wide, high):
