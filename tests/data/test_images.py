@@ -83,10 +83,11 @@ def test_a_picture_of_any_kind_becomes_rgb(kind):
     [
         (lambda: saved(wide_values(), "PNG"), 0, 40_000 >> 8),
         (lambda: saved(wide_values(), "TIFF"), 0, 40_000 >> 8),
+        (lambda: saved(halves(mode="L").convert("I"), "TIFF"), 82, 65),
         (lambda: saved(halves(mode="L"), "PNG"), 82, 65),
         (lambda: saved(Image.fromarray(np.arange(37)[None].repeat(23, 0) > 18), "PNG"), 0, 255),
     ],
-    ids=["16-bit png", "16-bit tiff", "grey", "one bit"],
+    ids=["16-bit png", "16-bit tiff", "8 of 32 bits", "grey", "one bit"],
 )
 def test_grey_of_any_depth_becomes_rgb(content, left, right):
     pixels = decode(content())
@@ -183,9 +184,16 @@ def test_the_bound_of_pillow_is_honoured_where_it_is_lower(monkeypatch):
         decode(COLOURED["png"]())
 
 
-def test_damaged_orientation_is_no_reason_to_refuse_a_picture():
-    exif = Image.Exif()
-    exif[0x0112] = 77
+@pytest.mark.parametrize(
+    "exif",
+    [{0x0112: 77}, b"Exif\0\0no such thing", b"Exif\0\0MM\0*\0\0\0\x08\0\x09"],
+    ids=["unknown number", "garbage", "cut"],
+)
+def test_damaged_orientation_is_no_reason_to_refuse_a_picture(exif):
+    if isinstance(exif, dict):
+        [(tag, value)] = exif.items()
+        exif = Image.Exif()
+        exif[tag] = value
     assert decode(saved(halves(), "JPEG", exif=exif)).shape == (3, 23, 37)
 
 

@@ -238,3 +238,10 @@ def test_settings_that_cannot_be_met_are_refused(world, settings, message):
 
 def test_question_words_are_read_as_people_write_them():
     assert scene_questions.question_words("What color is the Circle?") == ("what", "colour", "is", "the", "circle", "?")
+
+
+def test_some_forms_of_questions_may_be_chosen():
+    items = list(scene_questions.asked(2, count=30, forms=("count", "place")))
+    assert {item.form for item in items} == {"count", "place"}
+    with pytest.raises(ValueError, match=r"forms must be some of colour, shape, .*, not weather"):
+        scene_questions.asked(2, count=1, forms=("weather",))

@@ -76,8 +76,9 @@ def decode(
             if size is not None:
                 # A JPEG is decoded at a half, a quarter or an eighth where that is still twice the size needed.
                 image.draft(None, (2 * max(size), 2 * max(size)))
+            orientation = _orientation(image)
             image.load()
-            upright = _upright(_eight_bits(image))
+            upright = _upright(_eight_bits(image), orientation)
         fitted = upright if size is None else _fitted(upright, size, fit)
         return np.ascontiguousarray(np.asarray(fitted).transpose(2, 0, 1))
     except DataError as error:
@@ -99,6 +100,7 @@ def _opened(source: Path | str | bytes, most_pixels: int) -> "Image":
     if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
         raise DataError("the file is empty")
     with _HEADER, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of damaged EXIF data, which does not matter
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         Image.init()
         formats = [name for name in FORMATS if name in Image.OPEN]  # AVIF and WEBP may be left out of a build
@@ -114,30 +116,40 @@ def _opened(source: Path | str | bytes, most_pixels: int) -> "Image":
 
 
 def _eight_bits(image: "Image") -> "Image":
-    """RGB of any mode; orientation information is passed on."""
+    """RGB of any mode."""
     from PIL import Image
 
-    orientation = image.getexif().get(_ORIENTATION)
     if image.mode == "F":
         raise DataError("32-bit float pixels; expected 8 or 16 bits")
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.size and not 0 <= values.min() <= values.max() <= 65_535:
             raise DataError(f"pixel values from {values.min()} to {values.max()}; expected 8 or 16 bits")
-        image = Image.fromarray((values >> 8).astype(np.uint8))
+        # A file of 32 bits does not say how many of them count: a picture without a value over 255 has 8.
+        bits = 8 if image.mode == "I" and values.size and values.max() < 256 else 16
+        image = Image.fromarray((values >> (bits - 8)).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
-    converted = image.convert("RGB")
-    converted.info["orientation"] = orientation
-    return converted
+    return image.convert("RGB")
 
 
-def _upright(image: "Image") -> "Image":
+def _orientation(image: "Image") -> int:
+    """The EXIF orientation; 1, upright, where there is none or it cannot be read."""
+    with _HEADER, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of damaged EXIF data; the pixels are good
+        try:
+            orientation = image.getexif().get(_ORIENTATION, 1)
+        except Exception:  # as many types as for damaged pixels
+            return 1
+    return orientation if isinstance(orientation, int) else 1
+
+
+def _upright(image: "Image", orientation: int) -> "Image":
     from PIL.Image import Transpose
 
-    turn = _UPRIGHT.get(image.info["orientation"])
+    turn = _UPRIGHT.get(orientation)
     return image if turn is None else image.transpose(Transpose[turn])
 
 

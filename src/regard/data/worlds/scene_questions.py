@@ -6,6 +6,7 @@ answer of a form is equally likely and the question alone tells little.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from regard.data.dice import Dice
@@ -47,8 +48,12 @@ class Asked:
     form: str
 
 
-def asked(seed: int, *, count: int, objects: tuple[int, int] = (2, 4), size: int = 48) -> Iterator[Asked]:
-    """Different scenes of so many objects, one question about each; the same seed gives the same ones, everywhere.
+def asked(
+    seed: int, *, count: int, objects: tuple[int, int] = (2, 4), size: int = 48, forms: Sequence[str] = FORMS
+) -> Iterator[Asked]:
+    """Different scenes of so many objects, one question about each, of one of the `forms`.
+
+    The same seed gives the same ones, everywhere.
 
     >>> for item in asked(5, count=3):
     ...     print(written(item.question), item.answer)
@@ -57,7 +62,8 @@ def asked(seed: int, *, count: int, objects: tuple[int, int] = (2, 4), size: int
     What is above the red circle? square
     """
     check_objects(objects, 2, _MOST)
-    return describe(_make, f"questions {seed}", count=count, objects=objects, size=size, seen=set())
+    make = partial(_make, forms=_known(forms))
+    return describe(make, f"questions {seed}", count=count, objects=objects, size=size, seen=set())
 
 
 def splits(
@@ -70,6 +76,7 @@ def splits(
     objects: tuple[int, int] = (2, 4),
     beyond: tuple[int, int] = (5, 6),
     size: int = 48,
+    forms: Sequence[str] = FORMS,
 ) -> Splits[Asked]:
     """Training, validation and test questions on scenes of so many `objects`, and `longer` ones of `beyond` objects.
 
@@ -80,7 +87,8 @@ def splits(
     check_objects(objects, 2, _MOST)
     check_objects(beyond, objects[1] + 1, _MOST)
     counts = (train, valid, test, longer)
-    return split(_make, f"questions {seed}", counts=counts, objects=objects, beyond=beyond, size=size)
+    make = partial(_make, forms=_known(forms))
+    return split(make, f"questions {seed}", counts=counts, objects=objects, beyond=beyond, size=size)
 
 
 def answers() -> tuple[str, ...]:
@@ -117,8 +125,14 @@ class _Draft(NamedTuple):
     shown: list[int]
 
 
-def _make(dice: Dice, objects: tuple[int, int], size: int) -> Asked | None:
-    form = dice.pick(FORMS)
+def _known(forms: Sequence[str]) -> tuple[str, ...]:
+    if not forms or not set(forms) <= set(FORMS):
+        raise ValueError(f"forms must be some of {', '.join(FORMS)}, not {', '.join(forms) or 'none'}")
+    return tuple(forms)
+
+
+def _make(dice: Dice, objects: tuple[int, int], size: int, *, forms: Sequence[str]) -> Asked | None:
+    form = dice.pick(forms)
     total = dice.pick(range(objects[0], objects[1] + 1))
     for _ in range(_TRIES):  # with the same form and total, or crowded scenes would be rarer than others
         placed = spots(dice, size_words(dice, total), size=size)
