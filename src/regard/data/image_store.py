@@ -140,11 +140,12 @@ def store_images(
 
 def _digest(path: Path) -> bytes:
     """What a row was made from, in 16 bytes: another file, size or time of change gives another digest."""
+    place = os.path.abspath(path)  # resolving links would cost more than everything else for a large store
     try:
-        known = path.stat()
-        facts = f"{path.resolve()}\n{known.st_size}\n{known.st_mtime_ns}"
+        known = os.stat(place)
+        facts = f"{place}\n{known.st_size}\n{known.st_mtime_ns}"
     except OSError:
-        facts = f"{path.absolute()}\nmissing"
+        facts = f"{place}\nmissing"
     return hashlib.blake2b(facts.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
