@@ -12,7 +12,7 @@ from typing import Any
 
 from regard.data.image_folders import NAMES, PARTS, ImageFolders, part_files
 from regard.data.parallel import DataError, Report, report
-from regard.data.records import records
+from regard.data.json_records import records
 
 _SUFFIXES = (".json", ".jsonl")
 _FIELDS = ("image", "question", "answer")
