@@ -1,4 +1,5 @@
-"""Built-in worlds, one for each task: seeded, unlimited, and with gold attention. Imports only regard.data.
+"""Built-in worlds: generators of examples with known gold attention. Imports only regard.data.
 
-reviews: opinions with negation and contrast; review_words: their words and sentence patterns in two languages.
+reviews, review_words: sentiment; stories, story_events: reading; shapes, scenes, scene_captions, scene_questions:
+drawn scenes with captions and questions; digits: drawn digits.
 """

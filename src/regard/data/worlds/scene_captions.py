@@ -1,0 +1,158 @@
+"""The built-in world of captioning: drawn scenes, a caption of each, and the region of every content word.
+
+The caption is a function of the scene, so a model can be exactly right: one or two groups of equal shapes; the group
+of larger shapes is named first, between equals the one further left or further up. The size is named where it tells
+something: of a group that stands alone, or where two groups differ in it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from regard.data.dice import Dice
+from regard.data.worlds.scenes import OPPOSITE, Splits, around, box_of, check_objects, describe, relation, split, spots
+from regard.data.worlds.shapes import COLOURS, KINDS, PLURALS, SIZES, Box, Scene, Shape, draw
+
+NUMBERS = ("a", "two", "three")
+_MOST = 2 * len(NUMBERS)
+_TRIES = 200
+
+Regions = tuple[Box, ...]
+Words = tuple[str, str, str]  # size, colour, kind
+
+
+@dataclass(frozen=True, slots=True)
+class Captioned:
+    """A scene, the words of its caption, and where the shapes stand that each word is about.
+
+    A word for several shapes has several boxes. Articles and words of relation are about no one region: None.
+    """
+
+    scene: Scene
+    words: tuple[str, ...]
+    regions: tuple[Regions | None, ...]
+
+
+def captioned(seed: int, *, count: int, objects: tuple[int, int] = (1, 3), size: int = 48) -> Iterator[Captioned]:
+    """Different scenes of so many objects with their captions; the same seed gives the same ones, everywhere.
+
+    >>> for item in captioned(5, count=3):
+    ...     print(" ".join(item.words))
+    a yellow circle above a purple star
+    a large red triangle
+    a small blue star
+    """
+    check_objects(objects, 1, _MOST)
+    return describe(_make, f"captions {seed}", count=count, objects=objects, size=size, seen=set())
+
+
+def splits(
+    seed: int,
+    *,
+    train: int,
+    valid: int,
+    test: int,
+    longer: int = 0,
+    objects: tuple[int, int] = (1, 3),
+    beyond: tuple[int, int] = (4, 5),
+    size: int = 48,
+) -> Splits[Captioned]:
+    """Training, validation and test scenes of so many `objects`, and `longer` ones of `beyond` objects.
+
+    Every word of a longer caption occurs in shorter ones; "three red stars above two blue squares" does not.
+
+    >>> made = splits(1, train=20, valid=5, test=5, longer=3)
+    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
+    [20, 5, 5, 3]
+    """
+    check_objects(objects, 1, _MOST)
+    check_objects(beyond, objects[1] + 1, _MOST)
+    counts = (train, valid, test, longer)
+    return split(_make, f"captions {seed}", counts=counts, objects=objects, beyond=beyond, size=size)
+
+
+def caption(objects: Sequence[Shape]) -> tuple[tuple[str, ...], tuple[Regions | None, ...]] | None:
+    """Words and regions for the shapes of a scene; None where they are no two groups that clearly lie apart.
+
+    >>> circle, star = Shape("circle", "red", "large", (4, 9, 20, 25)), Shape("star", "blue", "small", (30, 12, 40, 22))
+    >>> words, regions = caption([star, circle])
+    >>> " ".join(words)
+    'a large red circle left of a small blue star'
+    >>> regions[3], regions[4]
+    (((4, 9, 20, 25),), None)
+    """
+    groups: dict[Words, list[Box]] = {}
+    for shape in objects:
+        groups.setdefault((shape.size, shape.colour, shape.kind), []).append(shape.box)
+    if len(groups) > 2 or max(map(len, groups.values())) > len(NUMBERS):
+        return None
+    ordered = sorted(groups, key=lambda group: -SIZES.index(group[0]))
+    if len(ordered) == 1:
+        words, regions = _phrase(ordered[0], groups[ordered[0]], sized=True)
+        return tuple(words), tuple(regions)
+    first, second = ordered
+    found = relation(around(groups[first]), around(groups[second]))
+    if found is None:
+        return None
+    if first[0] == second[0] and found in ("right of", "below"):
+        first, second, found = second, first, OPPOSITE[found]
+    sized = first[0] != second[0]
+    words, regions = _phrase(first, groups[first], sized=sized)
+    between = found.split()
+    after, their_regions = _phrase(second, groups[second], sized=sized)
+    return (*words, *between, *after), (*regions, *[None] * len(between), *their_regions)
+
+
+def _phrase(group: Words, boxes: list[Box], *, sized: bool) -> tuple[list[str], list[Regions | None]]:
+    size, colour, kind = group
+    number = NUMBERS[len(boxes) - 1]
+    noun = kind if len(boxes) == 1 else PLURALS[kind]
+    if len(boxes) == 1 and (size if sized else colour)[0] in "aeiou":
+        number = "an"
+    words = [number, *([size] if sized else []), colour, noun]
+    region = tuple(boxes)
+    return words, [region if len(boxes) > 1 else None, *[region] * (len(words) - 1)]
+
+
+def _make(dice: Dice, objects: tuple[int, int], size: int) -> Captioned | None:
+    total = dice.pick(range(objects[0], objects[1] + 1))
+    counts = _grouping(dice, total)
+    for _ in range(_TRIES):  # with the same counts, or crowded scenes would be rarer than others
+        descriptions = _descriptions(dice, len(counts))
+        placed = spots(dice, [words[0] for words in _each(descriptions, counts)], size=size)
+        if placed is None:
+            continue
+        groups = [placed[: counts[0]], placed[counts[0] :]][: len(counts)]
+        if len(groups) == 2 and not relation(*(around(map(box_of, group)) for group in groups)):
+            continue
+        described = zip(_each(descriptions, counts), placed, strict=True)
+        things = [(kind, colour, spot) for (_, colour, kind), spot in described]
+        dice.random.shuffle(things)
+        scene = draw(things, dice.random, size=size)
+        told = caption(scene.objects)
+        if told:
+            return Captioned(scene, *told)
+    return None
+
+
+def _each(descriptions: Sequence[Words], counts: Sequence[int]) -> list[Words]:
+    """The description of each shape."""
+    return [words for words, count in zip(descriptions, counts, strict=True) for _ in range(count)]
+
+
+def _grouping(dice: Dice, total: int) -> tuple[int, ...]:
+    """How `total` shapes fall into one group or two."""
+    most = len(NUMBERS)
+    if total == 1 or (total <= most and dice.chance(0.3)):
+        return (total,)
+    first = dice.pick(range(max(1, total - most), min(most, total - 1) + 1))
+    return first, total - first
+
+
+def _descriptions(dice: Dice, groups: int) -> list[Words]:
+    """Size, colour and kind of each group; no two alike in both colour and kind."""
+    chosen: list[Words] = []
+    while len(chosen) < groups:
+        colour, kind = dice.pick(tuple(COLOURS)), dice.pick(KINDS)
+        if all((colour, kind) != words[1:] for words in chosen):
+            chosen.append((dice.pick(SIZES), colour, kind))
+    return chosen

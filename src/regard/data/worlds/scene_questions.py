@@ -1,0 +1,268 @@
+"""The built-in world of visual questions: drawn scenes, a question about each, its answer and where it is seen.
+
+Colour, shape, count, presence, place and relation are asked. The answer is chosen before the shapes are, so that every
+answer of a form is equally likely and the question alone tells little.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from regard.data.dice import Dice
+from regard.data.worlds.scenes import (
+    PLACES,
+    RELATIONS,
+    Splits,
+    box_of,
+    check_objects,
+    describe,
+    place,
+    relation,
+    size_words,
+    split,
+    spots,
+)
+from regard.data.worlds.shapes import COLOURS, KINDS, PLURALS, Box, Scene, Spot, draw
+
+COUNTS = ("zero", "one", "two", "three")
+FORMS = ("colour", "shape", "count", "presence", "place", "relation", "comparison")
+_MOST = 6
+_TRIES = 200
+
+Look = tuple[str, str]  # colour, kind
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A scene, the words of a question, the answer, and the boxes of the shapes that one must see to answer it.
+
+    Of "what is left of the red circle" that is the shape to its left: the answer is read there. `regions` is empty
+    where the answer is that there is no such shape. `form` is one of `FORMS`.
+    """
+
+    scene: Scene
+    question: tuple[str, ...]
+    answer: str
+    regions: tuple[Box, ...]
+    form: str
+
+
+def asked(
+    seed: int, *, count: int, objects: tuple[int, int] = (2, 4), size: int = 48, forms: Sequence[str] = FORMS
+) -> Iterator[Asked]:
+    """Different scenes of so many objects, one question about each, of one of the `forms`.
+
+    The same seed gives the same ones, everywhere.
+
+    >>> for item in asked(5, count=3):
+    ...     print(written(item.question), item.answer)
+    Where is the triangle? top right
+    Is there a red square? no
+    What is above the red circle? square
+    """
+    check_objects(objects, 2, _MOST)
+    make = partial(_make, forms=_known(forms))
+    return describe(make, f"questions {seed}", count=count, objects=objects, size=size, seen=set())
+
+
+def splits(
+    seed: int,
+    *,
+    train: int,
+    valid: int,
+    test: int,
+    longer: int = 0,
+    objects: tuple[int, int] = (2, 4),
+    beyond: tuple[int, int] = (5, 6),
+    size: int = 48,
+    forms: Sequence[str] = FORMS,
+) -> Splits[Asked]:
+    """Training, validation and test questions on scenes of so many `objects`, and `longer` ones of `beyond` objects.
+
+    >>> made = splits(1, train=20, valid=5, test=5, longer=3)
+    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
+    [20, 5, 5, 3]
+    """
+    check_objects(objects, 2, _MOST)
+    check_objects(beyond, objects[1] + 1, _MOST)
+    counts = (train, valid, test, longer)
+    make = partial(_make, forms=_known(forms))
+    return split(make, f"questions {seed}", counts=counts, objects=objects, beyond=beyond, size=size)
+
+
+def answers() -> tuple[str, ...]:
+    """Every answer of this world, in a fixed order."""
+    return (*COLOURS, *KINDS, *COUNTS, "yes", "no", *PLACES)
+
+
+def written(words: Sequence[str]) -> str:
+    """A question as one writes it.
+
+    >>> written(("what", "colour", "is", "the", "star", "?"))
+    'What colour is the star?'
+    """
+    text = " ".join(words).replace(" ?", "?")
+    return text[:1].upper() + text[1:]
+
+
+def question_words(text: str) -> tuple[str, ...]:
+    """A question as this world writes it: lower case, the question mark apart.
+
+    >>> question_words("What color is the star?")
+    ('what', 'colour', 'is', 'the', 'star', '?')
+    """
+    words = text.lower().replace("?", " ? ").split()
+    return tuple("colour" if word == "color" else word for word in words)
+
+
+class _Draft(NamedTuple):
+    """A question about spots: its words and answer, how each spot looks, and the spots that show the answer."""
+
+    question: str
+    answer: str
+    looks: list[Look]
+    shown: list[int]
+
+
+def _known(forms: Sequence[str]) -> tuple[str, ...]:
+    if not forms or not set(forms) <= set(FORMS):
+        raise ValueError(f"forms must be some of {', '.join(FORMS)}, not {', '.join(forms) or 'none'}")
+    return tuple(forms)
+
+
+def _make(dice: Dice, objects: tuple[int, int], size: int, *, forms: Sequence[str]) -> Asked | None:
+    form = dice.pick(forms)
+    total = dice.pick(range(objects[0], objects[1] + 1))
+    for _ in range(_TRIES):  # with the same form and total, or crowded scenes would be rarer than others
+        placed = spots(dice, size_words(dice, total), size=size)
+        draft = _WRITERS[form](dice, placed, size) if placed else None
+        if draft is None or placed is None:
+            continue
+        things = [(kind, colour, spot) for (colour, kind), spot in zip(draft.looks, placed, strict=True)]
+        scene = draw(things, dice.random, size=size)
+        regions = tuple(scene.objects[number].box for number in draft.shown)
+        return Asked(scene, question_words(draft.question), draft.answer, regions, form)
+    return None
+
+
+def _some_look(dice: Dice) -> Look:
+    return dice.pick(tuple(COLOURS)), dice.pick(KINDS)
+
+
+def _others(dice: Dice, looks: dict[int, Look], total: int, allowed: Callable[[Look], bool]) -> list[Look]:
+    """The looks of all spots: those given, and any that are `allowed` for the rest."""
+    filled = []
+    for number in range(total):
+        look = looks.get(number)
+        while look is None:
+            drawn = _some_look(dice)
+            look = drawn if allowed(drawn) else None
+        filled.append(look)
+    return filled
+
+
+def _ask_colour(dice: Dice, placed: list[Spot], size: int) -> _Draft:
+    colour, kind = _some_look(dice)
+    looks = _others(dice, {0: (colour, kind)}, len(placed), lambda look: look[1] != kind)
+    return _Draft(f"what colour is the {kind} ?", colour, looks, [0])
+
+
+def _ask_shape(dice: Dice, placed: list[Spot], size: int) -> _Draft:
+    colour, kind = _some_look(dice)
+    looks = _others(dice, {0: (colour, kind)}, len(placed), lambda look: look[0] != colour)
+    return _Draft(f"what shape is the {colour} object ?", kind, looks, [0])
+
+
+def _ask_count(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
+    count = dice.pick(range(len(COUNTS)))
+    if count > len(placed):
+        return None
+    by_kind = dice.chance(0.5)
+    colour, kind = _some_look(dice)
+
+    def matches(look: Look) -> bool:
+        return look[1] == kind if by_kind else look[0] == colour
+
+    given = {number: _alike(dice, (colour, kind), by_kind) for number in range(count)}
+    looks = _others(dice, given, len(placed), lambda look: not matches(look))
+    noun = PLURALS[kind] if by_kind else f"{colour} objects"
+    return _Draft(f"how many {noun} are there ?", COUNTS[count], looks, list(given))
+
+
+def _alike(dice: Dice, look: Look, by_kind: bool) -> Look:
+    """A look that shares the kind, or the colour."""
+    other = _some_look(dice)
+    return (other[0], look[1]) if by_kind else (look[0], other[1])
+
+
+def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
+    """Is there a red star? Where there is none, there may well be something red and a star."""
+    colour, kind = _some_look(dice)
+    named = dice.chance(0.5)
+    noun = f"{colour} {kind}" if named else kind
+
+    def matches(look: Look) -> bool:
+        return look[1] == kind and (not named or look[0] == colour)
+
+    present = dice.chance(0.5)
+    given: dict[int, Look] = {0: (colour, kind)} if present else {}
+    if named:
+        near = [(colour, dice.pick([other for other in KINDS if other != kind]))]
+        near.append((dice.pick([other for other in COLOURS if other != colour]), kind))
+        dice.random.shuffle(near)
+        given |= dict(zip(range(len(given), len(placed)), near, strict=False))
+    looks = _others(dice, given, len(placed), lambda look: not matches(look))
+    article = "an" if noun[0] in "aeiou" else "a"
+    return _Draft(f"is there {article} {noun} ?", "yes" if present else "no", looks, [0] if present else [])
+
+
+def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
+    """Where is the star? Shapes near the middle are not asked about."""
+    wanted = dice.pick(PLACES)
+    there = [number for number, spot in enumerate(placed) if place(box_of(spot), size) == wanted]
+    if not there:
+        return None
+    number = dice.pick(there)
+    look = _some_look(dice)
+    looks = _others(dice, {number: look}, len(placed), lambda other: other[1] != look[1])
+    return _Draft(f"where is the {look[1]} ?", wanted, looks, [number])
+
+
+def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
+    """What is left of the red circle? Exactly one shape is, and no other might be thought to be."""
+    wanted = dice.pick(RELATIONS)
+    anchor = dice.pick(range(len(placed)))
+    around = {number: relation(box_of(spot), box_of(placed[anchor])) for number, spot in enumerate(placed)}
+    del around[anchor]
+    there = [number for number, found in around.items() if found == wanted]
+    if len(there) != 1 or None in around.values():
+        return None
+    look, kind = _some_look(dice), dice.pick(KINDS)
+    colour = dice.pick([colour for colour in COLOURS if colour != look[0]])
+    looks = _others(dice, {anchor: look, there[0]: (colour, kind)}, len(placed), lambda other: other != look)
+    return _Draft(f"what is {wanted} the {' '.join(look)} ?", kind, looks, there)
+
+
+def _ask_comparison(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
+    """Is the star left of the circle? Where it is not, it is right of it, above or below."""
+    found = relation(box_of(placed[0]), box_of(placed[1]))
+    if found is None:
+        return None
+    first, second = dice.random.sample(KINDS, 2)
+    right = dice.chance(0.5)
+    wanted = found if right else dice.pick([other for other in RELATIONS if other != found])
+    given = {0: (dice.pick(tuple(COLOURS)), first), 1: (dice.pick(tuple(COLOURS)), second)}
+    looks = _others(dice, given, len(placed), lambda look: look[1] not in (first, second))
+    return _Draft(f"is the {first} {wanted} the {second} ?", "yes" if right else "no", looks, [0, 1])
+
+
+_WRITERS: dict[str, Callable[[Dice, list[Spot], int], _Draft | None]] = {
+    "colour": _ask_colour,
+    "shape": _ask_shape,
+    "count": _ask_count,
+    "presence": _ask_presence,
+    "place": _ask_place,
+    "relation": _ask_relation,
+    "comparison": _ask_comparison,
+}

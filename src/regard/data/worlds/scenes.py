@@ -1,0 +1,179 @@
+"""Where shapes stand in a scene: spots that do not touch, and how shapes lie to one another.
+
+`shapes` draws them, `scene_captions` describes them and `scene_questions` asks about them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+from regard.data.dice import Dice
+from regard.data.worlds.shapes import RADII, SIZES, Box, Scene, Spot
+
+RELATIONS = ("left of", "right of", "above", "below")
+OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+PLACES = ("top left", "top right", "bottom left", "bottom right")
+
+# A shape reaches this many times its radius, with some room between it and the next.
+_REACH = 1.2
+_ROOM = 1.3
+# One direction must clearly exceed the other before a relation has a name.
+_CLEARLY = 1.3
+_ATTEMPTS = 60
+# So many scenes in a row that no description fits: the settings cannot be met.
+_PATIENCE = 2000
+
+
+@runtime_checkable
+class HasScene(Protocol):
+    """What describes a scene: a caption, a question."""
+
+    @property
+    def scene(self) -> Scene: ...
+
+
+Described = TypeVar("Described", bound=HasScene)
+
+
+def spots(dice: Dice, sizes: Sequence[str], *, size: int) -> list[Spot] | None:
+    """A spot for a shape of each size word in a picture of `size` pixels a side; None where they did not fit."""
+    placed: list[Spot] = []
+    for word in sizes:
+        low, high = RADII[word]
+        radius = size * (low + (high - low) * dice.random.random())
+        margin = _REACH * radius + 1
+        for _ in range(_ATTEMPTS):
+            x = margin + (size - 2 * margin) * dice.random.random()
+            y = margin + (size - 2 * margin) * dice.random.random()
+            if all(_apart(x, y, radius, other) for other in placed):
+                placed.append(Spot(x, y, radius, word))
+                break
+        else:
+            return None
+    return placed
+
+
+def _apart(x: float, y: float, radius: float, other: Spot) -> bool:
+    room = _ROOM * (radius + other.radius) * 0.95
+    return max(abs(x - other.x), abs(y - other.y)) >= room
+
+
+def size_words(dice: Dice, count: int) -> list[str]:
+    """A size for each of `count` shapes; where there are many, few are large, or they would not fit."""
+    large = 0.5 if count <= 2 else 1.2 / count
+    return [SIZES[1] if dice.chance(large) else SIZES[0] for _ in range(count)]
+
+
+def box_of(spot: Spot) -> Box:
+    """The pixels around a spot that its shape is drawn in, whatever its kind; the drawn box is about this one."""
+    x, y, radius, _ = spot
+    return int(x - radius), int(y - radius), int(x + radius) + 1, int(y + radius) + 1
+
+
+def around(boxes: Iterable[Box]) -> Box:
+    """The smallest box that holds all of these.
+
+    >>> around([(2, 3, 5, 7), (4, 1, 6, 4)])
+    (2, 1, 6, 7)
+    """
+    lefts, tops, rights, bottoms = zip(*boxes, strict=True)
+    return min(lefts), min(tops), max(rights), max(bottoms)
+
+
+def relation(first: Box, second: Box) -> str | None:
+    """How the first box lies to the second; None where no word is clearly right.
+
+    >>> relation((2, 10, 8, 16), (20, 8, 30, 18)), relation((2, 30, 8, 36), (4, 8, 12, 18))
+    ('left of', 'below')
+    >>> relation((2, 2, 8, 8), (20, 20, 26, 26)) is None
+    True
+    """
+    dx = (first[0] + first[2] - second[0] - second[2]) / 2
+    dy = (first[1] + first[3] - second[1] - second[3]) / 2
+    if abs(dx) > _CLEARLY * abs(dy):
+        if first[2] <= second[0] or second[2] <= first[0]:
+            return "left of" if dx < 0 else "right of"
+    elif abs(dy) > _CLEARLY * abs(dx) and (first[3] <= second[1] or second[3] <= first[1]):
+        return "above" if dy < 0 else "below"
+    return None
+
+
+def place(box: Box, size: int) -> str | None:
+    """The quarter of the picture that a box stands in; None where it is near the middle.
+
+    >>> place((4, 30, 12, 38), 48), place((4, 20, 12, 28), 48)
+    ('bottom left', None)
+    """
+    x, y = (box[0] + box[2]) / (2 * size), (box[1] + box[3]) / (2 * size)
+    if min(abs(x - 0.5), abs(y - 0.5)) < 0.08:
+        return None
+    return f"{'top' if y < 0.5 else 'bottom'} {'left' if x < 0.5 else 'right'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Splits(Generic[Described]):
+    """Scenes to train on, to validate with and to test with; those of `longer` have more objects than any other.
+
+    No scene stands in two of them.
+    """
+
+    train: tuple[Described, ...]
+    valid: tuple[Described, ...]
+    test: tuple[Described, ...]
+    longer: tuple[Described, ...]
+
+
+Maker = Callable[[Dice, tuple[int, int], int], Described | None]
+
+
+def describe(
+    make: Maker[Described], stream: str, *, count: int, objects: tuple[int, int], size: int, seen: set[object]
+) -> Iterator[Described]:
+    """`count` described scenes that were not `seen` yet, by the random stream of that name.
+
+    `make` takes dice, how many objects there may be and the picture's side; it returns None where it had no luck.
+    """
+    dice = Dice(Random(f"{stream} {objects} {size}"), 1.0)
+    for number in range(count):
+        for _ in range(_PATIENCE):
+            item = make(dice, objects, size)
+            if item is not None and item.scene.objects not in seen:
+                break
+        else:
+            raise ValueError(f"only {number} of {count} scenes could be made: allow fewer objects or a larger picture")
+        seen.add(item.scene.objects)
+        yield item
+
+
+def split(
+    make: Maker[Described],
+    stream: str,
+    *,
+    counts: tuple[int, int, int, int],
+    objects: tuple[int, int],
+    beyond: tuple[int, int],
+    size: int,
+) -> Splits[Described]:
+    """Described scenes in so many parts: to train on, to validate, to test, and longer ones of `beyond` objects."""
+    if beyond[0] <= objects[1]:
+        raise ValueError(f"beyond must be more than objects, not {beyond} after {objects}")
+    seen: set[object] = set()
+
+    def part(name: str, count: int, within: tuple[int, int]) -> tuple[Described, ...]:
+        return tuple(describe(make, f"{stream} {name}", count=count, objects=within, size=size, seen=seen))
+
+    train, valid, test, longer = counts
+    return Splits(
+        test=part("test", test, objects),
+        valid=part("valid", valid, objects),
+        longer=part("longer", longer, beyond),
+        train=part("train", train, objects),
+    )
+
+
+def check_objects(objects: tuple[int, int], fewest: int, most: int) -> None:
+    """Raises where (fewest, most) objects of a scene are not within what this world can draw and describe."""
+    low, high = objects
+    if not fewest <= low <= high <= most:
+        raise ValueError(f"objects must be (fewest, most) within {fewest} to {most}, not {objects}")
