@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.image_folders import PARTS, ImageFolders, part_files
-from regard.data.parallel import DataError, Report, Tsv, lines, report
 from regard.data.json_records import Record, records
+from regard.data.parallel import DataError, Report, Tsv, lines, report
 
 _HEADERS = ("image", "file", "filename", "path")
 _NUMBER = re.compile(r"#\d+$")

@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from regard.data.image_folders import NAMES, PARTS, ImageFolders, part_files
-from regard.data.parallel import DataError, Report, report
 from regard.data.json_records import records
+from regard.data.parallel import DataError, Report, report
 
 _SUFFIXES = (".json", ".jsonl")
 _FIELDS = ("image", "question", "answer")
