@@ -20,7 +20,7 @@ class Curve:
 
     >>> curve = Curve(most=4)
     >>> for step in range(6):
-    ...     curve.add(step, float(step))
+    ...     curve.add(float(step), float(step))
     >>> curve.points(), curve.width
     ([(0.5, 0.5), (2.5, 2.5), (4.5, 4.5)], 2)
     """
