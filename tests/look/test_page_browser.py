@@ -196,7 +196,8 @@ class Tab:
         self.page.wait_for_selector(f'.head .picture[data-view="{name}"]')
 
     def color(self, x: float, y: float) -> tuple[int, ...]:
-        """The colour of a spot of the screen."""
+        """The colour of a spot of the screen, once what was drawn last is on it."""
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         shot = self.page.screenshot(clip={"x": x, "y": y, "width": 1, "height": 1})
         return Image.open(io.BytesIO(shot)).convert("RGB").getpixel((0, 0))
 
