@@ -15,7 +15,7 @@ from regard.look.trace import Trace
 from regard.tasks.catalog import TASKS
 from regard.tasks.config import TaskConfig
 from regard.tasks.settings import configure
-from regard.tasks.task import Figure, Input, InputError, Task
+from regard.tasks.task import Figure, Input, InputError, Task, View
 from regard.tasks.training import train
 from regard.train.progress import Silent
 from regard.train.run import Run, RunError
@@ -72,7 +72,7 @@ def task_of(*inputs: Input, name: str = "picture") -> Task:
         raise AssertionError("only asked")
 
     return Task(
-        name=name, title="A picture", about="Questions about pictures", data="", world="", view="", unit="column",
+        name=name, title="A picture", about="Questions about pictures", data="", world="", view=View("", unit="column"),
         config=TaskConfig, presets={}, inputs=inputs, figures=(Figure("accuracy", "accuracy", percent=True),),
         material=never, files=never, codec=never, codec_files=(), network=never, encode=never, sizes=never,
         collate=never, outcome=never, predictor=never, validate=never, judge=never, examples=never, asked=never,

@@ -17,7 +17,7 @@ from regard.look.trace import Trace
 from regard.models.classifier import Classifier
 from regard.models.recurrent_encoder import RecurrentEncoder
 from regard.tasks.config import Settings, TaskConfig, TaskData
-from regard.tasks.task import Figure, Input, InputError, Judged, Material, Outcome, Preset, Task
+from regard.tasks.task import Figure, Input, InputError, Judged, Material, Outcome, Preset, Task, View
 from regard.train.settings import TrainSettings
 
 ANSWERS = ("even", "odd")
@@ -112,8 +112,7 @@ SUMS = Task(
     about="Whether a sum is even",
     data="none",
     world="rows of digits",
-    view="Which digits decide",
-    unit="digit",
+    view=View("Which digits decide", unit="digit"),
     config=SumsConfig,
     presets={"small": Preset("The only one.", SumsConfig)},
     inputs=(Input("digits", "text", "Digits"),),

@@ -146,7 +146,7 @@ def show_result(task: Task, result: dict[str, Any], console: Console) -> None:
             if figure is not None and isinstance(value, (int, float)):
                 table.add_row(prefix + figure.label, f"{value:.1%}" if figure.percent else f"{value:.1f}")
     for name, value in result.get("faithfulness", {}).items():
-        what = f"the {task.unit} attended most" if name == "attended" else f"another {task.unit}"
+        what = f"the {task.view.unit} attended most" if name == "attended" else f"another {task.view.unit}"
         table.add_row(f"log-probability lost without {what}", f"{round(value, 2) + 0.0:.2f}")  # no −0.00
     console.print(table)
 

@@ -43,7 +43,7 @@ def details(run: "LiveRun") -> dict[str, Any]:
         "config": _config(run),
         "figures": list(_figures(task, result)),
         "facts": {name: plain(result[name]) for name in _FACTS if result.get(name) not in (None, "")},
-        "unit": task.unit,
+        "unit": task.view.unit,
         "labels": {one.name: {"label": one.label, "percent": one.percent} for one in task.figures},
         "card": _card(path),
     }
@@ -130,7 +130,7 @@ def _figures(task: "Task", result: Mapping[str, Any]) -> Iterator[dict[str, Any]
     faithful = result.get("faithfulness")
     for name, value in (faithful if isinstance(faithful, Mapping) else {}).items():
         if isinstance(value, (int, float)):
-            what = f"the {task.unit} attended most" if name == "attended" else f"another {task.unit}"
+            what = f"the {task.view.unit} attended most" if name == "attended" else f"another {task.view.unit}"
             label = f"log-probability lost without {what}"
             about = {"label": label, "percent": False, "better": None}
             yield {"part": "test", "group": "faithfulness", "name": name, "value": plain(value), **about}

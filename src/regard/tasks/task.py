@@ -49,6 +49,14 @@ class Input:
     from_file: bool = False  # text that the command line also takes as the path of a text file
 
 
+@dataclass(frozen=True)
+class View:
+    """How a page of its attention is named, and what a key stands for, such as a source word."""
+
+    title: str
+    unit: str
+
+
 @runtime_checkable
 class Codec(Protocol):
     """What turns inputs into numbers and numbers into answers; it is saved with the run."""
@@ -154,12 +162,11 @@ class Task:
     about: str
     data: str
     world: str
-    view: str  # title of a page that shows its attention
-    unit: str  # what a key stands for, such as a source word
     config: type[TaskConfig]
     presets: Mapping[str, Preset]
     inputs: tuple[Input, ...]
     figures: tuple[Figure, ...]
+    view: View
     material: Callable[..., Material]
     files: Callable[[Any], list[Path]]
     codec: Callable[[Path, Any], Any]

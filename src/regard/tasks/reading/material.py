@@ -13,6 +13,7 @@ from regard.data.worlds import stories
 from regard.tasks.reading.coding import ReadingCodec, asked, encode
 from regard.tasks.reading.config import ReadingConfig
 from regard.tasks.task import Material
+from regard.tasks.worlds import Parts, parts_of
 
 
 def make_material(
@@ -23,21 +24,9 @@ def make_material(
 
 
 def _world(config: ReadingConfig, codec: ReadingCodec | None) -> Material:
-    settings = config.data
-    made = stories.splits(
-        settings.seed,
-        train=settings.train,
-        valid=settings.valid,
-        test=settings.test,
-        longer=settings.longer,
-        sentences=settings.sentences,
-    )
-    train, valid, test, longer = (
-        [asked(one) for one in part] for part in (made.train, made.valid, made.test, made.longer)
-    )
-    codec = codec or ReadingCodec.build(train)
-    about = f"{len(train):,} stories of the built-in world"
-    return _material(config, codec, (train, valid, test, longer), about)
+    parts = parts_of(stories.splits, config.data, asked, sentences=config.data.sentences)
+    codec = codec or ReadingCodec.build(parts.train)
+    return _material(config, codec, parts, f"{len(parts.train):,} stories of the built-in world")
 
 
 def _files(config: ReadingConfig, codec: ReadingCodec | None, say: Callable[[str], None]) -> Material:
@@ -56,7 +45,7 @@ def _files(config: ReadingConfig, codec: ReadingCodec | None, say: Callable[[str
     if codec is None:
         codec = ReadingCodec.build(train, size=settings.vocabulary, rare=settings.rare, candidates=ends)
     about = f"{len(train):,} questions of {files['train']}"
-    return _material(config, codec, (train, parts["valid"], parts["test"], []), about)
+    return _material(config, codec, Parts(train, parts["valid"], parts["test"], []), about)
 
 
 def _candidates(path: Path) -> tuple[str, ...]:
@@ -86,7 +75,7 @@ def _held_out(questions: list[Asked], count: int, random: Random) -> tuple[list[
 def _material(
     config: ReadingConfig,
     codec: ReadingCodec,
-    parts: tuple[list[Asked], list[Asked], list[Asked], list[Asked]],
+    parts: Parts,
     about: str,
 ) -> Material:
     train, valid, test, longer = parts

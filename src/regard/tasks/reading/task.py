@@ -18,7 +18,7 @@ from regard.tasks.reading.network import Reader, Texts, build, loss
 from regard.tasks.reading.predictor import ReadingPredictor, collated
 from regard.tasks.reading.presets import PRESETS
 from regard.tasks.reading.scoring import pointing, scores
-from regard.tasks.task import Figure, Input, Judged, Outcome, Task
+from regard.tasks.task import Figure, Input, Judged, Outcome, Task, View
 
 _EXPLAINED = 60  # questions whose faithfulness is measured
 
@@ -87,8 +87,6 @@ READING = Task(
     about="Reading comprehension: the words of a passage that answer a question",
     data="SQuAD JSON, JSONL of passage, question and answer, or bAbI files (each maybe .gz); or a folder",
     world="stories of people, places and things, and the sentence that answers",
-    view="Where the answer is",
-    unit="word of the passage",
     config=ReadingConfig,
     presets=PRESETS,
     inputs=(Input("passage", "text", "Passage", from_file=True), Input("question", "text", "Question")),
@@ -97,6 +95,7 @@ READING = Task(
         Figure("f1", "F1", percent=True),
         Figure("pointing", "pointing at the sentence that answers", percent=True),
     ),
+    view=View("Where the answer is", unit="word of the passage"),
     material=make_material,
     files=input_files,
     codec=lambda directory, config: ReadingCodec.load(Path(directory)),

@@ -15,6 +15,7 @@ from regard.tasks.sentiment.codec import SentimentCodec
 from regard.tasks.sentiment.config import DataSettings, SentimentConfig
 from regard.tasks.sentiment.network import stop_words
 from regard.tasks.task import Material
+from regard.tasks.worlds import Parts, parts_of
 
 
 @dataclass(frozen=True)
@@ -35,22 +36,12 @@ def make_material(
 
 def _world(config: SentimentConfig, codec: SentimentCodec | None) -> Material:
     settings = config.data
-    made = reviews.splits(
-        settings.seed,
-        train=settings.train,
-        valid=settings.valid,
-        test=settings.test,
-        longer=settings.longer,
-        labels=settings.labels,
-        language=settings.language,
+    labels, language = settings.labels, settings.language
+    parts = parts_of(
+        reviews.splits, settings, lambda review: _example(review, settings), labels=labels, language=language
     )
-    train, valid, test, longer = (
-        [_example(review, settings) for review in part] for part in (made.train, made.valid, made.test, made.longer)
-    )
-    about = f"{len(train):,} reviews of the built-in world, {settings.language}, {settings.labels}"
-    return _material(
-        settings, config.model.stop_share, codec, reviews.CLASSES[settings.labels], (train, valid, test, longer), about
-    )
+    about = f"{len(parts.train):,} reviews of the built-in world, {language}, {labels}"
+    return _material(settings, config.model.stop_share, codec, reviews.CLASSES[labels], parts, about)
 
 
 def _example(review: reviews.Review, settings: DataSettings) -> Example:
@@ -75,7 +66,7 @@ def _files(config: SentimentConfig, codec: SentimentCodec | None, say: Callable[
         say(str(reading))
     train, valid, test = ([_labelled(row) for row in rows] for rows in (parts.train, parts.valid, parts.test))
     about = f"{len(train):,} texts of {settings.files[0]}, {len(parts.classes)} classes"
-    return _material(settings, config.model.stop_share, codec, parts.classes, (train, valid, test, []), about)
+    return _material(settings, config.model.stop_share, codec, parts.classes, Parts(train, valid, test, []), about)
 
 
 def _labelled(row: Labelled) -> Example:
@@ -87,7 +78,7 @@ def _material(
     stop_share: float,
     codec: SentimentCodec | None,
     classes: Sequence[str],
-    parts: tuple[list[Example], list[Example], list[Example], list[Example]],
+    parts: Parts,
     about: str,
 ) -> Material:
     train, valid, test, longer = parts

@@ -1,9 +1,8 @@
 """Configurations by name: functions that return them."""
 
 from regard.tasks.config import LearningSettings
+from regard.tasks.presets import cosine, presets
 from regard.tasks.sentiment.config import DataSettings, ModelSettings, SentimentConfig
-from regard.tasks.task import Preset
-from regard.train.settings import TrainSettings
 
 
 def tiny() -> SentimentConfig:
@@ -14,17 +13,7 @@ def tiny() -> SentimentConfig:
         model=ModelSettings(
             size=64, embedding=64, features=32, keys="both", values="words", dropout=0.1, stop_share=0.25
         ),
-        train=TrainSettings(
-            steps=1000,
-            learning_rate=6e-3,
-            schedule="cosine",
-            warmup=50,
-            weight_decay=0.0,
-            log_every=25,
-            validate_every=250,
-            watch="accuracy",
-            watch_for="highest",
-        ),
+        train=cosine("accuracy", 1000, 6e-3, warmup=50, log_every=25, validate_every=250),
         learning=LearningSettings(penalty="entropy", beta=0.005),
     )
 
@@ -35,14 +24,13 @@ def small() -> SentimentConfig:
         preset="small",
         data=DataSettings(batch_tokens=4096, rarest=2),
         model=ModelSettings(size=128, dropout=0.4, word_dropout=0.1),
-        train=TrainSettings(
-            steps=3000,
-            learning_rate=1e-3,
+        train=cosine(
+            "accuracy",
+            3000,
+            1e-3,
+            weight_decay=0.01,
             warmup=100,
-            schedule="cosine",
             validate_every=200,
-            watch="accuracy",
-            watch_for="highest",
             patience=8,
             average="ema",
             ema_decay=0.998,
@@ -61,17 +49,8 @@ def sst() -> SentimentConfig:
             batch_tokens=2048,
         ),
         model=ModelSettings(size=192, embedding=192, dropout=0.5, word_dropout=0.1, looks=2),
-        train=TrainSettings(
-            steps=4000,
-            learning_rate=1e-3,
-            warmup=200,
-            schedule="cosine",
-            weight_decay=0.01,
-            validate_every=200,
-            watch="accuracy",
-            watch_for="highest",
-            average="ema",
-            ema_decay=0.998,
+        train=cosine(
+            "accuracy", 4000, 1e-3, weight_decay=0.01, warmup=200, validate_every=200, average="ema", ema_decay=0.998
         ),
     )
 
@@ -82,21 +61,11 @@ def chnsenticorp() -> SentimentConfig:
         preset="chnsenticorp",
         data=DataSettings(tokens="characters", batch_tokens=8192, longest=300),
         model=ModelSettings(kind="ngrams", order=3, buckets=100_003, size=32, dropout=0.5, word_dropout=0.2),
-        train=TrainSettings(
-            steps=1200,
-            learning_rate=1e-2,
-            warmup=100,
-            schedule="cosine",
-            weight_decay=0.0,
-            validate_every=120,
-            watch="accuracy",
-            watch_for="highest",
-            average="ema",
-            ema_decay=0.98,
-        ),
+        train=cosine("accuracy", 1200, 1e-2, warmup=100, validate_every=120, average="ema", ema_decay=0.98),
     )
 
 
-_TIMES = {"tiny": "about a minute", "small": "about ten minutes"}
-MAKERS = {"tiny": tiny, "small": small, "sst": sst, "chnsenticorp": chnsenticorp}
-PRESETS = {name: Preset(make.__doc__ or "", make, _TIMES.get(name, "")) for name, make in MAKERS.items()}
+PRESETS = presets(
+    {"tiny": tiny, "small": small, "sst": sst, "chnsenticorp": chnsenticorp},
+    times={"tiny": "about a minute", "small": "about ten minutes"},
+)

@@ -18,7 +18,7 @@ from regard.tasks.sentiment.network import TextClassifier, build
 from regard.tasks.sentiment.predictor import SentimentPredictor
 from regard.tasks.sentiment.presets import PRESETS
 from regard.tasks.sentiment.scoring import accuracy, judge
-from regard.tasks.task import Figure, Input, Outcome, Task
+from regard.tasks.task import Figure, Input, Outcome, Task, View
 
 
 def _network(config: SentimentConfig, codec: SentimentCodec) -> nn.Module:
@@ -65,12 +65,11 @@ SENTIMENT = Task(
     about="The class of a text, with a weight for each word",
     data="CSV, TSV or JSONL with text and label (each maybe .gz), a folder of such or of text files by class",
     world="reviews with negation, intensifiers and contrast, and the words that decide",
-    view="Which words decide",
-    unit="word",
     config=SentimentConfig,
     presets=PRESETS,
     inputs=(Input("text", "text", "Text"),),
     figures=(Figure("accuracy", "accuracy", percent=True), Figure("rationale_f1", "rationale F1", percent=True)),
+    view=View("Which words decide", unit="word"),
     material=make_material,
     files=input_files,
     codec=lambda directory, config: SentimentCodec.load(Path(directory)),

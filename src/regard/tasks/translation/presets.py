@@ -1,6 +1,6 @@
 """Configurations by name: functions that return them."""
 
-from regard.tasks.task import Preset
+from regard.tasks.presets import cosine, presets
 from regard.tasks.translation.config import DataSettings, DecodeSettings, ModelSettings, TranslationConfig
 from regard.train.settings import TrainSettings
 
@@ -13,17 +13,7 @@ def tiny() -> TranslationConfig:
             train=60_000, valid=200, test=500, lengths=(3, 15), end_mark=False, batch_tokens=1200, longer=200
         ),
         model=ModelSettings(size=160, embedding=96, dropout=0.1),
-        train=TrainSettings(
-            steps=1700,
-            learning_rate=4e-3,
-            schedule="cosine",
-            warmup=60,
-            weight_decay=0.0,
-            log_every=25,
-            validate_every=850,
-            watch="bleu",
-            watch_for="highest",
-        ),
+        train=cosine("bleu", 1700, 4e-3, warmup=60, log_every=25, validate_every=850),
         smoothing=0.0,
     )
 
@@ -118,14 +108,14 @@ def paper_multi30k() -> TranslationConfig:
     )
 
 
-PRESETS = {
-    name: Preset(make.__doc__ or "", make)
-    for name, make in {
+PRESETS = presets(
+    {
         "tiny": tiny,
         "small": small,
         "base": base,
         "paper-bahdanau": paper_bahdanau,
         "paper-luong": paper_luong,
         "paper-multi30k": paper_multi30k,
-    }.items()
-}
+    },
+    times={"tiny": "about two minutes"},
+)

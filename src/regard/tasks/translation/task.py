@@ -12,7 +12,7 @@ from regard.data.batches import Batch, Ids, collate
 from regard.models.frame import EncoderDecoder
 from regard.nn.cross_entropy import linear_cross_entropy
 from regard.tasks.learning import with_baseline
-from regard.tasks.task import Figure, Input, Judged, Outcome, Task
+from regard.tasks.task import Figure, Input, Judged, Outcome, Task, View
 from regard.tasks.translation.coding import TOKENIZERS, Coder, load_coder
 from regard.tasks.translation.config import NEEDS, TranslationConfig
 from regard.tasks.translation.live import LiveTranslator
@@ -109,8 +109,6 @@ TRANSLATION = Task(
     about="Machine translation, with the alignment of every word",
     data="two line-aligned files, one TSV or JSONL (each maybe .gz), or a folder; none: the built-in English-Chinese",
     world="English to Chinese by one grammar, with word alignments",
-    view="Where each word came from",
-    unit="source word",
     config=TranslationConfig,
     presets=PRESETS,
     inputs=(Input("source", "text", "Sentence"),),
@@ -121,6 +119,7 @@ TRANSLATION = Task(
         Figure("aer", "alignment error rate", percent=True, better="lower"),
         Figure("aer_posterior", "alignment error rate, the word known", percent=True, better="lower"),
     ),
+    view=View("Where each word came from", unit="source word"),
     material=make_material,
     files=input_files,
     codec=_codec,
