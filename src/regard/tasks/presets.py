@@ -1,0 +1,29 @@
+"""What the presets of all tasks are made with."""
+
+from collections.abc import Callable
+from typing import Any
+
+from regard.tasks.task import Preset
+from regard.train.settings import TrainSettings
+
+
+def cosine(watch: str, steps: int, learning_rate: float, *, weight_decay: float = 0.0, **others: Any) -> TrainSettings:
+    """Training whose learning rate falls along a cosine; the checkpoint with the highest value of `watch` is the best.
+
+    >>> cosine("accuracy", 1000, 6e-3, warmup=50).watch_for
+    'highest'
+    """
+    return TrainSettings(
+        steps=steps,
+        learning_rate=learning_rate,
+        schedule="cosine",
+        weight_decay=weight_decay,
+        watch=watch,
+        watch_for="highest",
+        **others,
+    )
+
+
+def presets(makers: dict[str, Callable[[], Any]], times: dict[str, str]) -> dict[str, Preset]:
+    """Presets by name: the docstring of a maker says what its preset is for, `times` how long it takes on two cores."""
+    return {name: Preset(make.__doc__ or "", make, times.get(name, "")) for name, make in makers.items()}

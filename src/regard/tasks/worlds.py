@@ -1,0 +1,21 @@
+"""The parts of a built-in world as the examples of a task."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from regard.tasks.config import TaskData
+
+
+class Parts(NamedTuple):
+    """Examples to train on, to validate with and to test with; those of `longer` are longer than any trained on."""
+
+    train: list[Any]
+    valid: list[Any]
+    test: list[Any]
+    longer: list[Any]
+
+
+def parts_of(splits: Callable[..., Any], data: TaskData, example: Callable[[Any], Any], **world: Any) -> Parts:
+    """What `splits(seed, train=, valid=, test=, longer=, **world)` makes, each item turned into an example."""
+    made = splits(data.seed, train=data.train, valid=data.valid, test=data.test, longer=data.longer, **world)
+    return Parts(*([example(one) for one in part] for part in (made.train, made.valid, made.test, made.longer)))
