@@ -20,7 +20,7 @@ def babi() -> ReadingConfig:
         preset="babi",
         data=DataSettings(batch_tokens=6000, longest=450, rare=1, valid=500),
         model=ModelSettings(size=64, hops=2, dropout=0.1, longest_answer=4),
-        train=cosine("exact_match", 6000, 2e-3, warmup=200, validate_every=500),
+        train=cosine("exact_match", 6000, 2e-3, warmup=200, validate_every=500, graphs=True),
     )
 
 

@@ -48,9 +48,9 @@ def sst() -> SentimentConfig:
             phrases=True,
             batch_tokens=2048,
         ),
-        model=ModelSettings(size=192, embedding=192, dropout=0.5, word_dropout=0.1, looks=2),
+        model=ModelSettings(size=256, embedding=300, dropout=0.5, word_dropout=0.2, looks=2),
         train=cosine(
-            "accuracy", 4000, 1e-3, weight_decay=0.01, warmup=200, validate_every=200, average="ema", ema_decay=0.998
+            "accuracy", 5000, 1e-3, weight_decay=0.01, warmup=200, validate_every=200, average="ema", ema_decay=0.999
         ),
     )
 
