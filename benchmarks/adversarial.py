@@ -94,6 +94,7 @@ class Tally:
     name: str
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    slowest: float = 0.0  # seconds from a signal that can be handled to the end of the process
 
     def add(self, outcome: str, what: str = "") -> None:
         self.counts[outcome] += 1
@@ -102,7 +103,8 @@ class Tally:
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.counts.items()))
-        return f"{self.name}: {sum(self.counts.values())} trials, {len(self.failures)} failures ({counted})"
+        slowest = f"; the slowest end after SIGINT or SIGTERM took {self.slowest:.2f} s" if self.slowest else ""
+        return f"{self.name}: {sum(self.counts.values())} trials, {len(self.failures)} failures ({counted}){slowest}"
 
 
 def begin(arguments: Sequence[str], log: Path) -> int:
@@ -291,7 +293,10 @@ def kills(place: Place, count: int, seed: int, runs: dict[str, Path], seconds: d
             time.sleep(dice.uniform(0.0, 1.1 * seconds[kind]))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, sent)
+            asked = time.monotonic()
             end(child, place.log)
+            if sent != signal.SIGKILL:
+                tally.slowest = max(tally.slowest, time.monotonic() - asked)
         done = command(place.training(kind, out, *_resumed(out)), place.log)
         told = f"seed {seed} trial {number}: {kind} after {', '.join(one.name for one in signals)}"
         if done.code != 0:
