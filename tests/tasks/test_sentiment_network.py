@@ -9,7 +9,7 @@ from regard.models.memory import Memory
 from regard.models.ngrams import NgramEncoder
 from regard.tasks.sentiment.config import ATTENTIONS, ModelSettings, SentimentConfig
 from regard.tasks.sentiment.network import build, count_parameters, stop_words
-from regard.tasks.sentiment.presets import MAKERS
+from regard.tasks.sentiment.presets import PRESETS
 
 WORDS, CLASSES = 41, 3
 KINDS = ("recurrent", "transformer", "ngrams")
@@ -51,10 +51,10 @@ def test_padding_changes_nothing(kind, attention):
     torch.testing.assert_close(model(SOURCE, LENGTHS).logits[1:], alone)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_twin_without_attention_has_as_many_parameters(kind, name):
-    settings = MAKERS[name]().model.model_copy(update={"kind": kind, "buckets": 101})
+    settings = PRESETS[name].make().model.model_copy(update={"kind": kind, "buckets": 101})
     with torch.device("meta"):
         sizes = [
             count_parameters(build(settings.model_copy(update={"attention": attention}), 300, 2))
@@ -63,9 +63,9 @@ def test_the_twin_without_attention_has_as_many_parameters(kind, name):
     assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_survives_its_file(name):
-    config = MAKERS[name]()
+    config = PRESETS[name].make()
     assert config.preset == name
     assert SentimentConfig.model_validate_json(config.model_dump_json()) == config
 
