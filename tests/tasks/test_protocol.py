@@ -1,17 +1,20 @@
-"""The protocol of tasks: every task through the same commands, and a ninth task in one record."""
+"""The protocol of tasks: every task through the same commands, and a ninth task from the page of the docs."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from ninth_task import SUMS
+from ninth_task import added
 from safetensors.torch import load_file
-from tiny_runs import one_line, regard
+from tiny_runs import NAMES, one_line, regard, tiny, tiny_settings
 
 import regard as package
 from regard.tasks.catalog import TASKS
@@ -19,15 +22,11 @@ from regard.tasks.inputs import from_arguments, named
 from regard.tasks.task import Input, InputError, SettingError
 from regard.train.run import Run
 
-FEW = ("--preset", "tiny", "--set", "steps=6", "--set", "validate_every=2", "--set", "warmup=1", "--set", "longer=2")
-SMALL = ("--set", "data.train=80", "--set", "data.valid=6", "--set", "data.test=6", "--set", "model.size=8")
-ASKED = {
-    "translation": ("Tom chases Jerry",),
-    "sentiment": ("The film is not bad.",),
-    "reading": ("Emma took the ball. Emma went to the kitchen.", "Where is the ball?"),
-}
-MORE = {"sentiment": ("--set", "features=4"), "translation": ("--set", "lengths=[3, 8]")}
-NAMES = sorted(ASKED)
+LOADED = """
+import json, sys, regard
+[found] = regard.load(sys.argv[1]).predict([sys.argv[2:] if len(sys.argv) > 3 else sys.argv[2]])
+print(json.dumps(found.record()))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +34,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of a few steps of each task."""
     folder, found = tmp_path_factory.mktemp("tasks"), {}
     for name in NAMES:
-        done = regard("train", name, *FEW, *SMALL, *MORE.get(name, ()), "--out", folder / name)
+        done = regard("train", name, *tiny_settings(name), "--out", folder / name)
         assert done.exit_code == 0, done.output
         found[name] = folder / name
     return found
-
-
-def test_every_task_is_tried_here():
-    assert set(TASKS) == set(ASKED)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,10 +52,10 @@ def test_a_result_has_the_figures_that_the_task_declares(runs, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_loaded_run_answers_with_a_record_and_a_trace(runs, name):
+def test_a_loaded_run_answers_with_a_record_and_a_trace(runs, name, tmp_path):
     loaded = package.load(runs[name])
-    given = ASKED[name] if len(ASKED[name]) > 1 else ASKED[name][0]
-    [found] = loaded.predict([given])
+    given = tiny(name).given(tmp_path)
+    [found] = loaded.predict([given if len(given) > 1 else given[0]])
     assert isinstance(found.answer, str)
     assert found.answer in found.line
     assert json.loads(json.dumps(found.record()))
@@ -72,10 +67,21 @@ def test_a_loaded_run_answers_with_a_record_and_a_trace(runs, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_takes_arguments_and_json_lines(runs, name):
-    done = regard("predict", runs[name], *ASKED[name], "--json")
+def test_a_run_is_loaded_in_a_fresh_process(runs, name, tmp_path):
+    given = tiny(name).given(tmp_path)
+    [here] = package.load(runs[name]).predict([given if len(given) > 1 else given[0]])
+    command = [sys.executable, "-c", LOADED, str(runs[name]), *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(json.dumps(here.record()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_takes_arguments_and_json_lines(runs, name, tmp_path):
+    given = tiny(name).given(tmp_path)
+    done = regard("predict", runs[name], *given, "--json")
     assert done.exit_code == 0, done.output
-    record = dict(zip([one.name for one in TASKS[name].inputs], ASKED[name], strict=True))
+    record = dict(zip([one.name for one in TASKS[name].inputs], given, strict=True))
     command = [sys.executable, "-m", "regard", "predict", str(runs[name]), "--json"]
     lines = f"{json.dumps(record)}\n{json.dumps({'wrong': 1})}\n"
     piped = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
@@ -100,9 +106,9 @@ def test_a_run_is_enough(runs, name, command, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_options_of_another_task_are_refused(runs, name):
-    done = regard("predict", runs[name], *ASKED[name], "--beam", "2")
-    if name == "translation":
+def test_options_of_another_task_are_refused(runs, name, tmp_path):
+    done = regard("predict", runs[name], *tiny(name).given(tmp_path), "--beam", "2")
+    if "beam" in TASKS[name].options:
         assert done.exit_code == 0
     else:
         one_line(done, f"--beam is not an option of {name}")
@@ -112,24 +118,21 @@ def test_options_of_another_task_are_refused(runs, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_killed_run_goes_on_by_its_directory_alone_and_ends_the_same(runs, name, tmp_path):
-    command = [sys.executable, "-m", "regard", "train", name, *FEW, *SMALL, *MORE.get(name, ()), "--out", "run"]
+    command = [sys.executable, "-m", "regard", "train", name, *tiny_settings(name), "--out", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None and not list(tmp_path.glob("run/checkpoints/step-*/manifest.json")):
-            pass
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     again = [sys.executable, "-m", "regard", "train", "--resume", "run"]
     done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    whole = subprocess.run([*command[:-1], "whole"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert whole.returncode == 0, whole.stderr
-    resumed, direct = (load_file(tmp_path / one / "model.safetensors") for one in ("run", "whole"))
+    resumed, direct = (load_file(run / "model.safetensors") for run in (tmp_path / "run", runs[name]))
+    assert set(resumed) == set(direct)
     assert all(torch.equal(resumed[key], direct[key]) for key in direct)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_interrupted_run_answers_with_its_best_checkpoint_and_says_so(runs, name, tmp_path):
-    import shutil
-
     shutil.copytree(runs[name], tmp_path / "run")
     (tmp_path / "run/model.safetensors").unlink()
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
@@ -139,8 +142,8 @@ def test_an_interrupted_run_answers_with_its_best_checkpoint_and_says_so(runs, n
     loaded = package.load(tmp_path / "run")
     assert loaded.weights == f"weights of step {best}: training was interrupted after step 6"
     expected = load_file(runs[name] / f"checkpoints/step-{best:06d}/model.safetensors")
-    own = getattr(loaded.predictor, "network", None) or loaded.predictor.model
-    assert all(torch.equal(own.state_dict()[key], expected[key]) for key in expected)
+    own = loaded.predictor.network.state_dict()
+    assert all(torch.equal(own[key], expected[key]) for key in expected)
 
 
 @pytest.mark.parametrize(
@@ -166,18 +169,50 @@ def test_a_text_may_be_the_path_of_a_file(tmp_path):
     assert plain == {"text": str(tmp_path / "story.txt")}
 
 
-def test_a_ninth_task_is_one_record_and_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(TASKS, "sums", SUMS)
-    done = regard("train", "sums", "--out", tmp_path / "run", "--set", "penalty=entropy")
-    assert done.exit_code == 0, done.output
-    assert "accuracy" in done.output
-    [found] = package.load(tmp_path / "run").predict(["123"])
-    assert found.answer in ("even", "odd")
-    assert regard("predict", tmp_path / "run", "22", "--look", tmp_path / "page.html").exit_code == 0
-    bad = regard("predict", tmp_path / "run", "two", "4")
+@pytest.fixture(scope="module")
+def ninth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of the task that docs/add-a-task.md builds, with fewer steps than there."""
+    folder = tmp_path_factory.mktemp("ninth")
+    with added(folder):
+        few = ("steps=100", "validate_every=100", "data.train=2000", "data.test=100", "beta=0.001", "penalty=entropy")
+        settings = [word for one in few for word in ("--set", one)]
+        done = regard("train", "largest", "--preset", "tiny", *settings, "--out", folder / "run")
+        assert done.exit_code == 0, done.output
+        assert "pointing" in done.output
+        yield folder / "run"
+
+
+def test_the_task_of_the_page_learns(ninth):
+    result = json.loads((ninth / "result.json").read_text())
+    assert result["metrics"]["accuracy"] > 0.9
+    assert result["attention"]["pointing"] > 0.9
+    assert result["faithfulness"]["attended"] > result["faithfulness"]["random"] + 1
+    assert "largest" in regard("tasks").output
+
+
+def test_the_task_of_the_page_answers(ninth, tmp_path):
+    done = regard("predict", ninth, "3714", "90", "--look", tmp_path / "page.html")
+    assert done.output.startswith("7\n9\n")  # as the page shows it
+    assert (tmp_path / "page.html").is_file()
+    [found] = package.load(ninth).predict(["3714"])
+    assert found.trace().records[0].column_labels.items == ("3", "7", "1", "4")
+    bad = regard("predict", ninth, "two", "4")
     assert bad.exit_code == 1
-    assert "text 1: expected digits: not answered" in bad.output
-    assert regard("tasks").output.count("sums") >= 1
+    assert "text 1: expected a row of digits: not answered" in bad.output
+
+
+def test_the_task_of_the_page_is_evaluated_also_on_files(ninth, tmp_path):
+    (tmp_path / "rows.txt").write_text("91\n907\n")
+    done = regard("evaluate", ninth, "--data", tmp_path / "rows.txt", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["metrics"] == {"accuracy": 1.0}
+
+
+def test_the_task_of_the_page_has_a_page_and_goes_on(ninth, tmp_path):
+    assert regard("look", ninth, "--out", tmp_path / "page.html").exit_code == 0
+    done = regard("train", "--resume", ninth, "--set", "steps=102")
+    assert done.exit_code == 0, done.output
+    assert json.loads((ninth / "result.json").read_text())["steps"] == 102
 
 
 def test_commands_know_no_task():

@@ -1,7 +1,8 @@
 """Runs of a few steps, made by the command line in this process."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jaxtyping
@@ -9,7 +10,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from regard.cli import app
+from regard.tasks.catalog import TASKS
 
+NAMES = sorted(TASKS)
 STEPS = ("--set", "steps=4", "--set", "validate_every=2", "--set", "log_every=1", "--set", "warmup=2")
 WORLD = (
     *("--preset", "tiny", *STEPS, "--set", "data.train=60", "--set", "data.valid=6", "--set", "data.test=6"),
@@ -23,6 +26,40 @@ WORDS = (
     *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "boxed"),
     *("in", "bad", "weather"),
 )
+
+
+@dataclass(frozen=True)
+class TinyRun:
+    """What makes a run of a task tiny, beside what makes any run so, and an input for it.
+
+    A part of the input that is a file is a function which writes it into a folder and returns its path.
+    """
+
+    asked: tuple[str | Callable[[Path], Path], ...]
+    settings: tuple[str, ...] = ()
+
+    def given(self, folder: Path) -> tuple[str, ...]:
+        """The input as the arguments of a command."""
+        return tuple(part if isinstance(part, str) else str(part(folder)) for part in self.asked)
+
+
+TINY = {
+    "translation": TinyRun(("Tom chases Jerry",), ("model.size=8", "lengths=[3, 8]")),
+    "sentiment": TinyRun(("The film is not bad.",), ("model.size=8", "features=4")),
+    "reading": TinyRun(("Emma took the ball. Emma went to the kitchen.", "Where is the ball?"), ("model.size=8",)),
+}
+
+
+def tiny(name: str) -> TinyRun:
+    """The tiny run of a task of the catalog."""
+    assert name in TINY, f"tests/tasks/tiny_runs.py has no tiny run of {name}: add one to TINY"
+    return TINY[name]
+
+
+def tiny_settings(name: str) -> tuple[str, ...]:
+    """Options of `regard train` that make a run of a task take seconds: six steps, with a checkpoint at each second."""
+    every = ("steps=6", "validate_every=2", "warmup=1", "longer=2", "data.train=80", "data.valid=6", "data.test=6")
+    return ("--preset", "tiny", *(word for one in (*every, *tiny(name).settings) for word in ("--set", one)))
 
 
 def regard(*arguments: str | Path) -> Result:

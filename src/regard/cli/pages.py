@@ -12,6 +12,7 @@ from regard.look.trace import Trace
 from regard.tasks.loading import load, material_of
 from regard.tasks.task import InputError
 from regard.tasks.views import joined_trace
+from regard.tasks.watched import watched
 from regard.train.durable import write_whole
 from regard.train.run import RunError
 
@@ -58,7 +59,7 @@ def _of_run(path: Path) -> Trace:
         print(f"regard: {loaded.weights}", file=sys.stderr)
     material = material_of(loaded.task, loaded.config, loaded.run, loaded.codec)
     asked = [loaded.task.asked(example) for example in material.test[:_EXAMPLES]]
-    found = [one for one in loaded.answers(asked) if not isinstance(one, InputError)]
+    found = [one for one in watched(loaded, asked) if not isinstance(one, InputError)]
     trace = joined_trace(found, f"{loaded.task.view.title}: {loaded.name}")
     if trace is None:
         raise ValueError(f"{path} has no attention: there is nothing to look at")

@@ -18,9 +18,11 @@ from regard.tasks.inputs import from_arguments, named
 from regard.tasks.loading import Loaded, load, task_of
 from regard.tasks.task import InputError, Prediction, SettingError, Task
 from regard.tasks.views import joined_trace
+from regard.tasks.watched import watched
 from regard.train.run import Run, RunError
 
 CHARACTERS = 1_000_000  # of an input; how long a text may be is said by its task
+WATCHED = 12  # answers whose self-attention a page shows too
 
 
 def predict(
@@ -51,7 +53,8 @@ def predict(
     failed = 0
     with reported():
         for batch in _batches(loaded.task, inputs):
-            for place, found in _answers(loaded, batch, chosen):
+            watching = look is not None and len(seen) < WATCHED
+            for place, found in _answers(loaded, batch, chosen, watching=watching):
                 if isinstance(found, InputError):
                     failed += 1
                     print(f"regard: {place}: {found}: not answered", file=sys.stderr, flush=True)
@@ -101,10 +104,11 @@ def _given(task: Task, one: InputText, *, from_line: bool) -> Any:
 
 
 def _answers(
-    loaded: Loaded, batch: Sequence[Given], options: dict[str, Any]
+    loaded: Loaded, batch: Sequence[Given], options: dict[str, Any], *, watching: bool
 ) -> Iterator[tuple[str, Prediction | InputError]]:
     good = [given for _, given in batch if not isinstance(given, InputError)]
-    found = iter(loaded.answers(good, **options))
+    first = watched(loaded, good[:WATCHED], **options) if watching else []
+    found = iter([*first, *loaded.answers(good[len(first) :], **options)])
     for place, given in batch:
         yield place, given if isinstance(given, InputError) else next(found)
 

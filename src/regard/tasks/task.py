@@ -93,6 +93,11 @@ class Prediction(Protocol):
 class Predictor(Protocol):
     """A trained model with its codec. `inputs` are mappings by the names of the task's `inputs`."""
 
+    @property
+    def network(self) -> nn.Module:
+        """The model that answers: its self-attention is shown beside the task's own maps."""
+        ...
+
     def answers(self, inputs: Sequence[Mapping[str, Any]], **options: Any) -> list[Prediction | InputError]:
         """One answer for each input, in their order; an error for an input that cannot be answered."""
         ...

@@ -165,6 +165,11 @@ class Translator:
         return replace(self, model=model, captures=Captures(), exact=exact, prepared=precision)
 
     @property
+    def network(self) -> EncoderDecoder:
+        """The model that translates."""
+        return self.model
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
