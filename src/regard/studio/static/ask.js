@@ -8,7 +8,7 @@ import { fixed } from "./numbers.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-const KEPT = ["view", "scale"]; // of the map, for the next answer
+const KEPT = ["view", "scale", "cells"]; // of the map, for the next answer
 const LONGEST = 24; // numbers of a list that the record shows
 
 export async function open(place, kept) {
