@@ -68,6 +68,14 @@ def caption() -> Trace:
     return Trace.from_weights({"decoder": weights}, title="Caption", rows=["cat", "dog"], columns=grid)
 
 
+def drawn() -> Trace:
+    """A white picture of 48 × 48 pixels with four cells; two words of which one is twice as sure where to look."""
+    weights = torch.tensor([[[0.8, 0.1, 0.05, 0.05], [0.2, 0.2, 0.2, 0.4]]])
+    words = Labels("tokens", ("cat", "dog"), {"probability": [0.5, 0.75]})
+    picture = patches(png(np.full((48, 48, 3), 255)), (2, 2))
+    return Trace.from_weights({"decoder": weights}, title="Drawn", rows=words, columns=picture)
+
+
 def painted() -> Trace:
     """An image made from words: the patches ask, the words answer."""
     grid = Labels("patches", tuple(map(str, range(12))), {"image": png(np.full((60, 80, 3), 200)), "grid": (3, 4)})
@@ -124,6 +132,7 @@ def broken() -> Trace:
 TRACES: dict[str, Callable[[], Trace | list[Trace]]] = {
     "encoder": encoder,
     "caption": caption,
+    "drawn": drawn,
     "painted": painted,
     "vision": vision,
     "spoken": spoken,
@@ -589,7 +598,7 @@ def test_an_image_is_lit_where_each_word_looks(visit):
     tab = visit("caption")
     assert tab.text('[data-choice="view"] [aria-checked="true"]') == "Image"
     edge = tab.locator(".head .picture canvas").bounding_box()
-    corners = {"top left": (edge["x"] + 12, edge["y"] + 12), "bottom right": (edge["x"] + 428, edge["y"] + 318)}
+    corners = {"top left": (edge["x"] + 12, edge["y"] + 12), "bottom right": (edge["x"] + 388, edge["y"] + 288)}
     bright = {}
     for word, name in enumerate(("cat", "dog")):
         x, y = tab.places(word)
@@ -601,7 +610,62 @@ def test_an_image_is_lit_where_each_word_looks(visit):
     assert bright["dog"]["bottom right"] > bright["dog"]["top left"] + 200
     tab.keyboard.press("ArrowLeft")
     assert tab.text(".token h3") == "“cat”"
-    assert saved(tab, "svg")[1].count(b"<image") == 6  # two small ones and the large one, each with its shade
+    drawing = saved(tab, "svg")[1]
+    assert drawing.count(b"<use") == 7  # two small ones and the large one, each with its veil; the scale
+    assert drawing.count(b"<image") == 4  # the picture, a veil for each word, the scale
+
+
+def clear(tab, x: float, y: float) -> float:
+    """How much of the white picture a veil lets through at a place of the large picture, in shares of its sides."""
+    edge = tab.locator(".head .picture canvas").bounding_box()
+    return sum(tab.color(edge["x"] + x * 432, edge["y"] + y * 432)) / 765  # 9 × 48 pixels
+
+
+def test_a_map_is_interpolated_or_shown_cell_by_cell(visit):
+    tab = visit("drawn")
+    smooth = [clear(tab, x, 0.25) for x in (0.25, 0.375, 0.49, 0.51, 0.625, 0.75)]
+    assert smooth == sorted(smooth, reverse=True)
+    assert smooth[2] - smooth[3] < 0.05 < smooth[0] - smooth[2]
+    assert smooth[0] == pytest.approx(1, abs=0.02)  # the centre of the cell with the largest weight
+    tab.page.click('[data-choice=veil] [data-value="cells"]')
+    cells = [clear(tab, x, 0.25) for x in (0.02, 0.25, 0.49, 0.51, 0.75, 0.98)]
+    assert cells[0] == cells[1] == cells[2] == pytest.approx(1, abs=0.02)
+    assert cells[3] == cells[4] == cells[5] < 0.6
+
+
+def test_words_have_a_scale_of_their_own_or_share_one(visit):
+    tab = visit("drawn")
+    tab.mouse.click(*(at + 40 for at in tab.places(1)))
+    tab.mouse.move(5, 5)
+    assert {"dog", "largest weight 0.400 · probability 0.75", "0", "0.2", "0.4"} <= set(texts(tab))
+    assert clear(tab, 0.75, 0.75) == pytest.approx(1, abs=0.02)
+    tab.page.select_option("[data-here=scale]", "linear")
+    assert {"0", "0.4", "0.8", "largest weight 0.400 · probability 0.75"} <= set(texts(tab))
+    assert clear(tab, 0.75, 0.75) == pytest.approx(1 - 0.5 * 190 / 255 * (1 - 22 / 255), abs=0.03)
+
+
+def test_pointing_at_the_picture_reads_the_weight_of_the_word_shown(visit):
+    tab = visit("drawn")
+    edge = tab.locator(".head .picture canvas").bounding_box()
+    tab.mouse.move(edge["x"] + 320, edge["y"] + 320)  # nothing was chosen: the word with the largest weight is shown
+    assert tab.text(".readout").startswith("“cat” → “2,2”")
+    tab.mouse.click(*(at + 40 for at in tab.places(1)))
+    tab.mouse.move(edge["x"] + 320, edge["y"] + 320)
+    assert tab.text(".readout").split() == ["“dog”", "→", "“2,2”", "0.400"]
+
+
+def test_the_picture_of_all_words_is_saved(visit):
+    tab = visit("drawn")
+    name, data = saved(tab, "png")
+    assert name.endswith(".png")
+    picture = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+    white = (picture[150:-100, 60:900].sum(-1) > 750).mean()  # 2 × as large as on the screen
+    assert 0.05 < white < 0.95
+    drawing = ET.fromstring(saved(tab, "svg")[1])
+    words = [part.text for part in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"cat", "dog", "0.800", "0.400", "largest weight 0.800 · probability 0.50"} <= set(words)
+    embedded = [part for part in drawing.iter("{http://www.w3.org/2000/svg}image") if part.get("width") == "48"]
+    assert len(embedded) == 1  # once, for three places
 
 
 def test_an_image_painted_from_words_has_a_map_for_each_word(visit):
@@ -612,7 +676,7 @@ def test_an_image_painted_from_words_has_a_map_for_each_word(visit):
     for key in ("ArrowRight", "ArrowRight", "ArrowRight"):
         tab.keyboard.press(key)
     assert tab.text(".readout").startswith("“dog” receives")
-    top, bottom = ((edge["x"] + 12, edge["y"] + 12), (edge["x"] + 428, edge["y"] + 318))
+    top, bottom = ((edge["x"] + 12, edge["y"] + 12), (edge["x"] + 388, edge["y"] + 288))
     assert sum(tab.color(*bottom)) > sum(tab.color(*top)) + 200
     tab.keyboard.press("Home")
     assert sum(tab.color(*top)) > sum(tab.color(*bottom)) + 200
@@ -663,7 +727,8 @@ def test_tokens_that_are_none_of_the_image_stand_beside_it(visit):
         }"""
     )
     said = [text for text, *_ in chips]
-    assert said == ["“[CLS]” looks at", "[CLS]", "0.020", "[REG]", "0.020"]
+    scale = ["0", "0.37", "0.74"]
+    assert said == ["“[CLS]” looks at", "largest weight 0.740", *scale, "[CLS]", "0.020", "[REG]", "0.020"]
     places = {text: (edge["x"] + x, edge["y"] + y) for text, x, y in chips}
     # At first, what the class looks at: the top left.
     corners = ((edge["x"] + 12, edge["y"] + 12), (edge["x"] + 400, edge["y"] + 300))

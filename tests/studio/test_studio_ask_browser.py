@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 import wave
 from pathlib import Path
 
@@ -10,8 +11,15 @@ from conftest_studio import running
 from studio_runs import SCENE, Stub, beginning, png, task_of, translator
 
 from regard.studio.runs import open_run
+from regard.tasks.catalog import TASKS
+from regard.tasks.settings import configure
 from regard.tasks.task import Input
+from regard.tasks.training import train
+from regard.train.progress import Silent
 from regard.train.run import Run
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tasks"))
+from picture_task import ASKED
 
 NASTY = "<img src=x onerror=alert(1)>"
 FILE = {"name": "red.png", "mimeType": "image/png", "buffer": png(5, 3)}
@@ -45,6 +53,18 @@ def live(trained: Path, tmp_path_factory: pytest.TempPathFactory):
     other = Stub("other", ready=False)
     with running([open_run(trained), open_run(none), open_run(begun), Stub(), Stub("second"), other]) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory: pytest.TempPathFactory):
+    """Two runs of a task about pictures, each with an example of its own."""
+    folder = tmp_path_factory.mktemp("pictured")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS, "asked", ASKED)
+        for name in ("asked", "again"):
+            train(ASKED, configure(ASKED, "small", [], {}), folder / name, progress=Silent())
+        with running([open_run(folder / "asked"), open_run(folder / "again")]) as found:
+            yield found
 
 
 def ask(page) -> None:
@@ -137,6 +157,50 @@ def test_a_file_is_dropped(visit, live):
     page.locator("[data-input=question]").fill("How wide?")
     ask(page)
     says(page.locator(".answer .said"), "stub: 4 pixels wide")
+
+
+def test_an_image_is_pasted(visit, live):
+    page = visit("/#/ask/3", at=live)
+    page.locator("[data-input=question]").fill("How wide?")
+    page.evaluate(
+        """(bytes) => {
+          const data = new DataTransfer();
+          data.items.add(new File([new Uint8Array(bytes)], "image.png", { type: "image/png" }));
+          document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
+        }""",
+        list(png(6, 2)),
+    )
+    says(page.locator(".seen"), "image.png")
+    ask(page)
+    says(page.locator(".answer .said"), "stub: 6 pixels wide")
+
+
+def test_a_run_begins_with_the_picture_of_its_example(visit, pictured):
+    page = visit("/#/ask", at=pictured)
+    says(page.locator(".seen"), "example of asked")
+    says(page.locator(".answer").nth(0), "(bright?)")
+    says(page.locator(".holder .facts"), "2 × 4")
+    counts(page.locator(".seen img.drawn"), 1)
+    page.wait_for_selector('.picture[data-view="image"]')
+    page.locator("[data-input=image]").set_input_files(FILE)
+    says(page.locator(".seen"), "red.png")
+    page.locator("[data-input=question]").fill("red?")
+    page.locator("[data-name=compare]").select_option("1")
+    says(page.locator(".answer").nth(1), "(red?)")
+    counts(page.locator('.stages.two .picture[data-view="image"]'), 2)
+    page.locator("[data-name=example]").click()
+    says(page.locator(".seen"), "example of asked")
+    says(page.locator(".answer").nth(1), "(bright?)")
+
+
+def test_a_picture_that_cannot_be_read_is_said_in_one_line(visit, pictured):
+    page = visit("/#/ask", at=pictured)
+    page.visit.allowed.append("400")
+    says(page.locator(".answer").nth(0), "(bright?)")
+    page.locator("[data-input=image]").set_input_files({**FILE, "buffer": png(5, 3)[:40]})
+    ask(page)
+    says(page.locator("form > .failure"), "the picture: the picture cannot be decoded")
+    counts(page.locator(".answer"), 0)
 
 
 def test_a_file_that_is_too_large_is_not_sent(visit, live):

@@ -23,6 +23,7 @@ from regard.train.run import Run, RunError
 
 CHARACTERS = 1_000_000  # of an input; how long a text may be is said by its task
 WATCHED = 12  # answers whose self-attention a page shows too
+TOGETHER = 64  # inputs given as arguments that are answered at once
 
 
 def predict(
@@ -57,8 +58,9 @@ def predict(
             for place, found in _answers(loaded, batch, chosen, watching=watching):
                 if isinstance(found, InputError):
                     failed += 1
-                    print(f"regard: {place}: {found}: not answered", file=sys.stderr, flush=True)
-                    print(json.dumps({"error": f"{place}: {found}"}) if as_json else "", flush=True)
+                    fault = _line(f"{place}: {found}")
+                    print(f"regard: {fault}: not answered", file=sys.stderr, flush=True)
+                    print(json.dumps({"error": fault}) if as_json else "", flush=True)
                     continue
                 if look is not None:
                     seen.append(found)
@@ -74,9 +76,10 @@ Given = tuple[str, Any]  # the place of an input, and the input or its error
 
 def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
     """Inputs with their places: the arguments at once, or standard input some lines at a time."""
-    if arguments and len(task.inputs) > 1:
+    if arguments and (len(task.inputs) > 1 or task.inputs[0].kind != "text"):
         groups = from_arguments(task.inputs, arguments)
-        yield [(f"input {number}", group) for number, group in enumerate(groups)]
+        numbered = [(f"input {number}", group) for number, group in enumerate(groups)]
+        yield from (numbered[first : first + TOGETHER] for first in range(0, len(numbered), TOGETHER))
         return
     for batch in input_batches(arguments, characters=CHARACTERS):
         yield [(one.place, _given(task, one, from_line=not arguments)) for one in batch]
@@ -86,14 +89,15 @@ def _given(task: Task, one: InputText, *, from_line: bool) -> Any:
     """A text, or the JSON object of a line; tasks with several inputs take JSON alone."""
     if one.fault:
         return InputError(one.fault)
+    strictly = len(task.inputs) > 1 or task.inputs[0].kind != "text"  # else a brace may begin a text
     if from_line and one.text.lstrip().startswith("{"):
         try:
             return named(task.inputs, json.loads(one.text))
         except (json.JSONDecodeError, RecursionError) as error:
-            if len(task.inputs) > 1:
+            if strictly:
                 return InputError(f"not JSON: {error}")
         except InputError as error:
-            if len(task.inputs) > 1:
+            if strictly:
                 return error
     if len(task.inputs) > 1:
         names = ", ".join(f'"{part.name}": …' for part in task.inputs)

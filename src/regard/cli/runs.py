@@ -19,6 +19,7 @@ from regard.data.parallel import DataError
 from regard.tasks.catalog import TASKS
 from regard.tasks.config import TaskConfig
 from regard.tasks.evaluation import evaluate as evaluated
+from regard.tasks.example_files import example_arguments
 from regard.tasks.loading import load, task_of
 from regard.tasks.settings import changed, configure, listed, parsed
 from regard.tasks.task import Task
@@ -90,8 +91,7 @@ def _taken_up(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[T
 def _next(task: Task, place: Path, example: Any) -> list[str]:
     """What can be done with a run: an input of its own data to begin with."""
     where = shlex.quote(str(place))
-    parts = [example] if isinstance(example, str) else list(example or [])
-    given = "".join(f" {shlex.quote(str(part))}" for part in parts)
+    given = "".join(f" {shlex.quote(part)}" for part in example_arguments(task.inputs, example, place))
     python = f'python -c "import regard; print(regard.load({str(place)!r}).predict([…])[0].answer)"'
     return [f"regard predict {where}{given}", f"regard look {where}", f"regard studio {where}", python]
 

@@ -88,6 +88,8 @@ def decode(
         raise DataError(f"{name}: not a picture that can be read; formats: {known}") from error
     except FileNotFoundError as error:
         raise DataError(f"{name}: no such file") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{name}: a directory; expected a picture") from error
     except Exception as error:
         # A damaged file makes Pillow's readers raise many types: OSError, SyntaxError, struct.error, IndexError.
         raise DataError(f"{name}: the picture cannot be decoded: {error or type(error).__name__}") from error

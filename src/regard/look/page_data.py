@@ -27,7 +27,7 @@ COARSE = 2e-4
 POOLED_CELLS = 3_000_000  # in all pooled maps of a page
 KEPT_WEIGHTS = 1_200_000  # in all rows of the pooled maps
 BLOCK = 2**22  # weights that stand in memory at a time
-PLACES = ("x", "y", "heading", "speed")
+NUMBERS = ("x", "y", "heading", "speed", "probability")  # of labels, one for each item
 
 Json = dict[str, Any]
 
@@ -364,7 +364,7 @@ def _described(label: Labels) -> Json:
         found["grid"] = [int(side) for side in label.extra["grid"]]
     if "seconds" in label.extra:
         found["seconds"] = float(label.extra["seconds"])
-    found |= {name: [float(n) for n in label.extra[name]] for name in PLACES if name in label.extra}
+    found |= {name: [float(n) for n in label.extra[name]] for name in NUMBERS if name in label.extra}
     return found
 
 

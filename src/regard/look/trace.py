@@ -194,18 +194,35 @@ class Trace:
         return target
 
     def svg(
-        self, path: str | Path, *, record: str | tuple[str, int] | None = None, head: int = 0, batch: int = 0
+        self,
+        path: str | Path,
+        *,
+        record: str | tuple[str, int] | None = None,
+        head: int = 0,
+        batch: int = 0,
+        view: str = "auto",
     ) -> Path:
-        """Write the map of a head as an SVG drawing; of the first record unless one is named."""
+        """Write the map of a head as an SVG drawing; of the first record unless one is named.
+
+        Where the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth"
+        is interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
+        """
+        drawing = pictures.svg(self._record(record), head=head, batch=batch, view=view)
         target = Path(path)
-        target.write_text(pictures.svg(self._record(record), head=head, batch=batch), encoding="utf-8")
+        target.write_text(drawing, encoding="utf-8")
         return target
 
     def png(
-        self, path: str | Path, *, record: str | tuple[str, int] | None = None, head: int = 0, batch: int = 0
+        self,
+        path: str | Path,
+        *,
+        record: str | tuple[str, int] | None = None,
+        head: int = 0,
+        batch: int = 0,
+        view: str = "auto",
     ) -> Path:
-        """Write the map of a head as a PNG picture; of the first record unless one is named."""
-        return pictures.png(self._record(record), path, head=head, batch=batch)
+        """Write the map of a head as a PNG picture; what is drawn is as in `svg`."""
+        return pictures.png(self._record(record), path, head=head, batch=batch, view=view)
 
     def show(self, **options: Any) -> None:
         """The page in a notebook; elsewhere in the browser."""

@@ -199,7 +199,7 @@ def _add_pictures(app: "FastAPI", shelf: Shelf) -> None:
 
 def _add_runs(app: "FastAPI", runs: list[Translates | Asks], shelf: Shelf, limits: Limits) -> None:
     """Runs of any task: their pages, their curves, and their answers."""
-    from fastapi import Request
+    from fastapi import Request, Response
     from fastapi.concurrency import run_in_threadpool
 
     curves: dict[int, Curves] = {}
@@ -214,6 +214,13 @@ def _add_runs(app: "FastAPI", runs: list[Translates | Asks], shelf: Shelf, limit
         from regard.studio.run_page import details
 
         return details(kept_at(runs, _whole(number, "run")))
+
+    @app.get("/api/runs/{number}/example/{name}")
+    def begun(number: str, name: str) -> Response:
+        from regard.studio.run_page import example_bytes
+
+        data, kind = example_bytes(kept_at(runs, _whole(number, "run")), name)
+        return Response(data, media_type=kind)
 
     @app.get("/api/runs/{number}/curves")
     def drawn(number: str) -> dict[str, Any]:

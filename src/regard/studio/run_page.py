@@ -7,26 +7,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.studio.asking import plain
-from regard.studio.limits import LIMITS
+from regard.studio.limits import LIMITS, RefusedError
 
 if TYPE_CHECKING:
     from regard.tasks.live import LiveRun
     from regard.tasks.task import Input, Task
 
 _FACTS = ("data", "parameters", "steps", "ended", "training_seconds", "seconds", "device", "seed", "command")
+_TYPES = {".png": "image/png", ".wav": "audio/wav"}
 _LARGEST = 4 * 1024 * 1024  # bytes of a result.json that is read
 
 
 def summary(run: Any) -> dict[str, Any]:
     """A run in a list: what it is asked and what it can do."""
     task: Task = run.task
+    result = _result(_path(run))
     return {
         "name": run.name,
         "task": task.name,
         "about": task.about,
         "inputs": [_input(one) for one in task.inputs],
         "ready": run.ready,
-        "example": example(task, _result(_path(run))),
+        "example": example(task, result),
+        "files": _files(run, result),
     }
 
 
@@ -51,13 +54,9 @@ def details(run: "LiveRun") -> dict[str, Any]:
 
 def example(task: "Task", result: Mapping[str, Any]) -> dict[str, str] | None:
     """An input to begin with, where the result of a run has one: text by the names of the task's inputs."""
-    given = result.get("example")
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, (list, tuple)):
-        given = dict(zip((one.name for one in task.inputs), given, strict=False))
-    if not isinstance(given, Mapping):
-        return None
+    from regard.tasks.example_files import example_parts
+
+    given = example_parts(task.inputs, result.get("example"))
     begin = {}
     for one in task.inputs:
         value = given.get(one.name)
@@ -67,6 +66,28 @@ def example(task: "Task", result: Mapping[str, Any]) -> dict[str, str] | None:
             begin[one.name] = value
     short = {name: text for name, text in begin.items() if len(text) <= LIMITS.passage}
     return short or None
+
+
+def example_bytes(run: "LiveRun", name: str) -> tuple[bytes, str]:
+    """The image or the sound of a run's example, and its media type."""
+    from regard.tasks.example_files import example_file
+
+    path = Path(run.run.path)
+    for one in run.task.inputs:
+        file = example_file(one, _result(path).get("example"), path) if one.name == name else None
+        if file is not None and file.stat().st_size <= LIMITS.upload:
+            return file.read_bytes(), _TYPES[file.suffix]
+    raise RefusedError(f"the run has no example of {name[:40]!r}", 404)
+
+
+def _files(run: Any, result: Mapping[str, Any]) -> list[str]:
+    """The inputs whose example is a file that can be fetched."""
+    from regard.tasks.example_files import example_file
+
+    path = _path(run)
+    if path is None:
+        return []
+    return [one.name for one in run.task.inputs if example_file(one, result.get("example"), path) is not None]
 
 
 def _input(one: "Input") -> dict[str, Any]:

@@ -61,6 +61,8 @@ def _checked(one: Input, value: Any) -> Any:
         raise InputError(f"{one.name} must be text, got {type(value).__name__}")
     if one.kind in ("image", "sound") and not isinstance(value, (str, bytes, os.PathLike)):
         raise InputError(f"{one.name} must be the path or the bytes of a file, got {type(value).__name__}")
+    if one.kind in ("image", "sound") and value in ("", b""):
+        raise InputError(f"{one.name} is empty: expected the path or the bytes of a file")
     return value
 
 

@@ -1,9 +1,11 @@
 """Pictures as inputs of tasks, and where attention over their cells points."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
@@ -24,6 +26,15 @@ def read_picture(given: Any, size: Size) -> Pixels:
         return decode(given if isinstance(given, bytes) else Path(given), size, name="the picture")
     except DataError as error:
         raise InputError(str(error)) from error
+
+
+def png_of(pixels: Pixels | Tensor) -> bytes:
+    """RGB pixels (3, height, width), from 0 to 255, as a PNG file."""
+    from PIL import Image
+
+    with io.BytesIO() as file:
+        Image.fromarray(np.asarray(pixels).transpose(1, 2, 0)).save(file, "PNG", optimize=True)
+        return file.getvalue()
 
 
 def scaled(pixels: UInt8[Tensor, "b c height width"]) -> Float[Tensor, "b c height width"]:

@@ -114,7 +114,9 @@ class Material:
     test: Sequence[Any]
     longer: Sequence[Any]  # longer than any trained on
     about: str
-    example: Any = None  # an input to begin with
+    # An input to begin with: text, a list, or a mapping by the names of the inputs. An image is pixels
+    # (3, height, width) or the bytes of a PNG file, a sound the bytes of a WAV file; they become files of the run.
+    example: Any = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from regard import __version__
 from regard.data.records import RecordBatches
 from regard.tasks.config import TaskConfig
 from regard.tasks.evaluation import judged
+from regard.tasks.example_files import store_example
 from regard.tasks.learning import asks_attention, loss_of
 from regard.tasks.loading import codec_of
 from regard.tasks.settings import recorded
@@ -78,6 +79,7 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress) -> dict
     )
     result = judged(task, config, predictor, material.test, material.longer)
     result |= facts(config, material, network, fitted, time.monotonic() - began)
+    result["example"] = store_example(task.inputs, material.example, run)
     run.save_result(result)
     run.save_card({"title": task.title, "about": material.about, **result})
     return result
@@ -144,5 +146,4 @@ def facts(config: TaskConfig, material: Material, network: nn.Module, fitted: Fi
         "versions": {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
         "seed": config.train.seed,
-        "example": material.example,
     }

@@ -1,16 +1,20 @@
 // An image lit where it is looked at: large for the chosen word, small for every word.
 
-import { colorOf, inkOf, mostOf, stretch, tint } from "./colors.js";
+import { inkOf, mostOf, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
-import { pixels } from "./painter.js";
+import { veilOf, veilScale } from "./veil.js";
 
 const GAP = 16;
+const UNDER = 66; // pixels for the word and the scale below the large picture
+const DRAWN = 96; // pixels a side up to which a picture is enlarged in whole pixels, not smoothed
 const CHIP = 28; // height of a token that is none of the image
 const CHIPS = 64; // of them, at most
 
 export const image = {
   name: "image",
   keys: "flow",
+  scale: "row", // unless the reader asks for another: a word that looks at much has small weights
+  veils: true,
   fits: (model) => model.picture !== null && Boolean(sides(model)),
   layout,
 };
@@ -35,19 +39,22 @@ function layout(model, look) {
   const first = side.patches.items.length - high * wide; // tokens before the patches, such as the one for the class
   const ratio = model.picture.height / model.picture.width;
   const words = Math.min(side.words, 400);
-  const large = Math.round(Math.min(look.width - 8, words ? 440 : 520, 520 / ratio));
+  const large = enlarged(model.picture, Math.min(look.width - 8, words ? 440 : 520, 520 / ratio));
   // The words' pictures stand beside the large one where there is room, else below it.
   const apart = words > 0 && beside(look, large);
   const left = apart ? large + 36 : 4;
-  const top = apart ? 4 : large * ratio + 56;
-  const across = Math.max(2, Math.floor((look.width - left + GAP) / (128 + GAP)));
-  const small = Math.min(150, Math.floor((look.width - left - 4 - GAP * (across - 1)) / across));
-  const flow = chipsOf(side, first, words || !beside(look, large) ? { x: 1, y: large * ratio + 40, wide: large }
+  const top = apart ? 4 : large * ratio + UNDER + 24;
+  const room = look.width - left - 4;
+  const { across, small } = strip(model.picture, room);
+  const flow = chipsOf(side, first, words || !beside(look, large) ? { x: 1, y: large * ratio + UNDER, wide: large }
     : { x: large + 24, y: 0, wide: look.width - large - 28 });
   const place = { side, first, high, wide, ratio, words, large, across, small, left, top, chips: flow.chips };
+  place.crisp = isDrawn(model.picture);
   place.step = small * ratio + 40;
+  place.chosen = side.axis === "row" ? look.active : (look.hover?.column ?? look.locked?.column ?? null);
+  place.shown = place.chosen ?? (words ? peak(place, model) : first ? 0 : null); // of patches, what the class looks at
   if (words && !apart) place.top += flow.high;
-  const below = large * ratio + 44 + (flow.x > large ? 0 : flow.high);
+  const below = large * ratio + UNDER + 4 + (flow.x > large ? 0 : flow.high);
   return {
     width: words ? Math.max(large, left + Math.min(words, across) * (small + GAP) - GAP + 4) : Math.max(large, flow.right),
     height: Math.max(below, flow.x > large ? flow.y + flow.high : 0, words ? place.top + Math.ceil(words / across) * place.step : 0),
@@ -60,6 +67,31 @@ function layout(model, look) {
       return { x, y, left: 0, top: 0 };
     },
   };
+}
+
+// A small picture was drawn pixel by pixel, so each of its pixels stays a square: its width grows by whole numbers.
+function isDrawn({ width, height }) {
+  return Math.max(width, height) <= DRAWN;
+}
+
+function enlarged(picture, width) {
+  const times = Math.floor(width / picture.width);
+  return isDrawn(picture) && times > 1 ? times * picture.width : Math.round(width);
+}
+
+// How many small pictures stand in a row, and how wide they are: of a drawn picture so wide as whole pixels give.
+function strip(picture, room) {
+  const narrow = room < 500;
+  const least = isDrawn(picture) ? enlarged(picture, narrow ? 110 : 150) : narrow ? 100 : 128;
+  const across = Math.max(2, Math.floor((room + GAP) / (least + GAP)));
+  return { across, small: enlarged(picture, Math.min(150, Math.floor((room - GAP * (across - 1)) / across))) };
+}
+
+// The word to begin with: the one with the largest weight. Rows that must be fetched first are not waited for.
+function peak({ side, words, first }, model) {
+  if (!model.whole) return 0;
+  const most = Array.from({ length: words }, (_, n) => mostOf(side.weights(n).subarray(first)));
+  return Math.max(0, most.indexOf(Math.max(...most)));
 }
 
 function beside(look, large) {
@@ -90,10 +122,10 @@ function hit(x, y, place) {
   const found = (word, patch) => (side.axis === "row" ? { row: word, column: patch } : { row: patch, column: word });
   if (x >= 0 && y >= 0 && x < large && y < large * ratio) {
     const patch = first + Math.floor((y / (large * ratio)) * high) * wide + Math.floor((x / large) * wide);
-    return place.words ? found(null, patch) : { row: patch, column: null };
+    return place.words ? found(place.shown, patch) : { row: patch, column: null };
   }
   const chip = place.chips.find((c) => x >= c.x && x < c.x + c.width && y >= c.y && y < c.y + CHIP);
-  if (chip) return place.words ? found(null, chip.n) : { row: chip.n, column: null };
+  if (chip) return place.words ? found(place.shown, chip.n) : { row: chip.n, column: null };
   for (let n = 0; n < place.words; n++) {
     const at = corner(place, n);
     if (x >= at.x && x < at.x + small && y >= at.y && y < at.y + small * ratio + 24) return found(n, null);
@@ -103,18 +135,14 @@ function hit(x, y, place) {
 
 function draw(painter, box, place, model, look) {
   const { colors } = look;
-  const { side } = place;
+  const { side, shown, chosen } = place;
   const [word, patch] = side.axis === "row" ? ["row", "column"] : ["column", "row"];
-  const chosen = side.axis === "row" ? look.active : (look.hover?.column ?? look.locked?.column ?? null);
   const matches = side.axis === "row" ? look.matches.rows : look.matches.columns;
-  const shown = chosen ?? (place.words || place.first ? 0 : null); // of patches, what the class token looks at
   painter.rect(box.x, box.y, box.width, box.height, { fill: colors.page });
   lit(painter, 0, 0, place.large, place, model, look, shown);
   const marked = place.words ? (look.hover?.[patch] ?? look.locked?.[patch] ?? null) : shown;
   if (marked !== null) frame(painter, place, marked, colors.warm);
-  const name = shown === null ? look.say("received")
-    : place.words ? short(labelOf(side.labels, shown)) : `“${short(labelOf(side.patches, shown))}” ${look.say("looksAt")}`;
-  painter.text(name, 0, place.large * place.ratio + 20, { size: 16, color: colors.text, weight: 600 });
+  caption(painter, place, model, look);
   special(painter, place, model, look, shown, marked);
   for (let n = 0; n < place.words; n++) {
     const { x, y } = corner(place, n);
@@ -122,31 +150,64 @@ function draw(painter, box, place, model, look) {
     lit(painter, x, y, place.small, place, model, look, n);
     const high = place.small * place.ratio;
     const [isLocked, isUnder] = [n === look.locked?.[word], n === look.hover?.[word]];
-    const edge = { stroke: isLocked ? colors.mark : colors.quiet, line: 2, radius: 4 };
-    if (isLocked || isUnder) painter.rect(x - 3, y - 3, place.small + 6, high + 6, edge);
-    const strong = n === chosen || matches.has(n);
+    const edge = { stroke: isLocked ? colors.mark : n === shown ? colors.accent : colors.quiet, line: 2, radius: 4 };
+    if (isLocked || isUnder || n === shown) painter.rect(x - 3, y - 3, place.small + 6, high + 6, edge);
+    const strong = n === (chosen ?? shown) || matches.has(n);
     const color = matches.has(n) ? colors.accent : strong ? colors.text : colors.quiet;
-    painter.text(short(labelOf(side.labels, n), 16), x, y + high + 14, { size: 13, color, weight: strong ? 600 : 400 });
-    const values = side.weights(n);
-    const most = values?.find((value) => !Number.isFinite(value)) ?? mostOf(values);
+    const number = weight(largest(side.weights(n)), 0.0004);
     const faint = { size: 11.5, color: colors.quiet, anchor: "end" };
-    painter.text(weight(most, 0.0004), x + place.small, y + high + 14, faint);
+    const room = place.small - textWidth(number, 11.5) - 6;
+    painter.text(fitted(labelOf(side.labels, n), room, strong), x, y + high + 14, { size: 13, color, weight: strong ? 600 : 400 });
+    painter.text(number, x + place.small, y + high + 14, faint);
   }
 }
 
-// The picture in the light of a word's weights: full where the weight is largest, dimmed where there is none.
+// As much of a name as there is room for.
+function fitted(label, room, strong) {
+  let text = short(label, 16);
+  while (textWidth(text, 13, strong ? 600 : 400) > room && Array.from(text).length > 2) text = `${Array.from(text).slice(0, -2).join("")}…`;
+  return text;
+}
+
+// Below the large picture: the word, its largest weight and its probability, and what the veil means.
+function caption(painter, place, model, look) {
+  const { side, shown, large, ratio } = place;
+  const { say, colors } = look;
+  const y = large * ratio + 20;
+  const weights = shown === null ? side.total : side.weights(shown);
+  const name = shown === null ? say("received")
+    : place.words ? short(labelOf(side.labels, shown)) : `“${short(labelOf(side.patches, shown))}” ${say("looksAt")}`;
+  painter.text(name, 0, y, { size: 16, color: colors.text, weight: 600 });
+  if (!weights) return;
+  const sure = place.words ? side.labels?.probability?.[shown] : undefined;
+  const facts = [say("largestIs", { value: weight(largest(weights), 0.0004) })];
+  if (Number.isFinite(sure)) facts.push(say("probabilityIs", { value: sure.toFixed(2) }));
+  const apart = textWidth(name, 16, 600) + 14;
+  const told = facts.join(" · ");
+  const fits = apart + textWidth(told, 12.5) <= large;
+  if (fits) painter.text(told, apart, y + 1, { size: 12.5, color: colors.quiet });
+  veilScale(painter, 0, y + 16, Math.min(220, large / (fits ? 1 : 2)), brightest(weights.subarray(place.first), look, shown), model, look);
+  if (!fits) facts.forEach((fact, n) => painter.text(fact, large / 2 + 16, y + 20 + 16 * n, { size: 12, color: colors.quiet }));
+}
+
+function largest(values) {
+  return values?.find((value) => !Number.isFinite(value)) ?? mostOf(values);
+}
+
+// The weight of what is not veiled at all: the largest of this word, or of all words and of what stands beside.
+function brightest(own, look, word) {
+  return look.scale === "row" || word === null ? mostOf(own) : Math.max(look.highest, 1e-12);
+}
+
+// The picture under a word's veil: clear where the weight is largest.
 function lit(painter, x, y, width, place, model, look, word) {
   const height = width * place.ratio;
-  painter.image(model.picture, x, y, width, height);
+  painter.image(model.picture, x, y, width, height, { smooth: !place.crisp });
   const weights = word === null ? place.side.total : place.side.weights(word);
   if (!weights) return;
   const own = weights.subarray(place.first);
-  const most = mostOf(own);
-  const shadow = look.theme === "dark" ? [8, 10, 14] : [24, 28, 36];
-  const dim = (n) => Math.round(205 * (1 - stretch(own[n] ?? 0, most, look.scale)));
-  const strange = (n) => !Number.isFinite(own[n] ?? 0);
-  const veil = pixels(place.wide, place.high, (n) => (strange(n) ? [...colorOf(NaN, most, look.scale, look.theme), 220] : [...shadow, dim(n)]));
-  painter.clip(x, y, width, height, () => painter.image(veil, x, y, width, height, { smooth: true }));
+  const veil = veilOf(model, word, own, place, brightest(own, look, word), look);
+  painter.clip(x, y, width, height, () => painter.image(veil, x, y, width, height, { smooth: !look.cells }));
 }
 
 // Each with the weight it gets, in the colour that says how that compares with the patches.

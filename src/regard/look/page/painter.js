@@ -103,6 +103,7 @@ export class CanvasPainter {
 export class SvgPainter {
   constructor(width, height, title) {
     this.clips = 0;
+    this.images = new Map(); // each is embedded once, however often it is drawn
     this.parts = [
       `<svg xmlns="http://www.w3.org/2000/svg" width="${round(width)}" height="${round(height)}" ` +
         `viewBox="0 0 ${round(width)} ${round(height)}" font-family="${escape(FONTS)}" role="img">`,
@@ -142,14 +143,22 @@ export class SvgPainter {
   }
 
   image(image, x, y, width, height, { smooth = true, opacity = 1 } = {}) {
+    if (!this.images.has(image)) this.embed(image);
+    const crisp = smooth ? "" : ' style="image-rendering:pixelated"';
+    const faint = opacity === 1 ? "" : ` opacity="${round(opacity)}"`;
+    const [across, down] = [width / image.width, height / image.height].map((times) => Number(times.toPrecision(6)));
+    const place = `translate(${round(x)} ${round(y)}) scale(${across} ${down})`;
+    this.parts.push(`<use href="#${this.images.get(image)}" transform="${place}"${faint}${crisp}/>`);
+  }
+
+  embed(image) {
     const canvas = document.createElement("canvas");
     [canvas.width, canvas.height] = [image.width, image.height];
     canvas.getContext("2d").drawImage(image, 0, 0);
-    const crisp = smooth ? "" : ' style="image-rendering:pixelated"';
-    this.parts.push(
-      `<image ${box(x, y, width, height)} opacity="${round(opacity)}" ` +
-        `preserveAspectRatio="none"${crisp} href="${canvas.toDataURL("image/png")}"/>`,
-    );
+    const name = `image${this.images.size}`;
+    this.images.set(image, name);
+    const size = `width="${image.width}" height="${image.height}"`;
+    this.parts.push(`<defs><image id="${name}" ${size} href="${canvas.toDataURL("image/png")}"/></defs>`);
   }
 
   clip(x, y, width, height, draw) {

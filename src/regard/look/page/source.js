@@ -19,7 +19,8 @@
 //            entropy: [per head] | null, distance: [per head] | null }],    (null for a head: it cannot be told)
 //          sequence, sequences: [{ number, text }] }     (those of the batch that can be shown; text: how one begins)
 // Labels { kind: "tokens" | "patches" | "frames" | "objects" | "list", items: [string], grid: [h, w]?, picture: bool,
-//            seconds?: number per frame, x?, y?, heading?, speed?: [per object] }
+//            seconds?: number per frame, x?, y?, heading?, speed?: [per object],
+//            probability?: [per item], of a word that was chosen }
 // Grid   { row0, column0, rows, columns, rowBlock, columnBlock, values: Float32Array, highest, error }
 //            A cell stands for rowBlock × columnBlock weights and holds their mean; `error` bounds what storing cost.
 //            Values may be negative, infinite or NaN; `highest` is the largest finite |value|.

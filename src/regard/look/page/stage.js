@@ -63,6 +63,11 @@ export class Stage {
     return views.find((view) => (asked ? view.name === asked : OWN.includes(view))) ?? heatmap;
   }
 
+  // How weights become colours: as the reader chose, or as the view has it.
+  get scale() {
+    return this.state.get("scale") ?? this.view.scale ?? "linear";
+  }
+
   // A place in the picture, if this trace has it.
   place(name) {
     const place = this.state.get(name);
@@ -89,12 +94,12 @@ export class Stage {
 
   look(width) {
     const theme = this.state.get("shown");
-    const shared = { width, theme, colors: palette(theme), say: this.say, scale: this.state.get("scale") };
+    const shared = { width, theme, colors: palette(theme), say: this.say, scale: this.scale };
     if (!this.model) return shared;
     const { active } = this;
     const chosen = active === null ? null : this.model.weights(active);
     return {
-      ...shared, active, zoom: this.state.get("zoom"), hover: this.place("hover"), locked: this.place("locked"),
+      ...shared, active, zoom: this.state.get("zoom"), cells: this.state.get("cells"), hover: this.place("hover"), locked: this.place("locked"),
       matches: this.matches, highest: this.highest, rowHighest: mostOf(chosen),
       negative: this.model.negative, odd: this.model.odd,
     };

@@ -33,6 +33,9 @@ const EN = {
   metres: "{value} m", speedOf: "{value} m/s", sceneHelp: "Seen from above: x to the right, y down. Colour and line width are the weight.",
   empty: "Nothing was seen: this trace has no records.", failed: "This picture could not be drawn: {reason}",
   received: "Tinted by the weight each token receives", tinted: "Tinted by what “{row}” looks at", asks: "What asks",
+  picture: "each picture", veil: "Map over the picture", smooth: "Smooth", cells: "Cells",
+  smoothHelp: "Interpolated between the centres of the cells", cellsHelp: "As the model has it: one weight for each cell",
+  largestIs: "largest weight {value}", probabilityIs: "probability {value}",
   largestOfRow: "largest of each row", most: "Received most", mostHelp: "mean weight over all queries",
 };
 
@@ -68,6 +71,9 @@ const ZH = {
   metres: "{value} 米", speedOf: "{value} 米/秒", sceneHelp: "俯视图：x 向右，y 向下。颜色与线宽表示权重。",
   empty: "没有看到注意力：此记录为空。", failed: "无法画出此图：{reason}",
   received: "按各词元得到的权重着色", tinted: "按“{row}”所看之处着色", asks: "提问方",
+  picture: "逐图", veil: "图上的权重", smooth: "平滑", cells: "格子",
+  smoothHelp: "在各格中心之间插值", cellsHelp: "模型的原样：每格一个权重",
+  largestIs: "最大权重 {value}", probabilityIs: "概率 {value}",
   largestOfRow: "每行的最大值", most: "得到最多", mostHelp: "对所有查询取平均",
 };
 

@@ -22,7 +22,7 @@ export class Viewer {
     const chosen = header ? (remembered("theme") ?? theme) : theme;
     this.state = new State({
       language: (header && remembered("language")) || language, theme: chosen, shown: this.shown(chosen),
-      sequence: 0, record: 0, head: 0, view: null, scale: "linear", zoom: 1, hover: null, locked: null, query: "", match: 0,
+      sequence: 0, record: 0, head: 0, view: null, scale: null, cells: false, zoom: 1, hover: null, locked: null, query: "", match: 0,
     });
     this.title = title ?? sources.map((source) => source.about.title).join(" · ");
     this.stages = sources.map((source, index) => new Stage(this, source, index));
@@ -56,7 +56,7 @@ export class Viewer {
       });
     }
     if (changed.has("query")) this.search(0);
-    if (changed.has("view") || changed.has("scale") || changed.has("zoom")) {
+    if (["view", "scale", "cells", "zoom"].some((name) => changed.has(name))) {
       this.tools();
       this.stages.forEach((stage) => stage.refresh());
     } else if (["hover", "locked", "query"].some((name) => changed.has(name))) {
@@ -104,7 +104,7 @@ export class Viewer {
     const fit = VIEWS.filter((view) => this.stages.some((stage) => stage.views.includes(view)));
     const current = this.stages[0].model ? this.stages[0].view : VIEWS[0];
     const views = fit.map((view) => ({ value: view.name, text: say(view.name) }));
-    const scales = ["linear", "root", "row"].map((value) => ({ value, text: say(value) }));
+    const scales = ["linear", "root", "row"].map((value) => ({ value, text: say(current.veils && value === "row" ? "picture" : value) }));
     const sequences = this.sequences();
     this.field = el("input", {
       type: "search", "data-here": "search", placeholder: say("search"), "aria-label": say("search"), value: state.get("query"),
@@ -117,7 +117,8 @@ export class Viewer {
         ? el("label", { class: "scale sequence" }, el("span", { class: "quiet", text: say("sequence") }), this.select("sequence", sequences))
         : "",
       choice(say("view"), views, current.name, (view) => state.set({ view }), "view"),
-      el("label", { class: "scale" }, el("span", { class: "quiet", text: say("scale") }), this.select("scale", scales)),
+      el("label", { class: "scale" }, el("span", { class: "quiet", text: say("scale") }), this.select("scale", scales, this.stages[0].scale)),
+      current.veils ? this.veils() : "",
       current.zooms ? this.zooms() : "",
       el("div", { class: "find" }, this.field, this.count));
     this.counted();
@@ -133,8 +134,14 @@ export class Viewer {
     });
   }
 
-  select(name, choices) {
-    const chosen = this.state.get(name);
+  // Whether a map over a picture is interpolated.
+  veils() {
+    const kinds = ["smooth", "cells"].map((value) => ({ value, text: this.say(value), title: this.say(`${value}Help`) }));
+    const current = kinds[Number(this.state.get("cells"))].value;
+    return choice(this.say("veil"), kinds, current, (kind) => this.state.set({ cells: kind === "cells" }), "veil");
+  }
+
+  select(name, choices, chosen = this.state.get(name)) {
     const options = choices.map(({ value, text }) => el("option", { value, text, selected: value === chosen }));
     const choose = () => this.state.set({ [name]: choices[list.selectedIndex].value });
     const list = el("select", { "data-here": name, "aria-label": this.say(name), onchange: choose }, ...options);

@@ -2,13 +2,13 @@
 // answer beside the first.
 
 import { el } from "/page/dom.js";
-import { fields } from "./inputs.js";
-import { delayed, json } from "./server.js";
+import { fields, filled } from "./inputs.js";
+import { ask as fetched, delayed, json } from "./server.js";
 import { fixed } from "./numbers.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-const KEPT = ["view", "scale"]; // of the map, for the next answer
+const KEPT = ["view", "scale", "cells"]; // of the map, for the next answer
 const LONGEST = 24; // numbers of a list that the record shows
 
 export async function open(place, kept) {
@@ -30,6 +30,7 @@ export async function open(place, kept) {
   const answers = el("div", { class: "answers", "aria-live": "polite" });
   const map = el("div", { class: "map" });
   let leave = () => {};
+  let asked = null; // the fields
   let closed = false;
   place.append(form, answers, map);
 
@@ -38,6 +39,30 @@ export async function open(place, kept) {
     const values = (setup.values[shape(run())] ??= {});
     for (const { name } of run().inputs) values[name] ??= run().example?.[name] ? { text: run().example[name] } : null;
     return values;
+  }
+
+  // The example's image or sound, where the run has one and nothing was given yet.
+  async function fetchExample(anew = false) {
+    const [one, values] = [run(), given()];
+    const wanted = (one.files ?? []).filter((name) => anew || !values[name]);
+    for (const name of wanted) {
+      try {
+        const blob = await (await fetched(`/api/runs/${one.number}/example/${encodeURIComponent(name)}`)).blob();
+        if (anew || !values[name]) values[name] = await filled(blob, say("exampleOf", { name: one.name }));
+      } catch (error) {
+        failure.textContent = say("error", { reason: error.message });
+      }
+    }
+    return wanted.length > 0;
+  }
+
+  // Back to the input that the run begins with.
+  async function useExample() {
+    const one = run();
+    for (const [name, text] of Object.entries(one.example ?? {})) given()[name] = { text };
+    await fetchExample(true);
+    if (closed || one !== run()) return;
+    begin();
   }
 
   const whole = () => run().inputs.every(({ name }) => given()[name]?.text?.trim() || given()[name]?.data);
@@ -94,14 +119,17 @@ export async function open(place, kept) {
       setup.beside = number;
       begin();
     });
+    asked = fields(run().inputs, given(), () => go(0));
+    const hasExample = run().example || run().files?.length;
+    const example = hasExample ? el("button", { type: "button", "data-name": "example", text: say("useExample"), onclick: useExample }) : "";
     const field = (text, input) => el("label", { class: "field" }, el("span", { text }), input);
     const waiting = [setup.run, setup.beside].filter((number) => number !== null && !chosen(number).ready);
     form.replaceChildren(
       el("div", { class: "row choose" }, field(say("run"), first), others().length ? field(say("compareWith"), second) : "", el("a", { class: "small", href: `#/runs/${setup.run}`, text: say("runPage") })),
       ...waiting.map((number) => el("p", { class: "notice", role: "status", text: say("notReady", { name: chosen(number).name }) })),
-      fields(run().inputs, given(), () => go(0)),
+      asked,
       failure,
-      el("div", { class: "row" }, el("button", { type: "submit", class: "primary", text: say("askButton") }), el("span", { class: "small", text: keys(run().inputs) }), state),
+      el("div", { class: "row" }, el("button", { type: "submit", class: "primary", text: say("askButton") }), example, el("span", { class: "small", text: keys(run().inputs) }), state),
     );
   }
 
@@ -110,6 +138,15 @@ export async function open(place, kept) {
     ask();
     draw();
     if (run().ready && whole()) go(0);
+    else start();
+  }
+
+  // Fetches what is missing of the example, and asks it.
+  async function start() {
+    const one = run();
+    if (!(await fetchExample()) || closed || one !== run()) return;
+    ask();
+    if (one.ready && whole()) go(0);
   }
 
   async function draw() {
@@ -135,9 +172,13 @@ export async function open(place, kept) {
   ask();
   if (setup.begun) draw();
   else if (run().ready && whole()) go(0);
+  else start();
   setup.begun = true;
+  const paste = (event) => asked.paste(event);
+  document.addEventListener("paste", paste);
   return () => {
     closed = true;
+    document.removeEventListener("paste", paste);
     leave();
   };
 }

@@ -7,9 +7,26 @@ import { named, say } from "./words.js";
 const MOST = 16; // MB of a file
 const ACCEPT = { image: "image/*", sound: "audio/*,.wav,.flac" };
 
+const DRAWN = 96; // pixels a side up to which a picture is shown in whole pixels, not smoothed
+
 // `values` gets what is given, by name: { text } or { data (base64), blob, title }. `ask` is called where Enter asks.
+// The element's `paste(event)` takes an image from the clipboard into the first field for one.
 export function fields(inputs, values, ask) {
-  return el("div", { class: "inputs" }, ...inputs.map((input) => (ACCEPT[input.kind] ? file(input, values) : text(input, values, ask))));
+  const made = inputs.map((input) => (ACCEPT[input.kind] ? file(input, values) : text(input, values, ask)));
+  const place = el("div", { class: "inputs" }, ...made);
+  const images = made.filter((_, n) => inputs[n].kind === "image");
+  place.paste = (event) => {
+    const found = [...(event.clipboardData?.files ?? [])].find(({ type }) => type.startsWith("image/"));
+    if (!found || !images.length) return;
+    event.preventDefault();
+    images[0].take(found, found.name || say("pasted"));
+  };
+  return place;
+}
+
+// A file as the value of a field.
+export async function filled(blob, title) {
+  return { data: await base64(blob), blob, title };
 }
 
 function text({ name, kind, label, long }, values, ask) {
@@ -48,7 +65,7 @@ function file({ name, kind, label }, values) {
     const value = values[name];
     if (!value?.blob) return seen.replaceChildren();
     address = URL.createObjectURL(value.blob);
-    const shown = kind === "image" ? el("img", { src: address, alt: value.title }) : el("audio", { controls: true, src: address, "aria-label": value.title });
+    const shown = kind === "image" ? preview(address, value.title) : el("audio", { controls: true, src: address, "aria-label": value.title });
     seen.replaceChildren(shown, el("span", { class: "small", text: value.title }));
   };
   const take = async (blob, title) => {
@@ -59,7 +76,7 @@ function file({ name, kind, label }, values) {
       failure.textContent = say("error", { reason: say("fileTooLarge", { size, most: MOST }) });
       return;
     }
-    values[name] = { data: await base64(blob), blob, title };
+    values[name] = await filled(blob, title);
     draw();
   };
   const opener = el("label", {
@@ -73,10 +90,22 @@ function file({ name, kind, label }, values) {
       if (dropped) take(dropped, dropped.name);
     },
   }, el("input", { type: "file", accept: ACCEPT[kind], "data-input": name, onchange: (event) => take(event.target.files[0], event.target.files[0]?.name) }),
-  el("strong", { text: say(kind === "image" ? "chooseImage" : "chooseSound") }), say("drop"));
+  el("strong", { text: say(kind === "image" ? "chooseImage" : "chooseSound") }), say(kind === "image" ? "dropOrPaste" : "drop"));
   const microphone = kind === "sound" ? recorder((blob) => take(blob, say("recording")), (reason) => { failure.textContent = say("error", { reason }); }) : null;
   draw();
-  return el("div", { class: "field upload", role: "group", "aria-label": named(label) }, el("span", { text: named(label) }), el("div", { class: "row" }, opener, microphone ?? "", seen), failure);
+  const place = el("div", { class: "field upload", role: "group", "aria-label": named(label) }, el("span", { text: named(label) }), el("div", { class: "row" }, opener, microphone ?? "", seen), failure);
+  place.take = take;
+  return place;
+}
+
+// The image that was given. A format that the browser cannot show is only named: the run may still read it.
+function preview(address, title) {
+  const image = el("img", {
+    src: address, alt: title,
+    onload: () => image.classList.toggle("drawn", Math.max(image.naturalWidth, image.naturalHeight) <= DRAWN),
+    onerror: () => image.remove(),
+  });
+  return image;
 }
 
 function base64(blob) {

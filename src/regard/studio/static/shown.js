@@ -9,7 +9,7 @@ import { theme } from "./cells.js";
 import { language, say } from "./words.js";
 
 const LONG = 512; // tokens from which weights are so small that a linear scale would show nothing
-const KEPT = ["sequence", "record", "head", "view", "scale", "zoom", "locked"];
+const KEPT = ["sequence", "record", "head", "view", "scale", "cells", "zoom", "locked"];
 
 // Fills `place` with one trace, or two side by side; `kept` remembers what was chosen. `first` is chosen where
 // nothing was yet. With `judged`, faithfulness stands under it.

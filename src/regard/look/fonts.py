@@ -1,0 +1,22 @@
+"""A font for drawings made with Pillow: one that has Chinese too, where the machine has one."""
+
+import functools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL.ImageFont import FreeTypeFont, ImageFont
+
+_NAMES = ("NotoSansCJK-Regular.ttc", "NotoSansSC-Regular.otf", "wqy-zenhei.ttc", "DejaVuSans.ttf")
+
+
+@functools.lru_cache(maxsize=16)
+def font_of(size: int) -> "FreeTypeFont | ImageFont":
+    """The first of some fonts that is there; else the one that Pillow brings."""
+    from PIL import ImageFont
+
+    for name in _NAMES:
+        try:
+            return ImageFont.truetype(name, size)
+        except OSError:
+            continue
+    return ImageFont.load_default(size)

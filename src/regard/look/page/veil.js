@@ -1,0 +1,106 @@
+// A map of weights over a picture: a veil that is clear where the weight is largest and thick where there is none.
+
+import { colorOf, mostOf, stretch } from "./colors.js";
+import { compact } from "./format.js";
+import { pixels } from "./painter.js";
+
+const THICK = 190; // of 255, where the weight is 0
+const SIDE = 144; // pixels of a veil, at least half of it along the longer side
+const DARK = 0.3; // mean lightness below which a picture gets a light veil: a dark one could not be seen on it
+const means = new WeakMap(); // of pictures
+const veils = new WeakMap(); // of models, by word and look
+
+// The weights of a grid (high × wide) as a veil, for one word of a model.
+export function veilOf(model, word, weights, { high, wide }, most, look) {
+  if (!veils.has(model)) veils.set(model, new Map());
+  const known = veils.get(model);
+  const name = [word, most, look.scale, look.cells, look.theme].join("/");
+  const kept = known.get(name);
+  if (kept?.source === weights.buffer) return kept.veil;
+  const size = Math.max(1, Math.floor(SIDE / Math.max(high, wide))); // pixels of a cell
+  const spread = look.cells || size === 1 ? repeated(weights, high, wide, size) : interpolated(weights, high, wide, size);
+  const shadow = shadowOf(model.picture);
+  const odd = colorOf(NaN, most, look.scale, look.theme);
+  const columns = wide * size;
+  const cell = (n) => Math.floor(n / columns / size) * wide + Math.floor((n % columns) / size);
+  const thickness = (n) => Math.round(THICK * (1 - stretch(spread[n], most, look.scale)));
+  const veil = pixels(columns, high * size, (n) => (Number.isFinite(weights[cell(n)] ?? 0) ? [...shadow, thickness(n)] : [...odd, 220]));
+  if (known.size > 1200) known.clear();
+  known.set(name, { veil, source: weights.buffer });
+  return veil;
+}
+
+// What a veil means: its thickness from weight 0 to the largest, over the picture's mean colour.
+export function veilScale(painter, x, y, width, most, model, look) {
+  const [mean, shadow] = [meanOf(model.picture), shadowOf(model.picture)];
+  const bar = pixels(96, 1, (n) => {
+    const thick = (THICK / 255) * (1 - stretch(n / 95, 1, look.scale));
+    return mean.map((value, c) => Math.round(value + (shadow[c] - value) * thick));
+  });
+  painter.image(bar, x, y, width, 8);
+  painter.rect(x, y, width, 8, { stroke: look.colors.line });
+  const style = { size: 11, color: look.colors.quiet };
+  painter.text("0", x, y + 18, style);
+  painter.text(compact(most / 2), x + width / 2, y + 18, { ...style, anchor: "middle" });
+  painter.text(compact(most), x + width, y + 18, { ...style, anchor: "end" });
+}
+
+// Between the centres of the cells by cubic convolution (Keys 1981): at a centre it is that cell's weight. Between
+// them it could leave the range of the weights, so it is kept within.
+function interpolated(weights, high, wide, size) {
+  const finite = Float32Array.from({ length: high * wide }, (_, n) => (Number.isFinite(weights[n]) ? Math.abs(weights[n]) : 0));
+  const most = mostOf(finite);
+  const [across, down] = [taps(wide, size), taps(high, size)];
+  const columns = wide * size;
+  const rows = new Float32Array(high * columns);
+  for (let i = 0; i < high; i++) {
+    across.forEach((tap, u) => (rows[i * columns + u] = tap.reduce((sum, [j, share]) => sum + share * finite[i * wide + j], 0)));
+  }
+  const spread = new Float32Array(columns * high * size);
+  down.forEach((tap, v) => {
+    for (let u = 0; u < columns; u++) {
+      let sum = 0;
+      for (const [i, share] of tap) sum += share * rows[i * columns + u];
+      spread[v * columns + u] = Math.min(most, Math.max(0, sum));
+    }
+  });
+  return spread;
+}
+
+// For each pixel along a side, four cells and their shares.
+function taps(count, size) {
+  return Array.from({ length: count * size }, (_, u) => {
+    const place = (u + 0.5) / size - 0.5;
+    const near = Math.floor(place);
+    const t = place - near;
+    const shares = [((2 - t) * t - 1) * t, (3 * t - 5) * t * t + 2, ((4 - 3 * t) * t + 1) * t, (t - 1) * t * t];
+    return shares.map((share, n) => [Math.min(count - 1, Math.max(0, near + n - 1)), share / 2]);
+  });
+}
+
+function repeated(weights, high, wide, size) {
+  const columns = wide * size;
+  return Float32Array.from({ length: columns * high * size }, (_, n) => {
+    return weights[Math.floor(n / columns / size) * wide + Math.floor((n % columns) / size)] ?? 0;
+  });
+}
+
+function shadowOf(picture) {
+  const [red, green, blue] = meanOf(picture);
+  const light = (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255;
+  return light < DARK ? [226, 230, 238] : [18, 21, 28];
+}
+
+// The mean colour of a picture.
+function meanOf(picture) {
+  if (means.has(picture)) return means.get(picture);
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [24, 24];
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(picture, 0, 0, 24, 24);
+  const { data } = context.getImageData(0, 0, 24, 24);
+  const mean = [0, 1, 2].map((c) => data.reduce((sum, value, n) => (n % 4 === c ? sum + value : sum), 0) / 576);
+  means.set(picture, mean);
+  return mean;
+}

@@ -1,0 +1,70 @@
+"""The example of a run: an input to begin with, its text in `result.json` and its picture or sound in a file beside."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from regard.tasks.pictures import png_of
+from regard.tasks.task import Input
+from regard.train.run import Run
+
+FILES = {"image": "example.png", "sound": "example.wav"}  # of a run directory, by the kind of input
+
+
+def example_parts(inputs: Sequence[Input], example: Any) -> dict[str, Any]:
+    """An example by the names of the task's inputs: of one value, a list of values, or a mapping.
+
+    >>> example_parts((Input("passage", "text", "Passage"), Input("question", "text", "Question")), ["Tom.", "Who?"])
+    {'passage': 'Tom.', 'question': 'Who?'}
+    """
+    if isinstance(example, Mapping):
+        return {one.name: example[one.name] for one in inputs if one.name in example}
+    values = list(example) if isinstance(example, (list, tuple)) else [example]
+    return {one.name: value for one, value in zip(inputs, values, strict=False) if value is not None}
+
+
+def store_example(inputs: Sequence[Input], example: Any, run: Run) -> Any:
+    """The example as `result.json` has it. Pixels and bytes become a file of the run, of which it has the name."""
+    parts = example_parts(inputs, example)
+    files = {}
+    for one in inputs:
+        value = parts.get(one.name)
+        if one.kind in FILES and isinstance(value, (bytes, np.ndarray, Tensor)):
+            files[FILES[one.kind]] = value if isinstance(value, bytes) else png_of(value)
+            parts[one.name] = FILES[one.kind]
+    if not files:
+        return example
+    run.manifest.keep(lambda folder: _write(folder, files))
+    return parts
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def example_arguments(inputs: Sequence[Input], example: Any, run: Path) -> list[str]:
+    """An example of a result as arguments of `regard predict`: text as it is, a file by its path."""
+    parts = example_parts(inputs, example)
+    found = []
+    for one in inputs:
+        value = parts.get(one.name)
+        if value is None:
+            return []
+        if FILES.get(one.kind) == value:
+            found.append(str(run / value))
+        else:
+            found.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return found
+
+
+def example_file(one: Input, example: Any, run: Path) -> Path | None:
+    """The file of an image or a sound of an example. No other name than the one in `FILES` is ever opened."""
+    name = FILES.get(one.kind)
+    if name is None or not isinstance(example, Mapping) or example.get(one.name) != name:
+        return None
+    return run / name if (run / name).is_file() else None
