@@ -57,10 +57,11 @@ def hypotheses(
     length_penalty: float,
     captures: Captures | None = None,
     never: tuple[int, ...] = (PAD, BOS),
+    minimum: int = 0,
 ) -> list[list[Hypothesis]]:
-    """For each row of the state its best texts of at most `limit` (b,) tokens; a width of 1 is greedy."""
-    start = torch.full_like(limit, BOS)
-    given: dict[str, Any] = {"start": start, "stop": EOS, "limit": limit, "never": never, "captures": captures}
+    """For each row of the state its best texts of `minimum` to `limit` (b,) tokens; a width of 1 is greedy."""
+    given: dict[str, Any] = {"start": torch.full_like(limit, BOS), "stop": EOS, "limit": limit, "minimum": minimum}
+    given |= {"never": never, "captures": captures}
     if width == 1:
         return [[one] for one in greedy(decoder.step, state, **given)]
     return beam(decoder.step, state, width=width, n_best=n_best, length_penalty=Gnmt(length_penalty), **given)

@@ -133,6 +133,7 @@ class CaptionPredictor:
                 length_penalty=self.config.decode.length_penalty,
                 captures=self.captures,
                 never=(PAD, BOS, Vocabulary.unknown),
+                minimum=1,
             )
             found += [self._caption(image, best) for image, best in zip(part, every, strict=True)]
         self.network.train(training)
