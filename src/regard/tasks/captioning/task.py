@@ -46,11 +46,11 @@ CAPTIONING = Task(
     name="captioning",
     title="A captioner of pictures",
     about="A caption of a picture, with a map of it for each word",
+    inputs=(Input("image", "image", "Picture"),),
     data="a folder of pictures with captions as TSV or JSONL, or with Flickr8k's own files",
     world="drawn scenes, and the region that each content word is about",
     config=CaptioningConfig,
     presets=PRESETS,
-    inputs=(Input("image", "image", "Picture"),),
     figures=(
         Figure("exact", "exactly as a reference", percent=True),
         *(Figure(f"bleu{n}", f"BLEU-{n}") for n in range(1, 5)),
