@@ -10,7 +10,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from regard.cli import app
+from regard.data.worlds.scene_captions import captioned
 from regard.tasks.catalog import TASKS
+from regard.tasks.pictures import png
 
 NAMES = sorted(TASKS)
 STEPS = ("--set", "steps=4", "--set", "validate_every=2", "--set", "log_every=1", "--set", "warmup=2")
@@ -43,7 +45,14 @@ class TinyRun:
         return tuple(part if isinstance(part, str) else str(part(folder)) for part in self.asked)
 
 
+def _scene(folder: Path) -> Path:
+    path = folder / "scene.png"
+    path.write_bytes(png(next(captioned(5, count=1)).scene.image))
+    return path
+
+
 TINY = {
+    "captioning": TinyRun((_scene,), ("model.size=8", "widths=[4]", "patch=4")),
     "translation": TinyRun(("Tom chases Jerry",), ("model.size=8", "lengths=[3, 8]")),
     "sentiment": TinyRun(("The film is not bad.",), ("model.size=8", "features=4")),
     "reading": TinyRun(("Emma took the ball. Emma went to the kitchen.", "Where is the ball?"), ("model.size=8",)),

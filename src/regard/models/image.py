@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,12 @@ from torch import Tensor, nn
 
 from regard.models.efficientnet import EfficientNetLite0
 from regard.models.memory import Memory
+from regard.nn.channel import ChannelAttention
+from regard.nn.saliency import Gate
+from regard.nn.spatial import SpatialAttention
+
+MAP_ATTENTIONS = ("none", "channel", "spatial", "both", "gate")
+MapAttention = Literal["none", "channel", "spatial", "both", "gate"]
 
 
 class ImageEncoder(nn.Module):
@@ -18,6 +25,8 @@ class ImageEncoder(nn.Module):
     h_j = norm(W a_j) + p_j, where a_j is cell j of the map of `backbone`, row by row, and p_j a fixed sinusoid of its
     row and column (`positions=None`: left out). The summary is the mean of norm(W a_j). `backbone` is any module with
     `channels` and `stride` that turns images (b, c, height, width) into a map; None is a small `ResidualNetwork`.
+    `attention` gates the map before it is read, whatever will be asked: its channels, its places, both one after the
+    other (CBAM), or by a gate for every number of a cell.
 
     >>> encoder = ImageEncoder(32)
     >>> memory = encoder(torch.zeros(2, 3, 48, 64))
@@ -31,14 +40,22 @@ class ImageEncoder(nn.Module):
         *,
         backbone: nn.Module | None = None,
         positions: str | None = "sinusoidal",
+        attention: MapAttention = "none",
     ) -> None:
         super().__init__()
+        if attention not in MAP_ATTENTIONS:
+            raise ValueError(f"attention must be one of {', '.join(MAP_ATTENTIONS)}, got {attention!r}")
         if positions == "sinusoidal" and size % 4:
             raise ValueError(f"size must be a multiple of 4 for sinusoids of rows and columns, got {size}")
         if positions not in ("sinusoidal", None):
             raise ValueError(f"positions must be 'sinusoidal' or None, got {positions!r}")
         self.backbone = ResidualNetwork() if backbone is None else backbone
-        self.project = nn.Linear(_whole(self.backbone, "channels"), size)
+        channels = _whole(self.backbone, "channels")
+        pool = "both" if attention == "both" else "average"
+        self.channel = ChannelAttention(channels, pool=pool) if attention in ("channel", "both") else None
+        self.spatial = SpatialAttention(3) if attention in ("spatial", "both") else None
+        self.gate = Gate(channels) if attention == "gate" else None
+        self.project = nn.Linear(channels, size)
         self.norm = nn.LayerNorm(size)
         self.size = self.memory_size = size
         self.positions = positions
@@ -62,9 +79,16 @@ class ImageEncoder(nn.Module):
     def forward(self, images: Float[Tensor, "b c height width"], lengths: None = None) -> Memory:
         if lengths is not None:
             raise ValueError("lengths must be None for images: all of a batch have one size")
-        maps = self.backbone(images)
+        return self.memory(self.backbone(images))
+
+    def memory(self, maps: Float[Tensor, "b c rows columns"]) -> Memory:
+        """The memory of maps that the backbone made, now or earlier."""
         rows, columns = maps.shape[-2:]
-        cells = self.norm(self.project(maps.flatten(2).mT))
+        for gates in (self.channel, self.spatial):
+            maps = maps if gates is None else gates(maps).output
+        found = maps.flatten(2).mT
+        found = found if self.gate is None else self.gate(found).output
+        cells = self.norm(self.project(found))
         placed = cells
         if self.positions is not None:
             placed = cells + grid_positions(rows, columns, self.size, device=cells.device).to(cells.dtype)
@@ -99,17 +123,23 @@ class ResidualNetwork(nn.Module):
 
     x ← relu(x' + norm(conv(relu(norm(conv(x)))))), x' being x, or a strided 1 × 1 convolution of it where the shape
     changes. The norms are over groups of channels (Wu & He 2018): they know nothing of the rest of the batch, so that
-    training and inference agree.
+    training and inference agree. The first convolution has a stride of `patch`: a larger one makes the network faster,
+    and its map coarser.
 
     >>> ResidualNetwork(widths=(8, 16))(torch.zeros(1, 3, 32, 32)).shape
     torch.Size([1, 16, 8, 8])
     """
 
-    def __init__(self, input_channels: int = 3, *, widths: Sequence[int] = (32, 64, 128), blocks: int = 1) -> None:
+    def __init__(
+        self, input_channels: int = 3, *, widths: Sequence[int] = (32, 64, 128), blocks: int = 1, patch: int = 1
+    ) -> None:
         super().__init__()
         if not widths or blocks < 1:
             raise ValueError(f"widths and blocks must name at least one block, got {tuple(widths)} and {blocks}")
-        self.stem = nn.Conv2d(input_channels, widths[0], 3, padding=1, bias=False)
+        if patch < 1:
+            raise ValueError(f"patch must be at least 1, got {patch}")
+        reach = max(1, patch - 1)
+        self.stem = nn.Conv2d(input_channels, widths[0], 2 * reach + 1, patch, padding=reach, bias=False)
         self.norm = _group_norm(widths[0])
         layers: list[_Residual] = []
         size = widths[0]
@@ -118,7 +148,7 @@ class ResidualNetwork(nn.Module):
                 layers.append(_Residual(size, width, stride=1 if index else 2))
                 size = width
         self.blocks = nn.Sequential(*layers)
-        self.channels, self.stride = size, 2 ** len(widths)
+        self.channels, self.stride = size, patch * 2 ** len(widths)
 
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b e rows columns"]:
         return self.blocks(F.relu(self.norm(self.stem(images))))

@@ -10,7 +10,6 @@ from torch import nn
 from regard.core.requests import full
 from regard.data.batches import Batch, Ids, collate
 from regard.models.frame import EncoderDecoder
-from regard.nn.cross_entropy import linear_cross_entropy
 from regard.tasks.learning import with_baseline
 from regard.tasks.task import Figure, Input, Judged, Outcome, Task, View
 from regard.tasks.translation.coding import TOKENIZERS, Coder, load_coder
@@ -21,6 +20,7 @@ from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import PRESETS
 from regard.tasks.translation.scoring import faithfulness, judge, text_figures
 from regard.tasks.translation.translator import BOS, EOS, PAD, Translator
+from regard.tasks.writing import word_outcome
 
 _EXPLAINED = 40  # translations whose faithfulness is measured
 Pair = tuple[Ids, Ids]
@@ -52,24 +52,8 @@ def _collate(pairs: Sequence[Pair], config: TranslationConfig, *, grid: int = 1,
 def _outcome(network: Any, batch: Batch, config: TranslationConfig, attention: bool) -> Outcome:
     wanted = {"weights": full()} if attention else {}
     decoded = network(batch.source, batch.prefix, batch.source_lengths, **wanted)
-    model: EncoderDecoder = getattr(network, "_orig_mod", network)
-    summed = linear_cross_entropy(
-        decoded.states, model.output_weight, batch.target, bias=model.output_bias, smoothing=config.smoothing
-    )
-    if not attention:
-        return Outcome(summed.loss, summed.count)
-    layers = decoded.weights if isinstance(decoded.weights, list) else [decoded.weights]
-    real = batch.target >= 0
-    mask = real.unsqueeze(-1) & _positions(batch.source, batch.source_lengths).unsqueeze(1)
-    weights = [one for one in layers if one is not None]
-    if weights and weights[0].ndim == 4:
-        mask = mask.unsqueeze(1)
-    if decoded.log_prob is None:
-        return Outcome(summed.loss, summed.count, weights, mask)
-    with torch.no_grad():
-        scores = model.logits(decoded.states).float().log_softmax(-1)
-        reward = scores.gather(-1, batch.target.clamp_min(0).unsqueeze(-1)).squeeze(-1)[real]
-    return Outcome(summed.loss, summed.count, weights, mask, decoded.log_prob[real], reward)
+    keys = _positions(batch.source, batch.source_lengths) if attention else None
+    return word_outcome(network, decoded, batch.target, keys=keys, smoothing=config.smoothing, attention=attention)
 
 
 def _positions(table: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -10,10 +10,7 @@ from torch import Tensor, nn
 
 from regard.data.alignment import Link, links_from_weights
 from regard.data.batches import Batch, collate
-from regard.decode.beam import beam
 from regard.decode.captured import Captures
-from regard.decode.greedy import greedy
-from regard.decode.penalties import Gnmt
 from regard.decode.records import Hypothesis
 from regard.look.trace import Trace
 from regard.models.frame import EncoderDecoder
@@ -24,6 +21,7 @@ from regard.tasks.task import InputError, SettingError
 from regard.tasks.translation.coding import NO_WORDS, TOKENIZERS, Coder, Reading, Words, load_coder
 from regard.tasks.translation.config import DecodeSettings, Precision, TranslationConfig
 from regard.tasks.translation.network import build
+from regard.tasks.writing import BOS, EOS, PAD, hypotheses
 from regard.train.run import Run
 
 END = "∎"  # how the end mark of a source is shown
@@ -31,7 +29,6 @@ LONGEST = 1000  # source tokens of a text, unless more are asked for
 _BATCH = 4096  # source tokens searched at once, hypotheses counted
 CHARACTERS = 64  # a text of more characters for each token it may have is refused unread
 _SEARCHED = 64 * LONGEST  # source tokens times hypotheses of one text, likewise
-PAD, BOS, EOS = 0, 1, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,8 +224,8 @@ class Translator:
                 found[place] = Translation(source, "", (), (), None, 0.0)
         for part in _by_length(sources, _BATCH // width):
             every = self._hypotheses([sources[place] for place in part], width, n_best, weights)
-            for place, hypotheses in zip(part, every, strict=True):
-                found[place] = self._translation(sources[place], hypotheses)
+            for place, best in zip(part, every, strict=True):
+                found[place] = self._translation(sources[place], best)
         self.model.train(training)
         return [found[place] for place in range(len(sources))]
 
@@ -241,23 +238,13 @@ class Translator:
         memory = self.model.encoder(batch.source, batch.source_lengths)
         wanted = {"weights": True} if weights and isinstance(decoder, TransformerDecoder) else {}
         state = decoder.start(memory, limit=int(limit.max()) + 1, **wanted)
-        start = torch.full((len(sources),), BOS, device=self.device)
-        if width == 1:
-            found = greedy(
-                decoder.step, state, start=start, stop=EOS, limit=limit, never=(PAD, BOS), captures=self.captures
-            )
-            return [[one] for one in found]
-        penalty = Gnmt(self.settings.length_penalty)
-        return beam(
-            decoder.step,
+        return hypotheses(
+            decoder,
             state,
-            start=start,
-            stop=EOS,
-            limit=limit,
+            limit,
             width=width,
             n_best=n_best,
-            length_penalty=penalty,
-            never=(PAD, BOS),
+            length_penalty=self.settings.length_penalty,
             captures=self.captures,
         )
 

@@ -1,0 +1,56 @@
+"""Captions as words and numbers, as a run keeps them."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from regard.data.text.tokens import cut
+from regard.data.vocabulary import Vocabulary
+
+TOKENIZER, FACTS = "tokenizer.json", "codec.json"
+FILES = (TOKENIZER, FACTS)
+
+Words = tuple[str, ...]
+Tokens = Literal["words", "characters"]
+
+
+def words_of(text: str, by: Tokens = "words") -> Words:
+    """The lower-cased words of a caption without punctuation, as captions are compared in the literature.
+
+    >>> words_of("A dog , which isn't black , runs .")
+    ('a', 'dog', 'which', "isn't", 'black', 'runs')
+    """
+    return tuple(token.text for token in cut(text, by) if token.text[0].isalnum())
+
+
+@dataclass(frozen=True, eq=False)
+class CaptionCodec:
+    """The words that are known, and how captions are cut into them."""
+
+    vocabulary: Vocabulary
+    by: Tokens = "words"
+
+    @classmethod
+    def build(cls, captions: Iterable[Words], by: Tokens, *, size: int, rarest: int = 1) -> "CaptionCodec":
+        """The words that stand at least `rarest` times in these captions, the most frequent `size` of them."""
+        counts: dict[str, int] = {}
+        for word in (word for caption in captions for word in caption):
+            counts[word] = counts.get(word, 0) + 1
+        frequent = [word for word, count in counts.items() if count >= rarest]
+        kept = sorted(frequent, key=lambda word: (-counts[word], word))
+        return cls(Vocabulary(tuple(kept[:size])), by)
+
+    def text(self, words: Sequence[str]) -> str:
+        """Words as one reads them."""
+        return ("" if self.by == "characters" else " ").join(words)
+
+    def save(self, directory: Path) -> None:
+        self.vocabulary.save(directory / TOKENIZER)
+        (directory / FACTS).write_text(json.dumps({"tokens": self.by}) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path) -> "CaptionCodec":
+        by: Tokens = json.loads((directory / FACTS).read_text(encoding="utf-8"))["tokens"]
+        return cls(Vocabulary.load(directory / TOKENIZER), by)

@@ -1,0 +1,124 @@
+"""What can be chosen about a captioner: its data, its model, its training and its decoding."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from regard.models.image import MapAttention
+from regard.tasks.config import FILES, WORLD, Need, Settings, TaskConfig, TaskData, Width, shared_needs
+
+AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "hard"]
+MOST_OBJECTS = 6  # in a scene of the world
+Objects = Annotated[int, Field(gt=0, lt=MOST_OBJECTS)]
+
+
+class DataSettings(TaskData):
+    """The built-in world, or files."""
+
+    files: tuple[Path, ...] = ()
+    """A folder of pictures with captions as TSV or JSONL, or with Flickr8k's files; none: the world."""
+    picture: int = Field(default=48, ge=32, le=1024)
+    """Height and width to which pictures are brought, in pixels."""
+    objects: tuple[Objects, Objects] = (1, 3)
+    """Shapes in a scene of the world, at least and at most; the longer ones have one or two more."""
+    tokens: Literal["words", "characters"] = "words"
+    """What a caption is cut into, punctuation left out; characters: Chinese characters one by one."""
+    vocabulary: int = Field(default=10_000, gt=0, le=10**6)
+    """Words known, at most."""
+    rarest: PositiveInt = 1
+    """Words that stand in the training captions less often are unknown."""
+    longest: int = Field(default=30, gt=0, le=1000)
+    """Words of a caption that are learned and written, at most."""
+    flip: bool = False
+    """Whether every picture is also learned from as in a mirror."""
+    skip_faults: bool = False
+    """Whether captions without a picture and pictures that cannot be decoded are counted and left out."""
+
+    @model_validator(mode="after")
+    def _objects_in_order(self) -> "DataSettings":
+        if self.objects[0] > self.objects[1]:
+            raise ValueError(f"expected the smaller number first, got {list(self.objects)} for data.objects")
+        return self
+
+
+class ModelSettings(Settings):
+    """A convolutional encoder and a recurrent decoder that looks at the picture for each word."""
+
+    encoder: Literal["residual", "efficientnet"] = "residual"
+    """A residual network that learns from nothing, or EfficientNet-Lite0 with ImageNet weights."""
+    widths: tuple[Width, ...] = (32, 64, 128)
+    """Channels of the residual network's stages; each halves the picture."""
+    blocks: int = Field(default=1, gt=0, le=100)
+    """Residual blocks of a stage."""
+    patch: int = Field(default=1, gt=0, le=64)
+    """Stride of the residual network's first convolution."""
+    stage: int = Field(default=5, ge=1, le=8)
+    """Where EfficientNet is cut: 3 gives cells of 8 pixels, 4 and 5 of 16, 6, 7 and 8 of 32."""
+    frozen: bool = True
+    """Whether EfficientNet stays as it is; its maps are then computed once and kept in the run's data folder."""
+    encoder_attention: MapAttention = "none"
+    """Gates on the map, the same for every word: channel, spatial, both, or gate, one for every number of a cell."""
+    positions: bool = True
+    """Whether cells know their row and column."""
+    attention: AttentionName = "additive"
+    """Score by which the cells are weighted for each word; hard: one cell is chosen; none: a fixed summary."""
+    order: Literal["bahdanau", "luong"] = "bahdanau"
+    """When the decoder looks: before its step or after it."""
+    input_feeding: bool = False
+    """Luong's order: the last output joins the next input."""
+    cell: Literal["gru", "lstm"] = "gru"
+    """Of the decoder."""
+    size: Width = 256
+    """Of the decoder's states and of the picture's cells."""
+    embedding: Width | None = None
+    """Of the word vectors; none: the size."""
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """On word vectors and before the output layer, in training."""
+    map_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """On the map of the picture, in training."""
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "ModelSettings":
+        if self.positions and self.size % 4:
+            raise ValueError(f"model.size must be a multiple of 4 where cells know their place, got {self.size}")
+        if self.input_feeding and self.order != "luong":
+            raise ValueError("model.input_feeding goes with model.order=luong: Bahdanau's order feeds what it read")
+        return self
+
+
+class DecodeSettings(Settings):
+    """How captions are searched."""
+
+    beam: int = Field(default=1, gt=0, le=256)
+    """Hypotheses kept; 1 is greedy."""
+    length_penalty: float = Field(default=0.6, ge=0.0, le=100.0)
+    """Exponent of the penalty that makes longer hypotheses comparable."""
+
+
+class CaptioningConfig(TaskConfig):
+    """A whole run."""
+
+    figures = ("loss", "exact", "bleu4")
+
+    task: Literal["captioning"] = "captioning"
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    decode: DecodeSettings = DecodeSettings()
+    smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the word's probability that goes to all words alike."""
+
+
+_RESIDUAL = Need.value("model.encoder", "residual")
+_EFFICIENT = Need.value("model.encoder", "efficientnet")
+_HARD = Need.value("model.attention", "hard")
+_SOFT = Need("model.attention", lambda name: name not in ("none", "hard"), "soft attention")
+NEEDS = {
+    **shared_needs(_HARD, _SOFT),
+    "data.objects": (WORLD,),
+    **dict.fromkeys(("data.tokens", "data.vocabulary", "data.rarest", "data.flip", "data.skip_faults"), (FILES,)),
+    **dict.fromkeys(("model.widths", "model.blocks", "model.patch"), (_RESIDUAL,)),
+    **dict.fromkeys(("model.stage", "model.frozen"), (_EFFICIENT,)),
+    "model.input_feeding": (Need.value("model.order", "luong"),),
+}
+"""What has each setting that not every run has. One that was asked for and has no effect is an error."""

@@ -1,0 +1,82 @@
+"""What a captioner learns from and is judged by: the built-in scenes, or pictures with captions of one's own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.data.images import Pixels, decode
+from regard.data.worlds import scene_captions
+from regard.data.worlds.scene_captions import Captioned, Regions
+from regard.tasks.captioning.codec import CaptionCodec, Words
+from regard.tasks.captioning.config import MOST_OBJECTS, CaptioningConfig
+from regard.tasks.pictures import png
+from regard.tasks.task import Material
+from regard.tasks.worlds import parts_of
+from regard.tasks.writing import BOS, EOS
+
+Record = dict[str, Any]
+Say = Callable[[str], Any]
+_BEYOND = 2  # more shapes in a scene than any trained on, at most
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A picture or its file, the words of its captions, and the regions that the words of the first are about."""
+
+    image: Pixels | Path
+    captions: tuple[Words, ...]
+    regions: tuple[Regions | None, ...] = ()
+    maps: Any = None  # of a backbone that does not learn, where they are known
+
+    def pixels(self, size: int) -> Pixels:
+        """The picture at the size of the model."""
+        return decode(self.image, (size, size)) if isinstance(self.image, Path) else self.image
+
+
+def world_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | None) -> Material:
+    """Drawn scenes with their captions."""
+    settings, most = config.data, config.data.objects[1]
+    parts = parts_of(
+        scene_captions.splits,
+        settings,
+        _example,
+        objects=settings.objects,
+        beyond=(most + 1, min(most + _BEYOND, MOST_OBJECTS)),
+        size=settings.picture,
+    )
+    codec = codec or CaptionCodec.build((one.captions[0] for one in parts.train), "words", size=settings.vocabulary)
+    records = [encode(codec, one, config) for one in parts.train]
+    lengths = [len(one["prefix"]) for one in records]
+    about = f"{len(records):,} drawn scenes of the built-in world"
+    shown = first_picture(parts.test, cache)
+    return Material(codec, records, [lengths], parts.valid, parts.test, parts.longer, about, shown)
+
+
+def _example(item: Captioned) -> Example:
+    return Example(item.scene.image, (item.words,), item.regions)
+
+
+def first_picture(examples: Sequence[Example], cache: Path) -> str | None:
+    """The path of a picture to begin with."""
+    if not examples:
+        return None
+    image = examples[0].image
+    if isinstance(image, Path):
+        return str(image)
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / "example.png").write_bytes(png(image))
+    return str(cache / "example.png")
+
+
+def encode(codec: CaptionCodec, example: Example, config: CaptioningConfig) -> Record:
+    """An example as the network takes it, with its first caption."""
+    image = example.pixels(config.data.picture) if example.maps is None else np.asarray(example.maps)
+    return record(image, codec.vocabulary.encode(example.captions[0])[: config.data.longest])
+
+
+def record(image: Any, caption: list[int]) -> Record:
+    """A picture or its map, what the decoder reads, and what it is to write."""
+    return {"image": image, "prefix": [BOS, *caption], "target": [*caption, EOS]}

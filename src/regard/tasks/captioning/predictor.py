@@ -1,0 +1,173 @@
+"""A trained captioner: a picture in, a caption out, with a map of the picture for each word."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.core.requests import full
+from regard.data.images import Pixels
+from regard.data.records import padded
+from regard.data.vocabulary import Vocabulary
+from regard.decode.captured import Captures
+from regard.look.trace import Trace
+from regard.models.frame import EncoderDecoder
+from regard.tasks.captioning.codec import CaptionCodec
+from regard.tasks.captioning.config import CaptioningConfig
+from regard.tasks.captioning.material import Example, Record, record
+from regard.tasks.deletion import Score
+from regard.tasks.pictures import Grid, cell_labels, covered, read_picture
+from regard.tasks.task import InputError
+from regard.tasks.writing import BOS, PAD, hypotheses
+
+_AT_ONCE = 64  # pictures
+_NONE = -100  # a target that does not count
+
+
+def collate(records: Sequence[Record], config: CaptioningConfig, *, grid: int = 1, rows: int = 0) -> Any:
+    """Records as a batch."""
+    return padded(records, {"prefix": PAD, "target": _NONE}, grid=grid, rows=rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Caption:
+    """The caption of a picture. `weights` (t, k) are those of its words over the cells of the grid, row by row."""
+
+    text: str
+    words: tuple[str, ...]
+    numbers: tuple[int, ...]
+    pixels: Pixels | None  # None where maps were given in place of the picture
+    grid: Grid
+    weights: Tensor | None
+    score: float
+    others: tuple[tuple[str, float], ...] = ()  # further captions, best first, with their scores
+
+    @property
+    def answer(self) -> str:
+        """The caption."""
+        return self.text
+
+    @property
+    def line(self) -> str:
+        """The caption."""
+        return self.text
+
+    def record(self) -> dict[str, Any]:
+        """The caption as JSON: for each word the weights of the cells, row by row."""
+        rows = None if self.weights is None else self.weights.tolist()
+        return {
+            "answer": self.text,
+            "score": round(self.score, 5),
+            "words": self.words,
+            "grid": self.grid,
+            "weights": None if rows is None else [[round(number, 5) for number in row] for row in rows],
+            "others": [{"caption": text, "score": round(score, 5)} for text, score in self.others],
+        }
+
+    def trace(self) -> Trace | None:
+        """The weights with the words at the rows and the picture's cells at the columns."""
+        if self.weights is None or not self.words or self.pixels is None:
+            return None
+        weights = {"attention": self.weights[None].float()}
+        columns = cell_labels(self.pixels, self.grid)
+        return Trace.from_weights(weights, title=self.text, rows=list(self.words), columns=columns)
+
+
+@dataclass(frozen=True, eq=False)
+class CaptionPredictor:
+    """A captioner with its words."""
+
+    network: EncoderDecoder
+    codec: CaptionCodec
+    config: CaptioningConfig
+    captures: Captures = field(default_factory=Captures)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of cells that the captioner sees."""
+        return self.network.encoder.grid(self.config.data.picture, self.config.data.picture)
+
+    def answers(self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None) -> list[Caption | InputError]:
+        """Captions of pictures, in their order; an error for a file that is no picture."""
+        size = self.config.data.picture
+        found: list[Caption | InputError | None] = []
+        pictures: list[Pixels] = []
+        for one in inputs:
+            try:
+                pictures.append(read_picture(one["image"], (size, size)))
+                found.append(None)
+            except InputError as error:
+                found.append(error)
+        captions = iter(self.search(pictures, width=beam))
+        return [next(captions) if one is None else one for one in found]
+
+    def images(self, examples: Sequence[Example]) -> list[Any]:
+        """The pictures of examples, or their maps where they are known."""
+        size = self.config.data.picture
+        return [one.pixels(size) if one.maps is None else one.maps for one in examples]
+
+    @torch.no_grad()
+    def search(self, images: Sequence[Any], *, width: int | None = None) -> list[Caption]:
+        """Captions of pictures or maps, in their order."""
+        width = width or self.config.decode.beam
+        found: list[Caption] = []
+        training = self.network.training
+        self.network.eval()
+        for first in range(0, len(images), _AT_ONCE):
+            part = [np.asarray(one) for one in images[first : first + _AT_ONCE]]
+            state = self.network.start(torch.from_numpy(np.stack(part)).to(self.device))
+            limit = torch.full((len(part),), self.config.data.longest, device=self.device)
+            every = hypotheses(
+                self.network.decoder,
+                state,
+                limit,
+                width=width,
+                n_best=width,
+                length_penalty=self.config.decode.length_penalty,
+                captures=self.captures,
+                never=(PAD, BOS, Vocabulary.unknown),
+                minimum=1,
+            )
+            found += [self._caption(image, best) for image, best in zip(part, every, strict=True)]
+        self.network.train(training)
+        return found
+
+    def _caption(self, image: Any, best: Sequence[Any]) -> Caption:
+        first, decoded = best[0], [self.codec.vocabulary.decode(one.tokens) for one in best]
+        weights = None if first.weights is None else first.weights.float()
+        texts = [self.codec.text(words) for words in decoded]
+        others = tuple((text, one.score) for text, one in zip(texts[1:], best[1:], strict=True))
+        pixels = image if image.dtype == np.uint8 else None
+        return Caption(texts[0], decoded[0], first.tokens, pixels, self.grid, weights, first.score, others)
+
+    @torch.no_grad()
+    def read(self, images: Sequence[Any], captions: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities (b, t) of captions given by numbers, and the weights (b, t, k) of each step."""
+        training = self.network.training
+        self.network.eval()
+        records = [record(image, list(caption)) for image, caption in zip(images, captions, strict=True)]
+        batch = collate(records, self.config).to(self.device)
+        decoded = self.network(batch.image, batch.prefix, weights=full())
+        scores = self.network.logits(decoded.states).float().log_softmax(-1)
+        chances = scores.gather(-1, batch.target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        self.network.train(training)
+        weights = decoded.weights
+        return chances.cpu(), weights.float().cpu() if isinstance(weights, Tensor) else None
+
+    def score_of(self, caption: Caption, place: int) -> Score:
+        """The log-probability of one word of a caption with some cells of the picture covered."""
+        assert caption.pixels is not None
+        pixels = torch.from_numpy(caption.pixels)
+
+        def score(kept: Tensor) -> Tensor:
+            pictures = covered(pixels, kept, grid=self.grid)
+            return self.read(list(pictures.numpy()), [caption.numbers] * len(pictures))[0][:, place]
+
+        return score

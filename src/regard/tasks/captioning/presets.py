@@ -1,0 +1,49 @@
+"""Configurations by name: functions that return them."""
+
+from regard.tasks.captioning.config import CaptioningConfig, DataSettings, DecodeSettings, ModelSettings
+from regard.tasks.config import LearningSettings
+from regard.tasks.presets import cosine, presets
+
+
+def tiny() -> CaptioningConfig:
+    """The built-in world in about five minutes on two cores."""
+    return CaptioningConfig(
+        preset="tiny",
+        data=DataSettings(train=20_000, valid=200, test=500, longer=200, batch_tokens=600, longest=14),
+        # Cells of 4 pixels that see little more than one shape: larger ones know their neighbours, and attention then
+        # points beside what it reads.
+        model=ModelSettings(widths=(48,), blocks=2, patch=2, size=64, dropout=0.0),
+        train=cosine("exact", 2400, 3e-3, warmup=100, log_every=50, validate_every=400),
+    )
+
+
+def small() -> CaptioningConfig:
+    """Thousands of pictures of one's own, a convolutional network that learns from nothing."""
+    return CaptioningConfig(
+        preset="small",
+        data=DataSettings(picture=96, rarest=3, batch_tokens=1024, flip=True),
+        model=ModelSettings(widths=(32, 64, 128), patch=2, size=256, dropout=0.3, map_dropout=0.1),
+        train=cosine("bleu4", 6000, 1e-3, weight_decay=0.01, warmup=300, validate_every=500, patience=5),
+        learning=LearningSettings(penalty="doubly_stochastic", beta=0.01),
+        decode=DecodeSettings(beam=3),
+        smoothing=0.1,
+    )
+
+
+def flickr8k() -> CaptioningConfig:
+    """Flickr8k (--data flickr8k): frozen EfficientNet-Lite0, soft attention as in Show, Attend and Tell, for a GPU."""
+    return CaptioningConfig(
+        preset="flickr8k",
+        data=DataSettings(picture=224, rarest=5, batch_tokens=2048, flip=True),
+        model=ModelSettings(encoder="efficientnet", stage=8, size=512, dropout=0.5, map_dropout=0.2),
+        train=cosine("bleu4", 6000, 5e-4, weight_decay=0.01, warmup=300, validate_every=400, patience=4, graphs=True),
+        learning=LearningSettings(penalty="doubly_stochastic", beta=0.02),
+        decode=DecodeSettings(beam=5, length_penalty=0.8),
+        smoothing=0.1,
+    )
+
+
+PRESETS = presets(
+    {"tiny": tiny, "small": small, "flickr8k": flickr8k},
+    times={"tiny": "about five minutes"},
+)

@@ -1,0 +1,68 @@
+"""Maps of a network that does not learn, computed once for many pictures and kept on disk."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.data.image_store import ImageStore
+
+Maps = NDArray[np.float16]
+_BATCH = 64
+_SAID = 1024  # pictures between two lines of progress
+
+
+def cached_maps(
+    store: ImageStore,
+    function: Callable[[Tensor], Tensor],
+    cache: Path,
+    *,
+    name: str,
+    device: torch.device,
+    flip: bool = False,
+    say: Callable[[str], Any] = print,
+) -> Maps:
+    """The maps of all pictures of a store, (n, channels, rows, columns) in half precision, memory-mapped.
+
+    `function` makes the maps of pictures (b, 3, height, width), bytes; `name` says what it is. With `flip` the maps of
+    the mirrored pictures follow. A file that was written for the same pictures and the same name is used as it is.
+    """
+    known = hashlib.blake2b(f"{name} {flip} {store.size}".encode() + store.checks.tobytes(), digest_size=8).hexdigest()
+    path = Path(cache) / f"maps-{known}.npy"
+    if not path.is_file():
+        part = path.with_suffix(".part")
+        _write(part, store, function, device, flip, say)
+        os.replace(part, path)  # a file of that name is whole
+    return np.load(path, mmap_mode="r")
+
+
+@torch.no_grad()
+def _write(
+    path: Path,
+    store: ImageStore,
+    function: Callable[[Tensor], Tensor],
+    device: torch.device,
+    flip: bool,
+    say: Callable[[str], Any],
+) -> None:
+    count = len(store)
+    whole: Any = None
+    for first in range(0, count, _BATCH):
+        places = range(first, min(first + _BATCH, count))
+        pixels = torch.from_numpy(store.take(places)).to(device)
+        sides = [pixels, pixels.flip(-1)] if flip else [pixels]
+        for side, given in enumerate(sides):
+            maps = function(given).half().cpu().numpy()
+            if whole is None:
+                shape = (len(sides) * count, *maps.shape[1:])
+                whole = np.lib.format.open_memmap(path, "w+", np.float16, shape)
+            whole[side * count + first : side * count + first + len(maps)] = maps
+        if first % _SAID == 0:
+            say(f"maps of pictures: {places.stop:,} of {count:,}")
+    whole.flush()
