@@ -351,6 +351,12 @@ def test_the_example_of_a_result_fills_the_inputs(example, expected):
     assert begin(task, {"example": example}) == expected
 
 
+def test_a_run_without_a_file_of_its_example_gives_none(live: Studio):
+    assert [one["files"] for one in live.get("/api/runs").json["runs"]] == [[]] * 4
+    for path in ("/api/runs/0/example/source", "/api/runs/0/example/..%2fconfig.json", "/api/runs/3/example/image"):
+        assert live.get(path).status == 404
+
+
 def test_an_example_never_names_a_file():
     from regard.studio.run_page import example as begin
 

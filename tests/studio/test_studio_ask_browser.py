@@ -199,7 +199,7 @@ def test_a_picture_that_cannot_be_read_is_said_in_one_line(visit, pictured):
     says(page.locator(".answer").nth(0), "(bright?)")
     page.locator("[data-input=image]").set_input_files({**FILE, "buffer": png(5, 3)[:40]})
     ask(page)
-    says(page.locator("form > .failure"), "the picture: the picture cannot be decoded")
+    says(page.locator("form > .failure"), "the picture: not a picture that can be read")
     counts(page.locator(".answer"), 0)
 
 
