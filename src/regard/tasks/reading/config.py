@@ -31,6 +31,10 @@ class ModelSettings(Settings):
 
     attention: AlignmentName = "dot"
     """Score by which each word of the passage attends the question; none: it reads the question's mean."""
+    align: Literal["states", "words"] = "states"
+    """What words of the passage and of the question are compared by: the encoder's states, or their vectors alone."""
+    products: bool = False
+    """Whether a word of the passage also reads its product with what it attends in the question."""
     matching: MatchingName = "scaled_dot"
     """Score by which each word of the passage attends the passage; none: without this stage."""
     hops: Depth = 1
