@@ -19,7 +19,7 @@ from regard.nn.attention import Attention, pairs, without_head
 from regard.nn.projection import OwnedScore, settled
 
 _DOT = Dot()
-_KEY_GAIN = 3.0
+_KEY_GAIN = 3.0  # of the alignment's map: equal word vectors of variance 0.09 then have nearly all of the weight
 _SOFTMAX = Softmax()
 
 
@@ -52,8 +52,11 @@ class SpanPointer(nn.Module):
 
     - Align: passage words are queries, question words keys and values: a_ij ∝ exp⟨α(p_i), α(q_j)⟩ with
       α(x) = relu(W x), and c_i = Σ_j a_ij q_j is the question as word i sees it (Chen et al. 2017, section 3.2).
-      `score` may be another, by its name or as a record, and `normalize` another normaliser.
-    - v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2).
+      `score` may be another, by its name or as a record, and `normalize` another normaliser. With `key_size` α is
+      taken of the memories' keys, of that size, such as word vectors, and W begins so large that equal keys attend each
+      other from the first step: of states that have not learned yet, the weights are all alike.
+    - v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2). With `products` it
+      reads [p; c; p ⊙ c], as in BiDAF (Seo et al. 2017, section 2): whether p and c agree, no sum of the two says.
     - Self-matching: each v_i attends all v_j, then a gate and a BiGRU as before (section 3.3). `matching` is the
       score's name, a record or function, or None: without this stage. With `hops`, it is repeated with parameters of
       its own, so that a word can find what it needs through other words; weights are those of the last.

@@ -71,6 +71,7 @@ NEEDS = {
     **shared_needs(_HARD, _SOFT),
     "data.sentences": (WORLD,),
     **dict.fromkeys(("data.longest", "data.vocabulary", "data.rare"), (FILES,)),
+    "model.align": (Need("model.attention", lambda name: name != "none", "a model with attention"),),
     "model.hops": (Need("model.matching", lambda name: name != "none", "self-matching (model.matching)"),),
 }
 """What has each setting that not every run has. One that was asked for and has no effect is an error."""
