@@ -42,6 +42,25 @@ def test_each_passage_word_sees_its_own_question():
             torch.testing.assert_close(weights[row, i], torch.tensor(expected, dtype=torch.float64))
 
 
+def test_words_are_aligned_by_the_keys_of_their_memories():
+    """Equal keys attend each other before anything is learned, whatever the values are."""
+    torch.manual_seed(1)
+    pointer = SpanPointer(PASSAGE, key_size=29, size=29)
+    words = 0.3 * torch.randn(ASKED, 29)
+    order = torch.tensor([2, 0, 4, 1, 3, 0])
+    passage = Memory(words[order].unsqueeze(0), torch.randn(1, 6, PASSAGE), None, torch.zeros(1, PASSAGE))
+    question = Memory(words.unsqueeze(0), torch.randn(1, ASKED, PASSAGE), None, torch.zeros(1, PASSAGE))
+    weights = pointer(passage, question, weights=full()).weights
+    assert weights[0].argmax(-1).tolist() == order.tolist()
+    assert pointer(passage, question).start_logits.shape == (1, 6)
+
+
+def test_products_need_one_size():
+    assert SpanPointer(PASSAGE, size=SIZE, products=True).aligned.gate.in_features == 3 * PASSAGE
+    with pytest.raises(ValueError, match="products need passage and question of one size"):
+        SpanPointer(PASSAGE, question_size=QUESTION, products=True)
+
+
 def gru(network, steps):
     """A GRU in a loop over vectors; torch's order of gates is r, z, n."""
     hidden, found = torch.zeros(network.hidden_size, dtype=torch.float64), []

@@ -1,14 +1,18 @@
 """Penalties and estimators that every task can be taught by."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from regard.tasks.config import LearningSettings
+from regard.tasks.config import LearningSettings, TaskConfig
 from regard.tasks.learning import asks_attention, hard, loss_of, with_baseline
+from regard.tasks.sentiment.task import SENTIMENT
 from regard.tasks.task import Outcome
+from regard.tasks.training import TaskLoss
+from regard.train.settings import TrainSettings
 
 WEIGHTS = torch.tensor([[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]])
 MASK = torch.tensor([[[True, True, False], [True, True, False]]])
@@ -44,6 +48,24 @@ def test_penalties_move_the_weights_as_they_say():
         (gradient,) = torch.autograd.grad(loss.total, scores)
         if wanted:  # sharper: the best score is raised
             assert gradient[0, 0, 0] < 0 < gradient[0, 0, 2]
+
+
+@pytest.mark.parametrize(("step", "acts"), [(0, False), (4, False), (5, True), (9, True)])
+def test_a_penalty_that_begins_later(step, acts):
+    """Half of ten steps: from the sixth update on, and in validation always."""
+    config = TaskConfig(
+        task="any",
+        train=TrainSettings(steps=10),
+        learning=LearningSettings(penalty="entropy", beta=0.3, penalty_after=0.5),
+    )
+    outcome = Outcome(torch.tensor(2.0), 5, [WEIGHTS], MASK)
+    task = replace(SENTIMENT, outcome=lambda *_: outcome)
+    network = nn.Linear(1, 1)
+    loss = TaskLoss(task, config, network, torch.device("cpu"))
+    loss.starting(step)
+    with_penalty = torch.tensor(2.0 + 5 * 0.3 * LN2 / 2)
+    torch.testing.assert_close(loss(network, torch.zeros(1)).total, with_penalty if acts else torch.tensor(2.0))
+    torch.testing.assert_close(loss(network.eval(), torch.zeros(1)).total, with_penalty)
 
 
 def test_reinforce_keeps_a_moving_baseline_in_the_network():

@@ -134,10 +134,12 @@ def test_weights_are_there_with_attention_alone():
     assert attending.matching.shape[1] == attending.matching.shape[2] == attending.start_logits.shape[1]
 
 
+@pytest.mark.parametrize("align", ["states", "words"])
 @pytest.mark.parametrize("attention", ["none", "dot", "bilinear", "hard"])
-def test_gradients_reach_every_parameter(attention):
+def test_gradients_reach_every_parameter(attention, align):
     _, codec, records = some(4, characters=True)
-    network = build(SMALL.model_copy(update={"attention": attention, "characters": 5}), codec.vocabulary.size)
+    update = {"attention": attention, "align": align, "products": align == "words", "characters": 5}
+    network = build(SMALL.model_copy(update=update), codec.vocabulary.size)
     made = batch(records)
     loss(point(network, records), made.start, made.end).backward()
     assert [name for name, parameter in network.named_parameters() if parameter.grad is None] == []

@@ -10,6 +10,9 @@ from regard.models.ngrams import NgramEncoder
 from regard.tasks.sentiment.config import ATTENTIONS, ModelSettings, SentimentConfig
 from regard.tasks.sentiment.network import build, count_parameters, stop_words
 from regard.tasks.sentiment.presets import PRESETS
+from regard.tasks.sentiment.task import SENTIMENT
+from regard.tasks.settings import configure, recorded
+from regard.tasks.task import SettingError
 
 WORDS, CLASSES = 41, 3
 KINDS = ("recurrent", "transformer", "ngrams")
@@ -68,6 +71,24 @@ def test_a_preset_survives_its_file(name):
     config = PRESETS[name].make()
     assert config.preset == name
     assert SentimentConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_twin_of_a_preset_is_recorded_whole(name):
+    """`attention=none` alone is enough, `penalty=none` is accepted, and a run makes the same network again."""
+    config = configure(SENTIMENT, name, [], {"attention": "none"})
+    assert configure(SENTIMENT, name, [], {"attention": "none", "penalty": "none"}).model == config.model
+    again = SentimentConfig.model_validate(recorded(SENTIMENT, config))
+    assert again.learning.penalty == "none"
+    with torch.device("meta"):
+        sizes = [count_parameters(build(one.model, 300, 2)) for one in (config, again)]
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("setting", ["keys", "values"])
+def test_ngrams_have_states_alone(setting):
+    with pytest.raises(SettingError, match=rf"model\.{setting} has no effect: .* model\.kind is ngrams"):
+        configure(SENTIMENT, "tiny", [], {"model": "ngrams", f"model.{setting}": "words"})
 
 
 def test_words_are_dropped_in_training_alone():

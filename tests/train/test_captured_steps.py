@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from regard.data.batches import Batch, TokenBatches, collate
-from regard.tasks.training import loss_function, train
+from regard.tasks.training import TaskLoss, train
 from regard.tasks.translation.config import ModelSettings
 from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import tiny
@@ -30,7 +30,7 @@ def network(kind: str = "transformer", dtype: torch.dtype = torch.float64, dropo
 
 
 def loss_of(model: nn.Module, batch: Batch, device: torch.device = CPU) -> Loss:
-    return loss_function(TRANSLATION, tiny().model_copy(update={"smoothing": 0.1}), model, device)(model, batch)
+    return TaskLoss(TRANSLATION, tiny().model_copy(update={"smoothing": 0.1}), model, device)(model, batch)
 
 
 def gradients(model: nn.Module, batch: Batch) -> tuple[float, int, dict[str, torch.Tensor]]:

@@ -19,6 +19,7 @@ from regard.nn.attention import Attention, pairs, without_head
 from regard.nn.projection import OwnedScore, settled
 
 _DOT = Dot()
+_KEY_GAIN = 3.0  # of the alignment's map: equal word vectors of variance 0.09 then have nearly all of the weight
 _SOFTMAX = Softmax()
 
 
@@ -51,8 +52,11 @@ class SpanPointer(nn.Module):
 
     - Align: passage words are queries, question words keys and values: a_ij ∝ exp⟨α(p_i), α(q_j)⟩ with
       α(x) = relu(W x), and c_i = Σ_j a_ij q_j is the question as word i sees it (Chen et al. 2017, section 3.2).
-      `score` may be another, by its name or as a record, and `normalize` another normaliser.
-    - v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2).
+      `score` may be another, by its name or as a record, and `normalize` another normaliser. With `key_size` α is
+      taken of the memories' keys, of that size, such as word vectors, and W begins so large that equal keys attend each
+      other from the first step: of states that have not learned yet, the weights are all alike.
+    - v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2). With `products` it
+      reads [p; c; p ⊙ c], as in BiDAF (Seo et al. 2017, section 2): whether p and c agree, no sum of the two says.
     - Self-matching: each v_i attends all v_j, then a gate and a BiGRU as before (section 3.3). `matching` is the
       score's name, a record or function, or None: without this stage. With `hops`, it is repeated with parameters of
       its own, so that a word can find what it needs through other words; weights are those of the last.
@@ -77,14 +81,18 @@ class SpanPointer(nn.Module):
         memory_size: int,
         *,
         question_size: int | None = None,
+        key_size: int | None = None,
         size: int = 64,
         score: str | AnyScore = _DOT,
         normalize: Normalizer = _SOFTMAX,
         matching: str | AnyScore | None = "additive",
         hops: int = 1,
+        products: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        if products and question_size not in (None, memory_size):
+            raise ValueError(f"products need passage and question of one size, got {memory_size} and {question_size}")
         if hops < 1:
             raise ValueError(f"hops must be at least 1, got {hops}")
         question_size = memory_size if question_size is None else question_size
@@ -92,10 +100,14 @@ class SpanPointer(nn.Module):
         mean = score == "mean"
         self.normalize = check_normalizer(normalize)
         self.score = None if mean else OwnedScore(score, size)
-        self.align_passage = None if mean else nn.Linear(memory_size, size)
+        self.align_passage = None if mean else nn.Linear(key_size or memory_size, size)
         # One map for both, as in the paper, wherever their sizes allow it.
-        self.align_question = None if mean or question_size == memory_size else nn.Linear(question_size, size)
-        self.aligned = _GatedReader(memory_size + question_size, size)
+        shared = mean or key_size is not None or question_size == memory_size
+        self.align_question = None if shared else nn.Linear(question_size, size)
+        self.key_size, self.products = key_size, products
+        if key_size is not None and self.align_passage is not None:
+            nn.init.orthogonal_(self.align_passage.weight, gain=_KEY_GAIN)
+        self.aligned = _GatedReader(memory_size + question_size + (memory_size if products else 0), size)
         self.matching = None if matching is None else _matching(matching, size)
         self.matched = None if matching is None else _GatedReader(4 * size, size)
         self.further = nn.ModuleList(
@@ -112,8 +124,11 @@ class SpanPointer(nn.Module):
         """Where each answer starts and ends; `weights` asks both for the alignment and for the matching."""
         words = self._dropped(_real(passage.values, passage.mask, self.memory_size, "passage"))
         asked = self._dropped(_real(question.values, question.mask, self.question_size, "question"))
-        alignment = self._align(words, asked, question.mask, weights)
-        states = self.aligned(torch.cat([words, alignment.output.to(words.dtype)], -1), passage.mask)
+        alignment = self._align(self._keys(passage, words), self._keys(question, asked), asked, question.mask, weights)
+        read = alignment.output.to(words.dtype)
+        states = self.aligned(
+            torch.cat([words, read, words * read] if self.products else [words, read], -1), passage.mask
+        )
         matching = None
         for attend, read in self._hops():
             found = attend(states, states, mask=passage.mask, weights=weights)
@@ -134,7 +149,13 @@ class SpanPointer(nn.Module):
             assert isinstance(pair, nn.ModuleDict)
             yield pair["matching"], pair["matched"]
 
-    def _align(self, words: Tensor, asked: Tensor, mask: Tensor | None, weights: Request | None) -> Attended:
+    def _keys(self, memory: Memory, values: Tensor) -> Tensor:
+        """What a text is aligned by."""
+        return values if self.key_size is None else _real(memory.keys, memory.mask, self.key_size, "keys")
+
+    def _align(
+        self, words: Tensor, keys: Tensor, asked: Tensor, mask: Tensor | None, weights: Request | None
+    ) -> Attended:
         """The question as each word of the passage sees it."""
         if self.score is None or self.align_passage is None:
             return _Mean()(words, asked, mask=mask)
@@ -142,7 +163,7 @@ class SpanPointer(nn.Module):
         return without_head(
             attention(
                 F.relu(self.align_passage(words)).unsqueeze(1),
-                F.relu(map_question(asked)).unsqueeze(1),
+                F.relu(map_question(keys)).unsqueeze(1),
                 asked.unsqueeze(1),
                 score=self.score(),
                 normalize=settled(self.normalize, self.training),

@@ -28,6 +28,8 @@ class LearningSettings(Settings):
     """Penalty on the weights: squares is −β ln p(α|x) Σα², doubly_stochastic β Σ(1 − Σα)², entropy β times it."""
     beta: NonNegativeFloat = 0.1
     """Factor β of the penalty."""
+    penalty_after: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the training steps before the penalty acts: first what decides is learned, then the rest is left out."""
     estimator: Literal["straight_through", "reinforce", "gumbel"] = "straight_through"
     """How hard attention learns from the key that it samples."""
     temperature: PositiveFloat = 1.0
@@ -97,13 +99,15 @@ FILES = Need("data.files", bool, "files (--data)")
 
 def shared_needs(hard: Need, soft: Need) -> Needs:
     """What the settings of every task need; `hard` and `soft` say when attention is hard, and when it has weights."""
+    penalized = Need("learning.penalty", lambda name: name != "none", "a penalty (learning.penalty)")
     return {
         "data.train": (WORLD,),
         "train.ema_decay": (Need.value("train.average", "ema"),),
         "train.average_last": (Need.value("train.average", "checkpoints"),),
         "train.final_share": (Need.value("train.schedule", "cosine"),),
         "learning.penalty": (soft,),
-        "learning.beta": (soft, Need("learning.penalty", lambda name: name != "none", "a penalty (learning.penalty)")),
+        "learning.beta": (soft, penalized),
+        "learning.penalty_after": (soft, penalized),
         "learning.estimator": (hard,),
         "learning.temperature": (hard, Need.value("learning.estimator", "gumbel")),
         "learning.reward_weight": (hard, Need.value("learning.estimator", "reinforce")),

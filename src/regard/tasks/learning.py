@@ -42,11 +42,15 @@ def asks_attention(network: nn.Module, settings: LearningSettings) -> bool:
     return settings.penalty != "none" or _baseline(network) is not None
 
 
-def loss_of(outcome: Outcome, network: nn.Module, settings: LearningSettings) -> Loss:
-    """The loss of a batch with what is added to it: all of it summed over the batch, as the task's own loss is."""
+def loss_of(outcome: Outcome, network: nn.Module, settings: LearningSettings, *, acts: bool | Tensor = True) -> Loss:
+    """The loss of a batch with what is added to it: all of it summed over the batch, as the task's own loss is.
+
+    `acts` says whether the penalty counts already: a tensor where it changes between the replays of a CUDA graph.
+    """
     total = outcome.total
-    if settings.penalty != "none" and outcome.weights:
-        total = total + settings.beta * _penalty(outcome.weights, outcome.mask, settings) * outcome.count
+    if settings.penalty != "none" and outcome.weights and acts is not False:
+        beta = settings.beta if acts is True else settings.beta * acts
+        total = total + beta * _penalty(outcome.weights, outcome.mask, settings) * outcome.count
     baseline = _baseline(network)
     if baseline is not None and outcome.log_prob is not None and network.training:
         total = total + _reinforced(outcome, baseline, settings) * outcome.count

@@ -63,7 +63,7 @@ def changed(
     except ValidationError as error:
         raise SettingError(_complaint(error.errors(include_url=False)[0], known)) from error
     for name in given:
-        if (need := _unmet(made, name, needs or {})) is not None:
+        if (need := _unmet(made, name, needs or {})) is not None and _at(made, name) not in ("none", None):
             now = _at(made, need.place)
             why = "" if isinstance(now, BaseModel) else f", and {need.place} is {_shown(now)}"
             raise SettingError(f"{name} has no effect: it is a setting of {need.words}{why}")

@@ -3,7 +3,6 @@
 import platform
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +66,16 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress) -> dict
     torch.manual_seed(config.train.seed)
     network = task.network(config, material.codec).to(device)
     predictor = task.predictor(network, material.codec, config)
+    loss = TaskLoss(task, config, network, device)
     fitted = fit(
         network,
-        loss_function(task, config, network, device),
+        loss,
         batches(task, config, material),
         run=run,
         settings=config.train,
         held_out=_held_out(task, config, material),
         validate=lambda _: task.validate(predictor, material.valid[: task.validated], config),
+        starting=loss.starting,
         progress=progress,
     )
     result = judged(task, config, predictor, material.test, material.longer)
@@ -93,16 +94,23 @@ def _quicker(task: Task, config: TaskConfig) -> str:
     return f"--preset tiny takes {tiny.time or 'minutes'} on a CPU"
 
 
-def loss_function(
-    task: Task, config: TaskConfig, network: nn.Module, device: torch.device
-) -> Callable[[nn.Module, Any], Loss]:
+class TaskLoss:
     """The task's loss with the penalty and the estimator that the configuration asks for."""
-    attention = asks_attention(network, config.learning)
 
-    def loss(model: nn.Module, batch: Any) -> Loss:
-        return loss_of(task.outcome(model, batch.to(device), config, attention), model, config.learning)
+    def __init__(self, task: Task, config: TaskConfig, network: nn.Module, device: torch.device) -> None:
+        self._task, self._config, self._device = task, config, device
+        self._attention = asks_attention(network, config.learning)
+        self._acts = torch.ones((), device=device)
 
-    return loss
+    def starting(self, step: int) -> None:
+        """Before an update: after so many steps, does the penalty act?"""
+        self._acts.fill_(step >= self._config.learning.penalty_after * self._config.train.steps)
+
+    def __call__(self, model: nn.Module, batch: Any) -> Loss:
+        outcome = self._task.outcome(model, batch.to(self._device), self._config, self._attention)
+        # Validation always counts the penalty: the losses of all checkpoints are then of one kind.
+        later = model.training and self._config.learning.penalty_after > 0
+        return loss_of(outcome, model, self._config.learning, acts=self._acts if later else True)
 
 
 def batches(task: Task, config: TaskConfig, material: Material) -> RecordBatches:

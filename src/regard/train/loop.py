@@ -1,7 +1,7 @@
 """One loop for every model: updates, validation, checkpoints, and an end that leaves a good state behind."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ def fit(
     settings: TrainSettings,
     held_out: Iterable[Any] | None = None,
     validate: Validate | None = None,
+    starting: Callable[[int], None] | None = None,
     progress: Progress | None = None,
     listeners: Sequence[Listener] = (),
 ) -> Fitted:
@@ -58,7 +59,9 @@ def fit(
     `loss(model, batch)` gives a `Loss(total, count)`; it moves the batch to the device. `held_out` batches are
     validated by that loss; `validate(model)` gives further figures by name (the model is in eval mode, without
     gradients, and with averaged weights if those are asked for). `settings.watch` names the figure that says which
-    weights are best. Every line of metrics also goes to each of the `listeners`.
+    weights are best. `starting(step)` is called before each update with the number of those before it: a loss that
+    changes in the course of training learns from it where training stands. Every line of metrics also goes to each of
+    the `listeners`.
 
     A run that was interrupted goes on as if it had not been: on the CPU, to the bit. `Interrupted`, `Diverged` and
     `OutOfMemory` end training early, each with a good checkpoint.
@@ -88,7 +91,7 @@ def fit(
     if not isinstance(batches, Batches):
         raise TypeError(f"batches must have __iter__, state() and resume(state); got {type(batches).__name__}")
     show = default_progress() if progress is None else progress
-    loop = _Loop(model, loss, batches, run, settings, held_out, validate, show, listeners)
+    loop = _Loop(model, loss, batches, run, settings, held_out, validate, starting, show, listeners)
     with run.held(), loop.signals.listening():
         loop.prepare()
         try:
@@ -109,11 +112,12 @@ class _Loop:
         settings: TrainSettings,
         held_out: Iterable[Any] | None,
         validate: Validate | None,
+        starting: Callable[[int], None] | None,
         show: Progress,
         listeners: Sequence[Listener],
     ) -> None:
         self.model, self.loss, self.batches, self.run, self.settings = model, loss, batches, run, settings
-        self.show, self.listeners = show, listeners
+        self.starting, self.show, self.listeners = starting, show, listeners
         self.optimizer = make_optimizer(model, settings)
         self.device = next(model.parameters()).device
         lower = settings.precision == "bfloat16" or (settings.precision == "auto" and self.device.type == "cuda")
@@ -172,6 +176,8 @@ class _Loop:
         """One update, or none when the data is at its end. One that fails leaves everything as it was before."""
         began, before, numbers = time.monotonic(), replace(self.course), RandomState.take(self.device)
         self._no_gradients()
+        if self.starting is not None:
+            self.starting(self.course.step)
         shortage = gradients = None
         try:
             taken = self.passes.take(self.settings.accumulate, self.course)

@@ -148,7 +148,9 @@ class _Writer:
         """One review of about so many words: the sentence that decides among others that do not."""
         label = self._pick(CLASSES[self.labels])
         sentences = [self._judgement(label)]
-        if self.labels == "subjectivity":  # the other party is there too, without an opinion
+        # In half of the texts the other party is there too, without an opinion. Were it in all, nothing would tell the
+        # two apart but their parts turned round: who holds no opinion would decide as well as who holds it.
+        if self.labels == "subjectivity" and self.random.random() < 0.5:
             sentences.insert(self._place(sentences), self._fact(label == "objective"))
         while sum(map(len, sentences)) + len(sentences) < length - 4:
             sentences.insert(self._place(sentences), self._aside())

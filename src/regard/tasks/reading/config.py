@@ -31,6 +31,10 @@ class ModelSettings(Settings):
 
     attention: AlignmentName = "dot"
     """Score by which each word of the passage attends the question; none: it reads the question's mean."""
+    align: Literal["states", "words"] = "states"
+    """What words of the passage and of the question are compared by: the encoder's states, or their vectors alone."""
+    products: bool = False
+    """Whether a word of the passage also reads its product with what it attends in the question."""
     matching: MatchingName = "scaled_dot"
     """Score by which each word of the passage attends the passage; none: without this stage."""
     hops: Depth = 1
@@ -67,6 +71,7 @@ NEEDS = {
     **shared_needs(_HARD, _SOFT),
     "data.sentences": (WORLD,),
     **dict.fromkeys(("data.longest", "data.vocabulary", "data.rare"), (FILES,)),
+    "model.align": (Need("model.attention", lambda name: name != "none", "a model with attention"),),
     "model.hops": (Need("model.matching", lambda name: name != "none", "self-matching (model.matching)"),),
 }
 """What has each setting that not every run has. One that was asked for and has no effect is an error."""

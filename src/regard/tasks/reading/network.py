@@ -58,6 +58,8 @@ class Reader(nn.Module):
         matching = None if settings.matching == "none" else "mean" if none else settings.matching
         self.pointer = SpanPointer(
             2 * size,
+            key_size=embedding if settings.align == "words" else None,
+            products=settings.products,
             size=size,
             score=score,
             normalize=normalize,
@@ -66,6 +68,7 @@ class Reader(nn.Module):
             dropout=settings.dropout,
         )
         self.dropout = settings.dropout
+        self.aligned_words = settings.align == "words"
 
     def forward(self, passage: Texts, question: Texts, *, weights: Request | None = None) -> Pointed:
         """Scores of each word of a passage as the first and the last of the answer."""
@@ -73,7 +76,8 @@ class Reader(nn.Module):
 
     def encode(self, texts: Texts) -> Memory:
         """The states of the words."""
-        parts = [self.embedding(texts.words), texts.features]
+        vectors = self.embedding(texts.words)
+        parts = [vectors, texts.features]
         if self.letters is not None:
             if texts.letters is None:
                 raise ValueError("the model reads letters, and the batch has none: encode with characters=True")
@@ -81,7 +85,7 @@ class Reader(nn.Module):
         states = torch.cat([part.to(parts[0].dtype) for part in parts], -1)
         for layer in self.layers:
             states = layer(F.dropout(states, self.dropout, self.training), texts.mask)
-        return Memory(states, states, texts.mask, states[:, 0])
+        return Memory(vectors if self.aligned_words else states, states, texts.mask, states[:, 0])
 
 
 class _Letters(nn.Module):

@@ -9,8 +9,8 @@ def tiny() -> ReadingConfig:
     return ReadingConfig(
         preset="tiny",
         data=DataSettings(train=20_000, valid=200, test=500, longer=200, batch_tokens=2000),
-        model=ModelSettings(size=48, dropout=0.1, longest_answer=4),
-        train=cosine("exact_match", 800, 3e-3, warmup=60, log_every=25, validate_every=400),
+        model=ModelSettings(align="words", products=True, exact_match=False, size=48, dropout=0.1, longest_answer=4),
+        train=cosine("exact_match", 600, 3e-3, warmup=60, log_every=25, validate_every=200),
     )
 
 

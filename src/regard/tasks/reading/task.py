@@ -111,5 +111,6 @@ READING = Task(
     examples=examples_of,
     asked=lambda one: {"passage": one.passage.text, "question": one.asked_text},
     needs=NEEDS,
+    recorded=("model.align",),  # its parameters say how wide the twin without attention is
     aliases={"data": "data.files"},
 )

@@ -122,5 +122,9 @@ NEEDS = {
     **dict.fromkeys(("model.cell", "model.embedding"), (_RECURRENT,)),
     **dict.fromkeys(("model.positions", "model.norm", "model.heads", "model.feed_forward"), (_TRANSFORMER,)),
     **dict.fromkeys(("model.order", "model.buckets"), (_NGRAMS,)),
+    **dict.fromkeys(("model.keys", "model.values"), (_ATTENDS, Need.value("model.kind", "recurrent", "transformer"))),
 }
 """What has each setting that not every run has. One that was asked for and has no effect is an error."""
+
+COUNTED = ("model.looks", "model.attention_size", "model.keys", "model.values")
+"""Settings of attention that also say how many parameters its twin without attention has."""

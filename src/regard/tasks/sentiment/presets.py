@@ -10,11 +10,9 @@ def tiny() -> SentimentConfig:
     return SentimentConfig(
         preset="tiny",
         data=DataSettings(train=20_000, valid=300, test=500, longer=200, batch_tokens=1700),
-        model=ModelSettings(
-            size=64, embedding=64, features=32, keys="both", values="words", dropout=0.1, stop_share=0.25
-        ),
+        model=ModelSettings(size=64, embedding=64, features=32, keys="both", values="words", dropout=0.1),
         train=cosine("accuracy", 1000, 6e-3, warmup=50, log_every=25, validate_every=250),
-        learning=LearningSettings(penalty="entropy", beta=0.005),
+        learning=LearningSettings(penalty="entropy", beta=0.03, penalty_after=0.5),
     )
 
 

@@ -12,7 +12,7 @@ from regard.core.requests import full
 from regard.data.records import padded
 from regard.tasks.learning import with_baseline
 from regard.tasks.sentiment.codec import FILES, SentimentCodec
-from regard.tasks.sentiment.config import NEEDS, SentimentConfig
+from regard.tasks.sentiment.config import COUNTED, NEEDS, SentimentConfig
 from regard.tasks.sentiment.material import Example, encode, examples_of, input_files, make_material
 from regard.tasks.sentiment.network import TextClassifier, build
 from regard.tasks.sentiment.predictor import SentimentPredictor
@@ -85,6 +85,7 @@ SENTIMENT = Task(
     examples=examples_of,
     asked=lambda example: {"text": example.text},
     needs=NEEDS,
+    recorded=COUNTED,
     aliases={"model": "model.kind", "data": "data.files"},
     validated=2000,
 )
