@@ -1,5 +1,6 @@
 """Pictures as inputs of tasks, and where attention over their cells points."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,12 @@ def cell_labels(pixels: Pixels, grid: Grid) -> Labels:
     from PIL import Image
 
     return patches(Image.fromarray(pixels.transpose(1, 2, 0)), grid)
+
+
+def png(pixels: Pixels) -> bytes:
+    """A picture (3, height, width) as a PNG file."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels.transpose(1, 2, 0)).save(file, "PNG")
+    return file.getvalue()
