@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from regard.cli import app
 from regard.data.worlds.scene_captions import captioned
 from regard.tasks.catalog import TASKS
-from regard.tasks.pictures import png
+from regard.tasks.pictures import png_of
 
 NAMES = sorted(TASKS)
 STEPS = ("--set", "steps=4", "--set", "validate_every=2", "--set", "log_every=1", "--set", "warmup=2")
@@ -47,11 +47,12 @@ class TinyRun:
 
 def _scene(folder: Path) -> Path:
     path = folder / "scene.png"
-    path.write_bytes(png(next(captioned(5, count=1)).scene.image))
+    path.write_bytes(png_of(next(captioned(5, count=1)).scene.image))
     return path
 
 
 TINY = {
+    "vqa": TinyRun((_scene, "What colour is the circle?"), ("model.size=8", "widths=[4, 4, 4]", "questions=2")),
     "captioning": TinyRun((_scene,), ("model.size=8", "widths=[4]", "patch=4")),
     "translation": TinyRun(("Tom chases Jerry",), ("model.size=8", "lengths=[3, 8]")),
     "sentiment": TinyRun(("The film is not bad.",), ("model.size=8", "features=4")),

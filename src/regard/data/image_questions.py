@@ -53,7 +53,7 @@ def load_image_questions(path: Path, *, skip_faults: bool = False) -> QuestionFi
     path = Path(path)
     tally: Counter[str] = Counter()
     parts: dict[str, tuple[ImageQuestion, ...]] = {}
-    for part, file in _files(path).items():
+    for part, file in question_files(path).items():
         parts[part] = tuple(_kept(file, tally, skip_faults))
     if not tally["kept"]:
         raise DataError(f"{path}: no question is left ({report(tally)})")
@@ -89,8 +89,8 @@ def hold_out(
     return train, validated, tested
 
 
-def _files(path: Path) -> dict[str, Path]:
-    """The file of each part; easy-VQA has a folder a part."""
+def question_files(path: Path) -> dict[str, Path]:
+    """The file of questions of each part; easy-VQA has a folder a part."""
     own = {
         part: path / name / f"questions{suffix}"
         for part in PARTS

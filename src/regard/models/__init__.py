@@ -18,6 +18,7 @@ _HOME = {
     "TransformerEncoder": "regard.models.transformer",
     "TransformerDecoder": "regard.models.transformer",
     "Classifier": "regard.models.classifier",
+    "StackedClassifier": "regard.models.stacked",
     "SpanPointer": "regard.models.pointer",
     "Controller": "regard.models.controller",
     "ImageEncoder": "regard.models.image",
@@ -26,6 +27,7 @@ _HOME = {
     "RecurrentVisualAttention": "regard.models.visual",
     "Recurrence": "regard.models.recurrent_cells",
     "Classified": "regard.models.classifier",
+    "Stacked": "regard.models.stacked",
     "Pointed": "regard.models.pointer",
     "best_span": "regard.models.pointer",
     "Controlled": "regard.models.controller",
@@ -62,6 +64,8 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.models.recurrent_encoder import RecurrentEncoder as RecurrentEncoder
     from regard.models.scene import SceneEncoder as SceneEncoder
     from regard.models.speech import SpeechEncoder as SpeechEncoder
+    from regard.models.stacked import Stacked as Stacked
+    from regard.models.stacked import StackedClassifier as StackedClassifier
     from regard.models.transformer import TransformerDecoder as TransformerDecoder
     from regard.models.transformer import TransformerEncoder as TransformerEncoder
     from regard.models.transformer_stack import DecoderStack as DecoderStack

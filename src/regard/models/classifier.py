@@ -57,7 +57,8 @@ class Classifier(nn.Module):
     ) -> None:
         super().__init__()
         if looks < 1 or (looks > 1 and (query_size is not None or attention is None)):
-            raise ValueError(f"looks must be 1, or more for learned queries with attention, got {looks}")
+            hint = "" if looks < 1 or query_size is None else ": several hops of a question are a StackedClassifier"
+            raise ValueError(f"looks must be 1, or more for learned queries with attention, got {looks}{hint}")
         self.query_size, self.memory_size = query_size, memory_size
         asked = memory_size if query_size is None else query_size
         learned = attention is not None and query_size is None

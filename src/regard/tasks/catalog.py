@@ -5,5 +5,6 @@ from regard.tasks.reading.task import READING
 from regard.tasks.sentiment.task import SENTIMENT
 from regard.tasks.task import Task
 from regard.tasks.translation.task import TRANSLATION
+from regard.tasks.vqa.task import VQA
 
-TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION, SENTIMENT, READING, CAPTIONING)}
+TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION, SENTIMENT, READING, CAPTIONING, VQA)}

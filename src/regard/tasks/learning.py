@@ -1,16 +1,19 @@
 """Penalties on attention weights and estimators of hard attention: the same for every task."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from regard.core.hard import reinforce
-from regard.core.normalizers import Hard
+from regard.core.normalizers import Entmax, Hard, Normalizer, Sigmoid, Softmax, Sparsemax
 from regard.nn.losses import doubly_stochastic, entropy_penalty, weight_penalty
 from regard.tasks.config import LearningSettings
 from regard.tasks.task import Outcome
 from regard.train.updates import Loss
+
+NormalizerName = Literal["softmax", "sparsemax", "entmax", "sigmoid", "hard"]
 
 
 class MovingBaseline(nn.Module):
@@ -28,6 +31,14 @@ class MovingBaseline(nn.Module):
 def hard(settings: LearningSettings) -> Hard:
     """The normaliser of hard attention with the estimator chosen."""
     return Hard(settings.estimator, temperature=settings.temperature)
+
+
+def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float = 1.5) -> Normalizer:
+    """The normaliser of that name; `alpha` is of entmax."""
+    if name == "hard":
+        return hard(settings)
+    soft = {"softmax": Softmax(), "sparsemax": Sparsemax(), "entmax": Entmax(alpha), "sigmoid": Sigmoid()}
+    return soft[name]
 
 
 def with_baseline(network: nn.Module, settings: LearningSettings, *, is_hard: bool) -> nn.Module:

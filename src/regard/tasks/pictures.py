@@ -72,12 +72,3 @@ def cell_labels(pixels: Pixels, grid: Grid) -> Labels:
     from PIL import Image
 
     return patches(Image.fromarray(pixels.transpose(1, 2, 0)), grid)
-
-
-def png(pixels: Pixels) -> bytes:
-    """A picture as the bytes of a PNG file."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels.transpose(1, 2, 0)).save(file, "PNG")
-    return file.getvalue()

@@ -12,7 +12,7 @@ from regard.data.worlds import scene_captions
 from regard.data.worlds.scene_captions import Captioned, Regions
 from regard.tasks.captioning.codec import CaptionCodec, Words
 from regard.tasks.captioning.config import MOST_OBJECTS, CaptioningConfig
-from regard.tasks.pictures import png
+from regard.tasks.pictures import png_of
 from regard.tasks.task import Material
 from regard.tasks.worlds import parts_of
 from regard.tasks.writing import BOS, EOS
@@ -67,7 +67,7 @@ def first_picture(examples: Sequence[Example], cache: Path) -> str | None:
     if isinstance(image, Path):
         return str(image)
     cache.mkdir(parents=True, exist_ok=True)
-    (cache / "example.png").write_bytes(png(image))
+    (cache / "example.png").write_bytes(png_of(image))
     return str(cache / "example.png")
 
 

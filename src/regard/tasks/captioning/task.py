@@ -16,7 +16,7 @@ from regard.tasks.captioning.predictor import CaptionPredictor, collate
 from regard.tasks.captioning.presets import PRESETS
 from regard.tasks.captioning.scoring import judge, text_figures
 from regard.tasks.learning import with_baseline
-from regard.tasks.pictures import png
+from regard.tasks.pictures import png_of
 from regard.tasks.task import Figure, Input, Outcome, Task, View
 from regard.tasks.writing import word_outcome
 
@@ -39,7 +39,7 @@ def _validate(predictor: CaptionPredictor, examples: Sequence[Example], config: 
 
 
 def _asked(example: Example) -> dict[str, Any]:
-    return {"image": example.image if isinstance(example.image, Path) else png(example.image)}
+    return {"image": example.image if isinstance(example.image, Path) else png_of(example.image)}
 
 
 CAPTIONING = Task(

@@ -6,10 +6,10 @@ from typing import Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from regard.tasks.config import FILES, WORLD, Depth, Need, Settings, TaskConfig, TaskData, Width, shared_needs
+from regard.tasks.learning import NormalizerName
 
 ATTENTIONS = ("none", "dot", "scaled_dot", "cosine", "bilinear", "additive")
 AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive"]
-NormalizerName = Literal["softmax", "sparsemax", "entmax", "sigmoid", "hard"]
 Content = Literal["states", "words", "both"]
 
 

@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from regard.core.normalizers import Entmax, Normalizer, Sigmoid, Softmax, Sparsemax
 from regard.core.requests import Request
 from regard.models.classifier import Classified, Classifier
 from regard.models.ngrams import NgramEncoder
 from regard.models.recurrent_encoder import RecurrentEncoder
 from regard.models.transformer import TransformerEncoder
 from regard.tasks.config import LearningSettings
-from regard.tasks.learning import hard
+from regard.tasks.learning import normalizer
 from regard.tasks.sentiment.config import ModelSettings
 
 _LEARNING = LearningSettings()
@@ -127,24 +126,10 @@ def _attending(
         hidden_size=settings.attention_size or (settings.size if settings.attention == "additive" else None),
         looks=settings.looks,
         features=settings.features or None,
-        normalize=_normalizer(settings, learning),
+        normalize=normalizer(settings.normalize, learning, alpha=settings.alpha),
         dropout=settings.dropout,
     )
     return encoder, classifier
-
-
-def _normalizer(settings: ModelSettings, learning: LearningSettings) -> Normalizer:
-    match settings.normalize:
-        case "softmax":
-            return Softmax()
-        case "sparsemax":
-            return Sparsemax()
-        case "entmax":
-            return Entmax(settings.alpha)
-        case "sigmoid":
-            return Sigmoid()
-        case "hard":
-            return hard(learning)
 
 
 def _encoder(settings: ModelSettings, vocabulary_size: int) -> Encoder:

@@ -1,0 +1,33 @@
+"""A plain convolutional network whose cells are centred on the pixels that they stand for."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class ConvolutionalNetwork(nn.Module):
+    """x ← relu(norm(conv(x))), once for each of `widths`; every layer halves the picture.
+
+    The kernels have 4 × 4 weights and stride 2: an output is centred between the two middle rows and columns, so that
+    cell i of a map with stride s is centred on pixel s·i + (s − 1)/2, the middle of the pixels s·i to s·i + s − 1. With
+    3 × 3 kernels it would be centred on pixel s·i, half a cell away, and so would be what attention points at. The
+    norms are over the batch (Ioffe & Szegedy 2015): they need fewer steps than norms of one picture.
+
+    >>> import torch
+    >>> ConvolutionalNetwork(widths=(8, 16))(torch.zeros(1, 3, 32, 32)).shape
+    torch.Size([1, 16, 8, 8])
+    """
+
+    def __init__(self, input_channels: int = 3, *, widths: Sequence[int] = (32, 64, 64)) -> None:
+        super().__init__()
+        if not widths:
+            raise ValueError("widths must name at least one layer")
+        layers: list[nn.Module] = []
+        for before, width in zip((input_channels, *widths), widths, strict=False):
+            layers += [nn.Conv2d(before, width, 4, 2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+        self.channels, self.stride = widths[-1], 2 ** len(widths)
+
+    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b e rows columns"]:
+        return self.layers(images)

@@ -1,0 +1,63 @@
+"""Questions as numbers and answers by name, as a run keeps them."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from regard.data.text.tokens import cut
+from regard.data.vocabulary import Vocabulary
+
+_SPELLINGS = {"color": "colour", "colour": "color", "colors": "colours", "colours": "colors"}
+
+
+@dataclass(frozen=True)
+class VqaCodec:
+    """The words that have vectors, and the answers that can be given."""
+
+    vocabulary: Vocabulary
+    answers: tuple[str, ...]
+
+    @classmethod
+    def build(cls, questions: Iterable[str], answers: Iterable[str]) -> "VqaCodec":
+        """The words of these questions, with all of these answers."""
+        return cls(Vocabulary.build([token.text for token in cut(one)] for one in questions), tuple(answers))
+
+    def words(self, question: str) -> list[str]:
+        """The words of a question; a word that is known only in its other spelling is spelt so.
+
+        >>> VqaCodec(Vocabulary(("colour", "?")), ()).words("Color?")
+        ['colour', '?']
+        """
+        known = self.vocabulary.numbers
+        words = (token.text for token in cut(question))
+        return [_SPELLINGS[word] if word not in known and _SPELLINGS.get(word) in known else word for word in words]
+
+    def encode(self, question: str) -> list[int]:
+        """The numbers of a question's words."""
+        return self.vocabulary.encode(self.words(question))
+
+    def unknown(self, question: str) -> list[str]:
+        """The words of a question that no training question has."""
+        return [word for word in self.words(question) if word not in self.vocabulary.numbers]
+
+    def label(self, answer: str) -> int:
+        """The number of an answer, -1 where it cannot be given."""
+        return self._labels.get(answer, -1)
+
+    @cached_property
+    def _labels(self) -> dict[str, int]:
+        return {answer: number for number, answer in enumerate(self.answers)}
+
+    def save(self, directory: Path) -> None:
+        """Writes tokenizer.json and codec.json."""
+        self.vocabulary.save(directory / "tokenizer.json")
+        text = json.dumps({"answers": self.answers}, ensure_ascii=False, indent=1)
+        (directory / "codec.json").write_text(f"{text}\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path) -> "VqaCodec":
+        """The codec that `save` wrote."""
+        facts = json.loads((directory / "codec.json").read_text(encoding="utf-8"))
+        return cls(Vocabulary.load(directory / "tokenizer.json"), tuple(map(str, facts["answers"])))

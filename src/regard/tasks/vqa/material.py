@@ -1,0 +1,214 @@
+"""What a model learns from and is judged by: the built-in scenes, or the user's pictures and questions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from regard.data.image_questions import (
+    ImageQuestion,
+    answer_list,
+    hold_out,
+    load_image_questions,
+    question_files,
+)
+from regard.data.image_store import store_images
+from regard.data.images import Pixels, decode
+from regard.data.parallel import DataError
+from regard.data.records import padded
+from regard.data.worlds import scene_questions
+from regard.data.worlds.scene_further import further
+from regard.data.worlds.scene_questions import written
+from regard.data.worlds.shapes import Box
+from regard.tasks.pictures import png_of
+from regard.tasks.task import Material
+from regard.tasks.vqa.codec import VqaCodec
+from regard.tasks.vqa.config import DataSettings, VqaConfig
+from regard.tasks.worlds import Parts, parts_of
+
+_LARGEST = 6  # objects of a scene of the world
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question about picture number `place` of `pictures`, its answer, and the boxes that show it, if known.
+
+    `form` is what the world asks about; `path` is the file of the picture where there is one.
+    """
+
+    pictures: Any = field(repr=False, compare=False)  # pixels (3, height, width) by number
+    place: int
+    question: str
+    answer: str
+    regions: tuple[Box, ...] = ()
+    form: str = ""
+    path: Path | None = None
+
+    @property
+    def pixels(self) -> Pixels:
+        """The picture, (3, height, width)."""
+        return self.pictures[self.place]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The example as the input of a predictor."""
+        return {"image": self.path or png_of(self.pixels), "question": self.question}
+
+
+class Grouped(Sequence[dict[str, Any]]):
+    """Training records: a picture with all of its questions, so that it is encoded once for all of them."""
+
+    def __init__(self, codec: VqaCodec, examples: Sequence[Example]) -> None:
+        groups: dict[int, list[tuple[list[int], int]]] = {}
+        for one in examples:
+            label = codec.label(one.answer)
+            if label >= 0:
+                groups.setdefault(one.place, []).append((codec.encode(one.question), label))
+        self._pictures = examples[0].pictures if examples else ()
+        self._groups = list(groups.items())
+        self.lengths = [len(group) for group in groups.values()]
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getitem__(self, number: Any) -> Any:
+        place, group = self._groups[number]
+        questions, labels = zip(*group, strict=True)
+        return {"image": self._pictures[place], "question": questions, "answer": labels}
+
+
+class _Decoded(Sequence[Pixels]):
+    """Pictures that are decoded when they are needed."""
+
+    def __init__(self, paths: Sequence[Path], side: int) -> None:
+        self._paths, self._size = paths, (side, side)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: Any) -> Any:
+        return decode(self._paths[number], self._size)
+
+
+def make_material(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable[[str], None]) -> Material:
+    """The questions of a run; decoded pictures of files are stored in `cache`, and an example of the world."""
+    return _files(config, cache, codec, say) if config.data.files else _world(config, cache, codec)
+
+
+def _world(config: VqaConfig, cache: Path, codec: VqaCodec | None) -> Material:
+    settings = config.data
+    random = Random(f"{settings.seed} further")
+    images: list[Pixels] = []
+    groups: list[list[Example]] = []
+
+    def example(one: scene_questions.Asked) -> Example:
+        images.append(one.scene.image)
+        items = [one]
+        if len(groups) < settings.train:  # the part for training is made first
+            items += further(one.scene, random, count=settings.questions - 1, forms=settings.forms)
+        place = len(images) - 1
+        groups.append(
+            [Example(images, place, written(item.question), item.answer, item.regions, item.form) for item in items]
+        )
+        return groups[-1][0]
+
+    beyond = (min(settings.objects[1] + 1, _LARGEST), _LARGEST)
+    made: dict[str, Any] = {"objects": settings.objects, "beyond": beyond, "size": settings.picture}
+    try:
+        parts = parts_of(scene_questions.splits, settings, example, forms=settings.forms, **made)
+    except ValueError as error:
+        raise DataError(f"the built-in world: {error}") from error
+    train = [one for group in groups[: settings.train] for one in group]
+    codec = codec or VqaCodec.build((one.question for one in train), scene_questions.answers())
+    about = f"{len(train):,} questions about {settings.train:,} scenes of the built-in world"
+    shown = parts.test[0]
+    cache.mkdir(parents=True, exist_ok=True)
+    picture = cache / "example.png"
+    if not picture.is_file():
+        picture.write_bytes(png_of(shown.pixels))
+    return _material(codec, parts._replace(train=train), about, [str(picture), shown.question])
+
+
+def _files(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable[[str], None]) -> Material:
+    settings = config.data
+    found = load_image_questions(_path(settings.files))
+    say(str(found.report))
+    train, valid, test = _parted(found.train, found.valid, found.test, settings)
+    codec = codec or VqaCodec.build((one.question for one in train), answer_list(train, most=settings.answers))
+    for name, items in (("training", train), ("validation", valid), ("test", test)):
+        missing = sum(codec.label(one.answer) < 0 for one in items)
+        if missing:
+            say(f"{missing:,} of {len(items):,} {name} questions have an answer that cannot be given")
+    paths = sorted({one.image for part in (train, valid, test) for one in part})
+    store = store_images(paths, cache, size=(settings.picture, settings.picture))
+    places = {path: place for place, path in enumerate(paths)}
+    made = [[_example(one, store, places) for one in part] for part in (train, valid, test)]
+    about = f"{len(train):,} questions about pictures of {settings.files[0]}, {len(codec.answers)} answers"
+    shown = made[2][0] if made[2] else None
+    return _material(codec, Parts(*made, longer=[]), about, shown and [str(shown.path), shown.question])
+
+
+def _path(files: Sequence[Path]) -> Path:
+    if len(files) != 1:
+        raise DataError(f"expected one file or folder, found {len(files)}: {', '.join(map(str, files))}")
+    return Path(files[0])
+
+
+def _parted(
+    train: Sequence[ImageQuestion],
+    valid: Sequence[ImageQuestion],
+    test: Sequence[ImageQuestion],
+    settings: DataSettings,
+) -> tuple[Sequence[ImageQuestion], Sequence[ImageQuestion], Sequence[ImageQuestion]]:
+    """The parts; one that the files do not have is held out of training, at most a fifth of the pictures."""
+    most = max(1, len({one.image for one in train}) // 5)
+    counts = [0 if valid else min(settings.valid, most), 0 if test else min(settings.test, most)]
+    train, held_valid, held_test = hold_out(train, valid=counts[0], test=counts[1], seed=settings.seed)
+    return train, valid or held_valid, test or held_test
+
+
+def _example(one: ImageQuestion, pictures: Any, places: dict[Path, int]) -> Example:
+    return Example(pictures, places[one.image], one.question, one.answer, path=one.image)
+
+
+def _material(codec: VqaCodec, parts: Parts, about: str, example: Any) -> Material:
+    records = Grouped(codec, parts.train)
+    if not len(records):
+        raise DataError("no training question has an answer that can be given: there is nothing to learn from")
+    return Material(codec, records, [records.lengths], parts.valid, parts.test, parts.longer, about, example)
+
+
+def encode(codec: VqaCodec, one: Example) -> dict[str, Any]:
+    """An example as the network takes it: a picture with one question."""
+    return {"image": one.pixels, "question": (codec.encode(one.question),), "answer": (codec.label(one.answer),)}
+
+
+def collated(records: Sequence[dict[str, Any]], *, grid: int = 1, rows: int = 0) -> Any:
+    """Pictures with their questions as a batch: image (b, 3, h, w), question (b, n, m), answer (b, n), -1 for none."""
+    longest = max(len(question) for record in records for question in record["question"])
+    width = max(1, -(-longest // grid)) * grid
+    columns = []
+    for record in records:
+        questions = np.zeros((len(record["question"]), width), np.int64)
+        for row, numbers in zip(questions, record["question"], strict=True):
+            row[: len(numbers)] = numbers
+        columns.append({**record, "question": questions, "answer": np.asarray(record["answer"], np.int64)})
+    return padded(columns, {"question": 0, "answer": -1}, grid=grid, rows=rows)
+
+
+def input_files(config: VqaConfig) -> list[Path]:
+    """The files of questions that a run reads; the store of pictures checks these by itself."""
+    return list(question_files(_path(config.data.files)).values()) if config.data.files else []
+
+
+def examples_of(paths: Sequence[Path], config: VqaConfig, codec: VqaCodec) -> tuple[list[Example], str]:
+    """The questions of other files: of a folder with parts, its test part."""
+    found = load_image_questions(_path(paths))
+    items = found.test or found.valid or found.train
+    images = sorted({one.image for one in items})
+    places = {path: place for place, path in enumerate(images)}
+    pictures = _Decoded(images, config.data.picture)
+    return [_example(one, pictures, places) for one in items], f"{paths[0]}: {found.report}"

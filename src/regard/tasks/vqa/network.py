@@ -1,0 +1,89 @@
+"""The model from its settings: encoders of picture and question, and stacked attention between them."""
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor, nn
+
+from regard.core.requests import Request
+from regard.models.convolutional import ConvolutionalNetwork
+from regard.models.image import ImageEncoder
+from regard.models.memory import Memory
+from regard.models.recurrent_encoder import RecurrentEncoder
+from regard.models.stacked import Stacked, StackedClassifier
+from regard.tasks.config import LearningSettings
+from regard.tasks.learning import normalizer
+from regard.tasks.pictures import Grid, scaled
+from regard.tasks.vqa.config import ModelSettings
+
+_LEARNING = LearningSettings()
+
+
+class VisualAnswerer(nn.Module):
+    """Scores of the answers to questions about pictures; without `image` the question alone is read."""
+
+    def __init__(self, question: RecurrentEncoder, image: ImageEncoder | None, classifier: StackedClassifier) -> None:
+        super().__init__()
+        self.question, self.image, self.classifier = question, image, classifier
+
+    def forward(
+        self,
+        images: UInt8[Tensor, "b c height width"],
+        questions: Int[Tensor, "b n m"],
+        *,
+        weights: Request | None = None,
+    ) -> Stacked:
+        """The answers to n questions about each picture; words are numbers from 1, padding is 0."""
+        lengths = (questions != 0).sum(-1)
+        # A question of padding is read as one word, so that no row is empty; nobody asks for its answer.
+        asked = self.question(questions.flatten(0, 1), lengths.flatten().clamp_min(1)).summary
+        query = asked.unflatten(0, questions.shape[:2])
+        if self.image is None:
+            nothing = query.new_zeros(len(query), 0, query.shape[-1])
+            memory = Memory(nothing, nothing, None, nothing.sum(1))
+        else:
+            memory = self.image(scaled(images).contiguous(memory_format=torch.channels_last))
+        return self.classifier(memory, query, weights=weights)
+
+    def grid(self, side: int) -> Grid:
+        """Rows and columns of cells of a picture."""
+        return (0, 0) if self.image is None else self.image.grid(side, side)
+
+
+def build(
+    settings: ModelSettings, vocabulary: int, answers: int, *, learning: LearningSettings = _LEARNING
+) -> VisualAnswerer:
+    """A model for so many words and answers.
+
+    With `attention="none"` the classifier reads the mean of the cells, and its hidden layer has as many parameters as
+    attention and its own hidden layer would have.
+    """
+    question = RecurrentEncoder(
+        vocabulary, settings.size, bidirectional=False, embedding_size=settings.embedding, dropout=settings.dropout
+    )
+    image = None
+    if settings.image:
+        backbone = ConvolutionalNetwork(widths=settings.widths)
+        image = ImageEncoder(settings.size, backbone=backbone)
+    attends = settings.image and settings.attention != "none"
+    features = settings.features if attends or not settings.image else _twin_features(settings, answers)
+    classifier = StackedClassifier(
+        answers,
+        memory_size=settings.size,
+        hops=settings.hops,
+        attention=settings.attention if attends else None,
+        features=features,
+        counts=settings.counts,
+        normalize=normalizer(settings.normalize, learning, alpha=settings.alpha),
+        dropout=settings.dropout,
+    )
+    return VisualAnswerer(question, image, classifier)
+
+
+def _twin_features(settings: ModelSettings, answers: int) -> int:
+    """The hidden size at which the classifier without attention has as many parameters as the one with it."""
+    with torch.device("meta"):
+        twin = StackedClassifier(
+            answers, memory_size=settings.size, hops=settings.hops, features=settings.features, counts=settings.counts
+        )
+    wanted = sum(parameter.numel() for parameter in twin.parameters())
+    return max(1, round((wanted - answers) / (2 * (2 * settings.size + 1) + answers)))

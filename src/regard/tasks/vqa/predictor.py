@@ -1,0 +1,138 @@
+"""A trained model: a picture and a question in, the answer and what each hop looked at out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.requests import full
+from regard.data.images import Pixels
+from regard.look.trace import Trace
+from regard.tasks.deletion import Score
+from regard.tasks.pictures import Grid, cell_labels, covered, read_picture
+from regard.tasks.task import InputError
+from regard.tasks.vqa.codec import VqaCodec
+from regard.tasks.vqa.config import VqaConfig
+from regard.tasks.vqa.material import collated
+from regard.tasks.vqa.network import VisualAnswerer
+
+_AT_ONCE = 64  # questions
+_WORDS = 200  # of a question
+_NAMED = 5  # answers of a record
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The answers to a question with their probabilities, the most probable first, and the weights (hops, k)."""
+
+    pixels: Pixels
+    question: str
+    probabilities: dict[str, float]
+    weights: Tensor | None
+    grid: Grid
+    unknown: tuple[str, ...] = ()  # words of the question that the model does not know
+
+    @property
+    def answer(self) -> str:
+        """The most probable answer."""
+        return next(iter(self.probabilities))
+
+    @property
+    def line(self) -> str:
+        """The answer with its probability."""
+        return f"{self.answer} {self.probabilities[self.answer]:.2f}"
+
+    def record(self) -> dict[str, Any]:
+        """The answer as JSON, with other answers, and the weights of each hop over the cells, row by row."""
+        record: dict[str, Any] = {
+            "question": self.question,
+            "answer": self.answer,
+            "probability": self.probabilities[self.answer],
+            "answers": self.probabilities,
+        }
+        if self.unknown:
+            record["unknown"] = list(self.unknown)
+        if self.weights is not None:
+            record |= {"grid": list(self.grid), "weights": self.weights.tolist()}
+        return record
+
+    def trace(self) -> Trace | None:
+        """A row for each hop over the cells of the picture; None without attention."""
+        if self.weights is None:
+            return None
+        hops = [f"hop {number}" for number in range(len(self.weights))]
+        trace = Trace.from_weights({"cells": self.weights[None]}, title=f"{self.question} {self.answer}")
+        trace.label(rows=hops, columns=cell_labels(self.pixels, self.grid), of="cells")
+        return trace
+
+
+@dataclass(frozen=True, eq=False)
+class VqaPredictor:
+    """A model with its codec."""
+
+    network: VisualAnswerer
+    codec: VqaCodec
+    config: VqaConfig
+
+    def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
+        """Answers in the order of the inputs; an error for a picture that cannot be read, or an empty question."""
+        side = self.config.data.picture
+        found: dict[int, Seen | InputError] = {}
+        good: dict[int, tuple[Pixels, str]] = {}
+        for place, one in enumerate(inputs):
+            words = len(self.codec.words(one["question"]))
+            try:
+                if not 0 < words <= _WORDS:
+                    raise InputError(f"the question must have from 1 to {_WORDS} words, it has {words:,}")
+                good[place] = read_picture(one["image"], (side, side)), one["question"]
+            except InputError as error:
+                found[place] = error
+        found |= dict(zip(good, self.ask(list(good.values())), strict=True))
+        return [found[place] for place in range(len(inputs))]
+
+    def ask(self, asked: Sequence[tuple[Pixels, str]], *, weights: bool = True) -> list[Seen]:
+        """Answers to questions about pictures, some at once."""
+        seen: list[Seen] = []
+        for first in range(0, len(asked), _AT_ONCE):
+            seen += self._ask(asked[first : first + _AT_ONCE], weights)
+        return seen
+
+    def _ask(self, asked: Sequence[tuple[Pixels, str]], weights: bool) -> list[Seen]:
+        records = [{"image": pixels, "question": (self.codec.encode(text),), "answer": (-1,)} for pixels, text in asked]
+        chances, maps = self._run(records, weights)
+        best = chances.exp().topk(min(_NAMED, len(self.codec.answers)))
+        seen = []
+        for row, (pixels, text) in enumerate(asked):
+            named = {
+                self.codec.answers[number]: chance
+                for number, chance in zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)
+            }
+            own = None if maps is None else maps[row]
+            grid = self.network.grid(self.config.data.picture)
+            seen.append(Seen(pixels, text, named, own, grid, tuple(self.codec.unknown(text))))
+        return seen
+
+    @torch.no_grad()
+    def _run(self, records: Sequence[dict[str, Any]], weights: bool) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities (b, answers) and weights (b, hops, k) of records with one question each."""
+        training = self.network.training
+        self.network.eval()
+        batch = collated(records).to(next(self.network.parameters()).device)
+        found = self.network(batch.image, batch.question, weights=full() if weights else None)
+        self.network.train(training)
+        maps = [one.squeeze(1) for one in found.weights if isinstance(one, Tensor)]
+        chances = found.logits.squeeze(1).float().log_softmax(-1).cpu()
+        return chances, torch.stack(maps, 1).float().cpu() if maps else None
+
+    def score_of(self, seen: Seen) -> Score:
+        """The log-probability of an answer with cells of the picture covered."""
+        question, label = (self.codec.encode(seen.question),), self.codec.label(seen.answer)
+
+        def score(kept: Tensor) -> Tensor:
+            pictures = covered(torch.from_numpy(seen.pixels), kept, grid=seen.grid).numpy()
+            records = [{"image": one, "question": question, "answer": (-1,)} for one in pictures]
+            return self._run(records, False)[0][:, label]
+
+        return score

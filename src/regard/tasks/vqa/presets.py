@@ -1,0 +1,32 @@
+"""Configurations by name: functions that return them."""
+
+from regard.tasks.presets import cosine, presets
+from regard.tasks.vqa.config import DataSettings, ModelSettings, VqaConfig
+
+
+def tiny() -> VqaConfig:
+    """The built-in world of scenes in a few minutes on two cores; two shapes are not compared."""
+    return VqaConfig(
+        preset="tiny",
+        data=DataSettings(
+            train=20_000,
+            valid=400,
+            test=1000,
+            longer=200,
+            forms=("colour", "shape", "count", "presence", "place", "relation"),
+        ),
+        train=cosine("accuracy", 3000, 4e-3, warmup=50, log_every=50, validate_every=1000),
+    )
+
+
+def easy_vqa() -> VqaConfig:
+    """easy-VQA: one shape in a picture of 64 × 64 pixels."""
+    return VqaConfig(
+        preset="easy-vqa",
+        data=DataSettings(picture=64, batch_tokens=768, valid=200),
+        model=ModelSettings(size=96, widths=(32, 64, 96), dropout=0.1),
+        train=cosine("accuracy", 4000, 3e-3, weight_decay=0.01, warmup=100, validate_every=500),
+    )
+
+
+PRESETS = presets({"tiny": tiny, "easy-vqa": easy_vqa}, times={"tiny": "about five minutes"})

@@ -1,0 +1,60 @@
+"""How good the answers are, by what is asked too, and whether the last hop looks where the answer is seen."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from regard.tasks.deletion import deletion
+from regard.tasks.pictures import cell_of, points_at
+from regard.tasks.task import Judged
+from regard.tasks.vqa.config import VqaConfig
+from regard.tasks.vqa.material import Example
+from regard.tasks.vqa.predictor import Seen, VqaPredictor
+
+_EXPLAINED = 100  # questions whose faithfulness is measured
+
+
+def accuracy(seen: Sequence[Seen], examples: Sequence[Example]) -> float:
+    """The share of questions whose answer is right."""
+    right = sum(one.answer == example.answer for one, example in zip(seen, examples, strict=True))
+    return right / max(1, len(examples))
+
+
+def accuracy_by_form(seen: Sequence[Seen], examples: Sequence[Example]) -> dict[str, float]:
+    """The accuracy for each form of question, where the forms are known."""
+    forms: dict[str, list[bool]] = {}
+    for one, example in zip(seen, examples, strict=True):
+        if example.form:
+            forms.setdefault(example.form, []).append(one.answer == example.answer)
+    return {form: round(sum(right) / len(right), 4) for form, right in sorted(forms.items())}
+
+
+def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
+    """The share of questions where the last hop's largest weight lies in a box that shows the answer.
+
+    Questions without such a box are left out; None where none is left.
+    """
+    inside = []
+    for one, example in zip(seen, examples, strict=True):
+        if one.weights is not None and example.regions:
+            size = one.pixels.shape[-2], one.pixels.shape[-1]
+            inside.append(points_at(cell_of(one.weights[-1]), example.regions, grid=one.grid, size=size))
+    return sum(inside) / len(inside) if inside else None
+
+
+def judge(predictor: VqaPredictor, examples: Sequence[Example], config: VqaConfig, explain: bool) -> Judged:
+    """Accuracy, as a whole and by form, and pointing."""
+    seen = predictor.ask([(one.pixels, one.question) for one in examples])
+    metrics: dict[str, Any] = {"accuracy": round(accuracy(seen, examples), 4), "questions": len(examples)}
+    forms = accuracy_by_form(seen, examples)
+    if forms:
+        metrics["accuracy_by_form"] = forms
+    unseen = sum(predictor.codec.label(one.answer) < 0 for one in examples)
+    if unseen:
+        metrics["unseen_answers"] = unseen
+    share = pointing(seen, examples)
+    lost: dict[str, float] = {}
+    if explain:
+        lost = deletion(
+            [(one.weights[-1], predictor.score_of(one)) for one in seen[:_EXPLAINED] if one.weights is not None]
+        )
+    return Judged(metrics, {} if share is None else {"pointing": round(share, 4)}, lost)
