@@ -1,8 +1,9 @@
 """Every task there is."""
 
+from regard.tasks.glimpse.task import GLIMPSE
 from regard.tasks.reading.task import READING
 from regard.tasks.sentiment.task import SENTIMENT
 from regard.tasks.task import Task
 from regard.tasks.translation.task import TRANSLATION
 
-TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION, SENTIMENT, READING)}
+TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION, SENTIMENT, READING, GLIMPSE)}
