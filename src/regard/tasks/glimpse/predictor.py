@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.core.requests import full
 from regard.data.images import Pixels
+from regard.look.labels import glimpses
 from regard.look.trace import Trace
 from regard.tasks.deletion import Score
 from regard.tasks.glimpse.codec import GlimpseCodec
@@ -86,7 +87,10 @@ class Seen:
         cells = F.interpolate(self.shares.unsqueeze(1), size=(high * _CELL, wide * _CELL), mode="nearest")
         weights = F.avg_pool2d(cells, _CELL).flatten(1)
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-9)
-        rows = [f"{answer} {probability:.2f}" for answer, probability in self._steps()]
+        names = [f"{answer} {probability:.2f}" for answer, probability in self._steps()]
+        places = [((x + 1) / 2, (y + 1) / 2) for x, y in self.places]
+        sides = [side / self.image.shape[2] for side in self.sides]
+        rows = glimpses(names, places, self.patches.tolist(), sides)
         columns = cell_labels(np.repeat(self.image, 3, 0), (high, wide))
         return Trace.from_weights({"gaze": weights[None].float()}, title=self.answer, rows=rows, columns=columns)
 
