@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,19 +15,28 @@ from safetensors.torch import load_file
 from tiny_runs import one_line, regard
 
 import regard as package
+from regard.data.worlds.digits import digits
 from regard.tasks.catalog import TASKS
+from regard.tasks.glimpse.images import grey_png
 from regard.tasks.inputs import from_arguments, named
 from regard.tasks.task import Input, InputError, SettingError
 from regard.train.run import Run
 
 FEW = ("--preset", "tiny", "--set", "steps=6", "--set", "validate_every=2", "--set", "warmup=1", "--set", "longer=2")
 SMALL = ("--set", "data.train=80", "--set", "data.valid=6", "--set", "data.test=6", "--set", "model.size=8")
+DIGIT = Path(tempfile.mkdtemp(prefix="regard-protocol-")) / "digit.png"
+DIGIT.write_bytes(grey_png(next(digits(5, count=1, layout="translated")).image))
 ASKED = {
+    "glimpse": (str(DIGIT),),
     "translation": ("Tom chases Jerry",),
     "sentiment": ("The film is not bad.",),
     "reading": ("Emma took the ball. Emma went to the kitchen.", "Where is the ball?"),
 }
-MORE = {"sentiment": ("--set", "features=4"), "translation": ("--set", "lengths=[3, 8]")}
+MORE = {
+    "glimpse": ("--set", "hidden=8"),
+    "sentiment": ("--set", "features=4"),
+    "translation": ("--set", "lengths=[3, 8]"),
+}
 NAMES = sorted(ASKED)
 
 

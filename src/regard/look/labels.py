@@ -21,8 +21,8 @@ class Labels:
 
     `extra` may hold, for patches, `image` (PNG bytes), `grid` (rows, columns) and `special` (how many items before the
     patches are none of the image: a class token, registers); for frames, `spectrogram` (PNG bytes) and `seconds` (of
-    one frame); for objects, lists `x`, `y`, `heading`, `speed`; for glimpses, see `glimpses`. `shown` are the positions that are no padding, in
-    order; None where there is no padding.
+    one frame); for objects, lists `x`, `y`, `heading`, `speed`; for glimpses, what `glimpses` makes. `shown` are the
+    positions that are no padding, in order; None where there is no padding.
 
     >>> len(Labels("tokens", ("the", "cat")))
     2

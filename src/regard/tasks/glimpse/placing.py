@@ -32,7 +32,7 @@ def placed(
     canvas = images.new_zeros(count, whole, whole)
     _put(canvas, inner[:, 0], top, left)
     if clutter:
-        box = _ink_boxes(images[:, 0])
+        box = ink_boxes(images[:, 0])
         box = box + torch.stack([left, top, left, top], 1)
         for _ in range(PIECES):
             _add_piece(canvas, images[:, 0], box)
@@ -60,7 +60,7 @@ def _index(shape: tuple[int, ...], top: Tensor, left: Tensor) -> tuple[Tensor, T
     return torch.arange(count, device=top.device)[:, None, None], rows[:, :, None], columns[:, None, :]
 
 
-def _ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
+def ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
     """The box of what is brighter than paper: left, top, right, bottom, as `ink_box` finds it in one image."""
     ink = images > INK
     edges = []
@@ -75,7 +75,7 @@ def _ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
 def _add_piece(canvas: Tensor, images: Tensor, box: Tensor) -> None:
     """A cutting with strokes in it, of the image some rows further on, where it touches no pixel of the box."""
     others = images.roll(1 + int(torch.randint(7, ())), 0)
-    left, top, right, bottom = _ink_boxes(others).unbind(1)
+    left, top, right, bottom = ink_boxes(others).unbind(1)
     row = (top + _below((bottom - PIECE - top).clamp_min(0) + 1)).clamp_max(images.shape[1] - PIECE)
     column = (left + _below((right - PIECE - left).clamp_min(0) + 1)).clamp_max(images.shape[2] - PIECE)
     pieces = others[_index((len(images), PIECE, PIECE), row, column)]
