@@ -34,8 +34,8 @@ def placed(
     if clutter:
         box = ink_boxes(images[:, 0])
         box = box + torch.stack([left, top, left, top], 1)
-        for _ in range(PIECES):
-            _add_piece(canvas, images[:, 0], box)
+        for number in range(PIECES):  # each from another image of the batch, whose order is random
+            _add_piece(canvas, images[:, 0].roll(number + 1, 0), box)
     canvas = canvas[:, shift : whole - shift, shift : whole - shift]
     if grain:
         canvas = torch.maximum(canvas, torch.randint_like(canvas, _GRAIN))
@@ -72,14 +72,13 @@ def ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
     return torch.stack([left, top, right, bottom], 1)
 
 
-def _add_piece(canvas: Tensor, images: Tensor, box: Tensor) -> None:
-    """A cutting with strokes in it, of the image some rows further on, where it touches no pixel of the box."""
-    others = images.roll(1 + int(torch.randint(7, ())), 0)
+def _add_piece(canvas: Tensor, others: Tensor, box: Tensor) -> None:
+    """A cutting of each other image, with strokes in it, where it touches no pixel of the box."""
     left, top, right, bottom = ink_boxes(others).unbind(1)
-    row = (top + _below((bottom - PIECE - top).clamp_min(0) + 1)).clamp_max(images.shape[1] - PIECE)
-    column = (left + _below((right - PIECE - left).clamp_min(0) + 1)).clamp_max(images.shape[2] - PIECE)
-    pieces = others[_index((len(images), PIECE, PIECE), row, column)]
-    tries = (torch.rand(2, len(images), _TRIES, device=canvas.device) * (canvas.shape[1] - PIECE + 1)).long()
+    row = (top + _below((bottom - PIECE - top).clamp_min(0) + 1)).clamp_max(others.shape[1] - PIECE)
+    column = (left + _below((right - PIECE - left).clamp_min(0) + 1)).clamp_max(others.shape[2] - PIECE)
+    pieces = others[_index((len(others), PIECE, PIECE), row, column)]
+    tries = (torch.rand(2, len(others), _TRIES, device=canvas.device) * (canvas.shape[1] - PIECE + 1)).long()
     x, y = tries.clamp_max(canvas.shape[1] - PIECE)
     left, top, right, bottom = (edge.unsqueeze(1) for edge in box.unbind(1))
     free = (x + PIECE <= left) | (x >= right) | (y + PIECE <= top) | (y >= bottom)
