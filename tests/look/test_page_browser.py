@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.look.labels import Labels, patches
+from regard.look.labels import Labels, glimpses, patches
 from regard.look.page import FOLDER, page
 from regard.look.page_data import pack
 from regard.look.trace import Trace
@@ -107,6 +107,15 @@ def traffic() -> Trace:
     return Trace.from_weights({"policy": weights}, title="Traffic", rows=["ego"], columns=objects)
 
 
+def gazed() -> Trace:
+    """Three glimpses of an image at two scales: in the middle, at the top left, and beside that."""
+    grid = patches(png(np.full((60, 80, 3), 90)), (3, 4))
+    places = [(0.5, 0.5), (0.25, 0.25), (0.27, 0.25)]
+    seen = [[np.full((4, 4), shade), np.full((4, 4), shade)] for shade in (0.0, 0.5, 1.0)]
+    rows = glimpses(["7 0.42", "4 0.90", EVIL], places, seen, [0.1, 0.2])
+    return Trace.from_weights({"gaze": softmax(1, 3, 12)}, title="Gaze", rows=rows, columns=grid)
+
+
 def strange() -> Trace:
     labels = (EVIL, "</script><script>alert(2)</script>", '"&\u202e', "", "=1+1")
     return Trace.from_weights({EVIL: softmax(1, 5, 5)}, title=EVIL, rows=labels, columns=labels)
@@ -137,6 +146,7 @@ TRACES: dict[str, Callable[[], Trace | list[Trace]]] = {
     "vision": vision,
     "spoken": spoken,
     "traffic": traffic,
+    "gazed": gazed,
     "strange": strange,
     "batch": batch,
     "broken": broken,
@@ -666,6 +676,41 @@ def test_the_picture_of_all_words_is_saved(visit):
     assert {"cat", "dog", "0.800", "0.400", "largest weight 0.800 · probability 0.50"} <= set(words)
     embedded = [part for part in drawing.iter("{http://www.w3.org/2000/svg}image") if part.get("width") == "48"]
     assert len(embedded) == 1  # once, for three places
+
+
+def test_the_gaze_is_a_numbered_path_with_the_patches_it_saw(visit):
+    tab = visit("gazed")
+    assert tab.text('[data-choice="view"] [aria-checked="true"]') == "Gaze"
+    assert "numbered from 0" in tab.text(".notes")
+    edge = tab.locator(".head .picture canvas").bounding_box()
+    patch = [(edge["x"] + 440 + 32 + 34 + 30, edge["y"] + 4 + 76 * n + 30) for n in range(3)]
+    assert [tab.color(*at)[0] for at in patch] == [0, 128, 255]  # what each glimpse saw at the finest scale
+    x, y = edge["x"] + 440 * (0.5 - 0.05), edge["y"] + 330 * 0.5 - 11  # on the left side of the first square
+    before = tab.color(x, y)
+    tab.mouse.click(*patch[0])
+    tab.mouse.move(5, 5)
+    assert tab.text(".token h3") == "“7 0.42”"
+    assert tab.color(x, y) != before
+    tab.keyboard.press("ArrowDown")
+    assert tab.text(".token h3") == "“4 0.90”"
+
+
+def test_the_gaze_is_saved_as_drawn_in_chinese_and_in_the_dark(visit):
+    tab = visit("gazed", color_scheme="dark")
+    tab.page.click('[data-choice="language"] >> text=中文')
+    assert tab.text('[data-choice="view"] [aria-checked="true"]') == "视线"
+    name, data = saved(tab, "svg")
+    root = ET.fromstring(data)
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert name.endswith("-gaze.svg")
+    assert [text for text in texts if text in ("0", "1", "2")] == ["0", "1", "2", "0", "1", "2"]  # on the image, beside
+    assert EVIL[:15] in " ".join(texts)
+    assert data.count(b"<image") == 7  # the image, and two patches for each of three glimpses
+    circles = [(float(c.get("cx")), float(c.get("cy"))) for c in root.iter("{http://www.w3.org/2000/svg}circle")]
+    numbers = circles[3:6]  # after the places themselves; places that are near each other have numbers apart
+    assert min(abs(a - c) + abs(b - d) for n, (a, b) in enumerate(numbers) for c, d in numbers[:n]) >= 20
+    picture = Image.open(io.BytesIO(saved(tab, "png")[1])).convert("RGB")
+    assert sum(picture.getpixel((1, 1))) < 120
 
 
 def test_an_image_painted_from_words_has_a_map_for_each_word(visit):

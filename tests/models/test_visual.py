@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from regard.models.visual import Looked, RecurrentVisualAttention, looked_loss
+from regard.models.visual import Looked, RecurrentVisualAttention, looked_loss, stepwise_loss
 from regard.nn.glimpse import Glimpse
 
 
@@ -216,3 +216,89 @@ def test_errors_say_what_was_expected():
         small(steps=0)
     with pytest.raises(ValueError, match="deviation must be a finite number above 0, got 0"):
         small(deviation=0.0)
+    with pytest.raises(ValueError, match="places must be 3 for each image, got 2"):
+        small()(torch.rand(1, 2, 13, 17), places=torch.zeros(1, 2, 2))
+    looked = small()(torch.rand(3, 2, 13, 17))
+    with pytest.raises(ValueError, match="samples must divide the number of rows: got 2 and 3 rows"):
+        stepwise_loss(looked, torch.tensor([0, 1, 2]), samples=2)
+    bare = Looked(looked.logits, looked.locations, looked.log_prob, looked.baseline)
+    with pytest.raises(ValueError, match="step_logits is None"):
+        stepwise_loss(bare, torch.tensor([0, 1, 2]))
+
+
+def test_a_saccade_moves_from_the_place_by_what_the_patches_show():
+    model = small(cell="gru", saccade=5).double().eval()
+    with torch.no_grad():
+        model.location.bias.copy_(torch.tensor([0.5, -0.7]))
+        model.location.weight.zero_()
+    looked = model(torch.rand(3, 2, 13, 17, dtype=torch.float64))
+    step = torch.tensor([0.5, -0.7], dtype=torch.float64).tanh()
+    torch.testing.assert_close(looked.locations[:, 1], step.expand(3, 2))
+    torch.testing.assert_close(looked.locations[:, 2], (2 * step).clamp(-1, 1).expand(3, 2))  # stays inside the image
+
+
+def test_the_gaze_can_come_back_from_an_edge():
+    """The mean is kept inside the image, and reward still reaches the network that moved it there."""
+    model = small(saccade=5, deviation=0.1)
+    with torch.no_grad():
+        model.location.weight.zero_()
+        model.location.bias.fill_(1.5)  # the second move would end at 1.8
+    looked = model(torch.rand(4, 2, 13, 17))
+    [grad] = torch.autograd.grad(looked.log_prob[:, 1].sum(), [model.location.bias])
+    assert looked.locations[:, 2].min() > 0.5
+    assert grad.abs().min() > 0.01
+
+
+def test_given_places_are_looked_at_without_a_choice():
+    model, images = small(cell="gru"), torch.rand(3, 2, 13, 17)
+    places = torch.rand(3, 3, 2) * 2 - 1
+    looked = model(images, places=places)
+    assert torch.equal(looked.locations, places)
+    assert looked.log_prob.shape == looked.baseline.shape == (3, 0)
+    hidden = torch.zeros(3, 11)
+    for place in places.unbind(1):
+        hidden = model.look(images, place, hidden)
+    torch.testing.assert_close(looked.logits, model.action(hidden))
+    loss = stepwise_loss(looked, torch.tensor([0, 1, 2]), samples=3)
+    assert loss.reinforce == loss.baseline == 0
+
+
+@pytest.mark.parametrize("reward", ["log_probability", "right"])
+def test_the_stepwise_loss_is_worked_by_hand(reward):
+    """Two gaze paths over one image, three glimpses each; class 0 is right."""
+    logits = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]], [[0.0, 1.0], [0.0, 2.0], [1.0, 0.0]]])
+    log_prob, baseline = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([[0.5, 0.25], [0.0, 0.75]])
+    looked = Looked(logits[:, -1], torch.zeros(2, 3, 2), log_prob, baseline, logits)
+    loss = stepwise_loss(looked, torch.tensor([0, 0]), samples=2, reward=reward, reinforce_weight=0.5)
+    entropies = [[math.log(1 + math.exp(b - a)) for a, b in row] for row in logits.tolist()]
+    rewards = [[-one for one in row] for row in entropies] if reward == "log_probability" else [[1, 1, 1], [0, 0, 1]]
+    returns = [[(row[1] + row[2]) / 2, row[2]] for row in rewards]
+    advantages = [
+        [gain - base for gain, base in zip(*pair, strict=True)] for pair in zip(returns, baseline.tolist(), strict=True)
+    ]
+    differences = [a - b for a, b in zip(*advantages, strict=True)]  # of two paths, the other one is subtracted
+    reinforce = -sum(d * (p - q) for d, p, q in zip(differences, *log_prob.tolist(), strict=True)) / 2
+    mistake = (
+        sum(
+            (g - b) ** 2
+            for gain, base in zip(returns, baseline.tolist(), strict=True)
+            for g, b in zip(gain, base, strict=True)
+        )
+        / 4
+    )
+    assert loss.classification.item() == pytest.approx(sum(map(sum, entropies)) / 6)
+    assert loss.reinforce.item() == pytest.approx(reinforce, abs=1e-6)
+    assert loss.baseline.item() == pytest.approx(mistake, abs=1e-6)
+    assert loss.total.item() == pytest.approx(sum(map(sum, entropies)) / 6 + 0.5 * reinforce + mistake, abs=1e-6)
+
+
+def test_rows_that_are_not_counted_have_no_part_in_the_loss():
+    model = small()
+    looked = model.eval()(torch.rand(3, 2, 13, 17))
+    target = torch.tensor([0, 1, 2])
+    counted = stepwise_loss(looked, target, counted=torch.tensor([True, True, False]))
+    assert looked.step_logits is not None
+    few = Looked(
+        looked.logits[:2], looked.locations[:2], looked.log_prob[:2], looked.baseline[:2], looked.step_logits[:2]
+    )
+    torch.testing.assert_close(counted.total, stepwise_loss(few, target[:2]).total)

@@ -10,8 +10,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from regard.cli import app
+from regard.data.worlds.digits import digits
 from regard.data.worlds.scene_captions import captioned
 from regard.tasks.catalog import TASKS
+from regard.tasks.glimpse.images import grey_png
 from regard.tasks.pictures import png_of
 
 NAMES = sorted(TASKS)
@@ -51,7 +53,14 @@ def _scene(folder: Path) -> Path:
     return path
 
 
+def _digit(folder: Path) -> Path:
+    path = folder / "digit.png"
+    path.write_bytes(grey_png(next(digits(5, count=1, layout="translated")).image))
+    return path
+
+
 TINY = {
+    "glimpse": TinyRun((_digit,), ("model.size=8", "hidden=8")),
     "vqa": TinyRun((_scene, "What colour is the circle?"), ("model.size=8", "widths=[4, 4, 4]", "questions=2")),
     "captioning": TinyRun((_scene,), ("model.size=8", "widths=[4]", "patch=4")),
     "translation": TinyRun(("Tom chases Jerry",), ("model.size=8", "lengths=[3, 8]")),

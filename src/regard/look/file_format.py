@@ -26,7 +26,7 @@ class _Strict(BaseModel):
 class LabelsDocument(_Strict):
     """Names of positions; numbers and pictures that go with them."""
 
-    kind: Literal["tokens", "patches", "frames", "objects", "list"]
+    kind: Literal["tokens", "patches", "frames", "objects", "glimpses", "list"]
     items: Annotated[list[Item], Field(max_length=2**20)]
     numbers: Annotated[dict[Item, Finite | Annotated[list[Finite], Field(max_length=2**20)]], Field(max_length=16)] = {}
     pictures: Annotated[dict[Item, Item], Field(max_length=4)] = {}  # name → tensor of bytes

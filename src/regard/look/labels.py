@@ -12,7 +12,7 @@ from regard.look.tokenized import Named, is_encoding, of_encodings, of_texts, of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-KINDS = ("tokens", "patches", "frames", "objects", "list")
+KINDS = ("tokens", "patches", "frames", "objects", "glimpses", "list")
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,8 @@ class Labels:
     `extra` may hold, for patches, `image` (PNG bytes), `grid` (rows, columns) and `special` (how many items before the
     patches are none of the image: a class token, registers); for frames, `spectrogram` (PNG bytes) and `seconds` (of
     one frame); for objects, lists `x`, `y`, `heading`, `speed`; for words that a model chose, the list `probability`,
-    one for each item. `shown` are the positions that are no padding, in order; None where there is no padding.
+    one for each item; for glimpses, what `glimpses` makes. `shown` are the positions that are no padding, in order;
+    None where there is no padding.
 
     >>> len(Labels("tokens", ("the", "cat")))
     2
@@ -41,6 +42,9 @@ class Labels:
             raise TypeError(f"labels must be strings, got {type(wrong[0]).__name__} {wrong[0]!r}")
         if self.shown is not None:
             self._check_shown(self.shown)
+        places = [name for name in ("x", "y") if self.kind == "glimpses" and len(self.extra.get(name, ())) != len(self)]
+        if places:
+            raise ValueError(f"{places[0]} of the glimpses must be a number for each of the {len(self)}")
         special = self.extra.get("special", 0)
         if not isinstance(special, int) or special < 0:
             raise ValueError(f"special of the labels is a number of items, 0 or more, got {special!r}")
@@ -91,6 +95,30 @@ def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, speci
     names = [f"{row},{column}" for row in range(1, high + 1) for column in range(1, wide + 1)]
     extra = {"image": _png(image), "grid": (high, wide), "special": len(special)}
     return Labels("patches", (*special, *names), extra)
+
+
+def glimpses(
+    items: Sequence[str], places: Sequence[tuple[float, float]], seen: "Sequence[Sequence[Any]]", sides: Sequence[float]
+) -> Labels:
+    """Names for the glimpses of an image, with where each was and what it saw.
+
+    `places` are (x, y) as shares of the image's width and height, from its upper left corner; `seen` has for each
+    glimpse a patch (height, width) of numbers from 0 to 1 for each scale, and `sides` how wide the part of the image is
+    that a scale shows, as a share of the image's width.
+
+    >>> labels = glimpses(["3", "8"], [(0.5, 0.5), (0.2, 0.7)], [[[[0.0, 1.0]]], [[[1.0, 1.0]]]], [0.1])
+    >>> labels.extra["x"]
+    (0.5, 0.2)
+    """
+    import numpy as np
+    from PIL import Image
+
+    # A column of patches for each glimpse, one below the other.
+    columns = [np.concatenate([np.asarray(patch, np.float32) for patch in patches]) for patches in seen]
+    sheet = np.clip(np.rint(np.concatenate(columns, 1) * 255), 0, 255).astype(np.uint8)
+    x, y = (tuple(float(place[axis]) for place in places) for axis in (0, 1))
+    extra = {"image": _png(Image.fromarray(sheet)), "x": x, "y": y, "sides": tuple(map(float, sides))}
+    return Labels("glimpses", tuple(items), extra)
 
 
 def _png(image: "bytes | str | Path | Image") -> bytes:

@@ -61,14 +61,12 @@ class Glimpse(nn.Module):
     def _readings(self, location: Float[Tensor, "b"], length: int) -> Float[Tensor, "b scales size length"]:
         """How much each pixel along one axis adds to each place of the patch."""
         location = location.float() if location.dtype in HALF else location
+        made = {"device": location.device, "dtype": location.dtype}
         centre = ((location + 1) * length - 1) / 2  # of the pixels' own middles, which stand at 0, 1, …
-        pixels = torch.arange(length, device=location.device, dtype=location.dtype)
-        scales = []
-        for scale in range(self.scales):
-            fine = self.factor**scale
-            count = self.size * fine
-            offsets = torch.arange(count, device=location.device, dtype=location.dtype) - (count - 1) / 2
-            places = centre.unsqueeze(-1) + offsets
-            nearness = (1 - (places.unsqueeze(-1) - pixels).abs()).relu()  # (b, size · fine, length)
-            scales.append(nearness.unflatten(1, (self.size, fine)).mean(2))
-        return torch.stack(scales, 1)
+        fine = self.factor ** torch.arange(self.scales, **made)
+        offsets = (torch.arange(self.size, **made) - (self.size - 1) / 2) * fine.unsqueeze(-1)
+        places = centre[:, None, None, None] + offsets.unsqueeze(-1)  # (b, scales, size, 1)
+        distance = (places - torch.arange(length, **made)).abs()
+        # `fine` readings a pixel apart, each a hat 1 − |distance|, sum to a trapezoid.
+        fine = fine[:, None, None]
+        return ((fine + 1) / 2 - distance).clamp(0, 1) / fine

@@ -1,10 +1,11 @@
 """Every task there is."""
 
 from regard.tasks.captioning.task import CAPTIONING
+from regard.tasks.glimpse.task import GLIMPSE
 from regard.tasks.reading.task import READING
 from regard.tasks.sentiment.task import SENTIMENT
 from regard.tasks.task import Task
 from regard.tasks.translation.task import TRANSLATION
 from regard.tasks.vqa.task import VQA
 
-TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION, SENTIMENT, READING, CAPTIONING, VQA)}
+TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION, SENTIMENT, READING, CAPTIONING, VQA, GLIMPSE)}

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -115,13 +116,14 @@ class TaskLoss:
 
 def batches(task: Task, config: TaskConfig, material: Material) -> RecordBatches:
     """The training batches, in the order of the configuration's seed."""
+    longest = max(int(np.max(column)) for column in material.lengths)  # records of length 1 all have one shape
     return RecordBatches(
         material.records,
         material.lengths,
         collate=lambda records, **shape: task.collate(records, config, **shape),
         tokens=config.data.batch_tokens,
         seed=config.data.seed,
-        grid=_GRID if config.train.graphs else 1,
+        grid=min(_GRID, longest) if config.train.graphs else 1,
     )
 
 

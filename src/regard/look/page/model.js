@@ -3,7 +3,7 @@
 import { mostOf } from "./colors.js";
 
 // `ask(row)` fetches a row of a map that is not whole; `arrived()` is called when one came, `failed(error)` when not.
-export function modelOf({ record, map, received, rows, columns, picture }, { ask, arrived, failed }) {
+export function modelOf({ record, map, received, rows, columns, picture, sheet }, { ask, arrived, failed }) {
   const whole = map.rowBlock === 1 && map.columnBlock === 1;
   const known = new Map();
   const rowOf = (row) => {
@@ -33,7 +33,7 @@ export function modelOf({ record, map, received, rows, columns, picture }, { ask
   };
   const names = (labels) => labels?.items.join("\u0000");
   return {
-    record, map, received, rows, columns, picture, whole, rowOf, weights, tile: null,
+    record, map, received, rows, columns, picture, sheet, whole, rowOf, weights, tile: null,
     mostReceived: Math.max(1e-12, mostOf(received)),
     negative: map.values.some((value) => value < 0), // drawn in a second hue
     odd: map.values.some((value) => !Number.isFinite(value)), // NaN or infinite

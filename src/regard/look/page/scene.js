@@ -10,6 +10,7 @@ const SOON = 0.4; // seconds: a dotted line shows how far an object will be
 
 export const scene = {
   name: "scene",
+  help: "sceneHelp",
   keys: "flow",
   fits: (model) => model.columns?.kind === "objects" && Boolean(model.columns.x && model.columns.y),
   layout,

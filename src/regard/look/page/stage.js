@@ -4,6 +4,7 @@ import { mostOf, palette } from "./colors.js";
 import { el } from "./dom.js";
 import { checkOf, factsOf, readoutOf, storedOf, titleOf } from "./facts.js";
 import { labelOf } from "./format.js";
+import { gaze } from "./gaze.js";
 import { heatmap, scaleBar, scaleEnds } from "./heatmap.js";
 import { image } from "./image.js";
 import { lines } from "./lines.js";
@@ -16,8 +17,8 @@ import { sound } from "./sound.js";
 import { text } from "./text.js";
 import { TokenList } from "./token.js";
 
-export const VIEWS = [heatmap, lines, text, image, sound, scene];
-const OWN = [image, sound, scene]; // shown first where they fit
+export const VIEWS = [heatmap, lines, text, gaze, image, sound, scene];
+const OWN = [gaze, image, sound, scene]; // shown first where they fit
 const PATIENCE = 50; // milliseconds that a pointer rests, or a map stands still, before more is fetched
 const STEPS = {
   ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity,
@@ -130,12 +131,13 @@ export class Stage {
     try {
       const record = this.about.records[at];
       const [rows, columns] = [record.rows, record.columns].map((place) => this.about.labels[place] ?? null);
-      const [map, received, picture] = await Promise.all([
+      const [map, received, picture, sheet] = await Promise.all([
         source.map(at, head), source.received(at, head),
         this.bitmap(columns?.picture ? record.columns : record.rows),
+        this.bitmap(rows?.kind === "glimpses" ? record.rows : null), // the patches that were seen
       ]);
       if (!here()) return;
-      this.model = modelOf({ record, map, received, rows, columns, picture }, {
+      this.model = modelOf({ record, map, received, rows, columns, picture, sheet }, {
         ask: (row) => this.ask(at, head, row), arrived: () => this.refresh(), failed: (error) => this.fail(error),
       });
     } catch (error) {
@@ -295,7 +297,7 @@ export class Stage {
     const { record } = model;
     this.title.replaceChildren(...titleOf(record, head, say));
     this.facts.replaceChildren(...factsOf(record, head, say));
-    const notes = [record.note, view === scene ? say("sceneHelp") : null].filter(Boolean);
+    const notes = [record.note, view.help ? say(view.help) : null].filter(Boolean);
     this.notes.replaceChildren(...notes.map((note) => el("p", { text: note })));
     this.kept.replaceChildren(...storedOf(model, this.source.finer, say).map((note) => el("p", { text: note })));
     const { name, queries, keys } = record;

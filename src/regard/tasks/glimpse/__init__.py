@@ -1,0 +1,1 @@
+"""Glimpses: the class of an image from a few small looks at it, and where to look."""

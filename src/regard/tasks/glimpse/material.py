@@ -1,0 +1,119 @@
+"""What glimpses are learned from and judged by: drawn digits, or MNIST's files."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from regard.data.idx import Labelled, load_mnist
+from regard.data.images import Pixels
+from regard.data.parallel import DataError
+from regard.data.worlds import digits
+from regard.data.worlds.digits import SIDES, Digit, ink_box, on_canvas
+from regard.data.worlds.shapes import Box
+from regard.tasks.glimpse.codec import GlimpseCodec
+from regard.tasks.glimpse.config import DataSettings, GlimpseConfig
+from regard.tasks.glimpse.images import grey_png
+from regard.tasks.task import Material
+from regard.tasks.worlds import Parts
+
+_CLUTTER = 1000  # images that the clutter of held-out examples is cut from
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A grey image (1, height, width), its label, and the box of what is drawn there."""
+
+    image: Pixels
+    label: str
+    box: Box
+
+
+def make_material(
+    config: GlimpseConfig, cache: Path, codec: GlimpseCodec | None, say: Callable[[str], None]
+) -> Material:
+    """The images of a run; its example is written into `cache`."""
+    parts, about = _files(config.data, say) if config.data.files else _world(config.data)
+    if codec is None:
+        classes = sorted({one.label for one in parts.train}, key=lambda name: (len(name), name))
+        high, wide = (parts.test or parts.valid)[0].image.shape[1:]
+        codec = GlimpseCodec(tuple(classes), high, wide)
+    records = [encode(codec, one) for one in parts.train]
+    example = cache / "example.png"
+    cache.mkdir(parents=True, exist_ok=True)
+    example.write_bytes(grey_png(parts.test[0].image))
+    return Material(codec, records, [np.ones(len(records), np.int32)], parts.valid, parts.test, [], about, str(example))
+
+
+def _world(settings: DataSettings) -> tuple[Parts, str]:
+    """Digits to train on are written plain: they are placed on their canvas in each step, always elsewhere."""
+    train = digits.splits(settings.seed, train=settings.train, valid=0, test=0).train
+    held = digits.splits(settings.seed, train=0, valid=settings.valid, test=settings.test, layout=settings.layout)
+    written, valid, test = ([_drawn(one) for one in part] for part in (train, held.valid, held.test))
+    parts = Parts(written, valid, test, [])
+    return parts, f"{len(parts.train):,} drawn digits of the built-in world, {settings.layout}"
+
+
+def _drawn(digit: Digit) -> Example:
+    return Example(digit.image, str(digit.label), digit.box)
+
+
+def _files(settings: DataSettings, say: Callable[[str], None]) -> tuple[Parts, str]:
+    read = load_mnist(_folder(settings.files))
+    learned, tested = read["train"], read["test"]
+    if len(learned) < 2:
+        raise DataError(f"{settings.files[0]}: {len(learned)} images to train on; expected at least 2")
+    # Held-out images are taken from the training file; the test file is not looked at before the end.
+    order = np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(learned))
+    count = min(settings.valid, len(learned) // 5 or 1)
+    valid = Labelled(learned.images[order[:count]], learned.labels[order[:count]])
+    train = [_plain(learned, int(place)) for place in sorted(order[count:])]
+    parts = Parts(train, _placed(valid, settings, "valid"), _placed(tested, settings, "test"), [])
+    high, wide = learned.images.shape[1:]
+    say(f"images of {high}×{wide}: {len(train):,} to train on, {count:,} held out of them, {len(tested):,} to test")
+    return parts, f"{len(train):,} images of {settings.files[0]}, {settings.layout}"
+
+
+def _folder(files: Sequence[Path]) -> Path:
+    if len(files) != 1:
+        raise DataError(f"expected one folder with idx files, found {len(files)}: {', '.join(map(str, files))}")
+    return Path(files[0])
+
+
+def _plain(images: Labelled, place: int) -> Example:
+    image = images.images[place]
+    return Example(image[None], str(images.labels[place]), ink_box(image))
+
+
+def _placed(images: Labelled, settings: DataSettings, part: str) -> list[Example]:
+    """Examples with a place that the seed decides, for the layouts that have one."""
+    plain = [_plain(images, place) for place in range(len(images))]
+    if settings.layout == "plain":
+        return plain
+    random, side = Random(f"{settings.seed} {part} {settings.layout}"), SIDES[settings.layout]
+    others = [one.image for one in plain[:_CLUTTER]] if settings.layout == "cluttered" else []
+    if max(images.images.shape[1:]) > side:
+        raise DataError(f"images of {images.images.shape[1:]} pixels do not fit on a canvas of {side}×{side}")
+    found = [on_canvas(one.image, random, side=side, clutter=others) for one in plain]
+    return [Example(image, one.label, box) for one, (image, box) in zip(plain, found, strict=True)]
+
+
+def encode(codec: GlimpseCodec, example: Example) -> dict[str, Any]:
+    """An example as the network takes it."""
+    if example.label not in codec.classes:
+        raise DataError(f"label {example.label} is none of the classes {', '.join(codec.classes)}")
+    return {"image": example.image, "label": codec.classes.index(example.label)}
+
+
+def input_files(config: GlimpseConfig) -> list[Path]:
+    """Every file that a run reads."""
+    return sorted(_folder(config.data.files).glob("*-ubyte*")) if config.data.files else []
+
+
+def examples_of(paths: Sequence[Path], config: GlimpseConfig, codec: GlimpseCodec) -> tuple[list[Example], str]:
+    """The test images of another folder, on the layout of the run."""
+    tested = load_mnist(_folder(paths))["test"]
+    return _placed(tested, config.data, "test"), f"{len(tested):,} test images of {paths[0]}, {config.data.layout}"

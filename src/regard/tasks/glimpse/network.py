@@ -1,0 +1,78 @@
+"""Recurrent visual attention from its settings, with a gaze that is learned, random, or fixed."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from regard.models.visual import Looked, RecurrentVisualAttention
+from regard.nn.glimpse import Glimpse
+from regard.tasks.glimpse.config import ModelSettings
+
+_MODULUS = 2**31 - 1  # products of two numbers below it fit into 64 bits
+_FACTOR = 48271  # of the "minimal standard" generator (Park and Miller 1988, revised 1993)
+
+
+class Gazer(nn.Module):
+    """Recurrent visual attention on bytes. A random or a fixed gaze has the same parameters as the learned one."""
+
+    def __init__(self, model: RecurrentVisualAttention, gaze: Literal["learned", "random", "none"]) -> None:
+        super().__init__()
+        self.model, self.gaze = model, gaze
+
+    def forward(self, images: UInt8[Tensor, "b 1 height width"]) -> Looked:
+        return self.model(images.float() / 255, places=self._places(images))
+
+    def _places(self, images: Tensor) -> Tensor | None:
+        count, steps = len(images), self.model.steps
+        if self.gaze == "learned":
+            return None
+        if self.gaze == "none":
+            return torch.zeros(count, steps, 2, device=images.device)
+        if self.training:
+            return torch.rand(count, steps, 2, device=images.device) * 2 - 1
+        return places_of(images, steps)
+
+    def looks(self) -> int:
+        """How many different places of an image are looked at."""
+        return 1 if self.gaze == "none" else self.model.steps
+
+    def pixels_read(self, height: int, width: int) -> float:
+        """Numbers that the retina takes from an image, as a share of the image's own; another look at the same place
+        takes nothing new."""
+        retina = self.model.glimpse
+        return self.looks() * retina.scales * retina.size**2 / (height * width)
+
+
+def places_of(images: UInt8[Tensor, "b 1 height width"], steps: int) -> Float[Tensor, "b steps 2"]:
+    """Random places that depend on the image alone: the same in any batch and on any device.
+
+    >>> image = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4)
+    >>> torch.equal(places_of(image, 3), places_of(image.expand(2, -1, -1, -1), 3)[1:])
+    True
+    """
+    pixels = images.flatten(1).long()
+    factors = (torch.arange(pixels.shape[1], device=images.device) * _FACTOR + 1) % _MODULUS
+    state = ((pixels + 1) * factors).sum(1) % (_MODULUS - 1) + 1
+    numbers = []
+    for number in range(2 * steps + 4):
+        state = state * _FACTOR % _MODULUS
+        if number >= 4:  # the first ones of like images are alike
+            numbers.append(state.double() / _MODULUS)
+    return (torch.stack(numbers, 1).float() * 2 - 1).unflatten(1, (steps, 2))
+
+
+def build(settings: ModelSettings, classes: int) -> Gazer:
+    """A model that looks at grey images and tells so many classes apart."""
+    model = RecurrentVisualAttention(
+        classes,
+        glimpse=Glimpse(settings.glimpse, settings.scales, factor=settings.factor),
+        steps=settings.steps,
+        size=settings.size,
+        hidden_size=settings.hidden,
+        deviation=settings.deviation,
+        cell=settings.cell,
+        saccade=settings.saccade,
+    )
+    return Gazer(model, settings.attention)

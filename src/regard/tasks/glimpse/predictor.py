@@ -1,0 +1,182 @@
+"""A trained gaze: image in, class out, with the path of the gaze and what it saw."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.core.requests import full
+from regard.data.images import Pixels
+from regard.look.labels import glimpses
+from regard.look.trace import Trace
+from regard.tasks.deletion import Score
+from regard.tasks.glimpse.codec import GlimpseCodec
+from regard.tasks.glimpse.config import GlimpseConfig
+from regard.tasks.glimpse.images import read_grey
+from regard.tasks.glimpse.network import Gazer
+from regard.tasks.pictures import Grid, cell_labels, covered
+from regard.tasks.task import InputError
+
+_ROWS = 256  # images that are looked at together
+_CELL = 4  # pixels of a cell of the map, each way
+_REGIONS: Grid = (5, 5)  # of an image, one of which is covered to measure faithfulness
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The class of an image. `places` (steps, 2) are where the gaze went, (x, y) from −1 to 1; `chances` (steps,
+    classes) are the probabilities after each glimpse; `patches` (steps, scales, size, size) is what it saw there; and
+    `shares` (steps, height, width) how much each pixel is of that."""
+
+    image: Pixels
+    classes: tuple[str, ...]
+    places: tuple[tuple[float, float], ...]
+    chances: Tensor
+    patches: Tensor
+    shares: Tensor
+    sides: tuple[int, ...]  # of the part of the image that each scale shows, in pixels
+    pixels_read: float
+
+    @property
+    def answer(self) -> str:
+        """The most probable class after the last glimpse."""
+        return self.classes[int(self.chances[-1].argmax())]
+
+    @property
+    def probability(self) -> float:
+        return float(self.chances[-1].max())
+
+    @property
+    def line(self) -> str:
+        """The class, its probability, and how much was read for it."""
+        read = f"{len(self.places)} glimpses, {self.pixels_read:.2f} of the pixels read"
+        return f"{self.answer} {self.probability:.2f}: {read}"
+
+    def _steps(self) -> list[tuple[str, float]]:
+        """The answer after each glimpse and its probability."""
+        return [(self.classes[int(row.argmax())], float(row.max())) for row in self.chances]
+
+    def record(self) -> dict[str, Any]:
+        """The answer as JSON; places are in pixels, from the upper left corner."""
+        high, wide = self.image.shape[1:]
+        return {
+            "answer": self.answer,
+            "probability": round(self.probability, 5),
+            "probabilities": {
+                name: round(float(value), 5) for name, value in zip(self.classes, self.chances[-1], strict=True)
+            },
+            "gaze": [
+                {
+                    "x": round((x + 1) / 2 * wide, 2),
+                    "y": round((y + 1) / 2 * high, 2),
+                    "answer": answer,
+                    "probability": round(probability, 5),
+                }
+                for (x, y), (answer, probability) in zip(self.places, self._steps(), strict=True)
+            ],
+            "pixels_read": round(self.pixels_read, 4),
+        }
+
+    def trace(self) -> Trace | None:
+        """How much of each cell of the image every glimpse read, with the path of the gaze."""
+        high, wide = (-(-length // _CELL) for length in self.image.shape[1:])
+        cells = F.interpolate(self.shares.unsqueeze(1), size=(high * _CELL, wide * _CELL), mode="nearest")
+        weights = F.avg_pool2d(cells, _CELL).flatten(1)
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-9)
+        names = [f"{answer} {probability:.2f}" for answer, probability in self._steps()]
+        places = [((x + 1) / 2, (y + 1) / 2) for x, y in self.places]
+        sides = [side / self.image.shape[2] for side in self.sides]
+        rows = glimpses(names, places, self.patches.tolist(), sides)
+        columns = cell_labels(np.repeat(self.image, 3, 0), (high, wide))
+        return Trace.from_weights({"gaze": weights[None].float()}, title=self.answer, rows=rows, columns=columns)
+
+
+@dataclass(frozen=True, eq=False)
+class GlimpsePredictor:
+    """Recurrent visual attention with its codec."""
+
+    network: Gazer
+    codec: GlimpseCodec
+    config: GlimpseConfig
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
+        """The classes of images, in their order; an error for a file that is no picture."""
+        read: list[Pixels | InputError] = []
+        for one in inputs:
+            try:
+                read.append(read_grey(one["image"], self.codec.size))
+            except InputError as error:
+                read.append(error)
+        seen = iter(self.look([one for one in read if not isinstance(one, InputError)]))
+        return [one if isinstance(one, InputError) else next(seen) for one in read]
+
+    @torch.no_grad()
+    def look(self, images: Sequence[Pixels]) -> list[Seen]:
+        """What some images are taken for, and where the gaze went."""
+        retina = self.network.model.glimpse
+        found: list[Seen] = []
+        sides = tuple(retina.size * retina.factor**scale for scale in range(retina.scales))
+        share = self.network.pixels_read(*self.codec.size)
+        for first in range(0, len(images), _ROWS):
+            part = images[first : first + _ROWS]
+            whole = torch.from_numpy(np.stack(part)).to(self.device)
+            looked = self._run(whole)
+            assert looked.step_logits is not None
+            chances = looked.step_logits.float().softmax(-1).cpu()
+            places = looked.locations.float()
+            patches, shares = self._patches(whole, places)
+            for row, image in enumerate(part):
+                path = tuple((float(x), float(y)) for x, y in places[row].tolist())
+                found.append(
+                    Seen(image, self.codec.classes, path, chances[row], patches[row], shares[row], sides, share)
+                )
+        return found
+
+    def _patches(self, whole: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """What each glimpse saw, (b, steps, scales, size, size), and the share of each pixel in it."""
+        patches: list[Tensor] = []
+        shares: list[Tensor] = []
+        for place in places.unbind(1):
+            seen = self.network.model.glimpse(whole.float() / 255, place, weights=full())
+            assert isinstance(seen.weights, Tensor)
+            patches.append(seen.output[:, :, 0])
+            shares.append(seen.weights.mean(1))
+        return torch.stack(patches, 1).cpu(), torch.stack(shares, 1).cpu()
+
+    @torch.no_grad()
+    def classes(self, images: Sequence[Pixels]) -> list[str]:
+        """The classes alone, quickly."""
+        found: list[str] = []
+        for first in range(0, len(images), _ROWS):
+            whole = torch.from_numpy(np.stack(images[first : first + _ROWS])).to(self.device)
+            found += [self.codec.classes[best] for best in self._run(whole).logits.argmax(-1).tolist()]
+        return found
+
+    def regions(self, seen: Seen) -> Tensor:
+        """How much of each of the image's regions was read."""
+        return F.adaptive_avg_pool2d(seen.shares.sum(0)[None], _REGIONS).flatten()
+
+    def score_of(self, seen: Seen) -> Score:
+        """The log-probability of the answer with some regions of the image covered by its mean brightness."""
+        best = int(seen.chances[-1].argmax())
+
+        def score(kept: Tensor) -> Tensor:
+            rows = covered(torch.from_numpy(seen.image).to(self.device), kept.to(self.device), grid=_REGIONS)
+            return self._run(rows).logits.float().cpu().log_softmax(-1)[:, best]
+
+        return score
+
+    def _run(self, images: Tensor) -> Any:
+        training = self.network.training
+        try:
+            return self.network.eval()(images)
+        finally:
+            self.network.train(training)

@@ -1,0 +1,63 @@
+"""Configurations by name: functions that return them."""
+
+from regard.tasks.glimpse.config import DataSettings, GazeLearning, GlimpseConfig, Layout, ModelSettings
+from regard.tasks.presets import cosine, presets
+
+
+def tiny() -> GlimpseConfig:
+    """Drawn digits somewhere on 60×60 pixels, found and read in six glimpses, in about two minutes on two cores."""
+    return GlimpseConfig(
+        preset="tiny",
+        data=DataSettings(layout="translated", train=8000, valid=500, test=1000, batch_tokens=64),
+        train=cosine("accuracy", 1600, 3e-3, warmup=50, log_every=50, validate_every=400),
+    )
+
+
+def mnist() -> GlimpseConfig:
+    """MNIST (--data mnist) as it is, 28×28: one scale of 8×8 pixels, so that a glimpse is a part of the digit."""
+    return _mnist(
+        "mnist",
+        DataSettings(shift=2, valid=5000, batch_tokens=512),
+        ModelSettings(glimpse=8, scales=1, size=256, hidden=192, saccade=128, deviation=0.15),
+        steps=16_000,
+    )
+
+
+def mnist_translated() -> GlimpseConfig:
+    """MNIST (--data mnist) somewhere on 60×60 pixels: the paper's retina, 12×12 at three scales."""
+    return _canvas("mnist-translated", "translated")
+
+
+def mnist_cluttered() -> GlimpseConfig:
+    """MNIST (--data mnist) on 60×60 pixels among pieces of other digits, with the paper's retina."""
+    return _canvas("mnist-cluttered", "cluttered")
+
+
+def _canvas(name: str, layout: Layout) -> GlimpseConfig:
+    return _mnist(
+        name,
+        DataSettings(layout=layout, valid=5000, batch_tokens=512),
+        ModelSettings(glimpse=12, size=256, hidden=192, saccade=128, deviation=0.12),
+        steps=16_000,
+    )
+
+
+def _mnist(name: str, data: DataSettings, model: ModelSettings, steps: int) -> GlimpseConfig:
+    train = cosine(
+        "accuracy",
+        steps,
+        1.5e-3,
+        weight_decay=0.01,
+        warmup=300,
+        validate_every=1000,
+        average="ema",
+        ema_decay=0.998,
+        graphs=True,
+    )
+    return GlimpseConfig(preset=name, data=data, model=model, train=train, learning=GazeLearning(samples=4))
+
+
+PRESETS = presets(
+    {"tiny": tiny, "mnist": mnist, "mnist-translated": mnist_translated, "mnist-cluttered": mnist_cluttered},
+    times={"tiny": "about two minutes"},
+)

@@ -1,0 +1,44 @@
+"""How good the answers are, how much of an image was read for them, and whether the gaze ends on the digit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from regard.data.worlds.shapes import Box
+from regard.tasks.deletion import deletion
+from regard.tasks.glimpse.config import GlimpseConfig
+from regard.tasks.glimpse.material import Example
+from regard.tasks.glimpse.predictor import GlimpsePredictor, Seen
+from regard.tasks.pictures import Size
+from regard.tasks.task import Judged
+
+_EXPLAINED = 100  # images whose faithfulness is measured
+
+
+def inside(place: Sequence[float], box: Box, size: Size) -> bool:
+    """Whether a place (x, y) from −1 to 1 lies inside a box (left, top, right, bottom in pixels).
+
+    >>> inside((0.0, -0.5), (29, 14, 31, 16), (60, 60))  # the pixel (30, 15)
+    True
+    """
+    x, y = ((along + 1) / 2 * length for along, length in zip(place, (size[1], size[0]), strict=True))
+    left, top, right, bottom = box
+    return left <= x < right and top <= y < bottom
+
+
+def accuracy(found: Sequence[Seen], examples: Sequence[Example]) -> float:
+    """The share of images whose class is right."""
+    return sum(one.answer == example.label for one, example in zip(found, examples, strict=True)) / max(1, len(found))
+
+
+def judge(predictor: GlimpsePredictor, examples: Sequence[Example], config: GlimpseConfig, explain: bool) -> Judged:
+    """Accuracy, the share of pixels read, and how often the last gaze is on the digit."""
+    found = predictor.look([one.image for one in examples])
+    metrics: dict[str, Any] = {"accuracy": round(accuracy(found, examples), 4), "images": len(examples)}
+    size = predictor.codec.size
+    metrics["pixels_read"] = round(predictor.network.pixels_read(*size), 4)
+    ends = [inside(one.places[-1], example.box, size) for one, example in zip(found, examples, strict=True)]
+    attention = {"pointing": round(sum(ends) / max(1, len(ends)), 4)}
+    lost: dict[str, float] = {}
+    if explain:
+        lost = deletion([(predictor.regions(one), predictor.score_of(one)) for one in found[:_EXPLAINED]])
+    return Judged(metrics, attention, lost)

@@ -1,0 +1,96 @@
+"""Glimpses as a task: what is its own of the shared training, evaluation and prediction."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.data.records import padded
+from regard.data.worlds.digits import SIDES
+from regard.models.visual import stepwise_loss
+from regard.tasks.glimpse.codec import FILE, GlimpseCodec
+from regard.tasks.glimpse.config import NEEDS, GlimpseConfig
+from regard.tasks.glimpse.images import grey_png
+from regard.tasks.glimpse.material import Example, encode, examples_of, input_files, make_material
+from regard.tasks.glimpse.network import Gazer, build
+from regard.tasks.glimpse.placing import placed
+from regard.tasks.glimpse.predictor import GlimpsePredictor
+from regard.tasks.glimpse.presets import PRESETS
+from regard.tasks.glimpse.scoring import judge
+from regard.tasks.task import Figure, Input, Outcome, Task, View
+
+
+def _collate(records: Sequence[dict[str, Any]], config: GlimpseConfig, *, grid: int = 1, rows: int = 0) -> Any:
+    return padded(records, {}, grid=grid, rows=rows)
+
+
+def _outcome(network: Gazer, batch: Any, config: GlimpseConfig, attention: bool) -> Outcome:
+    """The loss has its own REINFORCE term: the model has a baseline for each move, and what is chosen are places. So
+    `log_prob` and `reward` of the outcome, for single choices of a key with a moving baseline, stay empty."""
+    count = batch.real.sum()
+    if not network.training:
+        found = stepwise_loss(network(batch.image), batch.label, counted=batch.real)
+        return Outcome(found.classification * count, count)
+    learning = config.learning
+    samples = 1 if config.model.attention == "none" else learning.samples  # of one place all paths would be the same
+    images, label, counted = (
+        one.repeat_interleave(samples, 0) for one in (_on_canvas(batch.image, config), batch.label, batch.real)
+    )
+    loss = stepwise_loss(
+        network(images),
+        label,
+        samples=samples,
+        reward=learning.reward,
+        reinforce_weight=learning.reward_weight,
+        baseline_weight=learning.baseline_weight,
+        counted=counted,
+    )
+    return Outcome(loss.total * count, count)
+
+
+def _on_canvas(images: Any, config: GlimpseConfig) -> Any:
+    """Images of a training batch where the layout wants them, each time elsewhere."""
+    layout = config.data.layout
+    if layout != "plain":
+        return placed(images, SIDES[layout], clutter=layout == "cluttered", grain=not config.data.files)
+    return placed(images, images.shape[-1], shift=config.data.shift) if config.data.shift else images
+
+
+def _validate(predictor: GlimpsePredictor, examples: Sequence[Example], config: GlimpseConfig) -> dict[str, float]:
+    found = predictor.classes([one.image for one in examples])
+    right = sum(answer == one.label for answer, one in zip(found, examples, strict=True))
+    return {"accuracy": right / max(1, len(examples))}
+
+
+GLIMPSE = Task(
+    name="glimpse",
+    title="A model that looks at images in glimpses",
+    about="The class of an image from a few small looks, with the path of the gaze",
+    view=View("Where the gaze went", unit="cell"),
+    data="a folder with MNIST's four idx files (each maybe .gz)",
+    world="drawn digits: plain, somewhere on a canvas, or among clutter, and where each digit is",
+    config=GlimpseConfig,
+    presets=PRESETS,
+    inputs=(Input("image", "image", "Image"),),
+    figures=(
+        Figure("accuracy", "accuracy", percent=True),
+        Figure("pixels_read", "pixels read", percent=True, better="lower"),
+        Figure("pointing", "last gaze on the digit", percent=True),
+    ),
+    material=make_material,
+    files=input_files,
+    codec=lambda directory, config: GlimpseCodec.load(Path(directory)),
+    codec_files=(FILE,),
+    network=lambda config, codec: build(config.model, len(codec.classes)),
+    encode=lambda codec, example, config: encode(codec, example),
+    sizes=lambda record: (1,),
+    collate=_collate,
+    outcome=_outcome,
+    predictor=GlimpsePredictor,
+    validate=_validate,
+    judge=judge,
+    examples=examples_of,
+    asked=lambda example: {"image": grey_png(example.image)},
+    needs=NEEDS,
+    aliases={"data": "data.files", "steps": "train.steps", "glimpses": "model.steps"},
+    validated=5000,
+)
