@@ -25,6 +25,7 @@ ASKED = {
     "translation": ("Tom chases Jerry",),
     "sentiment": ("The film is not bad.",),
     "reading": ("Emma took the ball. Emma went to the kitchen.", "Where is the ball?"),
+    "vqa": (str(Path(__file__).parents[2] / "docs/images/studio-image-light.png"), "What colour is the circle?"),
 }
 MORE = {"sentiment": ("--set", "features=4"), "translation": ("--set", "lengths=[3, 8]")}
 NAMES = sorted(ASKED)
