@@ -68,6 +68,13 @@ def test_objects_are_read_in_every_form(folder, form):
     ]
 
 
+def test_an_array_may_be_one_line_of_megabytes(folder):
+    entries = [["what is it?" + " now" * 1000, "cat", "a.png"]] * 300
+    (folder / "questions.json").write_text(json.dumps(entries))
+    assert (folder / "questions.json").stat().st_size > 1 << 20
+    assert len(load_image_questions(folder).train) == 300
+
+
 def test_lines_of_lists_are_lines(folder):
     (folder / "questions.jsonl").write_text('["What?", "red", "a.png"]\n["Which?", "blue", 3]\n')
     assert [item.answer for item in load_image_questions(folder).train] == ["red", "blue"]

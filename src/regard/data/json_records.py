@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from regard.data.parallel import DataError, lines
 
+_LONGEST_ARRAY = 1 << 28  # bytes of a line of an array: programs write all of it on one line
+
 
 class Record(NamedTuple):
     """One entry: where it stands ("file:line" or "file: entry n"), and its value or what is wrong with it."""
@@ -22,7 +24,7 @@ def records(path: Path) -> Iterator[Record]:
     A file of lines is read in constant memory, and a line that is no JSON is the fault of that line alone. A file that
     is one array is read at once; where it is no JSON, nothing of it can be read: a DataError with the line.
     """
-    first = next((line for line in lines(path) if line.text or line.fault), None)
+    first = next((line for line in lines(path, longest=_LONGEST_ARRAY) if line.text or line.fault), None)
     if first is None:
         raise DataError(f"{path}: the file is empty")
     if not first.fault and first.text.startswith("["):
@@ -48,7 +50,7 @@ def _parsed(where: str, text: str) -> Record:
 def _whole(path: Path) -> list[Any] | None:
     """The array that the file is; None where its first line is an array of its own, with others below."""
     text = []
-    for line in lines(path):
+    for line in lines(path, longest=_LONGEST_ARRAY):
         if line.fault:
             raise DataError(f"{path}:{line.number}: {line.fault}")
         text.append(line.text)

@@ -344,20 +344,21 @@ class _Line(NamedTuple):
     fault: str = ""
 
 
-def lines(path: Path) -> Iterator[_Line]:
+def lines(path: Path, *, longest: int = LONGEST_LINE) -> Iterator[_Line]:
     """Lines of a text file from 1, plain or gzipped, without line ends, surrounding blanks and byte order mark.
 
-    Only a line feed ends a line: other characters that Unicode calls line breaks do occur inside sentences.
+    Only a line feed ends a line: other characters that Unicode calls line breaks do occur inside sentences. A line of
+    more than `longest` bytes is a fault.
     """
     number = 0
     try:
         with _open(path) as stream:
-            while raw := stream.readline(LONGEST_LINE):
+            while raw := stream.readline(longest):
                 number += 1
-                if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
-                    while (part := stream.readline(LONGEST_LINE)) and not part.endswith(b"\n"):
+                if len(raw) == longest and not raw.endswith(b"\n"):
+                    while (part := stream.readline(longest)) and not part.endswith(b"\n"):
                         pass
-                    yield _Line(number, "", _TOO_LONG)
+                    yield _Line(number, "", f"a line of more than {longest:,} bytes")
                     continue
                 if number == 1:
                     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):

@@ -22,6 +22,9 @@ def further(scene: Scene, random: Random, *, count: int, forms: Sequence[str] = 
     >>> [first] = asked(5, count=1)
     >>> for item in further(first.scene, Random(2), count=3):
     ...     print(written(item.question), item.answer)
+    Is the star below the circle? no
+    What colour is the circle? purple
+    What is below the blue triangle? star
     """
     possible = {form: list(_LISTS[form](scene)) for form in forms}
     asked: dict[str, Asked] = {}
