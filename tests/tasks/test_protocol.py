@@ -19,6 +19,7 @@ from tiny_runs import NAMES, one_line, regard, tiny, tiny_settings
 import regard as package
 from regard.tasks.catalog import TASKS
 from regard.tasks.inputs import from_arguments, named
+from regard.tasks.settings import configure
 from regard.tasks.task import Input, InputError, SettingError
 from regard.train.run import Run
 
@@ -38,6 +39,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         assert done.exit_code == 0, done.output
         found[name] = folder / name
     return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_every_task_has_the_presets_that_commands_take_by_default(name, preset):
+    task = TASKS[name]
+    assert configure(task, preset, [], {}).preset == preset
+    assert task.presets[preset].about
 
 
 @pytest.mark.parametrize("name", NAMES)

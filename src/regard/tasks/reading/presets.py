@@ -14,6 +14,16 @@ def tiny() -> ReadingConfig:
     )
 
 
+def small() -> ReadingConfig:
+    """Thousands of questions of one's own about passages of up to 300 words."""
+    return ReadingConfig(
+        preset="small",
+        data=DataSettings(batch_tokens=4000, longest=300, rare=2),
+        model=ModelSettings(size=64, characters=32, dropout=0.3, longest_answer=12),
+        train=cosine("f1", 3000, 2e-3, weight_decay=0.01, warmup=150, validate_every=300, patience=5),
+    )
+
+
 def babi() -> ReadingConfig:
     """One of bAbI's tasks with 10,000 questions: two hops of self-matching find several supporting facts."""
     return ReadingConfig(
@@ -34,4 +44,7 @@ def squad() -> ReadingConfig:
     )
 
 
-PRESETS = presets({"tiny": tiny, "babi": babi, "squad": squad}, times={"tiny": "about three minutes"})
+PRESETS = presets(
+    {"tiny": tiny, "small": small, "babi": babi, "squad": squad},
+    times={"tiny": "about two minutes", "babi": "minutes on a GPU", "squad": "minutes on a GPU"},
+)

@@ -12,7 +12,7 @@ def tiny() -> SentimentConfig:
         data=DataSettings(train=20_000, valid=300, test=500, longer=200, batch_tokens=1700),
         model=ModelSettings(size=64, embedding=64, features=32, keys="both", values="words", dropout=0.1),
         train=cosine("accuracy", 1000, 6e-3, warmup=50, log_every=25, validate_every=250),
-        learning=LearningSettings(penalty="entropy", beta=0.03, penalty_after=0.5),
+        learning=LearningSettings(penalty="entropy", beta=0.05, penalty_after=0.5),
     )
 
 
@@ -65,5 +65,10 @@ def chnsenticorp() -> SentimentConfig:
 
 PRESETS = presets(
     {"tiny": tiny, "small": small, "sst": sst, "chnsenticorp": chnsenticorp},
-    times={"tiny": "about a minute", "small": "about ten minutes"},
+    times={
+        "tiny": "about a minute",
+        "small": "about ten minutes",
+        "sst": "minutes on a GPU",
+        "chnsenticorp": "minutes on a GPU",
+    },
 )

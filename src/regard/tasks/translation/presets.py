@@ -117,5 +117,6 @@ PRESETS = presets(
         "paper-luong": paper_luong,
         "paper-multi30k": paper_multi30k,
     },
-    times={"tiny": "about two minutes"},
+    times={"tiny": "about two minutes", "paper-multi30k": "minutes on a GPU"}
+    | dict.fromkeys(("base", "paper-bahdanau", "paper-luong"), "hours on a GPU"),
 )
