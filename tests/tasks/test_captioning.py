@@ -362,6 +362,10 @@ def test_answers_have_words_records_and_traces(predictor, tmp_path):
     assert len(record["weights"][0]) == 36
     trace = first.trace()
     assert trace.records[0].column_labels.kind == "patches"
+    chances = trace.records[0].row_labels.extra["probability"]
+    assert [round(one, 4) for one in chances] == record["probabilities"]
+    assert len(chances) == len(first.words)
+    assert all(0 < one <= 1 for one in chances)
     assert list(trace.records[0].row_labels.items) == list(first.words)
     [again] = predictor.answers([{"image": file.getvalue()}])
     assert again.words == first.words

@@ -13,7 +13,7 @@ from regard.tasks.task import InputError, Material, Prediction, SettingError, Ta
 from regard.train.run import Run, RunError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Loaded:
     """A trained run that answers inputs of the kind its task takes.
 
@@ -26,6 +26,9 @@ class Loaded:
     codec: Any
     predictor: Any
     weights: str
+
+    def __repr__(self) -> str:
+        return f"Loaded({self.task.name} of {self.run.path}, {self.weights})"
 
     @property
     def name(self) -> str:

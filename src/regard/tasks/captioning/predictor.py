@@ -1,7 +1,7 @@
 """A trained captioner: a picture in, a caption out, with a map of the picture for each word."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from regard.data.images import Pixels
 from regard.data.records import padded
 from regard.data.vocabulary import Vocabulary
 from regard.decode.captured import Captures
+from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.models.frame import EncoderDecoder
 from regard.tasks.captioning.codec import CaptionCodec
@@ -44,6 +45,7 @@ class Caption:
     weights: Tensor | None
     score: float
     others: tuple[tuple[str, float], ...] = ()  # further captions, best first, with their scores
+    probabilities: tuple[float, ...] | None = None  # of the words, each after the ones before it
 
     @property
     def answer(self) -> str:
@@ -62,6 +64,7 @@ class Caption:
             "answer": self.text,
             "score": round(self.score, 5),
             "words": self.words,
+            "probabilities": None if self.probabilities is None else [round(one, 4) for one in self.probabilities],
             "grid": self.grid,
             "weights": None if rows is None else [[round(number, 5) for number in row] for row in rows],
             "others": [{"caption": text, "score": round(score, 5)} for text, score in self.others],
@@ -73,7 +76,8 @@ class Caption:
             return None
         weights = {"attention": self.weights[None].float()}
         columns = cell_labels(self.pixels, self.grid)
-        return Trace.from_weights(weights, title=self.text, rows=list(self.words), columns=columns)
+        known = {} if self.probabilities is None else {"probability": list(self.probabilities)}
+        return Trace.from_weights(weights, title=self.text, rows=Labels("tokens", self.words, known), columns=columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +109,7 @@ class CaptionPredictor:
                 found.append(None)
             except InputError as error:
                 found.append(error)
-        captions = iter(self.search(pictures, width=beam))
+        captions = iter(self._with_probabilities(self.search(pictures, width=beam)))
         return [next(captions) if one is None else one for one in found]
 
     def images(self, examples: Sequence[Example]) -> list[Any]:
@@ -146,6 +150,16 @@ class CaptionPredictor:
         others = tuple((text, one.score) for text, one in zip(texts[1:], best[1:], strict=True))
         pixels = image if image.dtype == np.uint8 else None
         return Caption(texts[0], decoded[0], first.tokens, pixels, self.grid, weights, first.score, others)
+
+    def _with_probabilities(self, captions: Sequence[Caption]) -> list[Caption]:
+        """Captions of pictures with the probability of each word, given the picture and the words before it."""
+        done: list[Caption] = []
+        for first in range(0, len(captions), _AT_ONCE):
+            part = captions[first : first + _AT_ONCE]
+            chances, _ = self.read([one.pixels for one in part], [one.numbers for one in part])
+            known = [tuple(row[: len(one.words)].tolist()) for one, row in zip(part, chances.exp(), strict=True)]
+            done += [replace(one, probabilities=row) for one, row in zip(part, known, strict=True)]
+        return done
 
     @torch.no_grad()
     def read(self, images: Sequence[Any], captions: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
