@@ -1,7 +1,6 @@
 """Visual questions: material of the world and of files, the twins, penalties and estimators, answers and traces."""
 
 import json
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,7 +12,7 @@ from regard.data.worlds.scene_further import further
 from regard.data.worlds.scene_questions import FORMS, asked
 from regard.tasks.config import LearningSettings
 from regard.tasks.learning import loss_of
-from regard.tasks.pictures import png
+from regard.tasks.pictures import png_of
 from regard.tasks.task import InputError
 from regard.tasks.vqa.config import DataSettings, ModelSettings, VqaConfig
 from regard.tasks.vqa.material import Example
@@ -49,9 +48,8 @@ def test_a_scene_of_the_world_comes_with_several_questions(material):
     assert record["image"].shape == (3, 48, 48)
     assert 1 < len(record["question"]) == len(record["answer"]) <= 4
     assert material.lengths == [[len(one["question"]) for one in material.records]]
-    picture, question = material.example
-    assert Path(picture).is_file()
-    assert question == material.test[0].question
+    assert material.example["image"] is material.test[0].pixels
+    assert material.example["question"] == material.test[0].question
 
 
 def test_a_batch_pads_questions_and_words(material):
@@ -134,8 +132,8 @@ def test_a_predictor_answers_with_records_and_a_map_for_each_hop(material, tmp_p
     given = [
         example.asked,
         {"image": tmp_path / "bad.png", "question": "What?"},
-        {"image": png(example.pixels), "question": " "},
-        {"image": png(example.pixels), "question": "What color is the glorp?"},
+        {"image": png_of(example.pixels), "question": " "},
+        {"image": png_of(example.pixels), "question": "What color is the glorp?"},
     ]
     first, bad, empty, odd = predictor.answers(given)
     record = json.loads(json.dumps(first.record()))

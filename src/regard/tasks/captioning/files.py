@@ -42,7 +42,7 @@ class Lines(Sequence[Record]):
 def make_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | None, say: Say) -> Material:
     """The pictures of a run; those of files are kept decoded in the folder `cache`."""
     if not config.data.files:
-        return world_material(config, Path(cache), codec)
+        return world_material(config, codec)
     settings = config.data
     found = load_captions(_one(settings.files), skip_faults=settings.skip_faults)
     say(str(found.report))
@@ -59,7 +59,7 @@ def make_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | N
     records = Lines(_pictures(store) if maps is None else maps.__getitem__, lines)
     lengths = [len(caption) + 1 for _, caption in lines]
     about = f"{len(train):,} pictures of {settings.files[0]} with {sum(len(one.captions) for one in train):,} captions"
-    return Material(codec, records, [lengths], valid, test, [], about, first_picture(test, Path(cache)))
+    return Material(codec, records, [lengths], valid, test, [], about, first_picture(test, settings.picture))
 
 
 def _one(files: Sequence[Path]) -> Path:

@@ -12,7 +12,6 @@ from regard.data.worlds import scene_captions
 from regard.data.worlds.scene_captions import Captioned, Regions
 from regard.tasks.captioning.codec import CaptionCodec, Words
 from regard.tasks.captioning.config import MOST_OBJECTS, CaptioningConfig
-from regard.tasks.pictures import png_of
 from regard.tasks.task import Material
 from regard.tasks.worlds import parts_of
 from regard.tasks.writing import BOS, EOS
@@ -36,7 +35,7 @@ class Example:
         return decode(self.image, (size, size)) if isinstance(self.image, Path) else self.image
 
 
-def world_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | None) -> Material:
+def world_material(config: CaptioningConfig, codec: CaptionCodec | None) -> Material:
     """Drawn scenes with their captions."""
     settings, most = config.data, config.data.objects[1]
     parts = parts_of(
@@ -51,7 +50,7 @@ def world_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | 
     records = [encode(codec, one, config) for one in parts.train]
     lengths = [len(one["prefix"]) for one in records]
     about = f"{len(records):,} drawn scenes of the built-in world"
-    shown = first_picture(parts.test, cache)
+    shown = first_picture(parts.test, settings.picture)
     return Material(codec, records, [lengths], parts.valid, parts.test, parts.longer, about, shown)
 
 
@@ -59,16 +58,9 @@ def _example(item: Captioned) -> Example:
     return Example(item.scene.image, (item.words,), item.regions)
 
 
-def first_picture(examples: Sequence[Example], cache: Path) -> str | None:
-    """The path of a picture to begin with."""
-    if not examples:
-        return None
-    image = examples[0].image
-    if isinstance(image, Path):
-        return str(image)
-    cache.mkdir(parents=True, exist_ok=True)
-    (cache / "example.png").write_bytes(png_of(image))
-    return str(cache / "example.png")
+def first_picture(examples: Sequence[Example], size: int) -> Pixels | None:
+    """A picture to begin with."""
+    return examples[0].pixels(size) if examples else None
 
 
 def encode(codec: CaptionCodec, example: Example, config: CaptioningConfig) -> Record:

@@ -35,17 +35,16 @@ class Example:
 def make_material(
     config: GlimpseConfig, cache: Path, codec: GlimpseCodec | None, say: Callable[[str], None]
 ) -> Material:
-    """The images of a run; its example is written into `cache`."""
+    """The images of a run; `cache` is not needed."""
     parts, about = _files(config.data, say) if config.data.files else _world(config.data)
     if codec is None:
         classes = sorted({one.label for one in parts.train}, key=lambda name: (len(name), name))
         high, wide = (parts.test or parts.valid)[0].image.shape[1:]
         codec = GlimpseCodec(tuple(classes), high, wide)
     records = [encode(codec, one) for one in parts.train]
-    example = cache / "example.png"
-    cache.mkdir(parents=True, exist_ok=True)
-    example.write_bytes(grey_png(parts.test[0].image))
-    return Material(codec, records, [np.ones(len(records), np.int32)], parts.valid, parts.test, [], about, str(example))
+    lengths = np.ones(len(records), np.int32)
+    example = {"image": grey_png(parts.test[0].image)}
+    return Material(codec, records, [lengths], parts.valid, parts.test, [], about, example)
 
 
 def _world(settings: DataSettings) -> tuple[Parts, str]:

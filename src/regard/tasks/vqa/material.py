@@ -94,11 +94,11 @@ class _Decoded(Sequence[Pixels]):
 
 
 def make_material(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable[[str], None]) -> Material:
-    """The questions of a run; decoded pictures of files are stored in `cache`, and an example of the world."""
-    return _files(config, cache, codec, say) if config.data.files else _world(config, cache, codec)
+    """The questions of a run; decoded pictures of files are stored in `cache`."""
+    return _files(config, cache, codec, say) if config.data.files else _world(config, codec)
 
 
-def _world(config: VqaConfig, cache: Path, codec: VqaCodec | None) -> Material:
+def _world(config: VqaConfig, codec: VqaCodec | None) -> Material:
     settings = config.data
     random = Random(f"{settings.seed} further")
     images: list[Pixels] = []
@@ -124,12 +124,7 @@ def _world(config: VqaConfig, cache: Path, codec: VqaCodec | None) -> Material:
     train = [one for group in groups[: settings.train] for one in group]
     codec = codec or VqaCodec.build((one.question for one in train), scene_questions.answers())
     about = f"{len(train):,} questions about {settings.train:,} scenes of the built-in world"
-    shown = parts.test[0]
-    cache.mkdir(parents=True, exist_ok=True)
-    picture = cache / "example.png"
-    if not picture.is_file():
-        picture.write_bytes(png_of(shown.pixels))
-    return _material(codec, parts._replace(train=train), about, [str(picture), shown.question])
+    return _material(codec, parts._replace(train=train), about)
 
 
 def _files(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable[[str], None]) -> Material:
@@ -147,8 +142,7 @@ def _files(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable
     places = {path: place for place, path in enumerate(paths)}
     made = [[_example(one, store, places) for one in part] for part in (train, valid, test)]
     about = f"{len(train):,} questions about pictures of {settings.files[0]}, {len(codec.answers)} answers"
-    shown = made[2][0] if made[2] else None
-    return _material(codec, Parts(*made, longer=[]), about, shown and [str(shown.path), shown.question])
+    return _material(codec, Parts(*made, longer=[]), about)
 
 
 def _path(files: Sequence[Path]) -> Path:
@@ -174,10 +168,11 @@ def _example(one: ImageQuestion, pictures: Any, places: dict[Path, int]) -> Exam
     return Example(pictures, places[one.image], one.question, one.answer, path=one.image)
 
 
-def _material(codec: VqaCodec, parts: Parts, about: str, example: Any) -> Material:
+def _material(codec: VqaCodec, parts: Parts, about: str) -> Material:
     records = Grouped(codec, parts.train)
     if not len(records):
         raise DataError("no training question has an answer that can be given: there is nothing to learn from")
+    example = {"image": parts.test[0].pixels, "question": parts.test[0].question} if parts.test else None
     return Material(codec, records, [records.lengths], parts.valid, parts.test, parts.longer, about, example)
 
 
