@@ -139,6 +139,8 @@ const NAMES = {
   Sentence: "句子", Text: "文本", Review: "评论", Passage: "文章", Story: "故事", Question: "问题", Image: "图像", Picture: "图像", Photo: "照片", Sound: "声音", Recording: "录音", Scene: "场景",
   accuracy: "准确率", "exact match": "完全匹配", "exactly as the reference": "与参考完全相同", "alignment error rate": "对齐错误率", "alignment error rate, the word known": "对齐错误率（已知该词）",
   "source word": "源词", word: "词", "final weights": "最终权重", "rationale F1": "依据 F1", pointing: "指向准确率", "word error rate": "词错误率", "character error rate": "字错误率",
+  "exactly as a reference": "与某个参考完全相同", "BLEU by sacrebleu": "sacrebleu 的 BLEU", "pointing at what is asked about": "指向所问之处", "pointing at the sentence that answers": "指向作答的句子",
+  "pixels read": "读取的像素", "last gaze on the digit": "最后一眼落在数字上", cell: "格", "cell of the picture": "图中一格", "word of the passage": "文中一词",
 };
 
 const ALL = { en: EN, zh: ZH };
