@@ -106,6 +106,15 @@ def test_the_map_of_an_answer_is_served_as_every_trace(live: Studio):
     assert struct.unpack("<3f", row.body) == pytest.approx(answer["record"]["weights"][0], abs=1e-5)
 
 
+def test_finished_runs_have_a_view_of_their_own_example(live: Studio, trained: Path):
+    example = json.loads((trained / "result.json").read_text())["example"]
+    listed = {one["id"]: one["title"] for one in live.get("/api/traces").json["traces"] if one["origin"] == "run"}
+    assert listed == {"run-0": "trained", "run-1": "none"}  # one that begins has no example yet
+    about = live.get("/api/traces/run-0/records").json
+    assert about["labels"][about["records"][0]["columns"]]["items"] == example.split()
+    assert refused(live.get("/api/traces/run-1/records")) == (404, "none has no attention to show")
+
+
 def test_a_run_without_attention_has_no_map(live: Studio):
     answer = ask(live, 1, source="Tom chases Jerry").json
     assert answer["trace"] is None

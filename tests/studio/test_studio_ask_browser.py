@@ -1,6 +1,7 @@
 """Asking runs, and their pages, in a real browser."""
 
 import io
+import json
 import re
 import sys
 import wave
@@ -82,6 +83,14 @@ def test_a_run_is_asked_its_example_and_shows_answer_and_map(visit, live, traine
     page.locator(".answer summary").click()
     says(page.locator(".answer pre"), '"source": "Tom chases Jerry"')
     counts(page.locator(".faithful"), 0)
+
+
+def test_views_begin_with_runs_and_name_the_demonstrations(visit, live, trained):
+    page = visit("/#/views", at=live)
+    says(page.locator('.picker a[aria-current="true"]'), "trained")
+    example = json.loads((trained / "result.json").read_text())["example"]
+    says(page.locator(".stage"), example.split()[0])
+    assert page.locator("h2").all_inner_texts()[:2] == ["Runs", "Demonstrations"]
 
 
 def test_two_runs_answer_side_by_side(visit, live):

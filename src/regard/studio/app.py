@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from regard import __version__
-from regard.studio.asking import Asked, Asks, answer, kept_at
+from regard.studio.asking import Asked, Asks, add_examples, answer, kept_at
 from regard.studio.guard import Guard
 from regard.studio.limits import LIMITS, Limits, RefusedError, within
 from regard.studio.playground import Question, Sentence
@@ -55,6 +55,7 @@ def create(
     app.add_exception_handler(405, _missing)
     _add_files(app)
     shelf = Shelf(traces, limits)
+    add_examples(runs, shelf)
     _add_traces(app, shelf)
     _add_pictures(app, shelf)
     _add_live(app, list(runs))

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from regard.studio.limits import LIMITS, Limits, RefusedError
 from regard.studio.shelf import Shelf, without_paths
 
 if TYPE_CHECKING:  # a studio without runs starts without torch
+    from regard.look.trace import Trace
     from regard.tasks.live import LiveRun
     from regard.tasks.task import Input, Prediction, Task
 
@@ -70,6 +72,29 @@ def answer(runs: Sequence[Any], asked: Asked, shelf: Shelf, limits: Limits = LIM
         "record": record,
         "trace": None if trace is None else shelf.answered(trace).id,
     }
+
+
+def add_examples(runs: Sequence[Any], shelf: Shelf) -> None:
+    """Put what finished runs look at for their own examples on the shelf."""
+    from regard.studio.run_page import example_inputs
+
+    for number, run in enumerate(runs):
+        if isinstance(run, Asks) and getattr(run, "run", None) is not None and example_inputs(run) is not None:
+            shelf.of_run(number, run.name, functools.partial(_example_trace, run))
+
+
+def _example_trace(run: Any) -> "Trace":
+    from regard.studio.run_page import example_inputs
+    from regard.train.run import RunError
+
+    given = example_inputs(run)
+    try:
+        trace = None if given is None else run.ask(given).trace()
+    except (ValueError, OSError, RunError) as error:
+        raise RefusedError(without_paths(error), 409) from None
+    if trace is None:
+        raise RefusedError(f"{run.name} has no attention to show", 404)
+    return trace
 
 
 def run_at(runs: Sequence[Any], number: int) -> Any:

@@ -80,6 +80,21 @@ def example_bytes(run: "LiveRun", name: str) -> tuple[bytes, str]:
     raise RefusedError(f"the run has no example of {name[:40]!r}", 404)
 
 
+def example_inputs(run: Any) -> dict[str, Any] | None:
+    """The example of a run as its predictor takes it; None where it is not whole."""
+    result = _result(_path(run))
+    texts, files = example(run.task, result) or {}, _files(run, result)
+    given: dict[str, Any] = {}
+    for one in run.task.inputs:
+        if one.name in files:
+            given[one.name] = example_bytes(run, one.name)[0]
+        elif one.name in texts:
+            given[one.name] = json.loads(texts[one.name]) if one.kind == "scene" else texts[one.name]
+        else:
+            return None
+    return given
+
+
 def _files(run: Any, result: Mapping[str, Any]) -> list[str]:
     """The inputs whose example is a file that can be fetched."""
     from regard.tasks.example_files import example_file

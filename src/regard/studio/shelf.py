@@ -1,4 +1,4 @@
-"""The traces a studio shows: built-in examples, files named at the start, files handed in by the browser, and answers.
+"""The traces a studio shows: demonstrations, files named at the start or handed in by the browser, answers, and runs.
 
 A trace is known by a short id that the studio gave it. Nothing that comes over HTTP is ever used as a path.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch is imported when a trace is first opened
     from regard.look.trace import Trace
     from regard.studio.examples import Example
 
-Origin = Literal["example", "given", "handed in", "answer"]
+Origin = Literal["example", "given", "handed in", "answer", "run"]
 
 
 @dataclass
@@ -73,6 +73,16 @@ class Shelf:
         """Hold the trace of an answer until newer answers need its place."""
         self._make_room("answer", self.limits.answers)
         return self._add(trace, "answer")
+
+    def of_run(self, number: int, name: str, answer: "Callable[[], Trace]") -> None:
+        """Hold what a run looks at for its own example; it is asked when the trace is first opened."""
+
+        def open_() -> "Example":
+            from regard.studio.examples import Example
+
+            return Example(answer())
+
+        self.books[f"run-{number}"] = Book(f"run-{number}", name, "run", open_)
 
     def remove(self, id: str) -> None:
         """Take a trace that was handed in off the shelf."""

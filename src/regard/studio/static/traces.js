@@ -8,7 +8,7 @@ import { say } from "./words.js";
 const MOST = 256; // MB of a file
 
 export async function open(place, kept) {
-  const traces = (await json("/api/traces")).traces.filter(({ origin }) => origin !== "answer"); // those are under Ask
+  const traces = (await json("/api/traces")).traces.filter(({ origin }) => !["answer", "run"].includes(origin)); // those are under Ask and Views
   const mine = traces.filter(({ origin }) => origin !== "example");
   const asked = location.hash.split("/")[2];
   const chosen = (mine.find(({ id }) => id === asked) ?? mine[0])?.id;

@@ -1,6 +1,7 @@
-// One example for each kind of picture.
+// What runs look at for their own examples, and a demonstration for each kind of picture.
 
 import { el } from "/page/dom.js";
+import { json } from "./server.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
@@ -14,12 +15,22 @@ const EXAMPLES = {
 };
 
 export async function open(place, kept) {
+  const runs = (await json("/api/traces")).traces.filter(({ origin }) => origin === "run");
   const asked = location.hash.split("/")[2];
-  const name = asked in EXAMPLES ? asked : "image";
-  const picker = el("nav", { class: "picker", "aria-label": say("views") }, ...Object.keys(EXAMPLES).map((id) =>
-    el("a", { href: `#/views/${id}`, "aria-current": id === name ? "true" : null }, el("strong", { text: say(id) }), el("small", { text: say(`${id}Help`) }))));
+  const known = [...runs.map(({ id }) => id), ...Object.keys(EXAMPLES)];
+  const name = known.includes(asked) ? asked : known[0];
+  const entry = (id, title, help) =>
+    el("a", { href: `#/views/${id}`, "aria-current": id === name ? "true" : null }, el("strong", { text: title }), el("small", { text: help }));
+  const picker = (label, entries) => el("nav", { class: "picker", "aria-label": label }, ...entries);
   const stage = el("div");
-  place.append(el("div", { class: "intro" }, el("h1", { text: say("views") }), el("p", { text: say("viewsHelp") })), picker, stage);
+  place.append(
+    el("div", { class: "intro" }, el("h1", { text: say("views") }), el("p", { text: say("viewsHelp") })),
+    runs.length ? el("h2", { text: say("viewsOfRuns") }) : "",
+    runs.length ? picker(say("viewsOfRuns"), runs.map(({ id, title }) => entry(id, title, say("viewOfRun")))) : "",
+    el("h2", { text: say("demonstrations") }),
+    picker(say("demonstrations"), Object.keys(EXAMPLES).map((id) => entry(id, say(id), say(`${id}Help`)))),
+    stage,
+  );
   kept[name] ??= {};
-  return shown(stage, name, kept[name], EXAMPLES[name]);
+  return shown(stage, name, kept[name], EXAMPLES[name] ?? null);
 }
