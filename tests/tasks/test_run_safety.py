@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import FILES, contents, copy, data_of, one_line, regard, train, write_files
 
+from regard.train.lock import locked
 from regard.train.run import Run, RunError
 from regard.train.weights import read_tensors
 
@@ -175,6 +176,19 @@ def start(folder: str, number: int, gate, found) -> None:
     except RunError as error:
         found.put((str(error), number))
         gate.wait()
+
+
+def test_a_directory_that_another_process_begins_is_locked_and_not_foreign(tmp_path):
+    with locked(tmp_path):
+        (tmp_path / "data.json").write_text("{}")  # what a beginning run writes before its config.json
+        with (
+            pytest.raises(RunError, match="another process is training in"),
+            Run.training(tmp_path, {"task": "translation"}),
+        ):
+            pass
+    with pytest.raises(RunError, match="holds files but no config"), Run.training(tmp_path, {"task": "translation"}):
+        pass
+    assert (tmp_path / "data.json").read_text() == "{}"
 
 
 def test_of_two_processes_that_start_at_once_one_wins(tmp_path):

@@ -1,7 +1,9 @@
 """The `regard` command. It may import every layer, but only inside the command that needs it: help stays instant."""
 
+import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -19,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+_ENDED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses of a command that a signal ended
 
 
 def main() -> None:
@@ -26,7 +29,15 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
             signal.signal(number, _end)
-    app(prog_name="regard")
+    try:
+        app(prog_name="regard")
+    except SystemExit as end:
+        if end.code in _ENDED and any(thread.daemon for thread in threading.enumerate()):
+            # Native code in a thread that is left behind aborts the process when the interpreter is torn down under it.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(int(end.code))
+        raise
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -8,6 +8,11 @@ from pathlib import Path
 from regard.train.errors import RunError
 
 
+def lock_path(folder: Path) -> Path:
+    """The file that is locked."""
+    return folder / ".lock"
+
+
 @contextmanager
 def locked(folder: Path) -> Generator[None, None, None]:
     """Holds the directory; the lock is released when the process ends, however it ends."""
@@ -16,7 +21,7 @@ def locked(folder: Path) -> Generator[None, None, None]:
     except ImportError:  # Windows: nothing keeps two processes out of one directory
         yield
         return
-    path = folder / ".lock"
+    path = lock_path(folder)
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:

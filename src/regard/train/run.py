@@ -17,7 +17,7 @@ from regard.train.checkpoint import Checkpoints
 from regard.train.durable import write_whole
 from regard.train.errors import RunError
 from regard.train.inputs import changes, fingerprint
-from regard.train.lock import locked
+from regard.train.lock import lock_path, locked
 from regard.train.manifest import NAME as MANIFEST
 from regard.train.manifest import Manifest
 from regard.train.metrics import Metrics
@@ -81,7 +81,12 @@ class Run:
         before the first checkpoint removes a directory that was new: the corrected command may use the same name.
         """
         run = cls(Path(path), accept_changed_data)
-        run._check_free(resume)
+        try:
+            run._check_free(resume)
+        except RunError:
+            # Another process may have locked the directory and be about to write config.json: the lock decides.
+            if not lock_path(run.path).is_file():
+                raise
         new = not run.path.exists()
         with run.held():
             fresh = run._check_free(resume)
