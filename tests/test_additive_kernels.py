@@ -176,8 +176,8 @@ def test_dropout(device: str) -> None:
     from regard.core.backends.additive.operator import additive_attention
 
     torch.manual_seed(3)
-    query, key = torch.randn(1, 2, 41, 17, device=device), torch.randn(1, 2, 79, 17, device=device)
-    value, weight = torch.ones(1, 2, 79, 3, device=device), torch.randn(17, device=device) * 0.2
+    query, key = torch.randn(1, 2, 23, 7, device=device), torch.randn(1, 2, 79, 7, device=device)
+    value, weight = torch.ones(1, 2, 79, 3, device=device), torch.randn(7, device=device) * 0.2
     value.requires_grad_()
     runs = [additive_attention(query, key, value, weight, dropout=0.25, seed=seed)[0] for seed in (7, 7, 8)]
     torch.testing.assert_close(runs[0], runs[1], rtol=0, atol=0)
@@ -196,17 +196,17 @@ def test_poison(device: str, dtype: torch.dtype) -> None:
     from regard.core.backends.additive.operator import additive_attention
 
     torch.manual_seed(3)
-    query, key = torch.randn(1, 2, 41, 17), torch.randn(1, 2, 79, 17)
-    value, weight = torch.randn(1, 2, 79, 3), torch.randn(17)
+    query, key = torch.randn(1, 1, 17, 7), torch.randn(1, 1, 45, 7)
+    value, weight = torch.randn(1, 1, 45, 3), torch.randn(7)
     query, key, value, weight = (x.to(device, dtype) for x in (query, key, value, weight))
-    mask = torch.ones(1, 1, 41, 79, dtype=torch.bool, device=device)
+    mask = torch.ones(1, 1, 17, 45, dtype=torch.bool, device=device)
     mask[..., 11] = False
-    settings = {"lengths": torch.tensor([61], device=device), "mask": mask}
+    settings = {"lengths": torch.tensor([37], device=device), "mask": mask}
     # Both calls with gradients, both without: in half precision these are two fits of the series, each in the budget.
     clean = additive_attention(query.clone().requires_grad_(), key, value, weight, **settings)[0]
     for what in (float("nan"), float("inf")):
         bad_key, bad_value = key.clone(), value.clone()
-        bad_key[:, :, 61:] = bad_value[:, :, 61:] = what
+        bad_key[:, :, 37:] = bad_value[:, :, 37:] = what
         bad_key[:, :, 11], bad_value[:, :, 11] = float("nan"), float("inf")
         leaves = [x.requires_grad_() for x in (query.clone(), bad_key, bad_value)]
         out = additive_attention(*leaves, weight, **settings)[0]
