@@ -26,7 +26,7 @@ PUBLIC = [
     *("Softmax", "Sparsemax", "Entmax", "Sigmoid", "Hard", "reinforce", "Reinforced"),
     *("Mask", "causal", "window", "padding", "segments", "dense"),
     *("Bias", "alibi", "relative"),
-    *("Request", "Top", "full", "rows", "top", "received", "entropy"),
+    *("Request", "Top", "full", "rows", "top", "received", "entropy", "logsumexp", "merge"),
     *("watch", "Trace", "load"),
 ]
 FOLDERS = ["nn", "models"]

@@ -43,6 +43,8 @@ _HOME = {
     "top": "regard.core.requests",
     "received": "regard.core.requests",
     "entropy": "regard.core.requests",
+    "logsumexp": "regard.core.requests",
+    "merge": "regard.core.merging",
     "reinforce": "regard.core.hard",
     "Reinforced": "regard.core.hard",
     "linear_attention": "regard.core.linear",
@@ -78,6 +80,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.core.masks import padding as padding
     from regard.core.masks import segments as segments
     from regard.core.masks import window as window
+    from regard.core.merging import merge as merge
     from regard.core.normalizers import Entmax as Entmax
     from regard.core.normalizers import Hard as Hard
     from regard.core.normalizers import Sigmoid as Sigmoid
@@ -87,6 +90,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.core.requests import Top as Top
     from regard.core.requests import entropy as entropy
     from regard.core.requests import full as full
+    from regard.core.requests import logsumexp as logsumexp
     from regard.core.requests import received as received
     from regard.core.requests import rows as rows
     from regard.core.requests import top as top

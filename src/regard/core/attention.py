@@ -22,7 +22,7 @@ from regard.core.hygiene import quickly_finite
 from regard.core.masks import Band, Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
-from regard.core.requests import Full, Request, Top
+from regard.core.requests import Full, LogSumExp, Request, Top
 from regard.core.scores import FLOATS, Additive, ScaledDot, Score
 from regard.core.torch_names import Unknown
 from regard.core.transforms import beyond_one_derivative, mapped, transformed
@@ -297,7 +297,7 @@ def _run(problem: Problem, name: str) -> Attended:
     output, log_prob = result.output, result.log_prob
     if isinstance(weights, Top):
         weights = Top(weights.values.to(problem.query.dtype), weights.indices)
-    elif weights is not None:
+    elif weights is not None and not isinstance(problem.request, LogSumExp):  # which would lose its digits
         weights = weights.to(problem.query.dtype)
     if problem.headless:
         output, weights, log_prob = _drop_head(output), _drop_head(weights), _drop_head(log_prob)

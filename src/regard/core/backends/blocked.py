@@ -16,13 +16,14 @@ from regard.core.backends import reference, sparse_rows
 from regard.core.backends.blocks import Grid, grid, square
 from regard.core.backends.once import once_only
 from regard.core.backends.result import Result
-from regard.core.backends.streams import Block, EntmaxStream, Finished, Stream, Upstream, stream
+from regard.core.backends.streams import Block, EntmaxStream, Finished, SoftmaxStream, Stream, Upstream, stream
 from regard.core.biases import DenseBias
 from regard.core.custom import Custom
 from regard.core.hygiene import cleaned
 from regard.core.listening import Swapped, leaves
 from regard.core.normalizers import gumbel_like
 from regard.core.problem import Problem
+from regard.core.requests import LogSumExp
 from regard.core.spans import take
 from regard.core.unchanged import Unchanged
 
@@ -70,13 +71,16 @@ def run(problem: Problem) -> Result:
         return sparse_rows.attend(problem)
     bias = problem.bias.tensor if isinstance(problem.bias, DenseBias) and problem.bias.tensor.requires_grad else None
     learned = tuple(t for t in problem.learned if t is not bias)
-    rule = stream(problem.normalize, problem.sample)
+    asked = isinstance(problem.request, LogSumExp)
+    rule = SoftmaxStream(logsumexp=True) if asked else stream(problem.normalize, problem.sample)
     assert rule is not None  # refuses() has said so
     originals = learned if bias is None else (*learned, bias)
     job = Job(problem, rule, grid(problem, *_sizes(problem)), seed(problem), originals)
     output, log_prob, chosen = _Blocked.apply(job, problem.query, problem.key, problem.value, bias, *learned)
     if marks is not None:
         output = output + marks
+    if asked:
+        return Result(output.to(problem.query.dtype), log_prob)
     return Result(output.to(problem.query.dtype), None, log_prob, chosen)
 
 

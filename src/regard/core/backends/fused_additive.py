@@ -93,7 +93,7 @@ def attend(problem: Problem) -> Result:
         if blocked.not_worth_it(problem):
             backend = reference
     result = backend.attend(problem)
-    if problem.request is None or backend is reference:
+    if problem.request is None or result.weights is not None:
         return result
     return result._replace(weights=recompute.weights(problem, result.chosen))
 
