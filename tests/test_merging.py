@@ -23,7 +23,7 @@ def ask(path: str, place: str, inputs: list[Tensor], **arguments: object) -> reg
 def plain_log_sum_exp(path: str, place: str, inputs: list[Tensor]) -> Tensor:
     """The same from the score, mask and bias by torch's own functions, differentiable."""
     where = PLACES[place]
-    query, key, value, *parameters = inputs
+    query, key, _, *parameters = inputs
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = SCORES[path.split("/")[1]].build(*parameters)(query, key)
     shape = scores.shape

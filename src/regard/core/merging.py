@@ -13,7 +13,7 @@ Part = Attended | tuple[Tensor, Tensor]
 
 
 def merge(parts: Sequence[Part]) -> Attended:
-    """One attention from attention over disjoint parts of the keys: L = ln Σ exp(L_p), output = Σ exp(L_p − L) output_p.
+    """Attention over disjoint parts of the keys as one: L = ln Σ exp(L_p), output = Σ exp(L_p − L) output_p.
 
     A part is an `Attended` with `weights=logsumexp()`, or a pair of an output (…, q, e) and a log-sum-exp (…, q). So is
     the result: its `weights` are the log-sum-exp of all parts, and it can be merged with more. A part in which a row

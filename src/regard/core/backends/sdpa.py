@@ -139,7 +139,7 @@ def attend(problem: Problem) -> Result:
             kernel(
                 take(query, -2, rows), take(key, -2, columns), take(value, -2, columns), _mask(problem, rows, columns)
             )
-            for rows, columns in _visible(problem)
+            for rows, columns in visible(problem)
         ]
         output = torch.cat(parts, -2)
     output = output[..., :size]
@@ -183,7 +183,7 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def _visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
+def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
     """Blocks of queries, each with the span of keys it can see."""
     queries, keys = problem.shape[-2:]
     rows = cut(queries, _rows_at_once(problem))
@@ -213,7 +213,7 @@ def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     """Mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
     allowed = problem.mask.allowed(rows, columns, problem.device) if problem.mask is not None else None
     if problem.bias is None:
-        return None if allowed is None else _four_axes(allowed, problem)
+        return None if allowed is None else four_axes(allowed, problem)
     # The CPU's kernels take a float32 bias beside half-precision queries; CUDA's want the queries' own dtype.
     cpu = problem.device.type == "cpu"
     numbers = problem.bias.values(rows, columns, problem.dtype if cpu else problem.query.dtype)
@@ -221,10 +221,10 @@ def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
         numbers = torch.where(allowed, numbers, -math.inf)
     elif not cpu and isinstance(problem.bias, Rule):
         numbers = numbers.contiguous()  # whose rows lie apart, at places that are not aligned
-    return _four_axes(numbers, problem)
+    return four_axes(numbers, problem)
 
 
-def _four_axes(tensor: Tensor, problem: Problem) -> Tensor:
+def four_axes(tensor: Tensor, problem: Problem) -> Tensor:
     """(batch, heads, rows, columns), with ones kept where the tensor broadcasts."""
     lead = problem.query.shape[:-3]
     if tensor.ndim < 4:
