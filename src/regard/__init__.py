@@ -1,8 +1,8 @@
 """Attention for PyTorch: compute any mechanism through one call, with one meaning, and see where it looks.
 
 The names below live in `regard.core`, `regard.look` and `regard.tasks` and are imported when first used, so
-`import regard` itself costs nothing. `regard.nn` has the layers, `regard.models` the models; the other folders are
-found when named.
+`import regard` itself costs nothing. `regard.nn` has the layers, `regard.models` the models and `regard.parallel`
+attention over process groups; the other folders are found when named.
 """
 
 import sys
@@ -54,7 +54,7 @@ _HOME = {
     "Trace": "regard.look.trace",
     "load": "regard.tasks.loading",
 }
-_FOLDERS = ("nn", "models")  # imported when first used, like the names
+_FOLDERS = ("nn", "models", "parallel")  # imported when first used, like the names
 _MORE = ("cli", "core", "data", "decode", "look", "studio", "tasks", "train")  # the same, but not listed
 
 __all__ = ["__version__", *_HOME, *_FOLDERS]
@@ -62,6 +62,7 @@ __all__ = ["__version__", *_HOME, *_FOLDERS]
 if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard import models as models
     from regard import nn as nn
+    from regard import parallel as parallel
     from regard.core.attention import Attended as Attended
     from regard.core.attention import Plan as Plan
     from regard.core.attention import attention as attention

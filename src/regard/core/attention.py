@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import recompute, torch_names
+from regard.core import recompute, sharding, torch_names
 from regard.core.backends import blocked, dot, flex, fused_additive, reference, sdpa, short
 from regard.core.backends.blocks import grid, out_of_sight
 from regard.core.biases import Bias
@@ -93,6 +93,8 @@ def attention(
     """
     if unknown:
         torch_names.refuse("attention", attention, unknown, torch_names.CALL)
+    if sharding.current is not None:
+        return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
     plain = backend == "auto" and bias is None and weights is None and generator is None
     plain = plain and type(dropout) is float and dropout == 0.0
     if plain and not listeners:
@@ -142,6 +144,28 @@ def explain(
         flops += _flops(replace(problem, value=problem.value[..., :0])) * rows // max(1, queries)
         working_bytes = max(working_bytes, recompute.working_bytes(problem))
     return Plan(name, refused, flops, working_bytes)
+
+
+def _sharded(
+    over: sharding.Sharding,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: AnyScore,
+    normalize: Normalizer,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+    weights: Request | None,
+    backend: str,
+) -> Attended:
+    """The call over a process group, of which this process holds a part of the sequences."""
+    if listeners:
+        raise NotImplementedError("regard.watch does not see attention over a process group")
+    with _prepared(query) as cast:
+        query, key, value, score = cast(query, key, value, score)
+        options = {"mask": mask, "bias": bias, "dropout": dropout, "weights": weights, "backend": backend}
+        return over.attend(query, key, value, score=score, normalize=normalize, **options)
 
 
 def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object) -> Tensor | None:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.core import sharding
 from regard.core.biases import Bias, as_bias
 from regard.core.custom import Custom
 from regard.core.masks import Mask, as_mask
@@ -132,6 +133,7 @@ def build(
     generator: torch.Generator | None,
 ) -> Problem:
     """Check the arguments of a call and bring them into one shape."""
+    sharding.refuse("this call")
     _check_tensors(query, key, value)
     check_normalizer(normalize)
     check_dropout(dropout)

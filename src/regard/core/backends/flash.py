@@ -117,10 +117,10 @@ def _tiles(problem: Problem) -> Iterator[_Tile]:
     """The whole where the kernel knows the mask, else blocks of queries with the span of keys each can see."""
     queries, keys = problem.shape[-2:]
     found = clauses(problem.mask, queries, keys)
-    if found is not None and found.lengths is None and not found.segments and not found.dense:
-        if not found.banded or (found.low is None and found.high == 0):
-            yield _Tile(all_of(queries), all_of(keys), None, found.banded)
-            return
+    by_band = found is not None and found.lengths is None and not found.segments and not found.dense
+    if found is not None and by_band and (not found.banded or (found.low is None and found.high == 0)):
+        yield _Tile(all_of(queries), all_of(keys), None, found.banded)
+        return
     for rows, columns in sdpa.visible(problem):
         assert problem.mask is not None  # without a mask there is one tile
         allowed = problem.mask.allowed(rows, columns, problem.device)
