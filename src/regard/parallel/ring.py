@@ -71,6 +71,7 @@ class _Ring(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         whole = _forward(job, query, key, value)
         output = whole.output.to(query.dtype)
+        ctx.set_materialize_grads(False)  # None where an output is not used
         ctx.job, ctx.unchanged = job, Unchanged(replace(job.problem, mask=job.mask))
         ctx.save_for_backward(query, key, value, whole.output, whole.logsumexp, *learned)
         if not job.asked:
@@ -78,13 +79,13 @@ class _Ring(torch.autograd.Function):
         return output, whole.logsumexp
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("attention over a process group is differentiable once")
         query, key, value, output, total, *learned = ctx.saved_tensors
         ctx.unchanged.check()
         job, device = ctx.job, query.device.type
-        doutput, dtotal = upstream[0], upstream[1] if ctx.job.asked else None
+        doutput, dtotal = torch.zeros_like(output) if upstream[0] is None else upstream[0], upstream[1]
         with torch.autocast(device, enabled=False) if device in ("cpu", "cuda") else nullcontext():
             grads = _backward(job, (query, key, value), Part(output, total), doutput, dtotal)
         return None, *(grad.to(t.dtype) for grad, t in zip(grads, (query, key, value, *learned), strict=True))

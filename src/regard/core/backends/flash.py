@@ -6,18 +6,21 @@ part's own, the kernel's backward pass computes exp(s − total), the weights am
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.core.backends import sdpa
-from regard.core.backends.blocked import summed_groups
+from regard.core.backends import blocked, sdpa
+from regard.core.backends.once import once_only
+from regard.core.backends.result import Result
 from regard.core.clauses import clauses
 from regard.core.hygiene import all_finite, unruly
 from regard.core.problem import Problem
 from regard.core.scores import Dot, ScaledDot
 from regard.core.spans import Stretch, all_of, take
+from regard.core.unchanged import Unchanged
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -31,6 +34,35 @@ def serves(problem: Problem) -> bool:
     if not plain or not problem.normalize.is_softmax or problem.bias is not None or problem.dropout > 0.0:
         return False
     return _scale(problem) > 0 and not unruly(problem) and all_finite(problem)
+
+
+def attend(problem: Problem) -> Result:
+    """Output and log-sum-exp, both differentiable."""
+    output, total = _Flash.apply(problem, problem.query, problem.key, problem.value)
+    return Result(output, total)
+
+
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        output, total = part_forward(problem)
+        ctx.set_materialize_grads(False)  # None where an output is not used
+        ctx.problem, ctx.unchanged = problem, Unchanged(problem)
+        ctx.save_for_backward(output, total)
+        return output.to(query.dtype), total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        once_only(sdpa.NAME)
+        ctx.unchanged.check()
+        problem, (output, total) = ctx.problem, ctx.saved_tensors
+        doutput = torch.zeros_like(output) if upstream[0] is None else upstream[0]
+        with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
+            if upstream[1] is None:
+                grads = part_backward(problem, output, total, doutput)
+            else:
+                grads = blocked.part_backward(problem, output, total, doutput, upstream[1])[:3]
+        return None, *(grad.to(problem.query.dtype) for grad in grads)
 
 
 class _Tile(NamedTuple):
@@ -82,7 +114,7 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
                 target += part
         dquery, dkey, dvalue = grads
         sizes = (problem.query.shape[-1], problem.key.shape[-1], problem.value.shape[-1])
-        heads = (dquery, *(summed_groups(t, problem.group) for t in (dkey, dvalue)))
+        heads = (dquery, *(blocked.summed_groups(t, problem.group) for t in (dkey, dvalue)))
         lead = problem.query.shape[:-3]
         dquery, dkey, dvalue = (
             t[..., :size].reshape(*lead, *t.shape[1:-1], size) for t, size in zip(heads, sizes, strict=True)

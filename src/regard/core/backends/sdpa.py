@@ -19,6 +19,7 @@ from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import all_finite, unruly
 from regard.core.problem import HALF, Problem
+from regard.core.requests import LogSumExp
 from regard.core.scores import Bilinear
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
@@ -96,6 +97,11 @@ def plain(problem: Problem) -> bool:
 
 def attend(problem: Problem) -> Result:
     """Attention by torch's fused kernels."""
+    if isinstance(problem.request, LogSumExp) and not torch.compiler.is_compiling():
+        from regard.core.backends import flash  # which imports this module
+
+        if flash.serves(problem):
+            return flash.attend(problem)
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
     # A padded memory would have to be cleaned at every step; the steps' kernel does not read its padding.
