@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ring_cases import BIASES, CASES, LENGTH, MASKS, SCORES, Case, expected, ids, inputs, positions
 from torch import Tensor
 
 import regard
-from ring_cases import BIASES, CASES, LENGTH, MASKS, SCORES, Case, expected, ids, inputs, positions
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 

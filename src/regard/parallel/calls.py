@@ -86,7 +86,8 @@ class Ring:
         sharding.current = None  # what is called below computes on this process
         try:
             error: Exception | None = None
-            problem, mask, call = None, None, {}
+            problem, mask = None, None
+            call: dict[str, str] = {}
             try:
                 problem, mask = _checked(self.layout, query, key, value, **arguments)
                 call = _description(self.layout, problem, mask)

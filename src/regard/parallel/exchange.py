@@ -101,13 +101,7 @@ def room(tensors: Sequence[Tensor], stretches: Sequence[Stretch]) -> Tensor | No
 
 def unpacked(flat: Tensor, tensors: Sequence[Tensor], lengths: Sequence[int]) -> list[tuple[Tensor, ...]]:
     """For each stretch the tensors that were packed, shaped like `tensors` but for the length."""
-    pieces, start = [], 0
-    for length in lengths:
-        parts = []
-        for like in tensors:
-            shape = (*like.shape[:-2], length, like.shape[-1])
-            count_ = torch.Size(shape).numel()
-            parts.append(flat[start : start + count_].view(shape))
-            start += count_
-        pieces.append(tuple(parts))
-    return pieces
+    shapes = [(*like.shape[:-2], length, like.shape[-1]) for length in lengths for like in tensors]
+    pieces = flat.split([torch.Size(shape).numel() for shape in shapes])
+    parts = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    return [tuple(parts[first : first + len(tensors)]) for first in range(0, len(parts), len(tensors))]

@@ -161,7 +161,10 @@ def _arriving(job: Job, key: Tensor, value: Tensor, kind: str) -> Iterator[tuple
         source = (rank - step) % size
         stretches, flat = plan.needed(rank, source), ahead.wait()
         ahead = begin(step + 1) if step + 1 < size else None
-        pieces = [] if flat is None else unpacked(flat, (key, value), [len(s) for s in stretches])
+        if flat is None:
+            yield source, []
+            continue
+        pieces = unpacked(flat, (key, value), [len(s) for s in stretches])
         yield source, [Held(stretch, *piece) for stretch, piece in zip(stretches, pieces, strict=True)]
 
 

@@ -42,7 +42,8 @@ class Schedule:
 
     def blocks(self, holding: int) -> list[Block]:
         """What this process computes with the keys of process `holding`."""
-        found, first = [], 0
+        found: list[Block] = []
+        first = 0
         for row in self.layout.owned(self.layout.rank):
             for column in self.layout.owned(holding):
                 stretch = self.visible[row][column]

@@ -78,7 +78,8 @@ def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp over a part of the keys, in the plain dtype and without a graph."""
     with torch.no_grad():
         query, key, value = _four_axes(problem)
-        outputs, totals = [], []
+        outputs: list[Tensor] = []
+        totals: list[Tensor] = []
         for tile in _tiles(problem):
             output, total = _FORWARD(
                 take(query, -2, tile.rows), take(key, -2, tile.columns), take(value, -2, tile.columns),
