@@ -1,6 +1,6 @@
 """Are the sequences of a call spread over a process group? `regard.parallel.context` says so here, for its block."""
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from regard.core.attention import Attended
 
 
+@runtime_checkable
 class Sharding(Protocol):
     """How calls are computed whose tensors hold this process's part of the sequences."""
 
