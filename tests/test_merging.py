@@ -95,6 +95,13 @@ def test_half_precision_keeps_its_log_sum_exp_in_float32(backend: str) -> None:
     assert_close(total, (query.float() @ key.float().mT / math.sqrt(8)).logsumexp(-1), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "blocked"])
+def test_it_costs_no_second_pass_on_the_cpu(backend: str) -> None:
+    x = torch.zeros(2, 3, 64, 8)
+    plain, asked = (regard.explain(x, x, x, backend=backend, weights=w) for w in (None, regard.logsumexp()))
+    assert asked.flops == plain.flops
+
+
 def test_without_a_head_axis() -> None:
     x = torch.randn(5, 4)
     assert regard.attention(x, x, x, weights=regard.logsumexp()).weights.shape == (5,)

@@ -139,11 +139,22 @@ def explain(
         others = {other: _refuses(other, problem) for other in BACKENDS if other != backend}
         refused = {other: reason or "another backend was asked for" for other, reason in others.items()}
     flops, working_bytes = _flops(problem), BACKENDS[name].working_bytes(problem)
-    if problem.request is not None and name != reference.NAME:  # a second pass, after the first
+    if _second_pass(problem, name):
         rows, queries = recompute.rows_asked(problem), problem.shape[-2]
         flops += _flops(replace(problem, value=problem.value[..., :0])) * rows // max(1, queries)
         working_bytes = max(working_bytes, recompute.working_bytes(problem))
     return Plan(name, refused, flops, working_bytes)
+
+
+def _second_pass(problem: Problem, name: str) -> bool:
+    """Are the keys read again for what is requested? Some backends give the log-sum-exp with the output."""
+    if problem.request is None or name == reference.NAME:
+        return False
+    if not isinstance(problem.request, LogSumExp):
+        return True
+    if problem.device.type != "cpu":
+        return name != blocked.NAME
+    return name == sdpa.NAME and problem.bias is not None
 
 
 def _sharded(

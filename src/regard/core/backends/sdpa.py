@@ -20,7 +20,7 @@ from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import all_finite, unruly
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
-from regard.core.scores import Bilinear
+from regard.core.scores import Bilinear, ScaledDot
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
 from regard.core.unseen import without_unseen
@@ -97,11 +97,8 @@ def plain(problem: Problem) -> bool:
 
 def attend(problem: Problem) -> Result:
     """Attention by torch's fused kernels."""
-    if isinstance(problem.request, LogSumExp) and not torch.compiler.is_compiling():
-        from regard.core.backends import flash  # which imports this module
-
-        if flash.serves(problem):
-            return flash.attend(problem)
+    if isinstance(problem.request, LogSumExp) and (result := _with_log_sum_exp(problem)) is not None:
+        return result
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
     # A padded memory would have to be cleaned at every step; the steps' kernel does not read its padding.
@@ -150,6 +147,17 @@ def attend(problem: Problem) -> Result:
         output = torch.cat(parts, -2)
     output = output[..., :size]
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
+
+
+def _with_log_sum_exp(problem: Problem) -> Result | None:
+    """Output and log-sum-exp from one kernel, where there is one that gives both."""
+    from regard.core.backends import flash  # which imports this module
+
+    product = problem.score.as_product(problem.query, problem.key)
+    if product is None or torch.compiler.is_compiling():
+        return None
+    plain = replace(problem, query=product.query, key=product.key, score=ScaledDot(product.scale))
+    return flash.attend(plain) if flash.serves(plain) else None
 
 
 def _needs_no_block(found: Clauses | None) -> bool:
