@@ -16,7 +16,7 @@ PACKAGE = ROOT / "src" / "regard"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top floor to the ground. A floor may import the floors below it, and rooms of its own.
-FLOORS = ["cli", "studio", "tasks", "train decode data", "models", "look", "nn", "core"]
+FLOORS = ["cli", "studio", "tasks", "train decode data", "models", "look", "nn", "parallel", "core"]
 # What knows no model takes callables and records; pictures need the mathematics but no layers.
 NARROWER = {"train": set(), "decode": set(), "data": set(), "look": {"core"}}
 
@@ -26,10 +26,10 @@ PUBLIC = [
     *("Softmax", "Sparsemax", "Entmax", "Sigmoid", "Hard", "reinforce", "Reinforced"),
     *("Mask", "causal", "window", "padding", "segments", "dense"),
     *("Bias", "alibi", "relative"),
-    *("Request", "Top", "full", "rows", "top", "received", "entropy"),
+    *("Request", "Top", "full", "rows", "top", "received", "entropy", "logsumexp", "merge"),
     *("watch", "Trace", "load"),
 ]
-FOLDERS = ["nn", "models"]
+FOLDERS = ["nn", "models", "parallel"]
 
 
 def may_import(floor: str) -> set[str]:
@@ -155,7 +155,9 @@ def test_layers_and_models_are_listed(folder):
         home.nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("package", [regard, regard.nn, regard.models], ids=lambda package: package.__name__)
+@pytest.mark.parametrize(
+    "package", [regard, regard.nn, regard.models, regard.parallel], ids=lambda package: package.__name__
+)
 def test_checkers_see_the_same_names(package):
     """The block for type checkers repeats the list by hand; this keeps the two the same."""
     [block] = [

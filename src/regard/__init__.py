@@ -1,8 +1,8 @@
 """Attention for PyTorch: compute any mechanism through one call, with one meaning, and see where it looks.
 
 The names below live in `regard.core`, `regard.look` and `regard.tasks` and are imported when first used, so
-`import regard` itself costs nothing. `regard.nn` has the layers, `regard.models` the models; the other folders are
-found when named.
+`import regard` itself costs nothing. `regard.nn` has the layers, `regard.models` the models and `regard.parallel`
+attention over process groups; the other folders are found when named.
 """
 
 import sys
@@ -43,6 +43,8 @@ _HOME = {
     "top": "regard.core.requests",
     "received": "regard.core.requests",
     "entropy": "regard.core.requests",
+    "logsumexp": "regard.core.requests",
+    "merge": "regard.core.merging",
     "reinforce": "regard.core.hard",
     "Reinforced": "regard.core.hard",
     "linear_attention": "regard.core.linear",
@@ -52,7 +54,7 @@ _HOME = {
     "Trace": "regard.look.trace",
     "load": "regard.tasks.loading",
 }
-_FOLDERS = ("nn", "models")  # imported when first used, like the names
+_FOLDERS = ("nn", "models", "parallel")  # imported when first used, like the names
 _MORE = ("cli", "core", "data", "decode", "look", "studio", "tasks", "train")  # the same, but not listed
 
 __all__ = ["__version__", *_HOME, *_FOLDERS]
@@ -60,6 +62,7 @@ __all__ = ["__version__", *_HOME, *_FOLDERS]
 if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard import models as models
     from regard import nn as nn
+    from regard import parallel as parallel
     from regard.core.attention import Attended as Attended
     from regard.core.attention import Plan as Plan
     from regard.core.attention import attention as attention
@@ -78,6 +81,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.core.masks import padding as padding
     from regard.core.masks import segments as segments
     from regard.core.masks import window as window
+    from regard.core.merging import merge as merge
     from regard.core.normalizers import Entmax as Entmax
     from regard.core.normalizers import Hard as Hard
     from regard.core.normalizers import Sigmoid as Sigmoid
@@ -87,6 +91,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.core.requests import Top as Top
     from regard.core.requests import entropy as entropy
     from regard.core.requests import full as full
+    from regard.core.requests import logsumexp as logsumexp
     from regard.core.requests import received as received
     from regard.core.requests import rows as rows
     from regard.core.requests import top as top

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import recompute, torch_names
+from regard.core import recompute, sharding, torch_names
 from regard.core.backends import blocked, dot, flex, fused_additive, reference, sdpa, short
 from regard.core.backends.blocks import grid, out_of_sight
 from regard.core.biases import Bias
@@ -22,7 +22,7 @@ from regard.core.hygiene import quickly_finite
 from regard.core.masks import Band, Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
-from regard.core.requests import Full, Request, Top
+from regard.core.requests import Full, LogSumExp, Request, Top
 from regard.core.scores import FLOATS, Additive, ScaledDot, Score
 from regard.core.torch_names import Unknown
 from regard.core.transforms import beyond_one_derivative, mapped, transformed
@@ -93,6 +93,8 @@ def attention(
     """
     if unknown:
         torch_names.refuse("attention", attention, unknown, torch_names.CALL)
+    if sharding.current is not None:
+        return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
     plain = backend == "auto" and bias is None and weights is None and generator is None
     plain = plain and type(dropout) is float and dropout == 0.0
     if plain and not listeners:
@@ -137,11 +139,44 @@ def explain(
         others = {other: _refuses(other, problem) for other in BACKENDS if other != backend}
         refused = {other: reason or "another backend was asked for" for other, reason in others.items()}
     flops, working_bytes = _flops(problem), BACKENDS[name].working_bytes(problem)
-    if problem.request is not None and name != reference.NAME:  # a second pass, after the first
+    if _second_pass(problem, name):
         rows, queries = recompute.rows_asked(problem), problem.shape[-2]
         flops += _flops(replace(problem, value=problem.value[..., :0])) * rows // max(1, queries)
         working_bytes = max(working_bytes, recompute.working_bytes(problem))
     return Plan(name, refused, flops, working_bytes)
+
+
+def _second_pass(problem: Problem, name: str) -> bool:
+    """Are the keys read again for what is requested? Some backends give the log-sum-exp with the output."""
+    if problem.request is None or name == reference.NAME:
+        return False
+    if not isinstance(problem.request, LogSumExp):
+        return True
+    if problem.device.type != "cpu":
+        return name != blocked.NAME
+    return name == sdpa.NAME and problem.bias is not None
+
+
+def _sharded(
+    over: sharding.Sharding,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: AnyScore,
+    normalize: Normalizer,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+    weights: Request | None,
+    backend: str,
+) -> Attended:
+    """The call over a process group, of which this process holds a part of the sequences."""
+    if listeners:
+        raise NotImplementedError("regard.watch does not see attention over a process group")
+    with _prepared(query) as cast:
+        query, key, value, score = cast(query, key, value, score)
+        options = {"mask": mask, "bias": bias, "dropout": dropout, "weights": weights, "backend": backend}
+        return over.attend(query, key, value, score=score, normalize=normalize, **options)
 
 
 def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object) -> Tensor | None:
@@ -297,7 +332,7 @@ def _run(problem: Problem, name: str) -> Attended:
     output, log_prob = result.output, result.log_prob
     if isinstance(weights, Top):
         weights = Top(weights.values.to(problem.query.dtype), weights.indices)
-    elif weights is not None:
+    elif weights is not None and not isinstance(problem.request, LogSumExp):  # which would lose its digits
         weights = weights.to(problem.query.dtype)
     if problem.headless:
         output, weights, log_prob = _drop_head(output), _drop_head(weights), _drop_head(log_prob)

@@ -61,6 +61,16 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     return torch.where(filled, torch.softmax(scores, -1), 0)
 
 
+def log_sum_exp(scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None) -> Float[Tensor, "*rows"]:
+    """ln Σ exp(s) over what is allowed; −inf, with a gradient of 0, for rows with nothing allowed."""
+    if scores.shape[-1] == 0:
+        return scores.sum(-1) - math.inf
+    if allowed is None:
+        return scores.logsumexp(-1)
+    scores, filled = masked(scores, allowed)
+    return torch.where(filled.squeeze(-1), scores.logsumexp(-1), -math.inf)
+
+
 @dataclass(frozen=True)
 class Softmax(Normalizer):
     """exp(s_j) / Σ exp(s): weights in [0, 1] that sum to 1 and sharpen what stands out.

@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.core import sharding
 from regard.core.biases import Bias, as_bias
 from regard.core.custom import Custom
 from regard.core.masks import Mask, as_mask
 from regard.core.normalizers import Hard, Normalizer
-from regard.core.requests import Request
+from regard.core.requests import LogSumExp, Request
 from regard.core.scores import Score, finite, float_tensor
 from regard.core.spans import Contiguous, Span
 
@@ -132,11 +133,14 @@ def build(
     generator: torch.Generator | None,
 ) -> Problem:
     """Check the arguments of a call and bring them into one shape."""
+    sharding.refuse("this call")
     _check_tensors(query, key, value)
     check_normalizer(normalize)
     check_dropout(dropout)
     if weights is not None and not isinstance(weights, Request):
         raise TypeError(f"weights must be a request such as regard.full(), or None, got {said(weights)}")
+    if isinstance(weights, LogSumExp) and not normalize.is_softmax:
+        raise ValueError(f"logsumexp() is what softmax divides by; {normalize.name} has none: use normalize=Softmax()")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
     if generator is not None and generator.device.type != query.device.type:

@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.core.custom import Custom
 from regard.core.hygiene import cleaned
-from regard.core.normalizers import Hard, one_hot
+from regard.core.normalizers import Hard, log_sum_exp, one_hot
 from regard.core.problem import Problem
-from regard.core.requests import Entropy, Full, Received, Rows, Top, TopWeights
+from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Rows, Top, TopWeights
 from regard.core.spans import Span, Stretch, all_of, cut
 from regard.core.unchanged import Unchanged
 
@@ -42,7 +42,7 @@ def weights(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
 
     whole: list[Tensor] = []
     for rows in cut(queries, _block_rows(problem)) or [all_of(0)]:
-        part = _keep(problem, lambda rows=rows: request.of(_rows(problem, rows, chosen)))
+        part = _keep(problem, lambda rows=rows: _part(problem, request, rows, chosen))
         pieces = list(part) if isinstance(part, Top) else [part]
         if isinstance(request, Received):
             whole = [a + b for a, b in zip(whole, pieces, strict=True)] if whole else pieces
@@ -96,6 +96,14 @@ def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
     found = cast(Found, checkpoint(run, use_reentrant=False, preserve_rng_state=False))
     unchanged.append(Unchanged(problem, value=False))
     return found
+
+
+def _part(problem: Problem, request: Request, rows: Stretch, chosen: Tensor | None) -> Tensor | Top:
+    """What is requested, of a block of rows."""
+    if not isinstance(request, LogSumExp):
+        return request.of(_rows(problem, rows, chosen))
+    scores = _row_scores(problem, rows)
+    return log_sum_exp(scores, problem.open(scores, rows, all_of(problem.shape[-1])))
 
 
 def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:

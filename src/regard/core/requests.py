@@ -92,6 +92,14 @@ class Entropy(Request):
         return -(weights * torch.where(weights > 0, weights, 1).log()).sum(-1)
 
 
+@dataclass(frozen=True)
+class LogSumExp(Request):
+    """ln Σ exp(s), of the scores and not of the weights."""
+
+    def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
+        raise ValueError("logsumexp() is computed from scores, and only weights are known here: ask regard.attention")
+
+
 def full() -> Request:
     """All weights, (…, h, q, k)."""
     return Full()
@@ -145,3 +153,12 @@ def received() -> Request:
 def entropy() -> Request:
     """How spread each query's weights are, −Σ w ln w in nats, (…, h, q); for `Hard`, of the distribution sampled."""
     return Entropy()
+
+
+def logsumexp() -> Request:
+    """ln Σ exp(s) over the scores that each query may attend, (…, h, q); −inf where it may attend nothing.
+
+    With it `regard.merge` joins attention over parts of the keys. It is that of the scores with bias, before dropout,
+    in float32 where the inputs are in half precision; only softmax has it.
+    """
+    return LogSumExp()

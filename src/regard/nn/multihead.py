@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import torch_names
+from regard.core import sharding, torch_names
 from regard.core.attention import AnyScore, Attended, attention
 from regard.core.biases import Bias, as_bias
 from regard.core.masks import Mask
@@ -157,6 +157,8 @@ class MultiHeadAttention(nn.Module):
         if unknown:
             torch_names.refuse("MultiHeadAttention", self.forward, unknown, torch_names.LAYER_CALL)
         self._check(query, key, value, cache)
+        if cache is not None:
+            sharding.refuse("a cache")
         offset: int | Tensor = 0
         if cache is not None and cache.is_fixed:
             queries, (keys, values) = self.projection.queries(query), cache.read()

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.core import sharding
 from regard.core.biases import Bias, alibi
 from regard.core.scores import float_tensor
 from regard.nn.relative import RelativePositions as RelativePositions
@@ -61,6 +62,7 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n d"], *, offset: Offset = 0) -> Float[Tensor, "b n d"]:
         _sized(x, self.size)
+        offset = sharding.shifted(offset, x.shape[-2], x.device)
         return x + self.table(x.shape[-2], offset=offset, dtype=x.dtype, device=x.device)
 
 
@@ -94,6 +96,7 @@ class LearnedPositions(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n d"], *, offset: Offset = 0) -> Float[Tensor, "b n d"]:
         _sized(x, self.size)
+        offset = sharding.shifted(offset, x.shape[-2], x.device)
         return x + self.table(x.shape[-2], offset=offset).to(x.dtype)
 
 
@@ -114,6 +117,7 @@ class Rotary(nn.Module):
 
     def forward(self, x: Float[Tensor, "b h n d"], *, offset: Offset = 0) -> Float[Tensor, "b h n d"]:
         _sized(x, self.head_size)
+        offset = sharding.shifted(offset, x.shape[-2], x.device)
         angles = _angles(x.shape[-2], offset, self.head_size, self.base, x.device)
         dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         cos, sin = (each.to(dtype).unsqueeze(-2) for each in (angles.cos(), angles.sin()))

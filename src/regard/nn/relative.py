@@ -16,9 +16,9 @@ from regard.core.clauses import clauses
 from regard.core.hard import choose
 from regard.core.hygiene import cleaned
 from regard.core.masks import Mask
-from regard.core.normalizers import Hard, Normalizer, Softmax
+from regard.core.normalizers import Hard, Normalizer, Softmax, log_sum_exp
 from regard.core.problem import Problem, build
-from regard.core.requests import Entropy, Received, Request, Rows, Top
+from regard.core.requests import Entropy, LogSumExp, Received, Request, Rows, Top
 from regard.core.scores import Dot, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 
@@ -159,6 +159,8 @@ def _block(tables: Tables, rows: Stretch, columns: Stretch) -> Part:
         seen = weights = problem.normalize(scores, allowed)
     weights = _dropped(weights, problem)
     output = weights @ value + _Summed.apply(weights, distance, tables.reach) @ tables.values
+    if isinstance(problem.request, LogSumExp):
+        return Part(output, log_sum_exp(scores, allowed), log_prob)
     return Part(output, _asked(seen, problem, rows), log_prob)
 
 
@@ -182,7 +184,7 @@ def _joined(parts: list[Part], request: Request | None) -> Part:
     elif isinstance(request, (Received, Rows)):
         seen = sum(asked[1:], asked[0])
     elif request is not None:
-        seen = torch.cat(asked, -1 if isinstance(request, Entropy) else -2)
+        seen = torch.cat(asked, -1 if isinstance(request, (Entropy, LogSumExp)) else -2)
     return Part(torch.cat(outputs, -2), seen, None if log_probs[0] is None else torch.cat(log_probs, -1))
 
 

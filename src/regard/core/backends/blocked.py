@@ -16,13 +16,14 @@ from regard.core.backends import reference, sparse_rows
 from regard.core.backends.blocks import Grid, grid, square
 from regard.core.backends.once import once_only
 from regard.core.backends.result import Result
-from regard.core.backends.streams import Block, EntmaxStream, Finished, Stream, Upstream, stream
+from regard.core.backends.streams import Block, EntmaxStream, Finished, SoftmaxStream, Stream, Upstream, stream
 from regard.core.biases import DenseBias
 from regard.core.custom import Custom
 from regard.core.hygiene import cleaned
 from regard.core.listening import Swapped, leaves
 from regard.core.normalizers import gumbel_like
 from regard.core.problem import Problem
+from regard.core.requests import LogSumExp
 from regard.core.spans import take
 from regard.core.unchanged import Unchanged
 
@@ -70,13 +71,16 @@ def run(problem: Problem) -> Result:
         return sparse_rows.attend(problem)
     bias = problem.bias.tensor if isinstance(problem.bias, DenseBias) and problem.bias.tensor.requires_grad else None
     learned = tuple(t for t in problem.learned if t is not bias)
-    rule = stream(problem.normalize, problem.sample)
+    asked = isinstance(problem.request, LogSumExp)
+    rule = SoftmaxStream(logsumexp=True) if asked else stream(problem.normalize, problem.sample)
     assert rule is not None  # refuses() has said so
     originals = learned if bias is None else (*learned, bias)
     job = Job(problem, rule, grid(problem, *_sizes(problem)), seed(problem), originals)
     output, log_prob, chosen = _Blocked.apply(job, problem.query, problem.key, problem.value, bias, *learned)
     if marks is not None:
         output = output + marks
+    if asked:
+        return Result(output.to(problem.query.dtype), log_prob)
     return Result(output.to(problem.query.dtype), None, log_prob, chosen)
 
 
@@ -118,17 +122,7 @@ class _Blocked(torch.autograd.Function):
     def forward(
         ctx: Any, job: Job, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *learned: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        dtype = job.problem.dtype
-        finished = []
-        for r, rows in enumerate(job.grid.rows):
-            part = take(query, -2, rows).to(dtype)
-            state = job.rule.begin(part.new_empty(part.shape[:-1]), value.shape[-1])
-            for c, columns in enumerate(job.grid.columns):
-                if job.grid.some[r][c]:
-                    raw, allowed = job.scores(part, take(key, -2, columns).to(dtype), r, c)
-                    state = job.rule.add(state, job.block(raw, allowed, value, r, c))
-            finished.append(job.rule.finish(state))
-        output, log_prob, chosen, kept = _joined(finished)
+        output, log_prob, chosen, kept = _forward(job, query, key, value)
         ctx.job, ctx.kept_count, ctx.has_bias = job, len(kept), bias is not None
         ctx.unchanged = Unchanged(job.problem)
         ctx.save_for_backward(query, key, value, *kept, *((bias,) if bias is not None else ()), *learned)
@@ -151,17 +145,56 @@ class _Blocked(torch.autograd.Function):
         kept, rest = rest[: ctx.kept_count], rest[ctx.kept_count :]
         bias, learned = (rest[0], rest[1:]) if ctx.has_bias else (None, rest)
         sums = _Sums(ctx.job, query, key, value, bias, learned)
-        for r, rows in enumerate(ctx.job.grid.rows):
-            arriving = Upstream(
-                take(doutput, -2, rows).to(ctx.job.problem.dtype),
-                None if dlog_prob is None else take(dlog_prob, -1, rows),
-            )
-            for c in range(len(ctx.job.grid.columns)):
-                if ctx.job.grid.some[r][c]:
-                    sums.add(r, c, arriving, tuple(take(tensor, -2, rows) for tensor in kept))
+        sums.add_all(Upstream(doutput.to(ctx.job.problem.dtype), dlog_prob), tuple(kept))
         grads = (sums.query, sums.key, sums.value, sums.bias, *sums.learned)
         inputs = (query, key, value, bias, *learned)
         return None, *(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))
+
+
+def _forward(
+    job: Job, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, ...]]:
+    """All blocks of a job: output, log-probabilities, choices, and what is kept for the backward pass."""
+    dtype = job.problem.dtype
+    finished = []
+    for r, rows in enumerate(job.grid.rows):
+        part = take(query, -2, rows).to(dtype)
+        state = job.rule.begin(part.new_empty(part.shape[:-1]), value.shape[-1])
+        for c, columns in enumerate(job.grid.columns):
+            if job.grid.some[r][c]:
+                raw, allowed = job.scores(part, take(key, -2, columns).to(dtype), r, c)
+                state = job.rule.add(state, job.block(raw, allowed, value, r, c))
+        finished.append(job.rule.finish(state))
+    return _joined(finished)
+
+
+def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of softmax over a part of the keys, in the plain dtype and without a graph."""
+    with torch.no_grad():
+        problem, marks = cleaned(problem)
+        output, total, _, _ = _forward(_part_job(problem), problem.query, problem.key, problem.value)
+        assert total is not None  # the rule of the job gives it
+        return output if marks is None else output + marks, total
+
+
+def part_backward(
+    problem: Problem, output: Tensor, total: Tensor, doutput: Tensor, dtotal: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Gradients of query, key, value and what is learned by a part of the keys, in the plain dtype.
+
+    `output` and `total` are those over all keys, the gradients arrive at them: the parts' gradients sum to the whole.
+    """
+    with torch.no_grad():
+        problem, _ = cleaned(problem)
+        sums = _Sums(_part_job(problem), problem.query, problem.key, problem.value, None, list(problem.learned))
+        total = total.unsqueeze(-1)
+        kept = (total, (total != -math.inf).to(total.dtype), output)  # exp(s − total) is the weight: divided by 1
+        sums.add_all(Upstream(doutput.to(problem.dtype), dtotal), kept)
+        return sums.query, sums.key, sums.value, *sums.learned
+
+
+def _part_job(problem: Problem) -> Job:
+    return Job(problem, SoftmaxStream(logsumexp=True), grid(problem, *_sizes(problem)), 0, problem.learned)
 
 
 class _Sums:
@@ -187,6 +220,15 @@ class _Sums:
         self.bias = None if bias is None else torch.zeros(bias.shape, dtype=dtype, device=bias.device)
         self.learned = [torch.zeros_like(t, dtype=torch.promote_types(t.dtype, dtype)) for t in learned]
 
+    def add_all(self, upstream: Upstream, kept: tuple[Tensor, ...]) -> None:
+        """The gradients of every block; `kept` is what the rule stored for each row."""
+        for r, rows in enumerate(self.job.grid.rows):
+            log_prob = None if upstream.log_prob is None else take(upstream.log_prob, -1, rows)
+            arriving = Upstream(take(upstream.output, -2, rows), log_prob)
+            for c in range(len(self.job.grid.columns)):
+                if self.job.grid.some[r][c]:
+                    self.add(r, c, arriving, tuple(take(tensor, -2, rows) for tensor in kept))
+
     def add(self, r: int, c: int, upstream: Upstream, kept: tuple[Tensor, ...]) -> None:
         """Score a block again, and add what its gradient gives to each input."""
         problem = self.job.problem
@@ -209,7 +251,7 @@ class _Sums:
                 if grad is not None:
                     total += grad
         values = take(self.value, -2, columns)
-        values += _summed_groups(weights.mT @ upstream.output, problem.group)
+        values += summed_groups(weights.mT @ upstream.output, problem.group)
         if self.bias is not None:
             target = take(take(self.bias, -2, rows), -1, columns)
             target += dscores.sum_to_size(target.shape)
@@ -238,7 +280,7 @@ def _joined(finished: list[Finished]) -> tuple[Tensor, Tensor | None, Tensor | N
     )
 
 
-def _summed_groups(tensor: Tensor, group: int) -> Tensor:
+def summed_groups(tensor: Tensor, group: int) -> Tensor:
     """Gradients of repeated heads summed for the head they share."""
     return tensor if group == 1 else tensor.unflatten(-3, (-1, group)).sum(-3)
 

@@ -82,20 +82,23 @@ def attend(problem: Problem) -> Result:
     """Attention by the logistic or the exponential form, or by the kernels."""
     if problem.device.type == "cuda":
         return _by_kernels(problem)
-    backend: Any = blocked
-    if not _logistic_serves(problem):
-        problem = _exponential(problem)
-    else:
-        assert isinstance(problem.score, Additive)
-        weight = problem.score.weight
-        if logistic.exact_enough(problem.query, problem.key, weight):
-            problem = replace(problem, score=logistic.Logistic(weight))
-        if blocked.not_worth_it(problem):
-            backend = reference
+    plain = _logistic_serves(problem) and blocked.not_worth_it(problem)
+    backend: Any = reference if plain else blocked
+    problem = quicker(problem)
     result = backend.attend(problem)
-    if problem.request is None or backend is reference:
+    if problem.request is None or result.weights is not None:
         return result
     return result._replace(weights=recompute.weights(problem, result.chosen))
+
+
+def quicker(problem: Problem) -> Problem:
+    """The problem on the CPU with its score in the logistic or in the exponential form."""
+    if not _logistic_serves(problem):
+        return _exponential(problem)
+    assert isinstance(problem.score, Additive)
+    weight = problem.score.weight
+    exact = logistic.exact_enough(problem.query, problem.key, weight)
+    return replace(problem, score=logistic.Logistic(weight)) if exact else problem
 
 
 def _features(problem: Problem) -> int:

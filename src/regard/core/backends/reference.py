@@ -9,9 +9,9 @@ import torch
 from regard.core.backends.result import Result
 from regard.core.hard import choose
 from regard.core.hygiene import cleaned
-from regard.core.normalizers import Hard
+from regard.core.normalizers import Hard, log_sum_exp
 from regard.core.problem import Problem
-from regard.core.requests import Entropy
+from regard.core.requests import Entropy, LogSumExp
 from regard.core.spans import all_of
 
 NAME = "reference"
@@ -55,6 +55,8 @@ def attend(problem: Problem) -> Result:
 
     if marks is not None:
         output = output + marks
+    if isinstance(problem.request, LogSumExp):
+        return Result(output.to(problem.query.dtype), log_sum_exp(scores, allowed))
     return Result(
         output.to(problem.query.dtype),
         problem.request.of(seen) if problem.request is not None else None,

@@ -19,7 +19,8 @@ from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.hygiene import all_finite, unruly
 from regard.core.problem import HALF, Problem
-from regard.core.scores import Bilinear
+from regard.core.requests import LogSumExp
+from regard.core.scores import Bilinear, ScaledDot
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
 from regard.core.unseen import without_unseen
@@ -96,6 +97,8 @@ def plain(problem: Problem) -> bool:
 
 def attend(problem: Problem) -> Result:
     """Attention by torch's fused kernels."""
+    if isinstance(problem.request, LogSumExp) and (result := _with_log_sum_exp(problem)) is not None:
+        return result
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
     # A padded memory would have to be cleaned at every step; the steps' kernel does not read its padding.
@@ -139,11 +142,22 @@ def attend(problem: Problem) -> Result:
             kernel(
                 take(query, -2, rows), take(key, -2, columns), take(value, -2, columns), _mask(problem, rows, columns)
             )
-            for rows, columns in _visible(problem)
+            for rows, columns in visible(problem)
         ]
         output = torch.cat(parts, -2)
     output = output[..., :size]
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
+
+
+def _with_log_sum_exp(problem: Problem) -> Result | None:
+    """Output and log-sum-exp from one kernel, where there is one that gives both."""
+    from regard.core.backends import flash  # which imports this module
+
+    product = problem.score.as_product(problem.query, problem.key)
+    if product is None or torch.compiler.is_compiling():
+        return None
+    plain = replace(problem, query=product.query, key=product.key, score=ScaledDot(product.scale))
+    return flash.attend(plain) if flash.serves(plain) else None
 
 
 def _needs_no_block(found: Clauses | None) -> bool:
@@ -183,7 +197,7 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def _visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
+def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
     """Blocks of queries, each with the span of keys it can see."""
     queries, keys = problem.shape[-2:]
     rows = cut(queries, _rows_at_once(problem))
@@ -213,7 +227,7 @@ def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     """Mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
     allowed = problem.mask.allowed(rows, columns, problem.device) if problem.mask is not None else None
     if problem.bias is None:
-        return None if allowed is None else _four_axes(allowed, problem)
+        return None if allowed is None else four_axes(allowed, problem)
     # The CPU's kernels take a float32 bias beside half-precision queries; CUDA's want the queries' own dtype.
     cpu = problem.device.type == "cpu"
     numbers = problem.bias.values(rows, columns, problem.dtype if cpu else problem.query.dtype)
@@ -221,10 +235,10 @@ def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
         numbers = torch.where(allowed, numbers, -math.inf)
     elif not cpu and isinstance(problem.bias, Rule):
         numbers = numbers.contiguous()  # whose rows lie apart, at places that are not aligned
-    return _four_axes(numbers, problem)
+    return four_axes(numbers, problem)
 
 
-def _four_axes(tensor: Tensor, problem: Problem) -> Tensor:
+def four_axes(tensor: Tensor, problem: Problem) -> Tensor:
     """(batch, heads, rows, columns), with ones kept where the tensor broadcasts."""
     lead = problem.query.shape[:-3]
     if tensor.ndim < 4:

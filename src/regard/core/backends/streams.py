@@ -43,7 +43,10 @@ class Block(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The output of some rows, what the backward pass needs of them, (…, q, ?), and hard choices."""
+    """The output of some rows, what the backward pass needs of them, (…, q, ?), and hard choices.
+
+    `log_prob` is the log-probability of hard choices; of a softmax it is the log-sum-exp, where that is requested.
+    """
 
     output: Tensor
     kept: tuple[Tensor, ...]
@@ -99,7 +102,9 @@ class Running(NamedTuple):
 
 @dataclass(frozen=True)
 class SoftmaxStream(Stream):
-    """Online softmax (Milakov & Gimelshein 2018)."""
+    """Online softmax (Milakov & Gimelshein 2018); with `logsumexp`, that of each row is an output too."""
+
+    logsumexp: bool = False
 
     def begin(self, rows: Tensor, size: int) -> Running:
         best = torch.full_like(rows, -math.inf).unsqueeze(-1)
@@ -115,12 +120,15 @@ class SoftmaxStream(Stream):
     def finish(self, state: Running) -> Finished:
         output = state.output / torch.where(state.total == 0, 1, state.total)
         # Best and total, not their log-sum-exp: of large scores it would keep too few digits for the weights.
-        return Finished(output, (state.best, state.total, output))
+        total = (state.best + state.total.log()).squeeze(-1) if self.logsumexp else None
+        return Finished(output, (state.best, state.total, output), total)
 
     def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
         best, total, output = kept
         weights = softmax_from(block.scores, best, total)
         mean = (upstream.output * output).sum(-1, keepdim=True)
+        if upstream.log_prob is not None:  # the log-sum-exp's derivative by a score is the weight itself
+            mean = mean - torch.where(best == -math.inf, 0, upstream.log_prob.unsqueeze(-1))
         return Gradient(weights * (upstream.weights(block) - mean), block.drop(weights))
 
 

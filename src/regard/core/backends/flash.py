@@ -1,0 +1,168 @@
+"""Dot products over a part of the keys by torch's flash kernel for the CPU, which gives the log-sum-exp too.
+
+The gradient of a part needs nothing but the output and the log-sum-exp over all keys: given those instead of the
+part's own, the kernel's backward pass computes exp(s − total), the weights among all keys (Liu et al. 2023).
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.core.backends import blocked, sdpa
+from regard.core.backends.once import once_only
+from regard.core.backends.result import Result
+from regard.core.clauses import clauses
+from regard.core.hygiene import all_finite, unruly
+from regard.core.problem import Problem
+from regard.core.scores import Dot, ScaledDot
+from regard.core.spans import Stretch, all_of, take
+from regard.core.unchanged import Unchanged
+
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def serves(problem: Problem) -> bool:
+    """Is it a plain dot product on the CPU, of numbers that no mask has to keep out?"""
+    if problem.device.type != "cpu" or problem.empty or problem.value.shape[-1] == 0:
+        return False
+    plain = type(problem.score) is Dot or (type(problem.score) is ScaledDot and problem.score.softcap is None)
+    if not plain or not problem.normalize.is_softmax or problem.bias is not None or problem.dropout > 0.0:
+        return False
+    return _scale(problem) > 0 and not unruly(problem) and all_finite(problem)
+
+
+def attend(problem: Problem) -> Result:
+    """Output and log-sum-exp, both differentiable."""
+    output, total = _Flash.apply(problem, problem.query, problem.key, problem.value)
+    return Result(output, total)
+
+
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        output, total = part_forward(problem)
+        ctx.set_materialize_grads(False)  # None where an output is not used
+        ctx.problem, ctx.unchanged = problem, Unchanged(problem)
+        ctx.save_for_backward(output, total)
+        return output.to(query.dtype), total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        once_only(sdpa.NAME)
+        ctx.unchanged.check()
+        problem, (output, total) = ctx.problem, ctx.saved_tensors
+        doutput = torch.zeros_like(output) if upstream[0] is None else upstream[0]
+        with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
+            if upstream[1] is None:
+                grads = part_backward(problem, output, total, doutput)
+            else:
+                grads = blocked.part_backward(problem, output, total, doutput, upstream[1])[:3]
+        return None, *(grad.to(problem.query.dtype) for grad in grads)
+
+
+class _Tile(NamedTuple):
+    """Rows, the columns they see, and what the kernel is told of the mask."""
+
+    rows: Stretch
+    columns: Stretch
+    mask: Tensor | None
+    causal: bool
+
+
+def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp over a part of the keys, in the plain dtype and without a graph."""
+    with torch.no_grad():
+        query, key, value = _four_axes(problem)
+        outputs: list[Tensor] = []
+        totals: list[Tensor] = []
+        for tile in _tiles(problem):
+            output, total = _FORWARD(
+                take(query, -2, tile.rows), take(key, -2, tile.columns), take(value, -2, tile.columns),
+                0.0, tile.causal, attn_mask=_numbers(tile, query), scale=_scale(problem),
+            )  # fmt: skip
+            if tile.mask is not None:  # for a row with nothing to attend the kernel gives 0
+                total = torch.where(tile.mask.any(-1), total, -math.inf)
+            outputs.append(output)
+            totals.append(total)
+        output, total = torch.cat(outputs, -2), torch.cat(totals, -1)
+        lead = problem.query.shape[:-3]
+        output = output[..., : problem.value.shape[-1]].reshape(*lead, *output.shape[1:-1], -1)
+        return output.to(problem.dtype), total.reshape(*lead, *total.shape[1:]).to(problem.dtype)
+
+
+def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value by a part of the keys; `output` and `total` are those over all keys."""
+    with torch.no_grad():
+        query, key, value = _four_axes(problem)
+        output, doutput = (_padded(_flat(t.to(query.dtype)), query.shape[-1]) for t in (output, doutput))
+        total = torch.where(total == -math.inf, 0, total)  # of a row whose scores are all −inf
+        total = total.reshape(query.shape[0], *total.shape[-2:])
+        grads = tuple(torch.zeros(t.shape, dtype=problem.dtype) for t in (query, key, value))
+        for tile in _tiles(problem):
+            parts = _BACKWARD(
+                *(take(t, -2, tile.rows) for t in (doutput, query)),
+                *(take(t, -2, tile.columns) for t in (key, value)),
+                take(output, -2, tile.rows), take(total, -1, tile.rows),
+                0.0, tile.causal, attn_mask=_numbers(tile, query), scale=_scale(problem),
+            )  # fmt: skip
+            for grad, part, span in zip(grads, parts, (tile.rows, tile.columns, tile.columns), strict=True):
+                target = take(grad, -2, span)
+                target += part
+        dquery, dkey, dvalue = grads
+        sizes = (problem.query.shape[-1], problem.key.shape[-1], problem.value.shape[-1])
+        heads = (dquery, *(blocked.summed_groups(t, problem.group) for t in (dkey, dvalue)))
+        lead = problem.query.shape[:-3]
+        dquery, dkey, dvalue = (
+            t[..., :size].reshape(*lead, *t.shape[1:-1], size) for t, size in zip(heads, sizes, strict=True)
+        )
+        return dquery, dkey, dvalue
+
+
+def _scale(problem: Problem) -> float:
+    score = problem.score
+    return score.factor(problem.query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, *tensor.shape[-3:])
+
+
+def _padded(tensor: Tensor, size: int) -> Tensor:
+    missing = size - tensor.shape[-1]
+    return tensor if missing == 0 else torch.nn.functional.pad(tensor, (0, missing))
+
+
+def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """(batch, heads, length, size), the keys' heads repeated, and equal sizes: columns of zeros change nothing."""
+    size = max(problem.query.shape[-1], problem.value.shape[-1])
+    query, key, value = (
+        _padded(_flat(t), size) for t in (problem.query, problem.repeat(problem.key), problem.repeat(problem.value))
+    )
+    return query, key, value
+
+
+def _tiles(problem: Problem) -> Iterator[_Tile]:
+    """The whole where the kernel knows the mask, else blocks of queries with the span of keys each can see."""
+    queries, keys = problem.shape[-2:]
+    found = clauses(problem.mask, queries, keys)
+    by_band = found is not None and found.lengths is None and not found.segments and not found.dense
+    if found is not None and by_band and (not found.banded or (found.low is None and found.high == 0)):
+        yield _Tile(all_of(queries), all_of(keys), None, found.banded)
+        return
+    for rows, columns in sdpa.visible(problem):
+        assert problem.mask is not None  # without a mask there is one tile
+        allowed = problem.mask.allowed(rows, columns, problem.device)
+        allowed = allowed.expand(*allowed.shape[:-2], len(rows), len(columns))
+        yield _Tile(rows, columns, sdpa.four_axes(allowed, problem), False)
+
+
+def _numbers(tile: _Tile, like: Tensor) -> Tensor | None:
+    """The mask as numbers to add, which the kernel wants in the queries' dtype."""
+    if tile.mask is None:
+        return None
+    return torch.zeros(tile.mask.shape, dtype=like.dtype).masked_fill_(~tile.mask, -math.inf)

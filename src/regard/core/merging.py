@@ -1,0 +1,78 @@
+"""Attention over parts of the keys, joined: each part is worth its share of Σ exp(score)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.core.attention import Attended
+
+Part = Attended | tuple[Tensor, Tensor]
+
+
+def merge(parts: Sequence[Part]) -> Attended:
+    """Attention over disjoint parts of the keys as one: L = ln Σ exp(L_p), output = Σ exp(L_p − L) output_p.
+
+    A part is an `Attended` with `weights=logsumexp()`, or a pair of an output (…, q, e) and a log-sum-exp (…, q). So is
+    the result: its `weights` are the log-sum-exp of all parts, and it can be merged with more. A part in which a row
+    attends nothing (−inf) adds nothing to that row.
+
+    >>> from regard.core.attention import attention
+    >>> from regard.core.requests import logsumexp
+    >>> query, key, value = torch.randn(2, 4), torch.randn(6, 4), torch.randn(6, 3)
+    >>> halves = [slice(0, 3), slice(3, 6)]
+    >>> parts = [attention(query, key[half], value[half], weights=logsumexp()) for half in halves]
+    >>> torch.allclose(merge(parts).output, attention(query, key, value).output, atol=1e-6)
+    True
+    """
+    outputs, totals = zip(*(_read(part, place) for place, part in enumerate(_some(parts))), strict=True)
+    _check_alike(outputs)
+    dtype = torch.promote_types(outputs[0].dtype, totals[0].dtype)
+    logs = torch.stack(totals).to(dtype)
+    empty = logs == -math.inf
+    best = logs.detach().amax(0)
+    best = torch.where(best == -math.inf, 0, best)
+    # −inf is replaced before exp and after, so that neither the value nor the gradient of an empty row is NaN.
+    shares = torch.where(empty, 0, torch.exp(torch.where(empty, 0, logs) - best))
+    whole = shares.sum(0)
+    filled = ~empty.all(0)
+    whole = torch.where(filled, whole, 1)
+    shares = (shares / whole).unsqueeze(-1)
+    output = torch.zeros_like(outputs[0], dtype=dtype)
+    for share, part, nothing in zip(shares, outputs, empty.unsqueeze(-1), strict=True):
+        output = output + share * torch.where(nothing, 0, part.to(dtype))
+    return Attended(output.to(outputs[0].dtype), torch.where(filled, best + whole.log(), -math.inf))
+
+
+def _some(parts: object) -> Sequence[Part]:
+    if isinstance(parts, (Attended, Tensor)) or not isinstance(parts, Sequence):
+        raise TypeError(f"merge() takes a list of parts, got {type(parts).__name__}")
+    if not parts:
+        raise ValueError("merge() takes at least one part, got none")
+    return parts
+
+
+def _read(part: object, place: int) -> tuple[Float[Tensor, "... q e"], Float[Tensor, "... q"]]:
+    """The output and the log-sum-exp of a part, or an error."""
+    pair: object = (part.output, part.weights) if isinstance(part, Attended) else part
+    if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+        raise TypeError(f"part {place} must be an Attended or a pair (output, logsumexp), got {type(part).__name__}")
+    output, total = pair
+    if not isinstance(output, Tensor) or not isinstance(total, Tensor) or total.shape != output.shape[:-1]:
+        raise ValueError(f"part {place} has no log-sum-exp for each row of its output: compute it with logsumexp()")
+    if not output.is_floating_point() or not total.is_floating_point():
+        raise TypeError(f"part {place} must be float tensors, got {output.dtype} and {total.dtype}")
+    return output, total
+
+
+def _check_alike(outputs: Sequence[Tensor]) -> None:
+    first = outputs[0]
+    for place, output in enumerate(outputs):
+        if output.shape != first.shape:
+            shapes = f"{tuple(output.shape)}, part 0 of {tuple(first.shape)}"
+            raise ValueError(f"part {place} has an output of {shapes}: parts of the keys have the same queries")
+        if output.dtype != first.dtype or output.device != first.device:
+            came = f"{output.dtype} on {output.device}, part 0 is {first.dtype} on {first.device}"
+            raise ValueError(f"part {place} is {came}: they must be the same")

@@ -1,0 +1,53 @@
+"""Long sequences over devices: attention whose queries and keys are spread over a process group. Imports core alone.
+
+- `sequences`: which positions a process holds; `shard`, `unshard`, `positions`;
+- `masks`: masks of whole sequences, cut to one block;
+- `schedule`: which keys each process needs of the others;
+- `agreement`: all processes make the same call, or all raise;
+- `exchange`: keys, values and gradients sent between processes, and bytes counted;
+- `ring`: the attention itself, forward and backward;
+- `calls`: `attention` and `context`, the public edge.
+
+The names below are imported when first used.
+"""
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+# Every public name and the module it lives in.
+_HOME = {
+    "attention": "regard.parallel.calls",
+    "context": "regard.parallel.calls",
+    "shard": "regard.parallel.sequences",
+    "unshard": "regard.parallel.sequences",
+    "positions": "regard.parallel.sequences",
+    "reduce_gradients": "regard.parallel.sequences",
+    "traffic": "regard.parallel.exchange",
+    "Traffic": "regard.parallel.exchange",
+}
+
+__all__ = [*_HOME]
+
+if TYPE_CHECKING:  # the same list, for readers that do not run the code
+    from regard.parallel.calls import attention as attention
+    from regard.parallel.calls import context as context
+    from regard.parallel.exchange import Traffic as Traffic
+    from regard.parallel.exchange import traffic as traffic
+    from regard.parallel.sequences import positions as positions
+    from regard.parallel.sequences import reduce_gradients as reduce_gradients
+    from regard.parallel.sequences import shard as shard
+    from regard.parallel.sequences import unshard as unshard
+else:  # hidden from checkers, which would take it to mean that any name exists
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            message = f"module 'regard.parallel' has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

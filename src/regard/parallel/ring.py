@@ -1,0 +1,226 @@
+"""Attention whose keys come from every process in turn: blocks are merged by their log-sum-exp (Liu et al. 2023).
+
+In step t each process sends the keys and values that the process t places after it needs, and receives those that it
+needs of the one t places before it, while it computes with those of step t − 1. The backward pass exchanges keys and
+values again instead of storing them, and sends the gradients of a block back to the process that holds its keys.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.core import parts
+from regard.core.biases import Rule
+from regard.core.masks import Mask
+from regard.core.merging import merge
+from regard.core.parts import Part
+from regard.core.problem import Problem
+from regard.core.spans import Stretch
+from regard.core.unchanged import Unchanged
+from regard.parallel.exchange import Exchange, packed, room, start, unpacked
+from regard.parallel.masks import local
+from regard.parallel.schedule import Block, Schedule
+from regard.parallel.sequences import Group
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A call: the problem over this process's parts without its mask, which is one of the whole sequences."""
+
+    problem: Problem
+    mask: Mask | None
+    schedule: Schedule
+    group: Group
+    asked: bool  # is the log-sum-exp an output, with a gradient?
+
+    @property
+    def rank(self) -> int:
+        return self.schedule.layout.rank
+
+    @property
+    def size(self) -> int:
+        return self.schedule.layout.size
+
+
+class Held(NamedTuple):
+    """Keys and values of a stretch of the whole sequence."""
+
+    stretch: Stretch
+    key: Tensor
+    value: Tensor
+
+    def covers(self, columns: Stretch) -> bool:
+        return self.stretch.start <= columns.start and columns.stop <= self.stretch.stop
+
+
+def attend(job: Job) -> tuple[Tensor, Tensor]:
+    """Output (…, h, q, e) and log-sum-exp (…, h, q) of this process's queries over the keys of all processes."""
+    problem = job.problem
+    return _Ring.apply(job, problem.query, problem.key, problem.value, *problem.learned)
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, job: Job, query: Tensor, key: Tensor, value: Tensor, *learned: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        whole = _forward(job, query, key, value)
+        output = whole.output.to(query.dtype)
+        ctx.set_materialize_grads(False)  # None where an output is not used
+        ctx.job, ctx.unchanged = job, Unchanged(replace(job.problem, mask=job.mask))
+        ctx.save_for_backward(query, key, value, whole.output, whole.logsumexp, *learned)
+        if not job.asked:
+            ctx.mark_non_differentiable(whole.logsumexp)
+        return output, whole.logsumexp
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("attention over a process group is differentiable once")
+        query, key, value, output, total, *learned = ctx.saved_tensors
+        ctx.unchanged.check()
+        job, device = ctx.job, query.device.type
+        doutput, dtotal = torch.zeros_like(output) if upstream[0] is None else upstream[0], upstream[1]
+        with torch.autocast(device, enabled=False) if device in ("cpu", "cuda") else nullcontext():
+            grads = _backward(job, (query, key, value), Part(output, total), doutput, dtotal)
+        return None, *(grad.to(t.dtype) for grad, t in zip(grads, (query, key, value, *learned), strict=True))
+
+
+def _forward(job: Job, query: Tensor, key: Tensor, value: Tensor) -> Part:
+    """The attention of all queries of this process, in the plain dtype."""
+    found: dict[int, Part] = {}
+    for source, held in _arriving(job, key, value, "forward"):
+        for block in job.schedule.blocks(source):
+            part = parts.forward(_block_problem(job, block, query, held))
+            before = found.get(block.first_row)
+            if before is not None:
+                merged = merge([before, part])
+                assert isinstance(merged.weights, Tensor)
+                part = Part(merged.output, merged.weights)
+            found[block.first_row] = part
+    output = torch.zeros((*query.shape[:-1], value.shape[-1]), dtype=job.problem.dtype, device=query.device)
+    total = torch.full(query.shape[:-1], -math.inf, dtype=job.problem.dtype, device=query.device)
+    for first, part in found.items():
+        output.narrow(-2, first, part.output.shape[-2]).copy_(part.output)
+        total.narrow(-1, first, part.output.shape[-2]).copy_(part.logsumexp)
+    return Part(output, total)
+
+
+def _backward(
+    job: Job, inputs: tuple[Tensor, Tensor, Tensor], whole: Part, doutput: Tensor, dtotal: Tensor | None
+) -> list[Tensor]:
+    """Gradients of this process's query, key and value, and this process's part of those of what is learned."""
+    query, key, value = inputs
+    dtype = job.problem.dtype
+    sums = [_zeros(t, dtype) for t in inputs]
+    learned = [_zeros(t, torch.promote_types(t.dtype, dtype)) for t in job.problem.learned]
+    returning: tuple[Exchange, list[Stretch]] | None = None
+    for step, (source, held) in enumerate(_arriving(job, key, value, "backward")):
+        gradients = [Held(h.stretch, _zeros(h.key, dtype), _zeros(h.value, dtype)) for h in held]
+        for block in job.schedule.blocks(source):
+            rows = Stretch(block.first_row, block.first_row + len(block.rows))
+            part = Part(_take(whole.output, rows), whole.logsumexp.narrow(-1, rows.start, len(rows)))
+            dpart = None if dtotal is None else dtotal.narrow(-1, rows.start, len(rows))
+            problem = _block_problem(job, block, query, held)
+            dquery, dkey, dvalue, *more = parts.backward(problem, part, _take(doutput, rows), dpart)
+            target = _take(sums[0], rows)
+            target += dquery
+            for mine, other in zip(_inside(gradients, block.columns), (dkey, dvalue), strict=True):
+                mine += other
+            for mine, other in zip(learned, more, strict=True):
+                mine += other
+        if step == 0:
+            _add(job, sums[1:], [(h.stretch, (h.key, h.value)) for h in gradients])
+            continue
+        _finish(job, sums[1:], returning)
+        returning = _send_back(job, step, source, gradients, key, value)
+    _finish(job, sums[1:], returning)
+    return [*sums, *learned]
+
+
+def _arriving(job: Job, key: Tensor, value: Tensor, kind: str) -> Iterator[tuple[int, list[Held]]]:
+    """The processes, this one first, each with its keys and values that are needed here."""
+    plan, rank, size = job.schedule, job.rank, job.size
+
+    def begin(step: int) -> Exchange:
+        to, source = (rank + step) % size, (rank - step) % size
+        given = [plan.within(stretch, rank) for stretch in plan.needed(to, rank)]
+        received = room((key, value), plan.needed(rank, source))
+        return start(job.group, to, packed((key, value), given), source, received, kind)
+
+    ahead = begin(1) if size > 1 else None
+    own = [(stretch, plan.within(stretch, rank)) for stretch in plan.needed(rank, rank)]
+    yield rank, [Held(stretch, _take(key, here), _take(value, here)) for stretch, here in own]
+    for step in range(1, size):
+        assert ahead is not None
+        source = (rank - step) % size
+        stretches, flat = plan.needed(rank, source), ahead.wait()
+        ahead = begin(step + 1) if step + 1 < size else None
+        if flat is None:
+            yield source, []
+            continue
+        pieces = unpacked(flat, (key, value), [len(s) for s in stretches])
+        yield source, [Held(stretch, *piece) for stretch, piece in zip(stretches, pieces, strict=True)]
+
+
+def _block_problem(job: Job, block: Block, query: Tensor, held: list[Held]) -> Problem:
+    """One block as a problem of its own."""
+    key, value = _inside(held, block.columns)
+    mask = local(job.mask, block.rows, block.columns) if job.mask is not None and block.masked else None
+    bias = job.problem.bias
+    if isinstance(bias, Rule):
+        bias = replace(bias, offset=bias.offset + block.rows.start - block.columns.start)
+    rows = Stretch(block.first_row, block.first_row + len(block.rows))
+    return replace(job.problem, query=_take(query, rows), key=key, value=value, mask=mask, bias=bias)
+
+
+def _inside(held: list[Held], columns: Stretch) -> tuple[Tensor, Tensor]:
+    """Keys and values of some columns, of those that are held."""
+    [one] = [each for each in held if each.covers(columns)]
+    here = Stretch(columns.start - one.stretch.start, columns.stop - one.stretch.start)
+    return _take(one.key, here), _take(one.value, here)
+
+
+def _send_back(
+    job: Job, step: int, source: int, gradients: list[Held], key: Tensor, value: Tensor
+) -> tuple[Exchange, list[Stretch]]:
+    """Gradients to the process that holds the keys; those of this process's keys from the one they were sent to."""
+    pieces = [t.reshape(-1) for each in gradients for t in (each.key, each.value)]
+    sent = torch.cat(pieces).to(key.dtype) if pieces else None
+    other = (job.rank + step) % job.size
+    stretches = job.schedule.needed(other, job.rank)
+    return start(job.group, source, sent, other, room((key, value), stretches), "backward"), stretches
+
+
+def _finish(job: Job, sums: list[Tensor], returning: tuple[Exchange, list[Stretch]] | None) -> None:
+    """Add the gradients that have come back to those of this process's keys and values."""
+    if returning is None:
+        return
+    exchange, stretches = returning
+    flat = exchange.wait()
+    if flat is not None:
+        pieces = unpacked(flat, sums, [len(s) for s in stretches])
+        _add(job, sums, [(s, (dkey, dvalue)) for s, (dkey, dvalue) in zip(stretches, pieces, strict=True)])
+
+
+def _add(job: Job, sums: list[Tensor], pieces: list[tuple[Stretch, tuple[Tensor, Tensor]]]) -> None:
+    for stretch, tensors in pieces:
+        here = job.schedule.within(stretch, job.rank)
+        for total, piece in zip(sums, tensors, strict=True):
+            target = _take(total, here)
+            target += piece
+
+
+def _take(tensor: Tensor, rows: Stretch) -> Tensor:
+    """Some positions of (…, n, size): of the axis itself, where `spans.take` would leave one of length 1 whole."""
+    return tensor.narrow(-2, rows.start, len(rows))
+
+
+def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros of that shape, contiguous even where it is a view that repeats numbers."""
+    return torch.zeros(like.shape, dtype=dtype, device=like.device)

@@ -1,0 +1,156 @@
+"""Which positions of a sequence each process of a group holds, and sequences cut and put together accordingly."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from regard.core.spans import Stretch
+
+Group = dist.ProcessGroup | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A sequence over `size` processes. Balanced: of 2 · size chunks, process r holds chunk r and chunk r from the end.
+
+    Under a causal mask late queries attend more keys than early ones: in this zigzag every process has as much to do.
+    """
+
+    size: int
+    rank: int
+    balanced: bool
+
+    @property
+    def parts(self) -> int:
+        """How many chunks a process holds."""
+        return 2 if self.balanced else 1
+
+    def owned(self, rank: int) -> tuple[int, ...]:
+        """The numbers of the chunks that a process holds, in the order in which it holds them."""
+        return (rank, 2 * self.size - 1 - rank) if self.balanced else (rank,)
+
+    def chunks(self, length: int) -> list[Stretch]:
+        """All chunks of a whole sequence."""
+        chunk = length // (self.parts * self.size)
+        return [Stretch(c * chunk, (c + 1) * chunk) for c in range(self.parts * self.size)]
+
+    def check(self, length: int, name: str) -> None:
+        """Raise unless a whole sequence of that length can be cut."""
+        count = self.parts * self.size
+        if length % count:
+            way = f"2 chunks for each of {self.size} processes" if self.balanced else f"{self.size} processes"
+            more = count - length % count
+            raise ValueError(
+                f"{name} has length {length}, which does not divide into {way}: pad it by {more} to "
+                f"{length + more} and mask the padding with regard.padding(lengths)"
+            )
+
+    def check_part(self, length: int, name: str) -> None:
+        """Raise unless a process can hold a part of that length."""
+        if length % self.parts:
+            raise ValueError(
+                f"{name} has {length} positions on this process: a balanced part is two chunks, an even number "
+                "(regard.parallel.shard cuts such parts; balanced=False takes any)"
+            )
+
+
+def layout(group: Group, balanced: bool) -> Layout:
+    """The layout of a group's sequences, or an error where there is no group."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError("regard.parallel needs a process group: call torch.distributed.init_process_group first")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group must be a torch.distributed process group or None, got {type(group).__name__}")
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"this process (rank {dist.get_rank()}) is not in the group")
+    if not isinstance(balanced, bool):
+        raise TypeError(f"balanced must be True or False, got {balanced!r}")
+    return Layout(dist.get_world_size(group), rank, balanced)
+
+
+def shard(sequence: Tensor, group: Group = None, *, dim: int = 1, balanced: bool = True) -> Tensor:
+    """This process's part of a sequence that every process holds, cut along `dim`: (b, n, …) → (b, n / size, …).
+
+    `balanced` cuts for causal masks: of 2 · size chunks, process r gets chunk r and chunk r from the end. Calls over
+    the parts must be given the same `balanced`. Tokens, targets and segment ids are cut alike.
+    """
+    where, dim = layout(group, balanced), _axis(sequence, dim)
+    where.check(sequence.shape[dim], "sequence")
+    chunks = where.chunks(sequence.shape[dim])
+    mine = [sequence.narrow(dim, chunks[c].start, len(chunks[c])) for c in where.owned(where.rank)]
+    return torch.cat(mine, dim)
+
+
+def unshard(part: Tensor, group: Group = None, *, dim: int = 1, balanced: bool = True) -> Tensor:
+    """The whole sequence, on every process, from the parts that `shard` cuts.
+
+    Differentiable: the gradient of a part is that of the sum of all processes' losses.
+    """
+    where, dim = layout(group, balanced), _axis(part, dim)
+    where.check_part(part.shape[dim], "part")
+    return _Unshard.apply(part, group, where, dim)
+
+
+def positions(
+    length: int, group: Group = None, *, balanced: bool = True, device: torch.device | str | None = None
+) -> Tensor:
+    """The positions, in the whole sequence, of this process's part of `length` tokens: (length,)."""
+    where = layout(group, balanced)
+    where.check_part(length, "part")
+    chunks = where.chunks(length * where.size)
+    mine = [torch.arange(chunks[c].start, chunks[c].stop, device=device) for c in where.owned(where.rank)]
+    return torch.cat(mine)
+
+
+def reduce_gradients(parameters: nn.Module | Iterable[Tensor], group: Group = None) -> None:
+    """Sum the gradients of parameters over the group, in place.
+
+    Every process computes, for each parameter, the part of the gradient that comes from its own positions. The sum is
+    the gradient of the sum of the processes' losses. DistributedDataParallel over the same group takes the mean.
+    """
+    tensors = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
+    for tensor in tensors:
+        if tensor.requires_grad:
+            if tensor.grad is None:  # all processes take part in every sum
+                tensor.grad = torch.zeros_like(tensor)
+            dist.all_reduce(tensor.grad, group=group)
+
+
+def gathered(part: Tensor, group: Group, where: Layout, dim: int) -> Tensor:
+    """The whole sequence from all parts, without a gradient."""
+    mine = part.detach().contiguous()
+    parts = [torch.empty_like(mine) for _ in range(where.size)]
+    dist.all_gather(parts, mine, group=group)
+    chunk = part.shape[dim] // where.parts
+    ordered: dict[int, Tensor] = {}
+    for rank, whole in enumerate(parts):
+        for place, number in enumerate(where.owned(rank)):
+            ordered[number] = whole.narrow(dim, place * chunk, chunk)
+    return torch.cat([ordered[number] for number in sorted(ordered)], dim)
+
+
+class _Unshard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Group, where: Layout, dim: int) -> Tensor:
+        ctx.group, ctx.where, ctx.dim = group, where, dim
+        return gathered(part, group, where, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        whole = upstream[0].contiguous().clone()
+        dist.all_reduce(whole, group=ctx.group)
+        chunks = ctx.where.chunks(whole.shape[ctx.dim])
+        mine = [whole.narrow(ctx.dim, chunks[c].start, len(chunks[c])) for c in ctx.where.owned(ctx.where.rank)]
+        return torch.cat(mine, ctx.dim), None, None, None
+
+
+def _axis(tensor: Tensor, dim: int) -> int:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"a sequence must be a tensor, got {type(tensor).__name__}")
+    if not -tensor.ndim <= dim < tensor.ndim:
+        raise ValueError(f"dim {dim} is no axis of a sequence of shape {tuple(tensor.shape)}")
+    return dim % tensor.ndim
