@@ -8,7 +8,7 @@ from typing import NamedTuple
 from regard.look.heatmap import FONTS
 
 WIDE, HIGH, LEFT, TOP, GAP = 250.0, 230.0, 66.0, 132.0, 80.0  # of a panel, and the space around it
-LEGEND = 3  # names in a row of the legend
+LEGEND = 4  # names in a row of the legend
 COLORS = (  # on white and on dark: told apart by lightness too, for colour-blind eyes
     ("#0040a0", "#8fb8ff"),
     ("#6a9be0", "#4f7fd0"),

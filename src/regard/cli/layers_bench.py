@@ -286,16 +286,16 @@ def markdown(record: dict[str, Any]) -> str:
 def drawing(record: dict[str, Any]) -> str:
     """The record as curves: training time, memory, steps."""
 
-    def lines(figure: str) -> dict[str, list[tuple[float, float]]]:
+    def lines(figure: str, unit: int = 1) -> dict[str, list[tuple[float, float]]]:
         found = {
-            kind["name"]: [(point["length"], point[figure]) for point in kind["points"] if point[figure]]
+            kind["name"]: [(point["length"], point[figure] / unit) for point in kind["points"] if point[figure]]
             for kind in record["kinds"]
         }
         return {name: points for name, points in found.items() if points}
 
     panels = [
         curves.Panel("time, forward and backward", lines("training"), duration),
-        curves.Panel("peak memory of one layer", lines("memory"), lambda count: size(round(count))),
+        curves.Panel("peak memory of one layer", lines("memory", 2**20), "{:,g} MiB".format),
         curves.Panel("steps until both ends meet", lines("steps"), "{:,.0f}".format),
     ]
     where = record["machine"]["gpu" if record["device"] == "cuda" else "cpu"]
