@@ -168,7 +168,7 @@ def test_the_drawing_is_there_and_linked(measured):
 
 def test_a_curve_stands_where_its_figures_are():
     """Both axes are logarithmic: from 4 to 16 and from 1 to 100, 8 is the middle across and 10 the middle up."""
-    drawn = curves.svg([curves.Panel("t", {"a": [(4, 1.0), (8, 10.0), (16, 100.0)]}, str)], title="t")
+    drawn = curves.svg([curves.Panel("t", {"a": [(4.0, 1.0), (8.0, 10.0), (16.0, 100.0)]}, str)], title="t")
     path = ElementTree.fromstring(drawn).findall("{http://www.w3.org/2000/svg}path")[-1].attrib["d"]
     (left, low), (middle, half), (right, top) = (map(float, point.split()) for point in path[1:].split(" L"))
     assert middle == pytest.approx((left + right) / 2)

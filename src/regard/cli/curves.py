@@ -54,7 +54,7 @@ def axis(values: Sequence[float], base: float) -> Axis:
 def svg(panels: Sequence[Panel], *, title: str, note: str = "") -> str:
     """The drawing: one colour for a name in all panels.
 
-    >>> drawing = svg([Panel("a < b", {"R&D": [(1, 2.0), (2, 4.0)]}, str)], title="Costs")
+    >>> drawing = svg([Panel("a < b", {"R&D": [(1.0, 2.0), (2.0, 4.0)]}, str)], title="Costs")
     >>> "a &lt; b" in drawing, "R&amp;D" in drawing
     (True, True)
     """

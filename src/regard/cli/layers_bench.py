@@ -288,7 +288,7 @@ def drawing(record: dict[str, Any]) -> str:
 
     def lines(figure: str, unit: int = 1) -> dict[str, list[tuple[float, float]]]:
         found = {
-            kind["name"]: [(point["length"], point[figure] / unit) for point in kind["points"] if point[figure]]
+            kind["name"]: [(float(point["length"]), point[figure] / unit) for point in kind["points"] if point[figure]]
             for kind in record["kinds"]
         }
         return {name: points for name, points in found.items() if points}
