@@ -89,6 +89,14 @@ def test_the_same_hypotheses_as_one_by_one(positions, norm, way):
 
 
 @pytest.mark.parametrize("way", ["side by side", "fixed"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_layers_without_residuals(norm, way):
+    made = model("sinusoidal", norm, residual=False)
+    assert why_not(made.decoder) is None
+    same(search(made, way, n_best=WIDTH), search(made, "one by one", n_best=WIDTH))
+
+
+@pytest.mark.parametrize("way", ["side by side", "fixed"])
 @pytest.mark.parametrize(
     "options",
     [

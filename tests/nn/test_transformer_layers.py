@@ -11,7 +11,7 @@ from regard.core.requests import full, received
 from regard.nn.cache import KeyValueCache
 from regard.nn.feedforward import FeedForward
 from regard.nn.multihead import MultiHeadAttention
-from regard.nn.transformer import TransformerDecoderLayer, TransformerEncoderLayer
+from regard.nn.transformer import TransformerDecoderLayer, TransformerEncoderLayer, unnormalized
 
 BATCH, QUERIES, KEYS, SIZE, HEADS, HIDDEN, MEMORY = 2, 5, 7, 6, 3, 11, 13
 
@@ -98,6 +98,36 @@ def test_pre_norm_leaves_the_stream_alone(normalization):
     y = y + fed(layer.feed_forward, normed(layer.around_feed_forward.norm, y))
     torch.testing.assert_close(found.output, y)
     torch.testing.assert_close(found.weights, weights)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_without_residuals_each_part_replaces_the_stream(norm):
+    layer = doubled(decoder_layer(norm=norm, residual=False))
+    x = torch.randn(BATCH, QUERIES, SIZE, dtype=torch.float64)
+    memory = torch.randn(BATCH, KEYS, MEMORY, dtype=torch.float64)
+    every, square = torch.ones(QUERIES, KEYS, dtype=torch.bool), torch.ones(QUERIES, QUERIES, dtype=torch.bool)
+    found = layer(x, memory).output
+    around = (layer.around_self_attention, layer.around_cross_attention, layer.around_feed_forward)
+    own, cross, last = (lambda y, part=part: normed(part.norm, y) for part in around)
+    if norm == "pre":
+        y = attended(layer.self_attention, own(x), own(x), square)[0]
+        y = attended(layer.cross_attention, cross(y), memory, every)[0]
+        y = fed(layer.feed_forward, last(y))
+    else:
+        y = own(attended(layer.self_attention, x, x, square)[0])
+        y = cross(attended(layer.cross_attention, y, memory, every)[0])
+        y = last(fed(layer.feed_forward, y))
+    torch.testing.assert_close(found, y)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_without_normalisation_nothing_bounds_the_stream(norm, residual):
+    layer = doubled(encoder_layer(norm=norm, normalization=unnormalized, residual=residual))
+    assert not any("norm" in name for name in layer.state_dict())
+    x = torch.randn(BATCH, QUERIES, SIZE, dtype=torch.float64)
+    y = attended(layer.attention, x, x, torch.ones(QUERIES, QUERIES, dtype=torch.bool))[0] + residual * x
+    torch.testing.assert_close(layer(x).output, fed(layer.feed_forward, y) + residual * y)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])

@@ -4,8 +4,11 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from regard.core.requests import full
+from regard.tasks.settings import configure
+from regard.tasks.task import SettingError
 from regard.tasks.training import train
 from regard.tasks.translation.config import ModelSettings, TranslationConfig
 from regard.tasks.translation.network import build
@@ -42,6 +45,30 @@ def test_keys_and_values_are_as_chosen(kind, content):
     weights = model(source, prefix, weights=full()).weights
     rows = weights[0] if kind == "transformer" else weights
     torch.testing.assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]))
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("norm", ["pre", "post", "none"])
+def test_residuals_and_normalisation_are_as_chosen(norm, residual):
+    """Turned off they leave no parameters behind, and the others start as they would have."""
+    chosen = ModelSettings(kind="transformer", size=8, layers=2, norm=norm, residual=residual)
+    torch.manual_seed(5)
+    made = build(chosen, SIZES, shared=False)
+    torch.manual_seed(5)
+    usual = build(ModelSettings(kind="transformer", size=8, layers=2, norm="post"), SIZES, shared=False)
+    norms = [name for name, part in made.named_modules() if isinstance(part, nn.LayerNorm)]
+    assert len(norms) == {"pre": 2 * 2 + 2 * 3 + 2, "post": 2 * 2 + 2 * 3, "none": 0}[norm]
+    parts = [part for part in made.modules() if hasattr(part, "residual")]
+    assert [part.residual for part in parts] == [residual] * 10
+    started = usual.state_dict()
+    for name, value in made.state_dict().items():
+        if "norm" not in name:
+            assert torch.equal(value, started[name]), name
+
+
+def test_residuals_are_the_transformers():
+    with pytest.raises(SettingError, match=r"model\.residual has no effect: .* model\.kind is recurrent"):
+        configure(TRANSLATION, "tiny", [], {"model.residual": "false"})
 
 
 def test_a_configuration_from_before_is_read_as_it_was():

@@ -254,3 +254,27 @@ def _bench_decoding(
     from regard.cli.decoding_bench import decoding
 
     decoding(device=device, quick=quick, as_json=as_json, out=out)
+
+
+@_bench.command("layers")
+def _bench_layers(
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="Positions, with commas between; 128 to 8192 on a CPU, to 32768 on CUDA.", metavar="N,N,…"),
+    ] = None,
+    width: Annotated[int, typer.Option("--size", help="Features of every layer.", min=2, max=8192, metavar="N")] = 256,
+    kernel: Annotated[int, typer.Option(help="Positions a convolution reads.", min=2, max=1024, metavar="N")] = 7,
+    reach: Annotated[
+        int, typer.Option(help="Positions to either side of restricted attention.", min=1, metavar="N")
+    ] = 128,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder whose layers.md gets the tables, and their drawing.", file_okay=False, metavar="DIR"),
+    ] = None,
+) -> None:
+    """Time, memory and steps over length: self-attention, recurrent, convolutional and linear layers."""
+    from regard.cli.layers_bench import layers
+
+    layers(lengths=lengths, width=width, kernel=kernel, reach=reach, device=device, as_json=as_json, out=out)

@@ -6,10 +6,8 @@ taken in turns, in one process.
 
 import gc
 import json
-import re
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 
 from regard.cli.bench import header, machine, quiet, say
 from regard.cli.decoding_peers import BEGIN, END, Decode, ctranslate2, generate, marian
+from regard.cli.marked_pages import try_writing, write_part
 from regard.decode.beam import beam
 from regard.decode.captured import Captures
 from regard.models.frame import EncoderDecoder
@@ -76,7 +75,7 @@ def decoding(*, device: str | None, quick: bool, as_json: bool, out: Path | None
         raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
     if out is not None:
         try:  # before anything takes minutes
-            _try(out)
+            try_writing(out / PAGE)
         except OSError as error:
             raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
     setting = TINY if quick else SETTINGS[device]
@@ -243,27 +242,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 def write(record: dict[str, Any], out: Path) -> Path:
     """The table into decoding.md of a folder, between its marks; all else on the page stays."""
-    out.mkdir(parents=True, exist_ok=True)
-    page, mark = out / PAGE, f"<!-- {record['device']} -->"
-    known = page.read_text(encoding="utf-8") if page.exists() else "# Decoding\n"
-    part = f"{mark}\n{markdown(record)}<!-- end -->\n"
-    pattern = re.escape(mark) + r"\n.*?<!-- end -->\n"
-    if re.search(pattern, known, re.DOTALL):
-        known = re.sub(pattern, lambda _: part, known, flags=re.DOTALL)
-    else:
-        known += f"\n{part}"
-    page.write_text(known, encoding="utf-8")
-    return page
-
-
-def _try(out: Path) -> None:
-    """Raises where the page could not be written later; what is there stays."""
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=out):
-        pass
-    if (out / PAGE).exists():
-        with (out / PAGE).open("r+b"):
-            pass
+    return write_part(out / PAGE, record["device"], markdown(record), title="Decoding")
 
 
 def _seconds(decode: Decode, source: Tensor, tokens: int) -> float:

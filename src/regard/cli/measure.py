@@ -11,13 +11,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from regard.cli.cases import ROWS, Case, Field, Run, cases
+from regard.cli.cases import ROWS, Case, Run, cases
 
 BATCH = 0.02  # seconds that one reading should at least take: shorter calls are repeated
 NEAR = 1.1  # by the time of the fastest: what is read once more
@@ -78,9 +78,9 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
             run = make()
             errors = _errors(run(), truth)  # the first call: libraries load, kernels compile
             readings[name] = [_seconds(run, 1, case.device)]
-            memory = _cuda_memory(run) if case.memory and case.device == "cuda" else None
+            memory = cuda_memory(run) if case.memory and case.device == "cuda" else None
         except Exception as problem:  # whatever stops a peer is a result, not the end of the run
-            found[name] = Found(name, reason=_reason(problem))
+            found[name] = Found(name, reason=why(problem))
             gc.collect()
             if case.device == "cuda":
                 torch.cuda.empty_cache()
@@ -135,6 +135,15 @@ def _turns(
                 spent[name] += reading * numbers[name]
 
 
+def times(runs: dict[str, Run], device: str) -> dict[str, float]:
+    """Seconds of each call, which has been called before: readings in turns, for a second each or a few calls."""
+    readings = {name: [_seconds(run, 1, device)] for name, run in runs.items()}
+    numbers = {name: max(1, round(BATCH / each[0])) for name, each in readings.items()}
+    rounds, budget, settle = (21, 0.4, statistics.median) if device == "cuda" else (5, 1.0, min)
+    _turns(runs, readings, numbers, device, rounds, budget, True)
+    return {name: settle(each) for name, each in readings.items()}
+
+
 def orders(count: int) -> list[list[int]]:
     """Orders in which each of some comes after each other one equally often (Williams 1949).
 
@@ -181,7 +190,8 @@ def _errors(output: Tensor, truth: Tensor | None) -> tuple[float | None, float |
     return float(off.abs().max() / truth.abs().max()), float(off.norm() / truth.norm())
 
 
-def _cuda_memory(run: Run) -> int:
+def cuda_memory(run: Run) -> int:
+    """Bytes beyond what was allocated before the call, at its peak."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -190,7 +200,8 @@ def _cuda_memory(run: Run) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _reason(problem: Exception) -> str:
+def why(problem: Exception) -> str:
+    """Why a contender did not run, in a few words."""
     if isinstance(problem, ModuleNotFoundError):
         return f"{(problem.name or str(problem)).partition('.')[0]} is not installed"
     if isinstance(problem, torch.OutOfMemoryError):
@@ -200,16 +211,23 @@ def _reason(problem: Exception) -> str:
 
 
 def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str], None]) -> list[Found]:
-    """Peaks from a process of their own, in which the allocator gives freed blocks back at once.
-
-    An ordinary one keeps them, so a later peak would hide in what is resident already; it is also the faster one, so
-    times are not taken there.
-    """
+    """The same with peaks from a process of their own."""
     names = {one.name: (one.seconds or 0.0) < LARGE for one in found if one.seconds is not None}
-    if sys.platform != "linux" or not names:
-        return found
+    arguments = [case.name, json.dumps(names), json.dumps(quick)]
+    apart = peaks_apart("regard.cli.measure", arguments, say) if names else {}
+    return [replace(one, memory=apart.get(one.name)) for one in found]
+
+
+def peaks_apart(module: str, arguments: list[str], say: Callable[[str], None]) -> dict[str, int]:
+    """What a module, run as a program, prints as JSON on its last line: peaks by name; empty where none can be had.
+
+    In a process of its own the allocator gives freed blocks back at once. An ordinary one keeps them, so a later peak
+    would hide in what is resident already; it is also the faster one, so times are not taken there.
+    """
+    if sys.platform != "linux":
+        return {}
     done = subprocess.run(
-        [sys.executable, "-m", "regard.cli.measure", case.name, json.dumps(names), json.dumps(quick)],
+        [sys.executable, "-m", module, *arguments],
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17), "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
@@ -218,9 +236,8 @@ def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         say(f"memory could not be measured: {said[-1][:160]}")
-        return found
-    peaks = json.loads(done.stdout.splitlines()[-1])
-    return [replace(one, memory=peaks.get(one.name)) for one in found]
+        return {}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _resident(what: str) -> int:
@@ -228,11 +245,11 @@ def _resident(what: str) -> int:
         return 1024 * next(int(line.split()[1]) for line in status if line.startswith(what))
 
 
-def _peaks(field: Field, names: dict[str, bool]) -> dict[str, int]:
+def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -> dict[str, int]:
     """Bytes beyond what was resident, for each contender named; True first calls it once to load and compile."""
     found = {}
     for name, warm in names.items():
-        run = field.contenders[name]()
+        run = contenders[name]()
         if warm:
             run()
         gc.collect()
@@ -247,4 +264,4 @@ def _peaks(field: Field, names: dict[str, bool]) -> dict[str, int]:
 if __name__ == "__main__":
     wanted, warm, small = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     [chosen] = [case for case in cases("cpu", small) if case.name == wanted]
-    print(json.dumps(_peaks(chosen.build(), warm)))
+    print(json.dumps(peaks(chosen.build().contenders, warm)))

@@ -56,7 +56,8 @@ class TransformerEncoder(nn.Module):
     `values` of the memory are the "states", the "words" with their positions (in training after dropout of their own),
     or "both".
     `dropout` falls on the embeddings and on what each part adds, `inner_dropout` (as `dropout` unless given) on the
-    attention weights and inside the feed-forward parts.
+    attention weights and inside the feed-forward parts. `residual` and `normalization` are as in the layers of
+    `regard.nn`.
 
     >>> encoder = TransformerEncoder(11, 8, layers=2, heads=2, positions="rotary").eval()
     >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
@@ -77,6 +78,7 @@ class TransformerEncoder(nn.Module):
         normalization: Normalization = nn.LayerNorm,
         dropout: float = 0.0,
         inner_dropout: float | None = None,
+        residual: bool = True,
         embedding: nn.Embedding | None = None,
         keys: Content = "states",
         values: Content = "states",
@@ -96,6 +98,7 @@ class TransformerEncoder(nn.Module):
                     norm=norm,
                     normalization=normalization,
                     dropout=dropout,
+                    residual=residual,
                 )
                 for _ in range(layers)
             ),
@@ -204,6 +207,7 @@ class TransformerDecoder(nn.Module):
         normalization: Normalization = nn.LayerNorm,
         dropout: float = 0.0,
         inner_dropout: float | None = None,
+        residual: bool = True,
         memory_size: int | None = None,
         embedding: nn.Embedding | None = None,
         tied: bool = True,
@@ -224,6 +228,7 @@ class TransformerDecoder(nn.Module):
                     norm=norm,
                     normalization=normalization,
                     dropout=dropout,
+                    residual=residual,
                 )
                 for _ in range(layers)
             ),

@@ -70,9 +70,11 @@ def through(
 
 def _left(around: Any, x: Tensor, added: Tensor, fused: bool) -> Tensor:
     """The stream after a part of a layer, which is not in training."""
+    norm = around.norm
+    if not around.residual:
+        return added if around.first else norm(added)
     if around.first:
         return x + added
-    norm = around.norm
     if fused and type(norm) is nn.LayerNorm and norm.weight is not None and norm.weight.dtype == x.dtype == added.dtype:
         from regard.models.triton_beams import added_norm  # imports Triton: only where it is used
 

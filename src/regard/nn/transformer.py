@@ -24,7 +24,12 @@ from regard.nn.feedforward import FeedForward
 from regard.nn.multihead import MultiHeadAttention
 
 Norm = Literal["pre", "post"]
-Normalization = Callable[[int], nn.Module]  # nn.LayerNorm, nn.RMSNorm, or a partial of one
+Normalization = Callable[[int], nn.Module]  # nn.LayerNorm, nn.RMSNorm, a partial of one, or `unnormalized`
+
+
+def unnormalized(size: int) -> nn.Module:
+    """No normalisation: vectors of any size stay as they are."""
+    return nn.Identity()
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +41,14 @@ class Layered:
 
 
 class _Residual(nn.Module):
-    """x + part(norm(x)) before, norm(x + part(x)) after; with dropout on what is added."""
+    """x + part(norm(x)) before, norm(x + part(x)) after; with dropout on what is added.
 
-    def __init__(self, size: int, norm: Norm, normalization: Normalization, dropout: float) -> None:
+    Where it is not `residual`, the part's output stands alone, without x +.
+    """
+
+    def __init__(
+        self, size: int, norm: Norm, normalization: Normalization, dropout: float, residual: bool = True
+    ) -> None:
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f"norm must be 'pre' or 'post', got {norm!r}")
@@ -47,6 +57,7 @@ class _Residual(nn.Module):
         self.first = norm == "pre"
         self.norm = normalization(size)
         self.dropout = dropout
+        self.residual = residual
 
     def enter(self, x: Tensor) -> Tensor:
         """What the part reads."""
@@ -59,11 +70,13 @@ class _Residual(nn.Module):
         to one, so between layers it stays in that dtype: half the memory. A sum that no normalisation bounds is kept
         as it is.
         """
-        x = x + F.dropout(added, self.dropout, self.training)
+        kept = F.dropout(added, self.dropout, self.training)
+        x = x + kept if self.residual else kept
         return x if self.first else self.norm(x).to(added.dtype)
 
     def extra_repr(self) -> str:
-        return f"norm={'pre' if self.first else 'post'!r}, dropout={self.dropout}"
+        without = "" if self.residual else ", residual=False"
+        return f"norm={'pre' if self.first else 'post'!r}, dropout={self.dropout}{without}"
 
 
 class TransformerEncoderLayer(nn.Module):
@@ -71,7 +84,9 @@ class TransformerEncoderLayer(nn.Module):
 
     post: x ← N(x + A(x)), x ← N(x + F(x)), as in the paper; pre: x ← x + A(N(x)), x ← x + F(N(x)), which trains without
     warm-up (Xiong et al. 2020). `attention` is a MultiHeadAttention or anything with a `size` and the same forward;
-    `normalization` makes a normalisation of a size (nn.LayerNorm, nn.RMSNorm); `dropout` falls on what each part adds.
+    `normalization` makes a normalisation of a size (nn.LayerNorm, nn.RMSNorm, or `unnormalized` for none); `dropout`
+    falls on what each part adds. With `residual=False` each part replaces the stream instead of adding to it, which is
+    there to show what residual connections are for.
 
     >>> layer = TransformerEncoderLayer(MultiHeadAttention(8, 2), FeedForward(8, 32), norm="pre")
     >>> layer(torch.zeros(2, 3, 8)).output.shape
@@ -86,13 +101,14 @@ class TransformerEncoderLayer(nn.Module):
         norm: Norm = "pre",
         normalization: Normalization = nn.LayerNorm,
         dropout: float = 0.0,
+        residual: bool = True,
     ) -> None:
         super().__init__()
         self.size = _size(attention, feed_forward)
         self.attention = attention
         self.feed_forward = feed_forward
-        self.around_attention = _Residual(self.size, norm, normalization, dropout)
-        self.around_feed_forward = _Residual(self.size, norm, normalization, dropout)
+        self.around_attention = _Residual(self.size, norm, normalization, dropout, residual)
+        self.around_feed_forward = _Residual(self.size, norm, normalization, dropout, residual)
 
     def forward(
         self,
@@ -152,15 +168,16 @@ class TransformerDecoderLayer(nn.Module):
         norm: Norm = "pre",
         normalization: Normalization = nn.LayerNorm,
         dropout: float = 0.0,
+        residual: bool = True,
     ) -> None:
         super().__init__()
         self.size = _size(self_attention, feed_forward, cross_attention)
         self.self_attention = self_attention
         self.cross_attention = cross_attention
         self.feed_forward = feed_forward
-        self.around_self_attention = _Residual(self.size, norm, normalization, dropout)
-        self.around_cross_attention = _Residual(self.size, norm, normalization, dropout)
-        self.around_feed_forward = _Residual(self.size, norm, normalization, dropout)
+        self.around_self_attention = _Residual(self.size, norm, normalization, dropout, residual)
+        self.around_cross_attention = _Residual(self.size, norm, normalization, dropout, residual)
+        self.around_feed_forward = _Residual(self.size, norm, normalization, dropout, residual)
 
     def forward(
         self,

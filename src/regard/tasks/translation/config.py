@@ -86,8 +86,10 @@ class ModelSettings(Settings):
     """Of local attention, to either side."""
     positions: Literal["sinusoidal", "learned", "relative", "rotary", "alibi", "none"] = "sinusoidal"
     """Of the Transformer."""
-    norm: Literal["pre", "post"] = "pre"
-    """Of the Transformer."""
+    norm: Literal["pre", "post", "none"] = "pre"
+    """Where the Transformer normalises: before each part, after it, or nowhere."""
+    residual: bool = True
+    """Whether each part of a Transformer layer adds to what it read; false: it replaces it."""
     heads: Width = 4
     """Of the Transformer."""
     feed_forward: Annotated[int, Field(gt=0, le=2**20)] | None = None
@@ -161,7 +163,11 @@ NEEDS = {
     "model.input_feeding": (_RECURRENT, Need.value("model.order", "luong")),
     "model.reach": (_RECURRENT, Need.value("model.attention", "local-m", "local-p", "local-hard")),
     **dict.fromkeys(
-        ("model.positions", "model.norm", "model.heads", "model.feed_forward", "model.inner_dropout"), (_TRANSFORMER,)
+        (
+            *("model.positions", "model.norm", "model.residual", "model.heads", "model.feed_forward"),
+            "model.inner_dropout",
+        ),
+        (_TRANSFORMER,),
     ),
     "data.lengths": (WORLD,),
     **dict.fromkeys(

@@ -13,6 +13,7 @@ from regard.nn.local import LocalAttention
 from regard.nn.location import LocationAttention
 from regard.nn.monotonic import MonotonicAttention
 from regard.nn.protocol import Attends
+from regard.nn.transformer import unnormalized
 from regard.tasks.config import LearningSettings
 from regard.tasks.learning import hard
 from regard.tasks.translation.config import ModelSettings
@@ -78,6 +79,7 @@ def _transformer(settings: ModelSettings, sizes: tuple[int, int], shared: bool) 
         embedding = nn.Embedding(sizes[0], settings.size)
         nn.init.normal_(embedding.weight, std=settings.size**-0.5)
     positions = None if settings.positions == "none" else settings.positions
+    norm, normalization = (settings.norm, nn.LayerNorm) if settings.norm != "none" else ("pre", unnormalized)
     encoder = TransformerEncoder(
         sizes[0],
         settings.size,
@@ -85,9 +87,11 @@ def _transformer(settings: ModelSettings, sizes: tuple[int, int], shared: bool) 
         heads=settings.heads,
         feed_forward=settings.feed_forward,
         positions=positions,
-        norm=settings.norm,
+        norm=norm,
+        normalization=normalization,
         dropout=settings.dropout,
         inner_dropout=settings.inner_dropout,
+        residual=settings.residual,
         embedding=embedding,
         keys=settings.keys,
         values=settings.values,
@@ -99,9 +103,11 @@ def _transformer(settings: ModelSettings, sizes: tuple[int, int], shared: bool) 
         heads=settings.heads,
         feed_forward=settings.feed_forward,
         positions=positions,
-        norm=settings.norm,
+        norm=norm,
+        normalization=normalization,
         dropout=settings.dropout,
         inner_dropout=settings.inner_dropout,
+        residual=settings.residual,
         embedding=embedding,
     )
     return EncoderDecoder(encoder, decoder)
