@@ -32,15 +32,15 @@ def by_hand(stacked: StackedClassifier, values: Tensor, query: Tensor) -> tuple[
     weights = [torch.zeros(*query.shape[:2], values.shape[1], dtype=torch.float64) for _ in stacked.hops]
     for row in range(len(values)):
         for number in range(query.shape[1]):
-            known, read, counts = query[row, number], torch.zeros(4).double(), []
+            known, read = query[row, number], torch.zeros(4).double()
             for index, (ask, hop) in enumerate(zip(stacked.queries, stacked.hops, strict=True)):
                 known = known + read
                 asked = hop.query.weight @ (ask[2].weight @ (ask[0].weight @ known + ask[0].bias).relu() + ask[2].bias)
                 scores = (values[row] @ hop.key.weight.T) @ asked / 2.0  # √4
                 weights[index][row, number] = scores.softmax(0)
                 read = scores.softmax(0) @ values[row]
-                counts.append((scores - 2).sigmoid().sum())
-            whole = torch.cat([read, known, torch.stack(counts)])
+                count = (scores - 2).sigmoid().sum()
+            whole = torch.cat([read, query[row, number], count[None]])
             said, turned = (stacked.features.weight @ whole + stacked.features.bias).chunk(2)
             logits[row, number] = stacked.output.weight @ (said * (1 + turned)) + stacked.output.bias
     return logits, weights
@@ -81,6 +81,21 @@ def test_questions_about_one_memory_do_not_see_one_another():
     stacked, source, query = model(), memory(), questions()
     alone = torch.cat([stacked(source, query[:, number : number + 1]).logits for number in range(3)], 1)
     torch.testing.assert_close(stacked(source, query).logits, alone)
+
+
+def test_the_answer_is_read_by_the_last_hop_alone():
+    """Where the last hop looks at all keys alike, what the first one reads changes nothing."""
+    stacked, source, query = model(), memory(), questions()
+    seeing = stacked(source, query, weights=full())
+    with torch.no_grad():
+        stacked.hops[1].query.weight.zero_()
+        before = stacked(source, query, weights=full())
+        stacked.hops[0].query.weight.mul_(-3.0)
+        after = stacked(source, query, weights=full())
+    assert not torch.allclose(before.weights[0], after.weights[0])
+    torch.testing.assert_close(after.weights[1], torch.full_like(after.weights[1], 0.2))
+    torch.testing.assert_close(after.logits, before.logits)
+    assert not torch.allclose(before.logits, seeing.logits)
 
 
 def test_without_attention_the_summary_is_read():

@@ -223,3 +223,9 @@ def test_data_that_cannot_be_used_is_an_error(tmp_path):
     crowded = VqaConfig(data=DATA.model_copy(update={"objects": (6, 6)}), model=MODEL)
     with pytest.raises(DataError, match="the built-in world"):
         VQA.material(crowded, tmp_path, None, lambda _: None)
+
+
+def test_every_width_needs_its_kernel():
+    with pytest.raises(ValueError, match="expected one for each of the 3 widths"):
+        ModelSettings(kernels=(4, 2))
+    assert ModelSettings(widths=(4, 4), kernels=(4, 2)).kernels == (4, 2)

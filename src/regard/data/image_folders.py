@@ -36,9 +36,9 @@ class ImageFolders:
             if not Path(name).suffix:
                 yield from (folder / f"{name}{suffix}" for suffix in (".png", ".jpg", ".jpeg"))
 
-    def images(self) -> list[Path]:
-        """The pictures in the first of the folders, by their suffix."""
-        return [path for path in self.folders[0].iterdir() if path.suffix.lower() in SUFFIXES]
+    def images(self) -> Iterator[Path]:
+        """The pictures in the first of the folders, by their suffix; one at a time, there may be very many."""
+        return (path for path in self.folders[0].iterdir() if path.suffix.lower() in SUFFIXES)
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.folders))

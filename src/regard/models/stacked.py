@@ -33,8 +33,12 @@ class StackedClassifier(nn.Module):
     u_0 is the question, and hop k reads c_k = Σ_j a_kj h_j with a_k = normalize(score(f_k(u_{k-1}), h_j)) and
     u_k = c_k + u_{k-1}, where f_k(u) = W relu(W' u). In the paper f_k is linear, and the query of the second hop a sum
     of what the question says and what the first hop read; the hidden layer also makes products of the two, which "left
-    of the circle" needs. The classes are logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c_K; u_{K-1}; s_1 … s_K]. The
-    count s_k = Σ_j σ(score_kj − 2) says how much was found: weights that sum to 1 cannot (`counts=False`: left out).
+    of the circle" needs. The classes are logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c_K; u_0; s_K]. The count
+    s_K = Σ_j σ(score_Kj − 2) says how much was found: weights that sum to 1 cannot (`counts=False`: left out).
+
+    The paper classifies u_K, which also holds what the earlier hops read. Then any hop may find the answer, and the
+    last one is free to look elsewhere. Here earlier hops decide only where the next one looks: the answer is read by
+    the last hop, whose weights show where.
 
     `attention` is the name of a score, a score record or function, or None: then c_K is the memory's summary. Several
     questions about one memory, (b, n, d), share its keys.
@@ -69,7 +73,7 @@ class StackedClassifier(nn.Module):
                 self.queries.append(nn.Sequential(nn.Linear(size, 2 * size), nn.ReLU(), nn.Linear(2 * size, size)))
                 self.hops.append(Attention(size, score=attention, hidden_size=size, normalize=normalize))
         self.counts = counts and attention is not None
-        self.features = nn.Linear(2 * size + (hops if self.counts else 0), 2 * features)
+        self.features = nn.Linear(2 * size + self.counts, 2 * features)
         self.output = nn.Linear(features, classes)
 
     def forward(
@@ -85,27 +89,26 @@ class StackedClassifier(nn.Module):
         if not self.hops:
             read = memory.summary.unsqueeze(1).expand(-1, query.shape[1], -1)
             return Stacked(self._decide([read, query]))
-        known, read = query, query
+        known = query
         maps: list[Tensor | Top] = []
         chances: list[Tensor] = []
-        counts: list[Tensor] = []
+        parts: list[Tensor] = []
         for ask, hop in zip(self.queries, self.hops, strict=True):
             assert isinstance(hop, Attention)
-            known = query if hop is self.hops[0] else known + read
             projected = hop.project(memory.keys, mask=memory.mask)
             if memory.values is not memory.keys:
                 projected = projected._replace(value=memory.values)
             asked = ask(known)
             found, _ = hop.attend(asked, projected, weights=weights, generator=generator)
-            read = found.output.to(known.dtype)
+            read = found.output.to(query.dtype)
+            known = known + read
             if found.weights is not None:
                 maps.append(found.weights)
             if found.log_prob is not None:
                 chances.append(found.log_prob)
-            if self.counts:
-                counts.append(_count(hop, asked, projected).to(known.dtype))
-        logits = self._decide([read, known, *counts])
-        return Stacked(logits, tuple(maps), torch.stack(chances, -1) if chances else None)
+            if hop is self.hops[-1]:
+                parts = [read, query, *([_count(hop, asked, projected).to(query.dtype)] if self.counts else [])]
+        return Stacked(self._decide(parts), tuple(maps), torch.stack(chances, -1) if chances else None)
 
     def _decide(self, parts: list[Tensor]) -> Tensor:
         read = F.dropout(torch.cat(parts, -1), self.dropout, self.training)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from regard.data.worlds.scene_questions import FORMS
 from regard.tasks.config import FILES, WORLD, Count, Need, Settings, TaskConfig, TaskData, Width, shared_needs
@@ -48,6 +48,8 @@ class ModelSettings(Settings):
     """Whether the picture is read at all; false: the question alone is answered."""
     widths: tuple[Width, ...] = Field(default=(32, 64, 64), min_length=1, max_length=8)
     """Channels of the convolutions; each halves the picture, so that three make cells of 8 × 8 pixels."""
+    kernels: tuple[Literal[2, 4], ...] = ()
+    """Sides of their kernels, one for each; none: 4. With smaller ones a cell sees less beside its own pixels."""
     size: int = Field(default=64, gt=0, le=2**16, multiple_of=4)
     """Of the cells and of the question's state."""
     embedding: Width = 32
@@ -56,6 +58,12 @@ class ModelSettings(Settings):
     """Hidden size of the answer classifier."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """In training."""
+
+    @model_validator(mode="after")
+    def _every_layer_has_a_kernel(self) -> "ModelSettings":
+        if self.kernels and len(self.kernels) != len(self.widths):
+            raise ValueError(f"kernels: expected one for each of the {len(self.widths)} widths, got {self.kernels}")
+        return self
 
 
 class VqaConfig(TaskConfig):
@@ -78,7 +86,7 @@ NEEDS = {
     **shared_needs(_HARD, _SOFT),
     **dict.fromkeys(("data.objects", "data.forms", "data.questions"), (WORLD,)),
     "data.answers": (FILES,),
-    **dict.fromkeys(("model.attention", "model.widths"), (_PICTURE,)),
+    **dict.fromkeys(("model.attention", "model.widths", "model.kernels"), (_PICTURE,)),
     **dict.fromkeys(("model.normalize", "model.hops", "model.counts"), (_ATTENDS,)),
     "model.alpha": (_ATTENDS, Need.value("model.normalize", "entmax")),
 }

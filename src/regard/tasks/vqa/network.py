@@ -62,7 +62,7 @@ def build(
     )
     image = None
     if settings.image:
-        backbone = ConvolutionalNetwork(widths=settings.widths)
+        backbone = ConvolutionalNetwork(widths=settings.widths, kernels=settings.kernels)
         image = ImageEncoder(settings.size, backbone=backbone)
     attends = settings.image and settings.attention != "none"
     features = settings.features if attends or not settings.image else _twin_features(settings, answers)

@@ -1,5 +1,6 @@
 """Configurations by name: functions that return them."""
 
+from regard.tasks.config import LearningSettings
 from regard.tasks.presets import cosine, presets
 from regard.tasks.vqa.config import DataSettings, ModelSettings, VqaConfig
 
@@ -15,7 +16,9 @@ def tiny() -> VqaConfig:
             longer=200,
             forms=("colour", "shape", "count", "presence", "place", "relation"),
         ),
-        train=cosine("accuracy", 3000, 4e-3, warmup=50, log_every=50, validate_every=1000),
+        model=ModelSettings(kernels=(4, 2, 4)),
+        train=cosine("accuracy", 4000, 4e-3, warmup=50, log_every=50, validate_every=1000),
+        learning=LearningSettings(penalty="entropy", beta=0.03, penalty_after=0.4),
     )
 
 
