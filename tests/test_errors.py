@@ -157,6 +157,12 @@ BAD_RECORDS: dict[str, tuple[Callable[[], object], list[str]]] = {
         lambda: regard.Hard(estimator="guess"),
         ["estimator", "guess", "straight_through", "reinforce", "gumbel"],
     ),
+    "share expected above 1": (lambda: regard.Hard(expected=1.5), ["expected", "between 0 and 1", "1.5"]),
+    "expected rows of numbers": (lambda: regard.Hard(expected=torch.ones(2)), ["expected", "bool", "float32"]),
+    "masked rewards of another shape": (
+        lambda: regard.reinforce(torch.zeros(2), torch.zeros(2), mask=torch.ones(3, dtype=torch.bool)),
+        ["mask", "(2,)", "(3,)"],
+    ),
     "temperature 0": (lambda: regard.Hard(temperature=0.0), ["temperature", "0"]),
     "temperature negative": (lambda: regard.Hard(temperature=-1.0), ["temperature", "-1"]),
     "top of a part": (lambda: regard.top(1.5), ["k of top()", "int", "float"]),

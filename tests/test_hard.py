@@ -303,6 +303,65 @@ def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> N
         assert_close(gradient, expected)
 
 
+# Reading the expected value
+
+
+def test_queries_that_read_the_expected_value_by_hand() -> None:
+    """Scores 0, 0, ln 2 give p = ¼, ¼, ½: of the values 4, 8, 2 the expected one is 4, with ∂/∂s = p (v − 4)."""
+    scores = torch.tensor([0.0, 0.0, math.log(2)], dtype=torch.float64).expand(1, 4, 3).clone().requires_grad_()
+    value = torch.tensor([[4.0], [8.0], [2.0]], dtype=torch.float64)
+    reads = torch.tensor([True, False, True, False])
+    attended = draw(scores, value, normalize=regard.Hard("reinforce", expected=reads), generator=seeded())
+
+    assert_close(attended.output[0, 0, reads, 0].detach(), torch.tensor([4.0, 4.0], dtype=torch.float64))
+    p = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
+    assert_close(attended.weights[0, 0, reads], p.expand(2, 3))
+    assert set(attended.weights[0, 0, ~reads].unique().tolist()) == {0.0, 1.0}
+    assert_close(attended.log_prob[0, 0, reads].detach(), torch.zeros(2, dtype=torch.float64))
+    assert (attended.log_prob[0, 0, ~reads] <= math.log(0.5) + 1e-9).all()
+
+    (gradient,) = torch.autograd.grad(attended.output.sum(), scores, retain_graph=True)
+    assert_close(gradient[0, reads], torch.tensor([0.0, 1.0, -1.0], dtype=torch.float64).expand(2, 3))
+    assert torch.count_nonzero(gradient[0, ~reads]) == 0
+    (gradient,) = torch.autograd.grad(attended.log_prob.sum(), scores)
+    assert torch.count_nonzero(gradient[0, reads]) == 0
+    assert_close(gradient[0, ~reads], attended.weights[0, 0, ~reads] - p)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@every_estimator
+def test_expected_for_all_is_soft_attention(estimator: str, temperature: float) -> None:
+    scores, value = randn(1, 7, 5, seed=9).requires_grad_(), randn(5, 3, seed=10)
+    mask = torch.tensor([True, True, False, True, True])
+    hard = regard.Hard(estimator, temperature=temperature, expected=1.0)
+    attended = draw(scores, value, normalize=hard, mask=mask)
+    sharp = scores if estimator == "gumbel" else scores / temperature
+    soft = draw(sharp, value, normalize=regard.Softmax(), mask=mask)
+    slopes = slopes_like(soft.output)
+    assert_close(attended.output, soft.output)
+    gradients = [torch.autograd.grad((one.output * slopes).sum(), scores)[0] for one in (attended, soft)]
+    assert_close(*gradients)
+
+
+def test_a_share_of_the_queries_reads_the_expected_value() -> None:
+    """The share of 20,000 queries is within five standard deviations of 0.3."""
+    hard = regard.Hard("reinforce", expected=0.3)
+    found = draw(SCORES_GIVEN.expand(20_000, 5), normalize=hard, generator=seeded()).log_prob == 0
+    assert found.double().mean().item() == pytest.approx(0.3, abs=5 * math.sqrt(0.3 * 0.7 / 20_000))
+
+
+@every_estimator
+def test_the_best_key_is_read_in_inference_whatever_is_expected(estimator: str) -> None:
+    weights = draw(SCORES_GIVEN.expand(1, 7, 5), normalize=regard.Hard(estimator, expected=1.0)).weights
+    assert torch.equal(weights, draw(SCORES_GIVEN.expand(1, 7, 5), normalize=regard.Hard(estimator)).weights)
+
+
+def test_the_expected_value_has_no_blockwise_form() -> None:
+    hard = regard.Hard("reinforce", expected=0.5)
+    with pytest.raises(ValueError, match="blockwise"):
+        draw(SCORES_GIVEN.expand(1, 7, 5), normalize=hard, generator=seeded(), backend="blocked")
+
+
 # Learning from draws
 
 
@@ -318,6 +377,18 @@ def test_reinforce_by_hand() -> None:
     assert_close(result.baseline, torch.tensor(0.8 * 1.0 + 0.2 * 1.25))
     (gradient,) = torch.autograd.grad(result.loss, log_prob)
     assert_close(gradient, torch.tensor([[-1.0, -1.0], [0.5, 0.5]]))  # −λ (reward − baseline) / batch
+
+
+def test_reinforce_leaves_out_what_is_masked() -> None:
+    log_prob = torch.tensor([[-1.0, -2.0], [-3.0, -7.0]], requires_grad=True)
+    reward = torch.tensor([[2.0, 1.0], [0.0, 9.0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    # The first baseline is the mean of 2, 1, 0: −⅓ [(2 − 1)(−1) + (1 − 1)(−2) + (0 − 1)(−3)] = −⅔.
+    result = regard.reinforce(log_prob, reward, mask=mask)
+    assert_close(result.baseline, torch.tensor(1.0))
+    assert_close(result.loss, torch.tensor(-2 / 3))
+    (gradient,) = torch.autograd.grad(result.loss, log_prob)
+    assert_close(gradient, torch.tensor([[-1 / 3, 0.0], [1 / 3, 0.0]]))
 
 
 def test_the_first_baseline_is_the_mean_reward() -> None:

@@ -186,6 +186,21 @@ def test_hard_attention_samples_in_training_and_decides_after() -> None:
         assert torch.equal(chosen.argmax(-1), best.argmax(-1))
 
 
+def test_all_queries_of_a_sequence_read_the_expected_value_or_none_does() -> None:
+    """Within a call, and from call to call through the state. The share of 300 memories is five deviations at most."""
+    layer = Attention(5, 7, normalize=Hard("reinforce", expected=0.3))
+    query, projected = torch.randn(300, 2, 5), layer.project(torch.randn(300, 11, 7))
+    first, state = layer.attend(query, projected, generator=torch.Generator().manual_seed(1))
+    assert state is not None
+    assert abs(state.float().mean() - 0.3) < 5 * (0.3 * 0.7 / 300) ** 0.5
+    second, after = layer.attend(query, projected, state=state)
+    for found in (first, second):
+        assert found.log_prob is not None
+        assert torch.equal(found.log_prob == 0, state[:, None].expand(300, 2))
+    assert after is state
+    assert layer.eval().attend(query, projected)[1] is None
+
+
 def test_dropout_is_for_training() -> None:
     layer = Attention(5, 7, dropout=0.5)
     query, memory = torch.randn(2, 3, 5), torch.randn(2, 11, 7)

@@ -16,7 +16,13 @@ from regard.data.worlds.scene_captions import captioned
 from regard.models.efficientnet import EfficientNetLite0
 from regard.models.image import MAP_ATTENTIONS
 from regard.tasks.captioning.codec import CaptionCodec, words_of
-from regard.tasks.captioning.config import CaptioningConfig, DataSettings, DecodeSettings, ModelSettings
+from regard.tasks.captioning.config import (
+    CaptioningConfig,
+    CaptionLearning,
+    DataSettings,
+    DecodeSettings,
+    ModelSettings,
+)
 from regard.tasks.captioning.files import examples_of, input_files, make_material
 from regard.tasks.captioning.material import Example, encode
 from regard.tasks.captioning.network import build, maps_of
@@ -159,12 +165,33 @@ def test_hard_attention_has_choices_and_their_rewards(world):
     network, found = outcome(world, "hard", learning)
     words = sum(len(one["target"]) for one in world.records[:5])
     assert int(found.count) == words
-    assert found.log_prob.shape == found.reward.shape == (words,)
-    assert (found.reward < 0).all()
+    assert found.log_prob.shape == found.reward.shape == found.choices.shape
+    assert int(found.choices.sum()) == words
+    assert (found.reward[found.choices] < 0).all()
     assert set(found.weights[0].unique().tolist()) <= {0.0, 1.0}
     loss_of(found, network, learning).total.backward()
     assert network.decoder.attention.key.weight.grad.abs().sum() > 0
     assert bool(network.baseline.seen)
+
+
+def test_by_default_half_of_the_captions_are_read_softly(world):
+    """All words of one or none: a word that was chosen has a log-probability below 0, one that was not has 0."""
+    assert CaptioningConfig().learning.expected == 0.5
+    _, found = outcome(world, "hard", CaptioningConfig().learning.model_copy(update={"estimator": "reinforce"}))
+    chosen = [row[real] < 0 for row, real in zip(found.log_prob, found.choices, strict=True) if real.any()]
+    assert {bool(row.all()) for row in chosen} == {True, False}
+    assert all(bool(row.all()) or not bool(row.any()) for row in chosen)
+    soft = found.weights[0][found.log_prob == 0]
+    torch.testing.assert_close(soft.sum(-1), torch.ones(len(soft)))
+    assert soft.max() < 1
+
+
+def test_the_reward_of_soft_captions_teaches_no_choice(world):
+    learning = CaptionLearning(estimator="reinforce", expected=1.0)
+    network, found = outcome(world, "hard", learning)
+    torch.testing.assert_close(loss_of(found, network, learning).total, found.total)
+    found.total.backward()
+    assert network.decoder.attention.key.weight.grad.abs().sum() > 0  # by the loss of the words
 
 
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from regard.nn.attention import Attention
 from regard.tasks.config import LearningSettings, TaskConfig
 from regard.tasks.learning import asks_attention, hard, loss_of, with_baseline
 from regard.tasks.sentiment.task import SENTIMENT
@@ -83,6 +84,38 @@ def test_reinforce_keeps_a_moving_baseline_in_the_network():
     network.eval()
     loss_of(later, network, settings)
     torch.testing.assert_close(network.state_dict()["baseline.value"], torch.tensor(0.9 * 2.0 + 0.1 * 7.0))
+
+
+def test_choices_that_do_not_count_have_no_part_in_reinforce():
+    settings = LearningSettings(estimator="reinforce", entropy_weight=0.0)
+    network = with_baseline(nn.Linear(1, 1), settings, is_hard=True)
+    log_prob, reward = torch.tensor([[-1.0, -2.0], [-5.0, -5.0]]), torch.tensor([[3.0, 1.0], [-9.0, 9.0]])
+    choices = torch.tensor([[True, True], [False, False]])
+    found = loss_of(Outcome(torch.zeros(()), 2, (), None, log_prob, reward, choices), network, settings)
+    torch.testing.assert_close(found.total, torch.tensor(-1.0))  # as of the first row alone
+    assert network.state_dict()["baseline.value"] == 2.0
+
+
+@pytest.mark.parametrize(("estimator", "expected"), [("reinforce", 0.4), ("straight_through", 0.0), ("gumbel", 0.0)])
+def test_reinforce_alone_reads_expected_values(estimator, expected):
+    assert hard(LearningSettings(estimator=estimator, expected=0.4)).expected == expected
+
+
+@pytest.mark.cuda
+def test_reinforce_never_waits_for_the_device():
+    """So that a step can be recorded as a CUDA graph."""
+    settings = LearningSettings(estimator="reinforce")
+    network = with_baseline(nn.Linear(1, 1), settings, is_hard=True).cuda()
+    layer = Attention(3, 5, normalize=hard(settings.model_copy(update={"expected": 0.5}))).cuda()
+    query, memory, real = (torch.ones(2, 4, 3), torch.ones(2, 7, 5), torch.ones(2, 4, dtype=torch.bool))
+    query, memory, real = query.cuda(), memory.cuda(), real.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found, _ = layer.attend(query, layer.project(memory))
+        outcome = Outcome(found.output.sum(), real.sum(), (), None, found.log_prob, found.log_prob.detach(), real)
+        loss_of(outcome, network, settings).total.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_without_hard_attention_there_is_no_baseline():

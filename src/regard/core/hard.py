@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.core.normalizers import Hard, gumbel_like, masked, masked_softmax, one_hot
@@ -11,7 +11,10 @@ from regard.core.scores import finite, float_tensor
 
 
 class Choice(NamedTuple):
-    """One-hot weights with the estimator's gradient, the key chosen, and its log-probability."""
+    """One-hot weights with the estimator's gradient, the key chosen, and its log-probability.
+
+    A query that reads the expected value has the weights p and the log-probability 0; its index means nothing.
+    """
 
     weights: Float[Tensor, "*lead q k"]
     index: Int[Tensor, "*lead q"]
@@ -37,7 +40,19 @@ def choose(
         soft = masked_softmax(logits, allowed)
         weights = weights + (soft - soft.detach())
     log_prob = torch.log_softmax(scores, -1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
-    return Choice(weights, index, log_prob if filled is None else torch.where(filled.squeeze(-1), log_prob, 0))
+    log_prob = log_prob if filled is None else torch.where(filled.squeeze(-1), log_prob, 0)
+    if sample and hard.mixes:
+        mean = read_expected(hard, index, generator)
+        weights = torch.where(mean.unsqueeze(-1), masked_softmax(scores, allowed), weights)
+        log_prob = torch.where(mean, 0, log_prob)
+    return Choice(weights, index, log_prob)
+
+
+def read_expected(hard: Hard, rows: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Which rows read the expected value: bool in the shape of `rows`. Nothing waits for the device."""
+    if isinstance(hard.expected, Tensor):
+        return hard.expected.expand(rows.shape)
+    return torch.rand(rows.shape, generator=generator, device=rows.device) < hard.expected
 
 
 class Reinforced(NamedTuple):
@@ -53,6 +68,7 @@ def reinforce(
     *,
     baseline: Float[Tensor, ""] | float | None = None,
     entropy: Float[Tensor, "*any"] | None = None,
+    mask: Bool[Tensor, "b *same"] | None = None,
     decay: float = 0.9,
     reward_weight: float = 1.0,
     entropy_weight: float = 0.01,
@@ -62,7 +78,8 @@ def reinforce(
     loss = −λ_r · mean_b[(reward_b − baseline) · Σ log_prob_b] − λ_e · mean(entropy), and
     baseline' = decay · baseline + (1 − decay) · mean(reward). Without a baseline the first is the mean reward.
     `log_prob` is `Attended.log_prob`, batch first: everything behind the batch axis is summed. A `reward` in the shape
-    of `log_prob` is one for each choice: the mean is over all of them, and nothing is summed.
+    of `log_prob` is one for each choice: the mean is over all of them, and nothing is summed. A `mask` in the shape of
+    `reward` says which count (True); the others have no part in the loss, nor in the baseline.
 
     >>> out = reinforce(torch.tensor([-1.0, -2.0]), torch.tensor([3.0, 1.0]))
     >>> out.loss, out.baseline
@@ -85,11 +102,23 @@ def reinforce(
         raise ValueError(f"baseline must be one number, as the last call gave it, got shape {tuple(baseline.shape)}")
     if baseline is not None and not isinstance(baseline, Tensor):
         finite(baseline, "baseline")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != reward.shape):
+        raise ValueError(
+            f"mask must be a bool tensor in the shape of reward, {tuple(reward.shape)}, "
+            f"got {mask.dtype} {tuple(mask.shape)}"
+        )
     reward = reward.detach()
-    mean = reward.mean()
+    mean = masked_mean(reward, mask)
     current = mean if baseline is None else torch.as_tensor(baseline, dtype=mean.dtype, device=mean.device).reshape(())
     summed = log_prob if reward.ndim > 1 else log_prob.reshape(len(log_prob), -1).sum(1)
-    loss = -reward_weight * ((reward - current) * summed).mean()
+    loss = -reward_weight * masked_mean((reward - current) * summed, mask)
     if entropy is not None:
         loss = loss - entropy_weight * entropy.mean()
     return Reinforced(loss, decay * current + (1 - decay) * mean)
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of what counts; 0 where nothing does."""
+    if mask is None:
+        return values.mean()
+    return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)

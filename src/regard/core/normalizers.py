@@ -173,11 +173,16 @@ class Hard(Normalizer):
 
     `sample=None` samples when the call is differentiated (something in it requires grad, and grad mode is on) or a
     generator is given, and otherwise takes the best; True and False say so outright.
+
+    `expected` is the probability that a query which would sample reads the expected value Σ p_j v_j instead, with the
+    gradient of p (Xu et al. 2015, section 4.1); it has made no choice, and its log-probability is 0. A number is
+    applied to each query on its own; a bool tensor that broadcasts to the queries (…, h, q) names those that do.
     """
 
     estimator: Estimator = "straight_through"
     temperature: float = 1.0
     sample: bool | None = None
+    expected: float | Tensor = 0.0
     name = "hard"
 
     def __post_init__(self) -> None:
@@ -187,6 +192,16 @@ class Hard(Normalizer):
             raise TypeError(f"sample of Hard must be True, False or None, got {self.sample!r}")
         if not finite(self.temperature, "temperature of Hard") > 0:
             raise ValueError(f"temperature of Hard must be a finite number above 0, got {self.temperature}")
+        if isinstance(self.expected, Tensor):
+            if self.expected.dtype != torch.bool:
+                raise TypeError(f"expected of Hard must be a bool tensor or a number, got {self.expected.dtype}")
+        elif not 0.0 <= finite(self.expected, "expected of Hard") <= 1.0:
+            raise ValueError(f"expected of Hard must be between 0 and 1, got {self.expected}")
+
+    @property
+    def mixes(self) -> bool:
+        """Whether some queries may read the expected value where others sample."""
+        return isinstance(self.expected, Tensor) or self.expected > 0
 
     @property
     def sharpness(self) -> float:

@@ -1,12 +1,15 @@
 """One head of attention over a memory, with the projections its score needs."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regard.core.attention import AnyScore, Attended, attention
+from regard.core.hard import read_expected
 from regard.core.masks import Mask
-from regard.core.normalizers import Normalizer, Softmax
+from regard.core.normalizers import Hard, Normalizer, Softmax
 from regard.core.problem import check_dropout, check_normalizer
 from regard.core.requests import Request, Top
 from regard.nn.expected import check_input, check_sizes
@@ -23,7 +26,8 @@ class Attention(nn.Module):
     score "additive": w · tanh(W_q q + W_k h) with `hidden_size` features (Bahdanau et al. 2015); "bilinear":
     z_j = W_z h_j, then ⟨q, z_j⟩ (Luong et al. 2015, "general"); "dot", "scaled_dot", "cosine": of query and memory
     themselves. With `hidden_size` these project both to it first. Values are the memory itself, or W_v h with
-    `value_size`. Hard attention samples in training, and where a generator is given.
+    `value_size`. Hard attention samples in training, and where a generator is given; with a share of `expected` it is
+    drawn once for each memory of the batch whether all its queries sample or read the expected value.
 
     >>> layer = Attention(6, 10, score="additive", hidden_size=8)
     >>> out = layer(torch.randn(2, 3, 6), torch.randn(2, 5, 10))
@@ -72,7 +76,7 @@ class Attention(nn.Module):
         A bool mask is (b, k), True for real positions, or (b, q, k) for pairs; others are for scores (b, 1, q, k).
         """
         projected = self.project(memory)
-        return self._attend(query, projected, pairs(mask), weights, generator)
+        return self._attend(query, projected, pairs(mask), None, weights, generator)[0]
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
         """Keys and values of a memory, once for all queries."""
@@ -86,35 +90,45 @@ class Attention(nn.Module):
         query: Float[Tensor, "b q d"],
         projected: Projected,
         *,
-        state: None = None,
+        state: Bool[Tensor, "b"] | None = None,
         weights: Request | None = None,
         generator: torch.Generator | None = None,
-    ) -> tuple[Attended, None]:
-        """What the queries read from a projected memory; nothing is remembered between calls."""
-        return self._attend(query, projected, pairs(projected.mask), weights, generator), None
+    ) -> tuple[Attended, Bool[Tensor, "b"] | None]:
+        """What the queries read from a projected memory.
+
+        The state says which memories are read by their expected value, where hard attention does so for a share of
+        them: all queries of a sequence then agree. Otherwise nothing is remembered between calls.
+        """
+        return self._attend(query, projected, pairs(projected.mask), state, weights, generator)
 
     def _attend(
         self,
         query: Tensor,
         projected: Projected,
         mask: Mask | Tensor | None,
+        expected: Tensor | None,
         weights: Request | None,
         generator: torch.Generator | None,
-    ) -> Attended:
+    ) -> tuple[Attended, Tensor | None]:
         check_input(query, "query", self.query_size)
         query = query if self.query is None else self.query(query)
+        normalize = settled(self.normalize, self.training or generator is not None)
+        if isinstance(normalize, Hard) and normalize.sample and normalize.mixes:
+            if expected is None:
+                expected = read_expected(normalize, query[:, 0, 0], generator)
+            normalize = replace(normalize, expected=expected[:, None, None])
         found = attention(
             query.unsqueeze(1),
             projected.key.unsqueeze(1),
             projected.value.unsqueeze(1),
             score=self.score(),
-            normalize=settled(self.normalize, self.training or generator is not None),
+            normalize=normalize,
             mask=mask,
             dropout=self.dropout if self.training else 0.0,
             weights=weights,
             generator=generator,
         )
-        return without_head(found)
+        return without_head(found), expected
 
 
 class SelfAttention(nn.Module):

@@ -1,6 +1,7 @@
 """What the layers share that go query by query: a clean memory, a blank alignment, one reading, all of them joined."""
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -52,7 +53,7 @@ def blank(projected: Projected) -> Float[Tensor, "b k"]:
 def sampling(normalize: Normalizer, training: bool, generator: torch.Generator | None) -> Normalizer:
     """Hard attention that does not say when to draw draws in training, and where a generator is given."""
     if isinstance(normalize, Hard) and normalize.sample is None:
-        return Hard(normalize.estimator, normalize.temperature, training or generator is not None)
+        return replace(normalize, sample=training or generator is not None)
     return normalize
 
 

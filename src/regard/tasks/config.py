@@ -38,6 +38,8 @@ class LearningSettings(Settings):
     """Of the reward in REINFORCE."""
     entropy_weight: NonNegativeFloat = 0.01
     """Of the entropy of the choices in REINFORCE, which keeps it exploring."""
+    expected: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the sequences that REINFORCE teaches by soft attention, drawn anew in each step; 0: all sample."""
 
 
 class TaskData(Settings):
@@ -112,4 +114,5 @@ def shared_needs(hard: Need, soft: Need) -> Needs:
         "learning.temperature": (hard, Need.value("learning.estimator", "gumbel")),
         "learning.reward_weight": (hard, Need.value("learning.estimator", "reinforce")),
         "learning.entropy_weight": (hard, Need.value("learning.estimator", "reinforce")),
+        "learning.expected": (hard, Need.value("learning.estimator", "reinforce")),
     }

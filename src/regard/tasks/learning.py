@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from regard.core.hard import reinforce
+from regard.core.hard import masked_mean, reinforce
 from regard.core.normalizers import Entmax, Hard, Normalizer, Sigmoid, Softmax, Sparsemax
 from regard.nn.losses import doubly_stochastic, entropy_penalty, weight_penalty
 from regard.tasks.config import LearningSettings
@@ -30,7 +30,8 @@ class MovingBaseline(nn.Module):
 
 def hard(settings: LearningSettings) -> Hard:
     """The normaliser of hard attention with the estimator chosen."""
-    return Hard(settings.estimator, temperature=settings.temperature)
+    expected = settings.expected if settings.estimator == "reinforce" else 0.0
+    return Hard(settings.estimator, temperature=settings.temperature, expected=expected)
 
 
 def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float = 1.5) -> Normalizer:
@@ -84,12 +85,21 @@ def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSett
 
 
 def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSettings) -> Tensor:
-    """REINFORCE over single choices. The entropy is rewarded too: E[−ln p] is it, and so is the mean of samples."""
+    """REINFORCE over single choices. The entropy is rewarded too: E[−ln p] is it, and so is the mean of samples.
+
+    A query that read the expected value has the log-probability 0 and no gradient here; its reward counts in the
+    baseline, as in Xu et al. (2015).
+    """
     assert outcome.log_prob is not None
     assert outcome.reward is not None
     reward = outcome.reward.detach() - settings.entropy_weight * outcome.log_prob.detach()
-    current = torch.where(baseline.seen, baseline.value, reward.mean().to(baseline.value))
-    found = reinforce(outcome.log_prob, reward, baseline=current, reward_weight=settings.reward_weight)
+    found = reinforce(
+        outcome.log_prob,
+        reward,
+        baseline=torch.where(baseline.seen, baseline.value, masked_mean(reward, outcome.choices).to(baseline.value)),
+        mask=outcome.choices,
+        reward_weight=settings.reward_weight,
+    )
     with torch.no_grad():
         baseline.value.copy_(found.baseline)
         baseline.seen.fill_(True)

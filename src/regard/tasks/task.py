@@ -123,8 +123,9 @@ class Material:
 class Outcome:
     """What a network made of a batch: its loss, and what penalties and estimators need of its attention.
 
-    `weights` are (…, q, k), `mask` says which of them count; `log_prob` and `reward` (n,) are of hard choices: the
-    log-probability of what was chosen, and how good the answer was that came of it.
+    `weights` are (…, q, k), `mask` says which of them count; `log_prob` and `reward`, (n,) or (b, t), are of hard
+    choices: the log-probability of what was chosen, and how good the answer was that came of it; `choices` says which
+    of them count (None: all).
     """
 
     total: Tensor
@@ -133,6 +134,7 @@ class Outcome:
     mask: Tensor | None = None
     log_prob: Tensor | None = None
     reward: Tensor | None = None
+    choices: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

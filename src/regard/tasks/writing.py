@@ -43,8 +43,9 @@ def word_outcome(
         return Outcome(summed.loss, summed.count, weights, mask)
     with torch.no_grad():
         scores = model.logits(decoded.states).float().log_softmax(-1)
-        reward = scores.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)[real]
-    return Outcome(summed.loss, summed.count, weights, mask, decoded.log_prob[real], reward)
+        reward = scores.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    # Masked and not picked out: a CUDA graph has no shapes that depend on the data.
+    return Outcome(summed.loss, summed.count, weights, mask, decoded.log_prob, reward, real)
 
 
 def hypotheses(

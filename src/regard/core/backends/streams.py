@@ -291,6 +291,6 @@ def stream(normalize: Normalizer, sample: bool) -> Stream | None:
             return SigmoidStream(bias)
         case Entmax() | Sparsemax():
             return EntmaxStream(normalize.alpha)
-        case Hard():
+        case Hard() if not (sample and normalize.mixes):  # the expected value needs every weight
             return HardStream(normalize, sample)
     return None

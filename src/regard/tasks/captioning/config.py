@@ -3,10 +3,20 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from regard.models.image import MapAttention
-from regard.tasks.config import FILES, WORLD, Need, Settings, TaskConfig, TaskData, Width, shared_needs
+from regard.tasks.config import (
+    FILES,
+    WORLD,
+    LearningSettings,
+    Need,
+    Settings,
+    TaskConfig,
+    TaskData,
+    Width,
+    shared_needs,
+)
 
 AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "hard"]
 MOST_OBJECTS = 6  # in a scene of the world
@@ -96,6 +106,15 @@ class DecodeSettings(Settings):
     """Exponent of the penalty that makes longer hypotheses comparable."""
 
 
+class CaptionLearning(LearningSettings):
+    """How attention is taught: hard attention as in Show, Attend and Tell (Xu et al. 2015, section 4.1)."""
+
+    expected: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Share of the captions that REINFORCE teaches by soft attention, drawn anew in each step; 0: all sample."""
+    words: NonNegativeFloat = 0.0
+    """Weight of a second loss by which each cell learns to show the words of the caption (Fang et al. 2015)."""
+
+
 class CaptioningConfig(TaskConfig):
     """A whole run."""
 
@@ -104,6 +123,7 @@ class CaptioningConfig(TaskConfig):
     task: Literal["captioning"] = "captioning"
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
+    learning: CaptionLearning = CaptionLearning()
     decode: DecodeSettings = DecodeSettings()
     smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the word's probability that goes to all words alike."""

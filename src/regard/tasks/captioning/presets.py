@@ -1,7 +1,12 @@
 """Configurations by name: functions that return them."""
 
-from regard.tasks.captioning.config import CaptioningConfig, DataSettings, DecodeSettings, ModelSettings
-from regard.tasks.config import LearningSettings
+from regard.tasks.captioning.config import (
+    CaptioningConfig,
+    CaptionLearning,
+    DataSettings,
+    DecodeSettings,
+    ModelSettings,
+)
 from regard.tasks.presets import cosine, presets
 
 
@@ -24,7 +29,7 @@ def small() -> CaptioningConfig:
         data=DataSettings(picture=96, rarest=3, batch_tokens=1024, flip=True),
         model=ModelSettings(widths=(32, 64, 128), patch=2, size=256, dropout=0.3, map_dropout=0.1),
         train=cosine("bleu4", 6000, 1e-3, weight_decay=0.01, warmup=300, validate_every=500, patience=5),
-        learning=LearningSettings(penalty="doubly_stochastic", beta=0.01),
+        learning=CaptionLearning(penalty="doubly_stochastic", beta=0.01),
         decode=DecodeSettings(beam=3),
         smoothing=0.1,
     )
@@ -37,7 +42,7 @@ def flickr8k() -> CaptioningConfig:
         data=DataSettings(picture=224, rarest=5, batch_tokens=2048, flip=True),
         model=ModelSettings(encoder="efficientnet", stage=8, size=512, dropout=0.5, map_dropout=0.2),
         train=cosine("bleu4", 4000, 5e-4, weight_decay=0.01, warmup=300, validate_every=400, patience=4, graphs=True),
-        learning=LearningSettings(penalty="doubly_stochastic", beta=0.02),
+        learning=CaptionLearning(penalty="doubly_stochastic", beta=0.02),
         decode=DecodeSettings(beam=5, length_penalty=0.8),
         smoothing=0.1,
     )
