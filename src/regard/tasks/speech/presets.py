@@ -33,7 +33,7 @@ def fsdd() -> SpeechConfig:
         data=DataSettings(batch_tokens=12_000, valid=200, longest=16),
         features=FeatureSettings(mask_bands=2, band_width=8, mask_spans=2, span_width=10),
         model=ModelSettings(encoder_size=128, stack=1, pyramid=2, size=192, dropout=0.3),
-        train=cosine("exact", 2500, 2e-3, weight_decay=0.01, warmup=200, validate_every=250),
+        train=cosine("exact", 2500, 2e-3, weight_decay=0.01, warmup=200, validate_every=250, precision="float32"),
         smoothing=0.05,
     )
 
