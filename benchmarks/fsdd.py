@@ -26,6 +26,7 @@ from regard.data.sound import Samples, read_sound, resampled, wav_bytes
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 RATE = 8000
 TEST, VALID = range(5), range(5, 7)  # takes
+TESTED = (3, 7)  # digits of a string of the other parts
 PAUSE = (0.05, 0.3)  # seconds between two digits of a string
 
 
@@ -91,7 +92,7 @@ def main() -> None:
     parser.add_argument("recordings", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--strings", type=int, default=0, help="training strings; 0: single digits")
-    parser.add_argument("--lengths", type=int, nargs=2, default=(3, 7), help="digits of a string")
+    parser.add_argument("--lengths", type=int, nargs=2, default=(3, 7), help="digits of a training string")
     parser.add_argument("--without", help="a speaker who is tested on and not trained on")
     parser.add_argument("--speeds", default="1", help="of the training part, such as 0.9,1,1.1")
     parser.add_argument("--seed", type=int, default=1)
@@ -112,7 +113,8 @@ def main() -> None:
         dice = random.Random(f"{options.seed} {name}")
         said = [[clip] for clip in part]
         if options.strings:
-            said = strings(part, counts[name], tuple(options.lengths), dice)
+            lengths = tuple(options.lengths) if name == "train" else TESTED
+            said = strings(part, counts[name], lengths, dice)
         write(name, options.out, said, dice, speeds if name == "train" else [1.0])
 
 

@@ -86,9 +86,7 @@ def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFile
     return TranscriptFiles(*(tuple(parts.get(part, ())) for part in PARTS), report=report(tally), files=files)
 
 
-def _kept(
-    rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_faults: bool
-) -> list[SpokenFile]:
+def _kept(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_faults: bool) -> list[SpokenFile]:
     """The rows that have a sound and a text; what is wrong with another is an error, or counted."""
     found: list[SpokenFile] = []
     for row in rows:
@@ -156,9 +154,7 @@ def _are_times(times: Any, words: int) -> bool:
     return len(pairs) == words and fit and all(0 <= begin <= end for begin, end in pairs)
 
 
-def _libri(
-    path: Path, chapters: list[Path], tally: Counter[str], skip_faults: bool
-) -> dict[str, list[SpokenFile]]:
+def _libri(path: Path, chapters: list[Path], tally: Counter[str], skip_faults: bool) -> dict[str, list[SpokenFile]]:
     """LibriSpeech: "19-198-0000 NORTHANGER ABBEY" in a file of each chapter; the set's name says the part."""
     parts: dict[str, list[SpokenFile]] = {part: [] for part in PARTS}
     for chapter in chapters:

@@ -23,7 +23,9 @@ class SpeechEncoder(nn.Module):
     (torch.Size([2, 3, 8]), tensor([3, 2]))
     """
 
-    def __init__(self, features: int, size: int = 256, *, layers: int = 3, stack: int = 1, dropout: float = 0.0) -> None:
+    def __init__(
+        self, features: int, size: int = 256, *, layers: int = 3, stack: int = 1, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         if layers < 0:
             raise ValueError(f"layers must be at least 0, got {layers}")
@@ -45,7 +47,10 @@ class SpeechEncoder(nn.Module):
         """The memory of some recordings; `lengths` says how many frames of each are real (None: all)."""
         if lengths is not None:
             _check(frames, lengths)
-            lengths = (lengths.to(frames.device) + self.stack - 1) // self.stack
+            lengths = lengths.to(frames.device)
+            if self.stack > 1:  # what is joined with the last real frame must be what it is without padding
+                frames = torch.where(_real(frames.shape[1], lengths).unsqueeze(-1), frames, 0)
+                lengths = (lengths + self.stack - 1) // self.stack
         frames = _joined(frames, self.stack)
         steps = frames.shape[1]
         mask = None

@@ -30,7 +30,9 @@ class LogMel(nn.Module):
         super().__init__()
         self.hop, self.window = round(hop * rate), round(window * rate)
         if self.hop < 1 or self.window < 2:
-            raise ValueError(f"hop and window must have samples: {hop} s and {window} s have too few at {rate} a second")
+            raise ValueError(
+                f"hop and window must have samples: {hop} s and {window} s have too few at {rate} a second"
+            )
         self.size = 2 ** math.ceil(math.log2(self.window))
         self.register_buffer("filters", mel_filters(rate, self.size, bands).float(), persistent=False)
         self.register_buffer("shape", torch.hann_window(self.window), persistent=False)

@@ -6,30 +6,30 @@ from typing import NamedTuple
 class Phone(NamedTuple):
     """A sound: three formants in Hz, how loud voice and noise are, the noise's centre and width in Hz, its length."""
 
-    f1: float
-    f2: float
-    f3: float
+    f1: int
+    f2: int
+    f3: int
     voice: float
     noise: float
-    centre: float
-    width: float
+    centre: int
+    width: int
     seconds: float
 
     @property
-    def numbers(self) -> tuple[float, ...]:
+    def numbers(self) -> tuple[int | float, ...]:
         """All but the length."""
         return self[:7]
 
 
-def _vowel(f1: float, f2: float, f3: float, seconds: float = 0.1) -> Phone:
+def _vowel(f1: int, f2: int, f3: int, seconds: float = 0.1) -> Phone:
     return Phone(f1, f2, f3, 1.0, 0.0, 2000, 1000, seconds)
 
 
-def _fricative(centre: float, width: float, noise: float, *, voice: float = 0.0, seconds: float = 0.09) -> Phone:
+def _fricative(centre: int, width: int, noise: float, *, voice: float = 0.0, seconds: float = 0.09) -> Phone:
     return Phone(400, 1600, 2600, voice, noise, centre, width, seconds)
 
 
-def _burst(centre: float, width: float, noise: float = 0.9) -> Phone:
+def _burst(centre: int, width: int, noise: float = 0.9) -> Phone:
     return Phone(400, 1500, 2500, 0.0, noise, centre, width, 0.03)
 
 

@@ -174,9 +174,7 @@ class _Plan:
         return rows
 
 
-def _sounding(
-    frames: NDArray[np.float64], voice: Voice, random: np.random.Generator, rate: int
-) -> NDArray[np.float32]:
+def _sounding(frames: NDArray[np.float64], voice: Voice, random: np.random.Generator, rate: int) -> NDArray[np.float32]:
     """Samples of frames: pulses and noise, filtered frame by frame and added up under overlapping windows."""
     hop, size = round(_HOP * rate), 2 ** round(np.log2(_SIZE * rate * 1.6))
     count = len(frames) * hop
@@ -185,7 +183,7 @@ def _sounding(
     window = np.hanning(size + 1)[:size]
     starts = np.arange(len(frames)) * hop
     at = starts[:, None] + np.arange(size)
-    hertz = np.fft.rfftfreq(size, 1 / rate)
+    hertz = np.arange(size // 2 + 1) * rate / size
     voiced, noisy = _responses(frames, hertz, voice)
     spectrum = np.fft.rfft(pulses[at] * window) * voiced + np.fft.rfft(breath[at] * window) * noisy
     pieces = np.fft.irfft(spectrum, size) * window

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from regard.models.image import MapAttention
-from regard.tasks.config import FILES, WORLD, Need, Settings, TaskConfig, TaskData, Width, shared_needs
+from regard.tasks.config import FILES, WORLD, DecodeSettings, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 
 AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "hard"]
 MOST_OBJECTS = 6  # in a scene of the world
@@ -85,15 +85,6 @@ class ModelSettings(Settings):
         if self.input_feeding and self.order != "luong":
             raise ValueError("model.input_feeding goes with model.order=luong: Bahdanau's order feeds what it read")
         return self
-
-
-class DecodeSettings(Settings):
-    """How captions are searched."""
-
-    beam: int = Field(default=1, gt=0, le=256)
-    """Hypotheses kept; 1 is greedy."""
-    length_penalty: float = Field(default=0.6, ge=0.0, le=100.0)
-    """Exponent of the penalty that makes longer hypotheses comparable."""
 
 
 class CaptioningConfig(TaskConfig):

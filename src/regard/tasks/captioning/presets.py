@@ -1,7 +1,7 @@
 """Configurations by name: functions that return them."""
 
-from regard.tasks.captioning.config import CaptioningConfig, DataSettings, DecodeSettings, ModelSettings
-from regard.tasks.config import LearningSettings
+from regard.tasks.captioning.config import CaptioningConfig, DataSettings, ModelSettings
+from regard.tasks.config import DecodeSettings, LearningSettings
 from regard.tasks.presets import cosine, presets
 
 

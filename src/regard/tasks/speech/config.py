@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from regard.data.worlds.utterances import MOST
-from regard.tasks.config import FILES, WORLD, Need, Settings, TaskConfig, TaskData, Width, shared_needs
+from regard.tasks.config import FILES, WORLD, DecodeSettings, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 
 LONGEST_STEP = 0.04  # seconds of a step of the encoder: times are measured within 50 ms
 AttentionName = Literal["none", "location", "monotonic", "additive", "dot", "scaled_dot", "cosine", "bilinear", "hard"]
@@ -90,15 +90,6 @@ class ModelSettings(Settings):
         if self.kernel % 2 == 0:
             raise ValueError(f"model.kernel must be odd, so that a kernel has a middle, got {self.kernel}")
         return self
-
-
-class DecodeSettings(Settings):
-    """How transcripts are searched."""
-
-    beam: int = Field(default=1, gt=0, le=256)
-    """Hypotheses kept; 1 is greedy."""
-    length_penalty: float = Field(default=0.6, ge=0.0, le=100.0)
-    """Exponent of the penalty that makes longer hypotheses comparable."""
 
 
 class SpeechConfig(TaskConfig):

@@ -73,9 +73,7 @@ def _attention(config: SpeechConfig, memory: int) -> Attends:
     settings = config.model
     size, name = settings.size, settings.attention
     if name == "location":
-        return LocationAttention(
-            size, memory, hidden_size=size, filters=settings.filters, kernel_size=settings.kernel
-        )
+        return LocationAttention(size, memory, hidden_size=size, filters=settings.filters, kernel_size=settings.kernel)
     if name == "monotonic":
         return MonotonicAttention(size, memory, hidden_size=size)
     if name == "hard":

@@ -14,7 +14,6 @@ from regard.core.requests import full
 from regard.data.parallel import DataError
 from regard.data.records import groups_by_length
 from regard.data.sound import Samples, read_sound
-from regard.data.vocabulary import Vocabulary
 from regard.decode.captured import Captures
 from regard.decode.records import Hypothesis
 from regard.look.labels import Labels
@@ -26,7 +25,7 @@ from regard.tasks.speech.config import SpeechConfig
 from regard.tasks.speech.features import Frames, frames_of, heard, spectrogram
 from regard.tasks.speech.material import collate, record
 from regard.tasks.task import InputError
-from regard.tasks.writing import BOS, PAD, hypotheses
+from regard.tasks.writing import NEVER, hypotheses
 
 _FRAMES = 16_384  # of a batch, padding counted
 
@@ -161,17 +160,9 @@ class SpeechPredictor:
                 state = self.network.start(batch.frames, batch.frames_lengths)
                 # Nobody says more than one symbol in a step of the encoder.
                 steps = (batch.frames_lengths // self.config.reduction + 1).clamp_max(self.config.data.longest)
-                every = hypotheses(
-                    self.network.decoder,
-                    state,
-                    steps,
-                    width=width,
-                    n_best=width,
-                    length_penalty=self.config.decode.length_penalty,
-                    captures=self.captures,
-                    never=(PAD, BOS, Vocabulary.unknown),
-                    minimum=1,
-                )
+                given: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
+                given |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
+                every = hypotheses(self.network.decoder, state, steps, **given)
             for place, best in zip(places, every, strict=True):
                 found[place] = self._transcript(features[place], best, None if samples is None else samples[place])
         return [found[place] for place in range(len(features))]

@@ -1,7 +1,8 @@
 """Configurations by name: functions that return them."""
 
+from regard.tasks.config import DecodeSettings
 from regard.tasks.presets import cosine, presets
-from regard.tasks.speech.config import DataSettings, DecodeSettings, FeatureSettings, ModelSettings, SpeechConfig
+from regard.tasks.speech.config import DataSettings, FeatureSettings, ModelSettings, SpeechConfig
 
 
 def tiny() -> SpeechConfig:

@@ -69,18 +69,18 @@ def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: Speec
 
 
 def pointing(predictor: SpeechPredictor, examples: Sequence[Example]) -> dict[str, Any]:
-    """The share of symbols whose largest weight lies within 50 ms of when they are said, while the gold text is read."""
+    """The share of symbols whose largest weight is within 50 ms of when they are said, while the gold text is read."""
     codec, step = predictor.codec, predictor.config.step
     known = [one for one in examples if one.gold(codec)]
-    read = predictor.read([one.features(predictor.config) for one in known], [codec.numbers(one.words) for one in known])
+    read = predictor.read(
+        [one.features(predictor.config) for one in known], [codec.numbers(one.words) for one in known]
+    )
     hits: list[bool] = []
     for one, (_, weights) in zip(known, read, strict=True):
         if weights is None:
             return {}
         peaks = ((weights.argmax(-1) + 0.5) * step).tolist()
-        hits += [
-            begin - NEAR <= peak <= end + NEAR for (begin, end), peak in zip(one.gold(codec), peaks, strict=False)
-        ]
+        hits += [begin - NEAR <= peak <= end + NEAR for (begin, end), peak in zip(one.gold(codec), peaks, strict=False)]
     return {"within_50ms": round(sum(hits) / len(hits), 4), "symbols": len(hits)} if hits else {}
 
 
