@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.core.requests import full
 from regard.data.parallel import DataError
 from regard.data.records import groups_by_length
-from regard.data.sound import Samples, read_sound
+from regard.data.sound import Samples, read_sound, wav_bytes
 from regard.decode.captured import Captures
 from regard.decode.records import Hypothesis
 from regard.look.labels import Labels
@@ -44,6 +44,7 @@ class Transcript:
     score: float
     others: tuple[tuple[str, float], ...] = ()  # further transcripts, best first, with their scores
     samples: Samples | None = None
+    rate: int = 8000
 
     @property
     def answer(self) -> str:
@@ -103,12 +104,15 @@ class Transcript:
         columns = Labels(
             "frames",
             tuple(f"{place * self.step:.2f} s" for place in range(steps)),
-            {"spectrogram": spectrogram(shown), "seconds": self.step},
+            {"spectrogram": spectrogram(shown), "seconds": self.step, **self._played()},
         )
         rows = Labels("tokens", self.symbols, {"probability": list(self.probabilities)})
         return Trace.from_weights(
             {"attention": self.weights[None].float()}, title=self.text, rows=rows, columns=columns
         )
+
+    def _played(self) -> dict[str, bytes]:
+        return {} if self.samples is None else {"sound": wav_bytes(self.samples, self.rate)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +186,7 @@ class SpeechPredictor:
             score=best[0].score,
             others=tuple((text, one.score) for text, one in zip(texts[1:], best[1:], strict=True)),
             samples=samples,
+            rate=self.config.data.rate,
         )
 
     @torch.no_grad()
