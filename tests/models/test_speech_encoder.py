@@ -140,3 +140,20 @@ def test_errors_say_what_was_expected():
         SpeechEncoder(FEATURES, SIZE)(torch.zeros(2, 8, FEATURES), torch.tensor([8, 8, 8]))
     with pytest.raises(ValueError, match="lengths must be between 0 and 8, got 3 to 9"):
         SpeechEncoder(FEATURES, SIZE)(torch.zeros(2, 8, FEATURES), torch.tensor([3, 9]))
+
+
+def test_stacked_frames_are_one_step_and_padding_changes_nothing():
+    torch.manual_seed(4)
+    encoder = SpeechEncoder(3, 5, layers=1, stack=3).double()
+    assert encoder.reduction == 6
+    frames, lengths = torch.randn(2, 13, 3).double(), torch.tensor([13, 7])
+    both = encoder(frames, lengths)
+    assert both.values.shape == (2, 3, 10)
+    assert both.mask.sum(1).tolist() == [3, 2]
+    alone = encoder(frames[1:, :7])
+    torch.testing.assert_close(both.values[1, :2], alone.values[0])
+    torch.testing.assert_close(both.summary[1], alone.summary[0])
+    joined = torch.cat([frames, torch.zeros(2, 2, 3).double()], 1).reshape(2, 5, 9)
+    plain = SpeechEncoder(9, 5, layers=1).double()
+    plain.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(plain(joined[:1]).values, both.values[:1])

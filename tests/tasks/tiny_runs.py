@@ -10,8 +10,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from regard.cli import app
+from regard.data.sound import wav_bytes
 from regard.data.worlds.digits import digits
 from regard.data.worlds.scene_captions import captioned
+from regard.data.worlds.utterances import utterances
 from regard.tasks.catalog import TASKS
 from regard.tasks.glimpse.images import grey_png
 from regard.tasks.pictures import png_of
@@ -59,10 +61,17 @@ def _digit(folder: Path) -> Path:
     return path
 
 
+def _utterance(folder: Path) -> Path:
+    path = folder / "utterance.wav"
+    path.write_bytes(wav_bytes(next(utterances(5, count=1)).samples, 8000))
+    return path
+
+
 TINY = {
     "glimpse": TinyRun((_digit,), ("model.size=8", "hidden=8")),
     "vqa": TinyRun((_scene, "What colour is the circle?"), ("model.size=8", "widths=[4, 4, 4]", "questions=2")),
     "captioning": TinyRun((_scene,), ("model.size=8", "widths=[4]", "patch=4")),
+    "speech": TinyRun((_utterance,), ("model.size=8", "encoder_size=8", "data.words=[1, 2]")),
     "translation": TinyRun(("Tom chases Jerry",), ("model.size=8", "lengths=[3, 8]")),
     "sentiment": TinyRun(("The film is not bad.",), ("model.size=8", "features=4")),
     "reading": TinyRun(("Emma took the ball. Emma went to the kitchen.", "Where is the ball?"), ("model.size=8",)),

@@ -20,10 +20,10 @@ class Labels:
     """Names for the positions of one axis, with what a picture needs to show them in their place.
 
     `extra` may hold, for patches, `image` (PNG bytes), `grid` (rows, columns) and `special` (how many items before the
-    patches are none of the image: a class token, registers); for frames, `spectrogram` (PNG bytes) and `seconds` (of
-    one frame); for objects, lists `x`, `y`, `heading`, `speed`; for words that a model chose, the list `probability`,
-    one for each item; for glimpses, what `glimpses` makes. `shown` are the positions that are no padding, in order;
-    None where there is no padding.
+    patches are none of the image: a class token, registers); for frames, `spectrogram` (PNG bytes), `seconds` (of
+    one frame) and `sound` (the bytes of a WAV file); for objects, lists `x`, `y`, `heading`, `speed`; for words that a
+    model chose, the list `probability`, one for each item; for glimpses, what `glimpses` makes. `shown` are the
+    positions that are no padding, in order; None where there is no padding.
 
     >>> len(Labels("tokens", ("the", "cat")))
     2

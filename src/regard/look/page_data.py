@@ -26,6 +26,7 @@ FINE = 4_000_000  # weights up to which every map has all 256 steps; above, none
 COARSE = 2e-4
 POOLED_CELLS = 3_000_000  # in all pooled maps of a page
 KEPT_WEIGHTS = 1_200_000  # in all rows of the pooled maps
+SOUND = 2**20  # bytes of a sound that a page plays; a longer one is left out
 BLOCK = 2**22  # weights that stand in memory at a time
 NUMBERS = ("x", "y", "heading", "speed", "sides", "probability")  # that labels may have
 
@@ -364,6 +365,8 @@ def _described(label: Labels) -> Json:
         found["grid"] = [int(side) for side in label.extra["grid"]]
     if "seconds" in label.extra:
         found["seconds"] = float(label.extra["seconds"])
+    if len(label.extra.get("sound", b"")) in range(1, SOUND + 1):
+        found["sound"] = base64.b64encode(label.extra["sound"]).decode()
     found |= {name: [float(n) for n in label.extra[name]] for name in NUMBERS if name in label.extra}
     return found
 

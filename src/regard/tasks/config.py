@@ -61,6 +61,15 @@ class TaskData(Settings):
     """Of the world and of the order."""
 
 
+class DecodeSettings(Settings):
+    """How texts are searched."""
+
+    beam: int = Field(default=1, gt=0, le=256)
+    """Hypotheses kept; 1 is greedy."""
+    length_penalty: float = Field(default=0.6, ge=0.0, le=100.0)
+    """Exponent of the penalty that makes longer hypotheses comparable."""
+
+
 class TaskConfig(Settings):
     """A whole run. `figures` are those of a validation, one of which is watched."""
 

@@ -17,6 +17,7 @@ from regard.nn.cross_entropy import linear_cross_entropy
 from regard.tasks.task import Outcome
 
 PAD, BOS, EOS = Vocabulary.pad, Vocabulary.bos, Vocabulary.eos
+NEVER = (PAD, BOS, Vocabulary.unknown)  # what no text is to have
 
 
 def word_outcome(

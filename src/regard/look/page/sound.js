@@ -10,6 +10,7 @@ const TALL = 150; // of the spectrogram
 export const sound = {
   name: "sound",
   keys: "flow",
+  plays: true,
   fits: (model) => model.columns?.kind === "frames",
   layout,
 };
@@ -66,6 +67,10 @@ function draw(painter, box, place, model, look) {
   }
   axis(painter, place, record.keys * seconds, model, look);
   for (let i = 0; i < record.queries; i++) strip(painter, box, place, model, look, i, seconds);
+  if (look.time != null) { // where the sound is that plays
+    const x = place.left + (place.wide * look.time) / (record.keys * seconds);
+    painter.rect(Math.min(x, place.left + place.wide) - 1, 0, 2, place.top + HIGH * record.queries, { fill: colors.warm });
+  }
   if (look.hover?.column != null) {
     const x = place.left + (place.wide * (look.hover.column + 0.5)) / record.keys;
     painter.rect(x - 0.5, 0, 1, place.top + HIGH * record.queries, { fill: colors.mark, opacity: 0.5 });

@@ -19,7 +19,7 @@
 //            entropy: [per head] | null, distance: [per head] | null }],    (null for a head: it cannot be told)
 //          sequence, sequences: [{ number, text }] }     (those of the batch that can be shown; text: how one begins)
 // Labels { kind: "tokens" | "patches" | "frames" | "objects" | "glimpses" | "list", items: [string], grid: [h, w]?,
-//            picture: bool, seconds?: number per frame, x?, y?, heading?, speed?: [per object],
+//            picture: bool, seconds?: number per frame, sound?: a WAV file in base64, x?, y?, heading?, speed?: [per object],
 //            sides?: [per scale], what a glimpse shows as a share of the image's width; x and y are shares then too,
 //            probability?: [per item], of a word that was chosen }
 // Grid   { row0, column0, rows, columns, rowBlock, columnBlock, values: Float32Array, highest, error }

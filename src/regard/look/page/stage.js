@@ -11,6 +11,7 @@ import { lines } from "./lines.js";
 import { best, modelOf } from "./model.js";
 import { Overview } from "./overview.js";
 import { Picture } from "./picture.js";
+import { Player } from "./player.js";
 import { asPng, asRow, asSvg, asTable, copy, download, fileName } from "./save.js";
 import { scene } from "./scene.js";
 import { sound } from "./sound.js";
@@ -32,6 +33,7 @@ export class Stage {
     this.bitmaps = new Map(); // of labels
     this.overview = new Overview(this);
     this.token = new TokenList(this);
+    this.player = new Player(() => this.follow());
     this.picture = new Picture({
       build: (width) => this.model && this.view.layout(this.model, this.look(width)),
       point: (place) => this.state.set({ hover: place }),
@@ -100,7 +102,7 @@ export class Stage {
     const { active } = this;
     const chosen = active === null ? null : this.model.weights(active);
     return {
-      ...shared, active, zoom: this.state.get("zoom"), cells: this.state.get("cells"), hover: this.place("hover"), locked: this.place("locked"),
+      ...shared, active, zoom: this.state.get("zoom"), cells: this.state.get("cells"), hover: this.place("hover"), locked: this.place("locked"), time: this.player.time,
       matches: this.matches, highest: this.highest, rowHighest: mostOf(chosen),
       negative: this.model.negative, odd: this.model.odd,
     };
@@ -264,7 +266,7 @@ export class Stage {
     this.overview.render();
     const head = el("section", { class: "head", "aria-label": say("view") },
       el("div", { class: "line" }, this.title, this.buttons()),
-      this.facts, this.notes, this.readout, this.picture.element, this.legend, this.kept);
+      this.facts, this.notes, this.readout, this.player.element, this.picture.element, this.legend, this.kept);
     this.element.replaceChildren(trace, alone ? "" : this.overview.element, head, this.token.element, this.dropped());
     this.refresh();
   }
@@ -305,6 +307,7 @@ export class Stage {
     this.picture.element.setAttribute("aria-label", label);
     this.picture.element.dataset.view = view.name;
     this.overview.mark();
+    this.player.show(view.plays ? (model.columns?.sound ?? null) : null, say);
     this.picture.refresh();
     this.tell();
   }

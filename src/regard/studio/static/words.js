@@ -143,6 +143,7 @@ const NAMES = {
   "source word": "源词", word: "词", "final weights": "最终权重", "rationale F1": "依据 F1", pointing: "指向准确率", "word error rate": "词错误率", "character error rate": "字错误率",
   "exactly as a reference": "与某个参考完全相同", "BLEU by sacrebleu": "sacrebleu 的 BLEU", "pointing at what is asked about": "指向所问之处", "pointing at the sentence that answers": "指向作答的句子",
   "pixels read": "读取的像素", "last gaze on the digit": "最后一眼落在数字上", cell: "格", "cell of the picture": "图中一格", "word of the passage": "文中一词",
+  "without an error": "无错误", "attention within 50 ms": "注意力在 50 毫秒内", "least certain symbol is wrong, where one is": "有错时最不确定的符号是错的", "a symbol at random is wrong, where one is": "有错时随机一个符号是错的", frame: "帧",
 };
 
 const ALL = { en: EN, zh: ZH };

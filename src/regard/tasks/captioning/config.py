@@ -9,6 +9,7 @@ from regard.models.image import MapAttention
 from regard.tasks.config import (
     FILES,
     WORLD,
+    DecodeSettings,
     LearningSettings,
     Need,
     Settings,
@@ -95,15 +96,6 @@ class ModelSettings(Settings):
         if self.input_feeding and self.order != "luong":
             raise ValueError("model.input_feeding goes with model.order=luong: Bahdanau's order feeds what it read")
         return self
-
-
-class DecodeSettings(Settings):
-    """How captions are searched."""
-
-    beam: int = Field(default=1, gt=0, le=256)
-    """Hypotheses kept; 1 is greedy."""
-    length_penalty: float = Field(default=0.6, ge=0.0, le=100.0)
-    """Exponent of the penalty that makes longer hypotheses comparable."""
 
 
 class CaptionLearning(LearningSettings):

@@ -1,12 +1,7 @@
 """Configurations by name: functions that return them."""
 
-from regard.tasks.captioning.config import (
-    CaptioningConfig,
-    CaptionLearning,
-    DataSettings,
-    DecodeSettings,
-    ModelSettings,
-)
+from regard.tasks.captioning.config import CaptioningConfig, CaptionLearning, DataSettings, ModelSettings
+from regard.tasks.config import DecodeSettings
 from regard.tasks.presets import cosine, presets
 
 

@@ -1,0 +1,105 @@
+"""The sounds of the built-in speech, and the words that are made of them."""
+
+from typing import NamedTuple
+
+
+class Phone(NamedTuple):
+    """A sound: three formants in Hz, how loud voice and noise are, the noise's centre and width in Hz, its length."""
+
+    f1: int
+    f2: int
+    f3: int
+    voice: float
+    noise: float
+    centre: int
+    width: int
+    seconds: float
+
+    @property
+    def numbers(self) -> tuple[int | float, ...]:
+        """All but the length."""
+        return self[:7]
+
+
+def _vowel(f1: int, f2: int, f3: int, seconds: float = 0.1) -> Phone:
+    return Phone(f1, f2, f3, 1.0, 0.0, 2000, 1000, seconds)
+
+
+def _fricative(centre: int, width: int, noise: float, *, voice: float = 0.0, seconds: float = 0.09) -> Phone:
+    return Phone(400, 1600, 2600, voice, noise, centre, width, seconds)
+
+
+def _burst(centre: int, width: int, noise: float = 0.9) -> Phone:
+    return Phone(400, 1500, 2500, 0.0, noise, centre, width, 0.03)
+
+
+# Formants of vowels after Peterson & Barney (1952), men; of other sounds rounded from textbooks.
+PHONES = {
+    "-": Phone(500, 1500, 2500, 0.0, 0.0, 2000, 1000, 0.05),
+    "iy": _vowel(270, 2290, 3010),
+    "ih": _vowel(390, 1990, 2550, 0.08),
+    "eh": _vowel(530, 1840, 2480),
+    "ae": _vowel(660, 1720, 2410),
+    "ah": _vowel(640, 1190, 2390, 0.09),
+    "aa": _vowel(730, 1090, 2440),
+    "ao": _vowel(570, 840, 2410, 0.11),
+    "uh": _vowel(440, 1020, 2240),
+    "uw": _vowel(300, 870, 2240),
+    "w": Phone(300, 610, 2200, 0.7, 0.0, 2000, 1000, 0.06),
+    "y": Phone(260, 2200, 3000, 0.7, 0.0, 2000, 1000, 0.06),
+    "r": Phone(310, 1060, 1380, 0.7, 0.0, 2000, 1000, 0.07),
+    "l": Phone(360, 1300, 2700, 0.7, 0.0, 2000, 1000, 0.07),
+    "m": Phone(250, 1000, 2200, 0.45, 0.0, 2000, 1000, 0.08),
+    "n": Phone(250, 1500, 2500, 0.45, 0.0, 2000, 1000, 0.08),
+    "s": _fricative(3700, 500, 0.8),
+    "z": _fricative(3700, 500, 0.5, voice=0.3),
+    "f": _fricative(2200, 1800, 0.35),
+    "v": _fricative(2000, 1600, 0.2, voice=0.4, seconds=0.07),
+    "th": _fricative(2900, 1200, 0.25),
+    "t": _burst(3300, 900),
+    "k": _burst(1900, 500),
+    "p": _burst(800, 600),
+    "d": _burst(3000, 900, 0.6),
+    "g": _burst(1700, 500, 0.6),
+    "closed": Phone(300, 1500, 2500, 0.02, 0.0, 2000, 1000, 0.04),
+}
+
+# Letters with the sounds that they stand for together; a letter without any is silent.
+Spelling = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def _spelled(text: str) -> Spelling:
+    """ "f=f o=ao ur=r" as letters and sounds; a plosive is closed before it bursts.
+
+    >>> _spelled("t=t wo=uw")
+    (('t', ('closed', 't')), ('wo', ('uw',)))
+    """
+    found = []
+    for part in text.split():
+        letters, _, names = part.partition("=")
+        sounds = [name for name in names.split("+") if name]
+        closed = [one for name in sounds for one in (("closed", name) if name in "tkpdg" else (name,))]
+        found.append((letters, tuple(closed)))
+    return tuple(found)
+
+
+LEXICON = {
+    "zero": _spelled("z=z e=iy r=r o=ao+uw"),
+    "one": _spelled("o=w+ah n=n e="),
+    "two": _spelled("t=t wo=uw"),
+    "three": _spelled("th=th r=r ee=iy"),
+    "four": _spelled("f=f ou=ao r=r"),
+    "five": _spelled("f=f i=aa+iy v=v e="),
+    "six": _spelled("s=s i=ih x=k+s"),
+    "seven": _spelled("s=s e=eh v=v e=ah n=n"),
+    "eight": _spelled("eigh=eh+iy t=t"),
+    "nine": _spelled("n=n i=aa+iy n=n e="),
+    "yes": _spelled("y=y e=eh s=s"),
+    "no": _spelled("n=n o=ao+uw"),
+    "go": _spelled("g=g o=ao+uw"),
+    "stop": _spelled("s=s t=t o=aa p=p"),
+    "left": _spelled("l=l e=eh f=f t=t"),
+    "right": _spelled("r=r igh=aa+iy t=t"),
+    "up": _spelled("u=ah p=p"),
+    "down": _spelled("d=d ow=aa+uw n=n"),
+}

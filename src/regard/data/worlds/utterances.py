@@ -1,0 +1,226 @@
+"""The built-in world of speech: utterances of a formant synthesiser, and when each word and letter is spoken.
+
+Each utterance has a voice of its own: pitch, size of the vocal tract, speed, breath and the noise around it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.worlds.phones import LEXICON, PHONES, Phone, Spelling
+
+WORDS = tuple(LEXICON)
+MOST = 12  # words of an utterance
+_HOP, _SIZE = 0.008, 0.02  # seconds between the frames of the synthesiser, and of its window
+_GLIDE = 5  # frames over which one sound becomes the next
+
+Times = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Utterance:
+    """Samples at `rate`, what is said, and the seconds of each word and of each character, blanks included."""
+
+    samples: NDArray[np.float32]
+    rate: int
+    words: tuple[str, ...]
+    times: Times
+    letter_times: Times
+
+    @property
+    def text(self) -> str:
+        """What is said."""
+        return " ".join(self.words)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A speaker in a room: pitch in Hz, formants and durations relative to the table, loudness and noise."""
+
+    pitch: float
+    formants: float
+    slowness: float
+    breath: float
+    tilt: float
+    noise: float  # of the room, relative to the voice
+    loudness: float
+
+    @classmethod
+    def drawn(cls, random: np.random.Generator) -> "Voice":
+        return cls(
+            pitch=float(90 * 2 ** random.uniform(0, 1.4)),
+            formants=float(random.uniform(0.88, 1.18)),
+            slowness=float(random.uniform(0.8, 1.25)),
+            breath=float(random.uniform(0.02, 0.15)),
+            tilt=float(random.uniform(0.7, 1.3)),
+            noise=float(10 ** random.uniform(-2.2, -1.1)),
+            loudness=float(10 ** random.uniform(-1.0, -0.15)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Utterances to train on, to validate with and to test with; those of `longer` have more words than any other."""
+
+    train: tuple[Utterance, ...]
+    valid: tuple[Utterance, ...]
+    test: tuple[Utterance, ...]
+    longer: tuple[Utterance, ...]
+
+
+def utterances(
+    seed: int | Sequence[int], *, count: int, words: tuple[int, int] = (1, 5), rate: int = 8000
+) -> Iterator[Utterance]:
+    """Utterances of so many words, each by another voice; the same seed gives the same ones.
+
+    >>> [item.text for item in utterances(5, count=2)]
+    ['no six right four', 'nine']
+    """
+    low, high = words
+    if not 1 <= low <= high <= MOST:
+        raise ValueError(f"words must be (fewest, most) within 1 to {MOST}, not {words}")
+    random = np.random.Generator(np.random.PCG64(seed))
+    for _ in range(count):
+        said = [WORDS[n] for n in random.integers(len(WORDS), size=random.integers(low, high + 1))]
+        yield spoken(said, Voice.drawn(random), random, rate=rate)
+
+
+def splits(
+    seed: int,
+    *,
+    train: int,
+    valid: int,
+    test: int,
+    longer: int = 0,
+    words: tuple[int, int] = (1, 5),
+    beyond: tuple[int, int] = (6, 8),
+    rate: int = 8000,
+) -> Splits:
+    """Training, validation and test utterances of so many `words`, and `longer` ones of `beyond` words.
+
+    >>> made = splits(1, train=3, valid=1, test=1, longer=1)
+    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
+    [3, 1, 1, 1]
+    """
+    if beyond[0] <= words[1]:
+        raise ValueError(f"beyond must be more than words, not {beyond} after {words}")
+    parts = ((train, words), (valid, words), (test, words), (longer, beyond))
+    made = (utterances((seed, n), count=count, words=size, rate=rate) for n, (count, size) in enumerate(parts))
+    return Splits(*map(tuple, made))
+
+
+def spoken(words: Sequence[str], voice: Voice, random: np.random.Generator, *, rate: int = 8000) -> Utterance:
+    """Words by a voice, with pauses around them; what the voice leaves open is drawn by `random`."""
+    plan = _Plan(voice, random)
+    plan.pause(random.uniform(0.06, 0.2))
+    for place, word in enumerate(words):
+        if place:
+            plan.blank(random.uniform(0.03, 0.2))
+        plan.word(LEXICON[word])
+    plan.pause(random.uniform(0.06, 0.2))
+    samples = _sounding(plan.frames(), voice, random, rate)
+    return Utterance(samples, rate, tuple(words), tuple(plan.word_times), tuple(plan.letter_times))
+
+
+class _Plan:
+    """The sounds of an utterance, one after the other, each with the seconds that it lasts."""
+
+    def __init__(self, voice: Voice, random: np.random.Generator) -> None:
+        self._voice, self._random = voice, random
+        self._phones: list[Phone] = []
+        self._frames: list[int] = []
+        self.word_times: list[tuple[float, float]] = []
+        self.letter_times: list[tuple[float, float]] = []
+
+    @property
+    def now(self) -> float:
+        return sum(self._frames) * _HOP
+
+    def pause(self, seconds: float) -> None:
+        self._phones.append(PHONES["-"])
+        self._frames.append(max(1, round(seconds / _HOP)))
+
+    def blank(self, seconds: float) -> None:
+        """The pause between two words, which is a character too."""
+        begin = self.now
+        self.pause(seconds)
+        self.letter_times.append((round(begin, 4), round(self.now, 4)))
+
+    def word(self, spelling: Spelling) -> None:
+        first = self.now
+        last = (first, first)
+        for letters, names in spelling:
+            begin = self.now
+            for name in names:
+                phone = PHONES[name]
+                slow = self._voice.slowness * self._random.uniform(0.85, 1.15)
+                self._phones.append(phone)
+                self._frames.append(max(2, round(phone.seconds * slow / _HOP)))
+            # A letter that is not spoken is written with the sound before it.
+            last = (round(begin, 4), round(self.now, 4)) if names else last
+            self.letter_times += [last] * len(letters)
+        self.word_times.append((round(first, 4), round(self.now, 4)))
+
+    def frames(self) -> NDArray[np.float64]:
+        """A row for each frame: three formants, loudness of the voice, loudness, centre and width of the noise."""
+        table = np.array([phone.numbers for phone in self._phones])
+        rows = np.repeat(table, self._frames, 0)
+        for column in range(rows.shape[1]):
+            smooth = np.convolve(np.pad(rows[:, column], _GLIDE // 2, "edge"), np.ones(_GLIDE) / _GLIDE, "valid")
+            # Loudness follows faster than the mouth moves: a burst stays a burst.
+            rows[:, column] = smooth if column < 3 else (smooth + rows[:, column]) / 2
+        return rows
+
+
+def _sounding(frames: NDArray[np.float64], voice: Voice, random: np.random.Generator, rate: int) -> NDArray[np.float32]:
+    """Samples of frames: pulses and noise, filtered frame by frame and added up under overlapping windows."""
+    hop, size = round(_HOP * rate), 2 ** round(np.log2(_SIZE * rate * 1.6))
+    count = len(frames) * hop
+    pulses = _pulses(count, voice, random, rate)
+    breath = random.standard_normal(count + size)
+    window = np.hanning(size + 1)[:size]
+    starts = np.arange(len(frames)) * hop
+    at = starts[:, None] + np.arange(size)
+    hertz = np.arange(size // 2 + 1) * rate / size
+    voiced, noisy = _responses(frames, hertz, voice)
+    spectrum = np.fft.rfft(pulses[at] * window) * voiced + np.fft.rfft(breath[at] * window) * noisy
+    pieces = np.fft.irfft(spectrum, size) * window
+    samples = np.zeros(count + size)
+    for shift in range(0, size, hop):  # pieces that do not overlap are added at once
+        part = pieces[:, shift : shift + hop]
+        wide = np.zeros((len(frames), hop))
+        wide[:, : part.shape[1]] = part
+        samples[shift : shift + count] += wide.ravel()
+    # Windows begin at their frame: half a window later is where the frame is heard.
+    samples = samples[size // 2 - hop // 2 :][:count]
+    samples /= np.abs(samples).max() + 1e-9
+    samples = voice.loudness * (samples + voice.noise * 0.3 * random.standard_normal(count))
+    return np.clip(samples, -1, 1).astype(np.float32)
+
+
+def _pulses(count: int, voice: Voice, random: np.random.Generator, rate: int) -> NDArray[np.float64]:
+    """One pulse a period of a pitch that falls a little and wavers."""
+    time = np.arange(count + 2048) / rate
+    fall = 1 - random.uniform(0.0, 0.12) * time / time[-1]
+    waver = 1 + 0.03 * np.sin(2 * np.pi * random.uniform(1.5, 4) * time + random.uniform(0, 6.3))
+    phase = np.cumsum(voice.pitch * fall * waver / rate)
+    pulses = np.zeros(len(time))
+    pulses[1:] = np.floor(phase[1:]) > np.floor(phase[:-1])
+    return pulses * np.sqrt(rate / voice.pitch)
+
+
+def _responses(
+    frames: NDArray[np.float64], hertz: NDArray[np.float64], voice: Voice
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How much of each frequency the mouth lets through in each frame: of the voice, and of the noise."""
+    formants = frames[:, :3] * voice.formants
+    widths = np.array([60.0, 90.0, 140.0])
+    near = 1 / (1 + ((hertz - formants[..., None]) / widths[:, None]) ** 2)
+    envelope = (near * np.array([1.0, 0.6, 0.3])[:, None]).sum(1) + 0.01
+    slope = 1 / (1 + hertz / 500) ** (0.5 * voice.tilt)
+    loud, noise, centre, width = (frames[:, n, None] for n in range(3, 7))
+    voiced = loud * envelope * slope
+    hiss = noise * np.exp(-(((hertz - centre * voice.formants) / width) ** 2))
+    return voiced, 0.4 * hiss + voice.breath * 0.2 * voiced

@@ -1,0 +1,1 @@
+"""Speech: what is said in a recording, and when each word or letter of it was heard."""

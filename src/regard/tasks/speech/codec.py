@@ -1,0 +1,69 @@
+"""Transcripts as symbols and numbers, as a run keeps them: words, or characters with a sign for the blank."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from regard.data.text.tokens import cut
+from regard.data.vocabulary import Vocabulary
+
+TOKENIZER, FACTS = "tokenizer.json", "codec.json"
+BLANK = "␣"
+
+Symbols = Literal["words", "characters"]
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a transcript, lower-cased and without punctuation, as error rates are counted.
+
+    >>> words_of("Don't stop, 3 4!")
+    ("don't", 'stop', '3', '4')
+    """
+    return tuple(token.text for token in cut(text, "words") if token.text[0].isalnum())
+
+
+@dataclass(frozen=True, eq=False)
+class SpeechCodec:
+    """The symbols that are known."""
+
+    vocabulary: Vocabulary
+    by: Symbols = "words"
+
+    @classmethod
+    def build(cls, transcripts: Iterable[Sequence[str]], by: Symbols, *, size: int) -> "SpeechCodec":
+        """The most frequent `size` symbols of these transcripts, given as words."""
+        return cls(Vocabulary.build((spelled(words, by) for words in transcripts), size=size), by)
+
+    def symbols(self, words: Sequence[str]) -> tuple[str, ...]:
+        """A transcript as symbols."""
+        return spelled(words, self.by)
+
+    def numbers(self, words: Sequence[str]) -> list[int]:
+        """A transcript as numbers."""
+        return self.vocabulary.encode(self.symbols(words))
+
+    def text(self, symbols: Sequence[str]) -> str:
+        """Symbols as one reads them."""
+        return " ".join(symbols) if self.by == "words" else "".join(symbols).replace(BLANK, " ").strip()
+
+    def save(self, directory: Path) -> None:
+        """Write both files of a run."""
+        (directory / FACTS).write_text(json.dumps({"symbols": self.by}) + "\n", encoding="utf-8")
+        self.vocabulary.save(directory / TOKENIZER)
+
+    @classmethod
+    def load(cls, directory: Path) -> "SpeechCodec":
+        """The codec of a run."""
+        facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+        return cls(Vocabulary.load(directory / TOKENIZER), facts["symbols"])
+
+
+def spelled(words: Sequence[str], by: Symbols) -> tuple[str, ...]:
+    """The symbols of some words.
+
+    >>> spelled(("go", "up"), "characters")
+    ('g', 'o', '␣', 'u', 'p')
+    """
+    return tuple(words) if by == "words" else tuple(BLANK.join(words))

@@ -1,0 +1,140 @@
+"""What can be chosen about a recogniser of speech: its data, its features, its model, its training and its search."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from regard.data.worlds.utterances import MOST
+from regard.tasks.config import FILES, WORLD, DecodeSettings, Need, Settings, TaskConfig, TaskData, Width, shared_needs
+
+LONGEST_STEP = 0.04  # seconds of a step of the encoder: times are measured within 50 ms
+AttentionName = Literal["none", "location", "monotonic", "additive", "dot", "scaled_dot", "cosine", "bilinear", "hard"]
+Said = Annotated[int, Field(gt=0, lt=MOST)]
+
+
+class DataSettings(TaskData):
+    """The built-in world, or files."""
+
+    files: tuple[Path, ...] = ()
+    """A folder of recordings with transcripts as TSV or JSONL, or in LibriSpeech's layout; none: the world."""
+    rate: int = Field(default=8000, ge=4000, le=48_000)
+    """Samples a second to which recordings are brought."""
+    seconds: float = Field(default=30.0, gt=0.0, le=600.0)
+    """Recordings that are longer are left out of the training and refused when they are to be transcribed."""
+    words: tuple[Said, Said] = (1, 5)
+    """Words of an utterance of the world, at least and at most; the longer ones have one to three more."""
+    symbols: Literal["words", "characters"] = "words"
+    """What is written: whole words, or characters."""
+    vocabulary: int = Field(default=10_000, gt=0, le=10**6)
+    """Symbols known, at most."""
+    longest: int = Field(default=200, gt=0, le=2000)
+    """Symbols that are learned and written, at most."""
+    skip_faults: bool = False
+    """Whether transcripts without sound and sounds that cannot be used are counted and left out."""
+
+    @model_validator(mode="after")
+    def _words_in_order(self) -> "DataSettings":
+        if self.words[0] > self.words[1]:
+            raise ValueError(f"expected the smaller number first, got {list(self.words)} for data.words")
+        return self
+
+
+class FeatureSettings(Settings):
+    """Log-mel features, and what is hidden of them in training."""
+
+    bands: int = Field(default=40, ge=4, le=256)
+    """Bands on the mel scale."""
+    hop: float = Field(default=0.01, ge=0.002, le=0.04)
+    """Seconds between two frames."""
+    window: float = Field(default=0.025, ge=0.005, le=0.2)
+    """Seconds of a frame's window."""
+    mask_bands: int = Field(default=2, ge=0, le=20)
+    """SpecAugment: bands masked in training, so many times,"""
+    band_width: int = Field(default=6, ge=0, le=256)
+    """and so many neighbouring bands at most."""
+    mask_spans: int = Field(default=2, ge=0, le=20)
+    """SpecAugment: spans of time masked, so many times,"""
+    span_width: int = Field(default=6, ge=0, le=1000)
+    """and so many frames at most."""
+
+
+class ModelSettings(Settings):
+    """A pyramidal encoder and a recurrent decoder that attends to its steps for each symbol."""
+
+    encoder_size: Width = 64
+    """Of the encoder's states in each direction."""
+    stack: int = Field(default=2, gt=0, le=16)
+    """Neighbouring frames that are joined before the first layer."""
+    pyramid: int = Field(default=1, ge=0, le=6)
+    """Layers above the first; each halves the steps."""
+    attention: AttentionName = "location"
+    """location: content and place of the last weights; monotonic: forwards only; a score; hard; none: a summary."""
+    filters: int = Field(default=8, gt=0, le=1000)
+    """Of location-aware attention: kernels over the last weights,"""
+    kernel: int = Field(default=15, gt=0, le=1001)
+    """and their size in steps; odd."""
+    order: Literal["bahdanau", "luong"] = "bahdanau"
+    """When the decoder attends: before its step or after it."""
+    cell: Literal["gru", "lstm"] = "gru"
+    """Of the decoder."""
+    size: Width = 96
+    """Of the decoder's states."""
+    embedding: Width | None = None
+    """Of the symbols' vectors; none: the size."""
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Between the encoder's layers, on the symbols' vectors and before the output layer, in training."""
+
+    @model_validator(mode="after")
+    def _kernel_is_odd(self) -> "ModelSettings":
+        if self.kernel % 2 == 0:
+            raise ValueError(f"model.kernel must be odd, so that a kernel has a middle, got {self.kernel}")
+        return self
+
+
+class SpeechConfig(TaskConfig):
+    """A whole run."""
+
+    figures = ("loss", "exact", "wer")
+
+    task: Literal["speech"] = "speech"
+    data: DataSettings = DataSettings()
+    features: FeatureSettings = FeatureSettings()
+    model: ModelSettings = ModelSettings()
+    decode: DecodeSettings = DecodeSettings()
+    smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the symbol's probability that goes to all symbols alike."""
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step of the encoder."""
+        return self.features.hop * self.reduction
+
+    @property
+    def reduction(self) -> int:
+        """Frames to a step of the encoder."""
+        return self.model.stack * 2**self.model.pyramid
+
+    @model_validator(mode="after")
+    def _steps_are_short(self) -> "SpeechConfig":
+        if self.step > LONGEST_STEP + 1e-9:
+            raise ValueError(
+                f"a step of the encoder is features.hop · model.stack · 2^model.pyramid = {1000 * self.step:.0f} ms, "
+                f"at most {1000 * LONGEST_STEP:.0f} ms can be told apart in the figures"
+            )
+        return self
+
+
+_LOCATION = Need.value("model.attention", "location")
+_HARD = Need.value("model.attention", "hard")
+_SOFT = Need("model.attention", lambda name: name not in ("none", "hard"), "soft attention")
+NEEDS = {
+    **shared_needs(_HARD, _SOFT),
+    "data.words": (WORLD,),
+    "data.skip_faults": (FILES,),
+    "model.filters": (_LOCATION,),
+    "model.kernel": (_LOCATION,),
+    "features.band_width": (Need("features.mask_bands", bool, "masked bands (features.mask_bands)"),),
+    "features.span_width": (Need("features.mask_spans", bool, "masked spans (features.mask_spans)"),),
+}
+"""What has each setting that not every run has. One that was asked for and has no effect is an error."""

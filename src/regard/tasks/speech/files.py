@@ -1,0 +1,164 @@
+"""Recordings of one's own as material: read once, their features kept in the run's data folder."""
+
+import hashlib
+import os
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.data.parallel import DataError
+from regard.data.transcripts import SpokenFile, load_transcripts
+from regard.tasks.speech.codec import SpeechCodec, words_of
+from regard.tasks.speech.config import SpeechConfig
+from regard.tasks.speech.features import Frames
+from regard.tasks.speech.material import Example, Record, Say, example_wav, record, world_material
+from regard.tasks.task import Material
+
+_SAID = 2000  # recordings between two lines of progress
+
+
+class Recorded(Sequence[Record]):
+    """Training records; the features are read when a batch needs them."""
+
+    def __init__(self, examples: Sequence[Example], numbers: Sequence[list[int]]) -> None:
+        self._examples, self._numbers = examples, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        frames = self._examples[place].frames
+        assert frames is not None
+        return record(frames, self._numbers[place])
+
+
+def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, say: Say) -> Material:
+    """The recordings of a run; the features of those to learn from are kept in the folder `cache`."""
+    settings = config.data
+    if not settings.files:
+        return world_material(config, codec)
+    found = load_transcripts(only(settings.files), skip_faults=settings.skip_faults)
+    say(str(found.report))
+    train, valid, test = _parted(found.train, found.valid, found.test, config)
+    examples = _with_features([*train, *valid], config, Path(cache), say)
+    learned, validated = examples[: len(train)], examples[len(train) :]
+    train, valid = [one for one in learned if one], [one for one in validated if one]
+    if not train:
+        raise DataError(f"{settings.files[0]}: no recording is left to train on")
+    if codec is None:
+        codec = SpeechCodec.build((one.words for one in train), settings.symbols, size=settings.vocabulary)
+    numbers = [codec.numbers(one.words)[: settings.longest] for one in train]
+    lengths = [[len(one.features(config)) for one in train], [len(one) + 1 for one in numbers]]
+    judged = [one for one in _with_features(test, config, Path(cache), say) if one]
+    about = f"{len(train):,} recordings of {settings.files[0]}"
+    shown = example_wav(judged, config)
+    return Material(codec, Recorded(train, numbers), lengths, valid, judged, [], about, shown)
+
+
+def only(files: Sequence[Path]) -> Path:
+    """The one path that there must be."""
+    if len(files) != 1:
+        raise DataError(f"expected one folder or file of transcripts, got {len(files)}")
+    return Path(files[0])
+
+
+Part = Sequence[SpokenFile]
+
+
+def _parted(train: Part, valid: Part, test: Part, config: SpeechConfig) -> tuple[Part, Part, Part]:
+    """The parts; of files that bring no validation or test part, recordings of the training part are held out."""
+    rest = random.Random(config.data.seed).sample(train, len(train))
+    for name, wanted in (("valid", config.data.valid), ("test", config.data.test)):
+        if (valid if name == "valid" else test) or not train:
+            continue
+        count = min(wanted, len(train) // 5)
+        if not count:
+            raise DataError(f"{len(train):,} recordings are too few to hold out a {name} part")
+        held, rest = rest[:count], rest[count:]
+        valid, test = (held, test) if name == "valid" else (valid, held)
+    return rest, valid, test
+
+
+def _with_features(part: Part, config: SpeechConfig, cache: Path, say: Say) -> list[Example | None]:
+    """The examples of a part, None for those that are left out: of each the features, in one file of the cache.
+
+    A file that was written for the same recordings and settings is used as it is.
+    """
+    marks = [f"{one.sound} {one.sound.stat().st_size} {one.sound.stat().st_mtime_ns}" for one in part]
+    known = f"{config.data.rate} {config.data.seconds} {config.features.model_dump_json()}"
+    name = hashlib.blake2b("\n".join([known, *marks]).encode(), digest_size=8).hexdigest()
+    path, index = cache / f"frames-{name}.f16", cache / f"frames-{name}.npy"
+    if not index.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        _write(path, index, part, config, say)
+    counts = np.load(index)
+    bands = config.features.bands
+    whole = np.memmap(path, np.float16, "r").reshape(-1, bands) if counts.sum() else np.zeros((0, bands), np.float16)
+    ends = np.cumsum(counts)
+    return [
+        _example(one, whole[end - count : end], config) if count else None
+        for one, count, end in zip(part, counts.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def _write(path: Path, index: Path, part: Part, config: SpeechConfig, say: Say) -> None:
+    """Features one after the other; how many frames each recording has, 0 where it is left out."""
+    counts = np.zeros(len(part), np.int64)
+    faults: Counter[str] = Counter()
+    with path.with_suffix(".part").open("wb") as file:
+        for place, one in enumerate(part):
+            frames = _frames(one, config, faults)
+            if frames is not None:
+                file.write(frames.tobytes())
+                counts[place] = len(frames)
+            if (place + 1) % _SAID == 0:
+                say(f"recordings: {place + 1:,} of {len(part):,}")
+    if faults:
+        listed = "; ".join(f"{where}" for where in list(faults)[:3])
+        say(f"{sum(faults.values()):,} of {len(part):,} recordings are left out: {listed}{' …' * (len(faults) > 3)}")
+    os.replace(path.with_suffix(".part"), path)
+    with index.with_suffix(".part").open("wb") as file:
+        np.save(file, counts)
+    os.replace(index.with_suffix(".part"), index)  # written last: what has an index is whole
+
+
+def _frames(one: SpokenFile, config: SpeechConfig, faults: Counter[str]) -> Frames | None:
+    """The features of a recording. One that cannot be used is an error with the line that names it, or is counted."""
+    try:
+        return _example(one, None, config).features(config)
+    except DataError as error:
+        if not config.data.skip_faults:
+            raise DataError(f"{one.where}: {error} (--set skip_faults=true leaves such recordings out)") from error
+        faults[f"{one.where}: {error}"] += 1
+        return None
+
+
+def _example(one: SpokenFile, frames: Frames | None, config: SpeechConfig) -> Example:
+    words = words_of(one.text)
+    times = one.times if len(one.times) == len(words) else ()
+    return Example(one.sound, words, times, frames=frames, rate=config.data.rate)
+
+
+def input_files(config: SpeechConfig) -> list[Path]:
+    """Every file that a run reads: transcripts and recordings."""
+    if not config.data.files:
+        return []
+    found = load_transcripts(only(config.data.files), skip_faults=config.data.skip_faults)
+    return [*found.files, *(one.sound for part in (found.train, found.valid, found.test) for one in part)]
+
+
+def examples_of(paths: Sequence[Path], config: SpeechConfig, codec: SpeechCodec) -> tuple[list[Example], str]:
+    """The recordings of other files: of a folder with parts, its test part."""
+    found = load_transcripts(only(paths), skip_faults=config.data.skip_faults)
+    faults: Counter[str] = Counter()
+    examples: list[Example] = []
+    for one in found.test or found.train:
+        frames = _frames(one, config, faults)
+        if frames is not None:
+            examples.append(_example(one, frames, config))
+    left = f", {sum(faults.values()):,} left out" if faults else ""
+    return examples, f"{len(examples):,} recordings of {paths[0]}{left}: {found.report}"

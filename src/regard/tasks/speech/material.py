@@ -1,0 +1,101 @@
+"""What a recogniser learns from and is judged by: the built-in utterances, or recordings of one's own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.data.records import padded
+from regard.data.sound import Samples, read_sound, wav_bytes
+from regard.data.worlds import utterances
+from regard.data.worlds.utterances import MOST, Times, Utterance
+from regard.tasks.speech.codec import SpeechCodec
+from regard.tasks.speech.config import SpeechConfig
+from regard.tasks.speech.features import Frames, frames_of
+from regard.tasks.task import Material
+from regard.tasks.worlds import parts_of
+from regard.tasks.writing import BOS, EOS, PAD
+
+Record = dict[str, Any]
+Say = Callable[[str], Any]
+_BEYOND = 3  # more words than any trained on, at most
+_NONE = -100  # a target that does not count
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A recording or its file, the words that are said, and when, where it is known: by word and by character."""
+
+    sound: Samples | Path
+    words: tuple[str, ...]
+    times: Times = ()
+    letter_times: Times = ()
+    frames: Frames | None = None  # features, where they are known
+    rate: int = 8000  # samples a second of a recording that is no file
+
+    def samples(self, config: SpeechConfig) -> Samples:
+        """The recording at the rate of the model."""
+        if isinstance(self.sound, Path):
+            return read_sound(self.sound, config.data.rate, longest=config.data.seconds)
+        return self.sound
+
+    def features(self, config: SpeechConfig) -> Frames:
+        """The recording as the model takes it."""
+        return frames_of(self.samples(config), config) if self.frames is None else self.frames
+
+    def gold(self, codec: SpeechCodec) -> Times:
+        """When each symbol is said; empty where that is not known."""
+        return self.times if codec.by == "words" else self.letter_times
+
+
+def world_material(config: SpeechConfig, codec: SpeechCodec | None) -> Material:
+    """Synthesised utterances."""
+    settings, most = config.data, config.data.words[1]
+    parts = parts_of(
+        utterances.splits,
+        settings,
+        lambda item: _example(item, config),
+        words=settings.words,
+        beyond=(most + 1, min(most + _BEYOND, MOST)),
+        rate=settings.rate,
+    )
+    codec = codec or SpeechCodec.build((one.words for one in parts.train), settings.symbols, size=settings.vocabulary)
+    records = [encode(codec, one, config) for one in parts.train]
+    about = f"{len(records):,} synthesised utterances of the built-in world"
+    shown = example_wav(parts.test, config)
+    return Material(codec, records, lengths_of(records), parts.valid, parts.test, parts.longer, about, shown)
+
+
+def _example(item: Utterance, config: SpeechConfig) -> Example:
+    return Example(item.samples, item.words, item.times, item.letter_times, frames_of(item.samples, config), item.rate)
+
+
+def example_wav(examples: Sequence[Example], config: SpeechConfig) -> dict[str, bytes] | None:
+    """A recording to begin with, as a WAV file."""
+    return {"sound": wav_bytes(examples[0].samples(config), config.data.rate)} if examples else None
+
+
+def asked(example: Example) -> dict[str, Any]:
+    """The input of an example: its file, or the bytes of one."""
+    sound = example.sound
+    return {"sound": sound if isinstance(sound, Path) else wav_bytes(sound, example.rate)}
+
+
+def lengths_of(records: Sequence[Record]) -> list[list[int]]:
+    """Frames and symbols of each record: both sides of a batch are padded."""
+    return [[len(one[name]) for one in records] for name in ("frames", "target")]
+
+
+def encode(codec: SpeechCodec, example: Example, config: SpeechConfig) -> Record:
+    """An example as the network takes it."""
+    return record(example.features(config), codec.numbers(example.words)[: config.data.longest])
+
+
+def record(frames: Frames, numbers: Sequence[int]) -> Record:
+    """Features, what the decoder reads, and what it is to write."""
+    return {"frames": frames, "prefix": [BOS, *numbers], "target": [*numbers, EOS]}
+
+
+def collate(records: Sequence[Record], config: SpeechConfig, *, grid: int = 1, rows: int = 0) -> Any:
+    """Records as a batch; padding of frames is what is quietest."""
+    return padded(records, {"frames": -1.0, "prefix": PAD, "target": _NONE}, grid=grid, rows=rows)

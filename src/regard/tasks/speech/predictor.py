@@ -1,0 +1,230 @@
+"""A trained recogniser: a recording in, a transcript out, with the time and the probability of each symbol."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.core.requests import full
+from regard.data.parallel import DataError
+from regard.data.records import groups_by_length
+from regard.data.sound import Samples, read_sound, wav_bytes
+from regard.decode.captured import Captures
+from regard.decode.records import Hypothesis
+from regard.look.labels import Labels
+from regard.look.trace import Trace
+from regard.models.frame import EncoderDecoder
+from regard.tasks.deletion import Score
+from regard.tasks.speech.codec import SpeechCodec
+from regard.tasks.speech.config import SpeechConfig
+from regard.tasks.speech.features import Frames, frames_of, heard, spectrogram
+from regard.tasks.speech.material import collate, record
+from regard.tasks.task import InputError
+from regard.tasks.writing import NEVER, hypotheses
+
+_FRAMES = 16_384  # of a batch, padding counted
+
+
+@dataclass(frozen=True, eq=False)
+class Transcript:
+    """What is said in a recording. `weights` (t, k) are those of its symbols over steps of `step` seconds."""
+
+    text: str
+    symbols: tuple[str, ...]
+    numbers: tuple[int, ...]
+    probabilities: tuple[float, ...]  # of the symbols, each after the ones before it
+    weights: Tensor | None
+    frames: Frames
+    step: float
+    score: float
+    others: tuple[tuple[str, float], ...] = ()  # further transcripts, best first, with their scores
+    samples: Samples | None = None
+    rate: int = 8000
+
+    @property
+    def answer(self) -> str:
+        """The transcript."""
+        return self.text
+
+    @property
+    def doubtful(self) -> int:
+        """The place of the least certain symbol."""
+        return min(range(len(self.probabilities)), key=self.probabilities.__getitem__)
+
+    @property
+    def times(self) -> list[tuple[float, float, float]]:
+        """From when to when each symbol was heard, and its peak, in seconds; empty without attention."""
+        return [] if self.weights is None else [heard(row, self.step) for row in self.weights.tolist()]
+
+    @property
+    def line(self) -> str:
+        """The transcript, and each symbol with its seconds and its probability; the least certain between asterisks."""
+        if not self.symbols:
+            return self.text
+        parts = []
+        for place, (symbol, chance) in enumerate(zip(self.symbols, self.probabilities, strict=True)):
+            when = f" {self.times[place][0]:.2f}–{self.times[place][1]:.2f} s" if self.times else ""
+            mark = "*" if place == self.doubtful else ""
+            parts.append(f"{mark}{symbol}{when} {chance:.2f}{mark}")
+        return f"{self.text}  ({', '.join(parts)})"
+
+    def record(self) -> dict[str, Any]:
+        """The transcript as JSON: each symbol with its seconds and its probability, and the weights of the steps."""
+        symbols = []
+        for place, (symbol, chance) in enumerate(zip(self.symbols, self.probabilities, strict=True)):
+            entry: dict[str, Any] = {"symbol": symbol, "probability": round(chance, 4)}
+            if self.times:
+                start, end, peak = self.times[place]
+                entry |= {"start": round(start, 3), "end": round(end, 3), "peak": round(peak, 3)}
+            symbols.append(entry)
+        rows = None if self.weights is None else self.weights.tolist()
+        return {
+            "answer": self.text,
+            "score": round(self.score, 5),
+            "symbols": symbols,
+            "least_certain": self.doubtful if self.symbols else None,
+            "step": self.step,
+            "weights": None if rows is None else [[round(number, 5) for number in row] for row in rows],
+            "others": [{"transcript": text, "score": round(score, 5)} for text, score in self.others],
+        }
+
+    def trace(self) -> Trace | None:
+        """The weights with the symbols at the rows and the recording's steps at the columns."""
+        if self.weights is None or not self.symbols:
+            return None
+        steps = self.weights.shape[1]
+        # The last step may reach beyond the last frame.
+        missing = -len(self.frames) % -(-len(self.frames) // steps)
+        shown = np.pad(self.frames, ((0, missing), (0, 0)), constant_values=-1)
+        columns = Labels(
+            "frames",
+            tuple(f"{place * self.step:.2f} s" for place in range(steps)),
+            {"spectrogram": spectrogram(shown), "seconds": self.step, **self._played()},
+        )
+        rows = Labels("tokens", self.symbols, {"probability": list(self.probabilities)})
+        return Trace.from_weights(
+            {"attention": self.weights[None].float()}, title=self.text, rows=rows, columns=columns
+        )
+
+    def _played(self) -> dict[str, bytes]:
+        return {} if self.samples is None else {"sound": wav_bytes(self.samples, self.rate)}
+
+
+@dataclass(frozen=True, eq=False)
+class SpeechPredictor:
+    """A recogniser with its symbols."""
+
+    network: EncoderDecoder
+    codec: SpeechCodec
+    config: SpeechConfig
+    captures: Captures = field(default_factory=Captures)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    def answers(self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None) -> list[Transcript | InputError]:
+        """Transcripts in the order of the inputs; an error for a sound that cannot be used."""
+        found: dict[int, Transcript | InputError] = {}
+        good: dict[int, Samples] = {}
+        for place, one in enumerate(inputs):
+            try:
+                good[place] = self._samples(one["sound"])
+            except InputError as error:
+                found[place] = error
+        frames = [frames_of(samples, self.config) for samples in good.values()]
+        found |= dict(zip(good, self.search(frames, width=beam, samples=list(good.values())), strict=True))
+        return [found[place] for place in range(len(inputs))]
+
+    def _samples(self, given: Any) -> Samples:
+        try:
+            return read_sound(
+                given if isinstance(given, bytes) else Path(given),
+                self.config.data.rate,
+                longest=self.config.data.seconds,
+            )
+        except DataError as error:
+            raise InputError(str(error)) from error
+
+    @torch.no_grad()
+    def search(
+        self, features: Sequence[Frames], *, width: int | None = None, samples: Sequence[Samples] | None = None
+    ) -> list[Transcript]:
+        """Transcripts of features, in their order; `samples` are kept with them."""
+        width = width or self.config.decode.beam
+        found: dict[int, Transcript] = {}
+        for places in groups_by_length([len(one) for one in features], tokens=_FRAMES):
+            batch = collate([record(features[place], ()) for place in places], self.config).to(self.device)
+            with self._evaluating():
+                state = self.network.start(batch.frames, batch.frames_lengths)
+                # Nobody says more than one symbol in a step of the encoder.
+                steps = (batch.frames_lengths // self.config.reduction + 1).clamp_max(self.config.data.longest)
+                given: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
+                given |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
+                every = hypotheses(self.network.decoder, state, steps, **given)
+            for place, best in zip(places, every, strict=True):
+                found[place] = self._transcript(features[place], best, None if samples is None else samples[place])
+        return [found[place] for place in range(len(features))]
+
+    def _transcript(self, frames: Frames, best: Sequence[Hypothesis], samples: Samples | None) -> Transcript:
+        decoded = [self.codec.vocabulary.decode(one.tokens) for one in best]
+        texts = [self.codec.text(symbols) for symbols in decoded]
+        steps = -(-len(frames) // self.config.reduction)
+        return Transcript(
+            text=texts[0],
+            symbols=decoded[0],
+            numbers=best[0].tokens,
+            probabilities=tuple(best[0].log_probs[: len(decoded[0])].exp().tolist()),
+            weights=None if best[0].weights is None else best[0].weights[: len(decoded[0]), :steps].float(),
+            frames=frames,
+            step=self.config.step,
+            score=best[0].score,
+            others=tuple((text, one.score) for text, one in zip(texts[1:], best[1:], strict=True)),
+            samples=samples,
+            rate=self.config.data.rate,
+        )
+
+    @torch.no_grad()
+    def read(
+        self, features: Sequence[Frames], transcripts: Sequence[Sequence[int]]
+    ) -> list[tuple[Tensor, Tensor | None]]:
+        """Log-probabilities (t,) of transcripts given by numbers, and the weights (t, k) of their symbols."""
+        found: dict[int, tuple[Tensor, Tensor | None]] = {}
+        for places in groups_by_length([len(one) for one in features], tokens=_FRAMES):
+            records = [record(features[place], transcripts[place]) for place in places]
+            batch = collate(records, self.config).to(self.device)
+            with self._evaluating():
+                decoded = self.network(batch.frames, batch.prefix, batch.frames_lengths, weights=full())
+                scores = self.network.logits(decoded.states).float().log_softmax(-1)
+            chances = scores.gather(-1, batch.target.clamp_min(0).unsqueeze(-1)).squeeze(-1).cpu()
+            weights = None if decoded.weights is None else decoded.weights.float().cpu()
+            for row, place in enumerate(places):
+                count, steps = len(transcripts[place]), -(-len(features[place]) // self.config.reduction)
+                found[place] = chances[row, :count], None if weights is None else weights[row, :count, :steps]
+        return [found[place] for place in range(len(features))]
+
+    def score_of(self, transcript: Transcript, place: int) -> Score:
+        """The log-probability of one symbol of a transcript with some steps of the recording silenced."""
+
+        def score(kept: Tensor) -> Tensor:
+            shown = kept.repeat_interleave(self.config.reduction, 1)[:, : len(transcript.frames)].numpy()
+            silenced = [np.where(row[:, None], transcript.frames, np.float16(-1)) for row in shown]
+            read = self.read(silenced, [transcript.numbers] * len(silenced))
+            return torch.stack([chances[place] for chances, _ in read])
+
+        return score
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Without dropout and masks; afterwards as before."""
+        training = self.network.training
+        self.network.eval()
+        try:
+            yield
+        finally:
+            self.network.train(training)

@@ -1,0 +1,45 @@
+"""Configurations by name: functions that return them."""
+
+from regard.tasks.config import DecodeSettings
+from regard.tasks.presets import cosine, presets
+from regard.tasks.speech.config import DataSettings, FeatureSettings, ModelSettings, SpeechConfig
+
+
+def tiny() -> SpeechConfig:
+    """The built-in utterances in about four minutes on two cores; words of 8 kHz sound."""
+    return SpeechConfig(
+        preset="tiny",
+        data=DataSettings(train=5000, valid=200, test=500, longer=200, batch_tokens=4800, longest=16),
+        train=cosine("exact", 1500, 4e-3, warmup=100, log_every=50, validate_every=300),
+    )
+
+
+def small() -> SpeechConfig:
+    """Hours of recordings of one's own, characters out, 16 kHz sound; for a GPU."""
+    return SpeechConfig(
+        preset="small",
+        data=DataSettings(rate=16_000, symbols="characters", batch_tokens=24_000),
+        features=FeatureSettings(bands=80, mask_bands=2, band_width=15, mask_spans=2, span_width=40),
+        model=ModelSettings(encoder_size=256, stack=1, pyramid=2, size=320, dropout=0.2, filters=16, kernel=31),
+        train=cosine("exact", 20_000, 1e-3, weight_decay=0.01, warmup=1000, validate_every=1000, patience=8),
+        decode=DecodeSettings(beam=8),
+        smoothing=0.1,
+    )
+
+
+def fsdd() -> SpeechConfig:
+    """Free Spoken Digit Dataset, single digits or strings of them: words of 8 kHz sound, for a GPU."""
+    return SpeechConfig(
+        preset="fsdd",
+        data=DataSettings(batch_tokens=12_000, valid=200, longest=16),
+        features=FeatureSettings(mask_bands=2, band_width=8, mask_spans=2, span_width=10),
+        model=ModelSettings(encoder_size=128, stack=1, pyramid=2, size=192, dropout=0.3),
+        train=cosine("exact", 2500, 2e-3, weight_decay=0.01, warmup=200, validate_every=250, precision="float32"),
+        smoothing=0.05,
+    )
+
+
+PRESETS = presets(
+    {"tiny": tiny, "small": small, "fsdd": fsdd},
+    times={"tiny": "about four minutes", "fsdd": "minutes on a GPU"},
+)
