@@ -84,7 +84,7 @@ def _object(value: Any, number: int) -> list[float]:
     sizes = [_number(value, *one) for one in zip(("length", "width"), (name, name), SIZES[kind], strict=True)]
     if min(sizes) <= 0 or numbers[3] < 0:
         raise SceneError(f"{name}: length and width must be above 0, speed at least 0")
-    return [KINDS.index(kind), *numbers, *sizes]
+    return [float(KINDS.index(kind)), *numbers, *sizes]
 
 
 def _number(fields: Mapping[str, Any], name: str, where: str, default: float | None) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ _KERBS = (-4.3, 0.8)  # y between which kerbs hold the middle of the ego vehicle
 _FASTEST = 20.0
 
 Action = NDArray[np.int64]
-Policy = Callable[[Scenes], tuple[Action, Values]]  # actions (n,) and steering (n,) from −1 to 1
+Policy = Callable[[Scenes], tuple[Action, NDArray[Any]]]  # actions (n,) and steering (n,) from −1 to 1
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Traffic:
             *(self._velocity[rows, order], self._heading[rows, order], seen[rows, order]),
         )
 
-    def step(self, action: Action, steering: Values) -> None:
+    def step(self, action: Action, steering: NDArray[Any]) -> None:
         """A fifth of a second of every drive that has not ended."""
         running = self.running
         x, y, heading, speed, _ = self.ego.T
