@@ -212,7 +212,7 @@ def test_a_run_begins_with_a_forced_decision_and_its_page_with_a_drive(run):
         (json.dumps({**SCENE, "ego": {"speed": math.nan, "limit": 9}}), "scene.json: ego: speed must be a finite"),
         (json.dumps({**SCENE, "objects": [{**WALKER, "kind": "dog"}]}), "scene.json: object 0: kind must be one of"),
         (json.dumps({**SCENE, "objects": [{"kind": "car"}]}), "scene.json: object 0: the field x is missing"),
-        (json.dumps({"road": -1}), "scene.json: expected {\"road\": number}"),
+        (json.dumps({"road": -1}), 'scene.json: expected {"road": number}'),
     ],
 )
 def test_a_scene_that_cannot_be_read_is_reported_and_others_are_answered(run, text, message, tmp_path):
