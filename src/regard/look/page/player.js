@@ -1,62 +1,53 @@
-// Plays the sound of a trace, and tells where it is.
+// A slider over the rows of a map, and a button that plays them one after another.
 
 import { el } from "./dom.js";
+import { labelOf, short } from "./format.js";
+
+const PACE = 200; // milliseconds from row to row
 
 export class Player {
-  // `moved()` is called while the sound plays, and once when it ends.
-  constructor(moved) {
-    this.moved = moved;
-    this.element = el("div", { class: "save", hidden: true });
-    this.source = null;
-    this.sound = null;
+  // `frames()` gives how many rows there are to play, 0 for none; `show(row)` shows one; `row()` is the one shown now.
+  constructor({ frames, row, show, say, labels }) {
+    Object.assign(this, { frames, row, show, say, labels, timer: null });
+    this.button = el("button", { type: "button", "data-here": "play", onclick: () => this.toggle() });
+    this.slider = el("input", {
+      type: "range", min: "0", step: "1", "data-here": "time", oninput: () => this.show(Number(this.slider.value)),
+    });
+    this.label = el("output", { class: "quiet number" });
+    this.element = el("div", { class: "player" }, this.button, this.slider, this.label);
   }
 
-  // Offer the sound of these labels; null where there is none.
-  show(sound, say) {
-    if (sound !== this.sound) this.stop();
-    Object.assign(this, { sound, say });
-    this.element.hidden = !sound;
-    this.button = el("button", { type: "button", "data-here": "play", onclick: () => (this.source ? this.stop() : this.play()) });
-    this.element.replaceChildren(this.button);
-    this.tell();
+  refresh() {
+    const count = this.frames();
+    this.element.hidden = count < 2;
+    if (count < 2) return this.stop();
+    this.slider.max = String(count - 1);
+    this.slider.value = String(this.row());
+    this.slider.setAttribute("aria-label", this.say("time"));
+    this.label.textContent = short(labelOf(this.labels(), this.row()), 40);
+    this.button.textContent = this.say(this.timer === null ? "play" : "pause");
+    return undefined;
   }
 
-  // Seconds from the beginning; null while nothing plays.
-  get time() {
-    return this.source ? Math.max(0, this.context.currentTime - this.began) : null;
+  toggle() {
+    if (this.timer !== null) this.stop();
+    else {
+      if (this.row() >= this.frames() - 1) this.show(0);
+      this.timer = setInterval(() => this.next(), PACE);
+    }
+    this.refresh();
   }
 
-  async play() {
-    this.context ??= new AudioContext();
-    const bytes = Uint8Array.from(atob(this.sound), (letter) => letter.charCodeAt(0));
-    const buffer = await this.context.decodeAudioData(bytes.buffer);
-    await this.context.resume();
-    this.source = new AudioBufferSourceNode(this.context, { buffer });
-    this.source.connect(this.context.destination);
-    this.source.onended = () => this.stop();
-    this.began = this.context.currentTime;
-    this.source.start();
-    this.tell();
-    this.follow();
-  }
-
-  follow() {
-    if (!this.source) return;
-    this.moved();
-    requestAnimationFrame(() => this.follow());
+  next() {
+    const row = this.row() + 1;
+    if (!this.element.isConnected || row >= this.frames()) {
+      this.stop();
+      this.refresh();
+    } else this.show(row);
   }
 
   stop() {
-    if (!this.source) return;
-    const { source } = this;
-    this.source = null;
-    source.onended = null;
-    source.stop();
-    this.tell();
-    this.moved();
-  }
-
-  tell() {
-    if (this.button) this.button.textContent = this.say(this.source ? "stopSound" : "playSound");
+    if (this.timer !== null) clearInterval(this.timer);
+    this.timer = null;
   }
 }
