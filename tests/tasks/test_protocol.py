@@ -57,7 +57,10 @@ def test_a_result_has_the_figures_that_the_task_declares(runs, name):
     numbers = {key for part in ("metrics", "attention") for key in result[part] if TASKS[name].figure(key)}
     assert numbers
     assert numbers <= declared
-    assert all(0.0 <= result["metrics"][key] <= 100.0 for key in result["metrics"] if TASKS[name].figure(key))
+    figures = {key: TASKS[name].figure(key) for part in ("metrics", "attention") for key in result[part]}
+    values = {**result["metrics"], **result["attention"]}
+    assert all(0.0 <= values[key] for key, figure in figures.items() if figure)
+    assert all(values[key] <= 1.0 for key, figure in figures.items() if figure and figure.percent)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,5 +1,6 @@
 """Runs of a few steps, made by the command line in this process."""
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from regard.cli import app
+from regard.data.traffic_scenes import scene_json
 from regard.data.worlds.digits import digits
 from regard.data.worlds.scene_captions import captioned
+from regard.data.worlds.traffic import record
 from regard.tasks.catalog import TASKS
 from regard.tasks.glimpse.images import grey_png
 from regard.tasks.pictures import png_of
@@ -59,7 +62,14 @@ def _digit(folder: Path) -> Path:
     return path
 
 
+def _traffic(folder: Path) -> Path:
+    path = folder / "traffic.json"
+    path.write_text(json.dumps(scene_json(record("tiny", 1, even=True).scenes, 0)))
+    return path
+
+
 TINY = {
+    "driving": TinyRun((_traffic,), ("model.size=8", "hidden=8", "drives=4")),
     "glimpse": TinyRun((_digit,), ("model.size=8", "hidden=8")),
     "vqa": TinyRun((_scene, "What colour is the circle?"), ("model.size=8", "widths=[4, 4, 4]", "questions=2")),
     "captioning": TinyRun((_scene,), ("model.size=8", "widths=[4]", "patch=4")),

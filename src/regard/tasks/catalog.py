@@ -1,6 +1,7 @@
 """Every task there is."""
 
 from regard.tasks.captioning.task import CAPTIONING
+from regard.tasks.driving.task import DRIVING
 from regard.tasks.glimpse.task import GLIMPSE
 from regard.tasks.reading.task import READING
 from regard.tasks.sentiment.task import SENTIMENT
@@ -8,4 +9,5 @@ from regard.tasks.task import Task
 from regard.tasks.translation.task import TRANSLATION
 from regard.tasks.vqa.task import VQA
 
-TASKS: dict[str, Task] = {task.name: task for task in (TRANSLATION, SENTIMENT, READING, CAPTIONING, VQA, GLIMPSE)}
+_ALL = (TRANSLATION, SENTIMENT, READING, CAPTIONING, VQA, GLIMPSE, DRIVING)
+TASKS: dict[str, Task] = {task.name: task for task in _ALL}

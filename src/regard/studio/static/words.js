@@ -142,6 +142,8 @@ const NAMES = {
   accuracy: "准确率", "exact match": "完全匹配", "exactly as the reference": "与参考完全相同", "alignment error rate": "对齐错误率", "alignment error rate, the word known": "对齐错误率（已知该词）",
   "source word": "源词", word: "词", "final weights": "最终权重", "rationale F1": "依据 F1", pointing: "指向准确率", "word error rate": "词错误率", "character error rate": "字错误率",
   "exactly as a reference": "与某个参考完全相同", "BLEU by sacrebleu": "sacrebleu 的 BLEU", "pointing at what is asked about": "指向所问之处", "pointing at the sentence that answers": "指向作答的句子",
+  "collisions per 100 km": "每百公里碰撞", "collisions per 100 km, expert": "每百公里碰撞（专家）", "collisions per 100 km, random policy": "每百公里碰撞（随机）", "collisions per 100 km, idle policy": "每百公里碰撞（不动作）", progress: "行程完成", "progress, expert": "行程完成（专家）", "progress, random policy": "行程完成（随机）", "progress, idle policy": "行程完成（不动作）",
+  "km driven": "行驶公里", "km driven, expert": "行驶公里（专家）", "km driven, random policy": "行驶公里（随机）", "km driven, idle policy": "行驶公里（不动作）", "agreement with the expert": "与专家一致", "error of the steering": "转向误差", "pointing at what forces the decision": "指向决定因素", object: "物体",
   "pixels read": "读取的像素", "last gaze on the digit": "最后一眼落在数字上", cell: "格", "cell of the picture": "图中一格", "word of the passage": "文中一词",
 };
 

@@ -1,0 +1,150 @@
+"""The expert driver: brake, hold or accelerate by time to collision, and steer around what stands at the side.
+
+Every object is judged for itself, so that it is known which one forces a decision: the decision would be another one
+without it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.worlds.traffic_roads import Values
+
+ACTIONS = ("brake", "hold", "accelerate")
+CHANGES = (-5.0, 0.0, 2.0)  # m/s² of each action
+EGO = (4.5, 1.9)  # length and width of the ego vehicle in metres
+CURVE = 0.05  # 1/m: the curvature of the path at a steering of 1
+HORIZON = 3.0  # seconds: a collision that is nearer is acted on
+GAP, BESIDE = 1.5, 0.3  # metres to keep ahead and at each side, where a collision begins to be counted
+CLEAR = 0.8  # metres to keep from what is passed
+_SHIFT = 1.2  # metres to the left of the lane's middle, at most
+_REACH = 35.0  # metres: how far ahead something to be passed is steered around
+_LOOK = 12.0  # metres in which a sideways metre is steered
+_TURN = 0.15  # radians to the road, at most
+_ALONG = 4.0  # metres in which the heading is corrected
+_DIFFERS = 0.1  # of steering: a smaller difference is no other decision
+
+
+@dataclass(frozen=True, eq=False)
+class Scenes:
+    """Traffic scenes as arrays. `ego` (n, 5) is x, y, heading, speed and the speed to drive; of the objects `place`
+    and `velocity` are (n, s, 2), `size` (n, s, 2) length and width, `heading` and `kind` (n, s); `present` says which
+    of the s places hold an object."""
+
+    ego: Values
+    kind: NDArray[np.int64]
+    size: Values
+    place: Values
+    velocity: Values
+    heading: Values
+    present: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.ego)
+
+    @property
+    def extent(self) -> Values:
+        """How long each object is along x and along y (n, s, 2)."""
+        cosine, sine = np.abs(np.cos(self.heading)), np.abs(np.sin(self.heading))
+        long, wide = self.size[..., 0], self.size[..., 1]
+        return np.stack([cosine * long + sine * wide, sine * long + cosine * wide], -1)
+
+    def take(self, rows: NDArray[np.int64]) -> "Scenes":
+        """Some of the scenes."""
+        parts: tuple[Any, ...] = (
+            *(self.ego, self.kind, self.size, self.place, self.velocity, self.heading, self.present),
+        )
+        return Scenes(*(part[rows] for part in parts))
+
+
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """What to do in each scene. `forced` (n, s) are the objects without which the action or the steering would be
+    another one."""
+
+    action: NDArray[np.int64]
+    steering: Values
+    forced: NDArray[np.bool_]
+
+
+def time_to_collision(apart: Values, closing: Values, reach: Values) -> Values:
+    """Seconds until two boxes touch that move straight on; infinite where they never do.
+
+    `apart` (…, 2) is where the other one's middle is, `closing` (…, 2) its velocity less one's own, and `reach` (…, 2)
+    the distance of the middles along each axis at which they touch.
+
+    >>> at = time_to_collision(np.array([[30.0, 0.0]]), np.array([[-10.0, 0.0]]), np.array([[5.0, 2.0]]))
+    >>> float(at[0])  # 25 metres at 10 m/s
+    2.5
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        one, two = (-reach - apart) / closing, (reach - apart) / closing
+    still = closing == 0
+    inside = np.abs(apart) < reach
+    begins = np.where(still, np.where(inside, -np.inf, np.inf), np.minimum(one, two)).max(-1)
+    ends = np.where(still, np.where(inside, np.inf, -np.inf), np.maximum(one, two)).min(-1)
+    return np.where((begins < ends) & (ends > 0), np.maximum(begins, 0.0), np.inf)
+
+
+def expert(scenes: Scenes) -> Decisions:
+    """The decision in each scene, and the objects that force it."""
+    _, y, heading, speed, limit = scenes.ego.T
+    target = _targets(scenes)
+    free = np.where(speed < limit - 0.5, 2, np.where(speed > limit + 1.0, 0, 1))
+    most = _permitted(scenes, target)
+    action, without = _least(most, free)
+    aim, aim_without = _least(target, np.zeros_like(y))
+    steering = _steering(aim, y, heading)
+    other = _steering(aim_without, y[:, None], heading[:, None])
+    forced = (without != action[:, None]) | (np.abs(other - steering[:, None]) > _DIFFERS)
+    return Decisions(action, steering, forced & scenes.present)
+
+
+def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The least of each row (n, s) and of `free` (n,); and the same without each of the columns."""
+    if not values.shape[1]:
+        return free, values
+    lowest = np.minimum(values.min(1), free)
+    ordered = np.sort(values, 1)
+    second = ordered[:, 1] if values.shape[1] > 1 else free
+    is_least = np.arange(values.shape[1]) == values.argmin(1)[:, None]
+    others = np.where(is_least, second[:, None], ordered[:, :1])
+    return lowest, np.minimum(others, free[:, None])
+
+
+def _targets(scenes: Scenes) -> Values:
+    """Where each object alone would have the ego vehicle drive: y, at most 0 (n, s)."""
+    x, speed = scenes.ego[:, 0, None], scenes.velocity
+    ahead = scenes.place[..., 0] - x
+    edge = scenes.place[..., 1] - scenes.extent[..., 1] / 2
+    wanted = edge - CLEAR - EGO[1] / 2
+    near = (ahead < _REACH) & (ahead > -(EGO[0] + scenes.extent[..., 0]) / 2 - 1.0)
+    slow = (speed[..., 0] > -0.5) & (speed[..., 0] < 6.0) & (np.abs(speed[..., 1]) < 0.3)
+    passed = scenes.present & near & slow & (scenes.place[..., 1] > 0.5) & (wanted < 0) & (wanted > -_SHIFT - 0.4)
+    return np.where(passed, np.maximum(wanted, -_SHIFT), 0.0)
+
+
+def _permitted(scenes: Scenes, target: Values) -> NDArray[np.int64]:
+    """The fastest action that each object permits (n, s): the first without a collision within the horizon."""
+    x, y, _, speed, _ = (column[:, None] for column in scenes.ego.T)
+    ahead = scenes.place[..., 0] - x
+    # Steering moves the ego vehicle sideways by a metre in `_LOOK` metres, towards where it passes the object.
+    most = np.maximum(ahead, 0.0) / _LOOK
+    side = np.where(target < 0, y + np.clip(target - y, -most, most), y)
+    apart = np.stack([ahead, scenes.place[..., 1] - side], -1)
+    reach = (np.asarray(EGO) + scenes.extent) / 2 + np.array([GAP, BESIDE])
+    counts = scenes.present & (ahead > 0)
+    found = np.zeros(ahead.shape, np.int64)
+    for action, gain in ((1, 0.0), (2, 1.0)):
+        closing = scenes.velocity - np.stack([speed + gain, np.zeros_like(speed)], -1)
+        late = time_to_collision(apart, closing, reach) > HORIZON
+        found = np.where((late | ~counts) & (found == action - 1), action, found)
+    return found
+
+
+def _steering(aim: Values, y: Values, heading: Values) -> Values:
+    """Steering towards y = `aim`, from −1 (left) to 1."""
+    wanted = np.clip((aim - y) / _LOOK, -_TURN, _TURN)
+    return np.clip((wanted - heading) / _ALONG / CURVE, -1.0, 1.0)

@@ -1,0 +1,62 @@
+"""Traffic scenes as numbers, as a run keeps them."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.worlds.traffic_expert import Scenes
+from regard.data.worlds.traffic_roads import KINDS
+
+FILE = "codec.json"
+_NUMBERS = 15
+
+
+@dataclass(frozen=True)
+class DrivingCodec:
+    """The kinds of objects, and how many objects of a scene are seen."""
+
+    kinds: tuple[str, ...] = KINDS
+    objects: int = 12
+
+    @property
+    def features(self) -> int:
+        """Numbers of an object: what it is, where it is, how it moves, and how the ego vehicle does."""
+        return 1 + len(self.kinds) + _NUMBERS
+
+    def encode(self, scenes: Scenes) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Scenes (n, s) as features (n, 1 + s, f) with the ego vehicle first, and which of the rows are there."""
+        count, most = scenes.present.shape
+        x, y, heading, speed, limit = scenes.ego.T
+        found = np.zeros((count, 1 + most, self.features), np.float32)
+        found[:, 0, 0] = 1.0
+        for number in range(len(self.kinds)):
+            found[:, 1:, 1 + number] = scenes.kind == number
+        own = np.stack([speed / 10, y / 2, heading * 8, limit / 10, (speed - limit) / 2], -1)
+        found[:, :, -5:] = own[:, None]
+        found[:, 1:, 1 + len(self.kinds) : -5] = self._relative(scenes, x[:, None], y[:, None], speed[:, None])
+        present = np.concatenate([np.ones((count, 1), bool), scenes.present], 1)
+        return np.where(present[..., None], found, 0), present
+
+    def _relative(self, scenes: Scenes, x: NDArray[Any], y: NDArray[Any], speed: NDArray[Any]) -> NDArray[Any]:
+        """Objects as the ego vehicle sees them: coarse and fine distances, velocities, and half of their size."""
+        ahead, beside = scenes.place[..., 0] - x, scenes.place[..., 1] - y
+        along, across = scenes.velocity[..., 0], scenes.velocity[..., 1]
+        extent = scenes.extent
+        edge = np.abs(beside) - extent[..., 1] / 2
+        numbers = [ahead / 30, np.tanh(ahead / 10), beside / 8, np.tanh(beside / 2), (along - speed) / 10, along / 10]
+        numbers += [across / 3, extent[..., 0] / 5, extent[..., 1] / 2, np.tanh(edge)]
+        return np.stack(numbers, -1)
+
+    def save(self, directory: Path) -> None:
+        """Writes codec.json."""
+        (directory / FILE).write_text(json.dumps({"input": "objects", **asdict(self)}) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path) -> "DrivingCodec":
+        """The codec that `save` wrote."""
+        facts = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        return cls(tuple(map(str, facts["kinds"])), int(facts["objects"]))

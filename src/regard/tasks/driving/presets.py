@@ -1,0 +1,26 @@
+"""Configurations by name: functions that return them."""
+
+from regard.tasks.driving.config import DataSettings, DrivingConfig, ModelSettings
+from regard.tasks.presets import cosine, presets
+
+
+def tiny() -> DrivingConfig:
+    """The built-in world in a few minutes on two cores."""
+    return DrivingConfig(
+        preset="tiny",
+        data=DataSettings(train=80_000, valid=2000, test=4000, batch_tokens=256),
+        train=cosine("agreement", 6000, 3e-3, warmup=100, log_every=100, validate_every=1000),
+    )
+
+
+def small() -> DrivingConfig:
+    """Scenes of one's own with decisions, or the world with more scenes and a larger model."""
+    return DrivingConfig(
+        preset="small",
+        data=DataSettings(train=200_000, valid=4000, test=8000, batch_tokens=512, drives=1200),
+        model=ModelSettings(size=128, hidden=256, heads=2, dropout=0.05),
+        train=cosine("agreement", 12_000, 2e-3, weight_decay=0.01, warmup=200, validate_every=1000, patience=6),
+    )
+
+
+PRESETS = presets({"tiny": tiny, "small": small}, times={"tiny": "about two minutes"})
