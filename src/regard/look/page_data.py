@@ -27,7 +27,10 @@ COARSE = 2e-4
 POOLED_CELLS = 3_000_000  # in all pooled maps of a page
 KEPT_WEIGHTS = 1_200_000  # in all rows of the pooled maps
 BLOCK = 2**22  # weights that stand in memory at a time
-NUMBERS = ("x", "y", "heading", "speed", "sides", "probability")  # that labels may have
+NUMBERS = (  # that labels may have
+    *("x", "y", "heading", "speed", "sides", "probability", "length", "width", "present", "ego"),
+    *("lanes", "crossings", "zebras", "ramps"),
+)
 
 Json = dict[str, Any]
 

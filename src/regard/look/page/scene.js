@@ -12,7 +12,7 @@ export const scene = {
   name: "scene",
   help: "sceneHelp",
   keys: "flow",
-  fits: (model) => model.columns?.kind === "objects" && Boolean(model.columns.x && model.columns.y),
+  fits: ({ columns }) => columns?.kind === "objects" && [columns.x, columns.y].every((places) => places?.length === columns.items.length),
   layout,
 };
 

@@ -20,6 +20,8 @@
 //          sequence, sequences: [{ number, text }] }     (those of the batch that can be shown; text: how one begins)
 // Labels { kind: "tokens" | "patches" | "frames" | "objects" | "glimpses" | "list", items: [string], grid: [h, w]?,
 //            picture: bool, seconds?: number per frame, x?, y?, heading?, speed?: [per object],
+//            length?, width?, present?: [per object], ego?: [x, y, heading, speed per row]: then x, y, … have a number for
+//            each object of each row; lanes?, crossings?, zebras?, ramps?: [metres],
 //            sides?: [per scale], what a glimpse shows as a share of the image's width; x and y are shares then too,
 //            probability?: [per item], of a word that was chosen }
 // Grid   { row0, column0, rows, columns, rowBlock, columnBlock, values: Float32Array, highest, error }

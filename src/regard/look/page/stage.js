@@ -11,14 +11,16 @@ import { lines } from "./lines.js";
 import { best, modelOf } from "./model.js";
 import { Overview } from "./overview.js";
 import { Picture } from "./picture.js";
+import { Player } from "./player.js";
+import { road } from "./road.js";
 import { asPng, asRow, asSvg, asTable, copy, download, fileName } from "./save.js";
 import { scene } from "./scene.js";
 import { sound } from "./sound.js";
 import { text } from "./text.js";
 import { TokenList } from "./token.js";
 
-export const VIEWS = [heatmap, lines, text, gaze, image, sound, scene];
-const OWN = [gaze, image, sound, scene]; // shown first where they fit
+export const VIEWS = [heatmap, lines, text, gaze, image, sound, road, scene];
+const OWN = [gaze, image, sound, road, scene]; // shown first where they fit
 const PATIENCE = 50; // milliseconds that a pointer rests, or a map stands still, before more is fetched
 const STEPS = {
   ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity,
@@ -32,6 +34,11 @@ export class Stage {
     this.bitmaps = new Map(); // of labels
     this.overview = new Overview(this);
     this.token = new TokenList(this);
+    this.player = new Player({
+      frames: () => (this.model && this.view.frames ? this.view.frames(this.model) : 0),
+      row: () => this.active ?? 0, labels: () => this.model.rows, say: (...words) => this.say(...words),
+      show: (row) => this.state.set({ locked: { row, column: this.place("locked")?.column ?? null }, hover: null }),
+    });
     this.picture = new Picture({
       build: (width) => this.model && this.view.layout(this.model, this.look(width)),
       point: (place) => this.state.set({ hover: place }),
@@ -264,7 +271,7 @@ export class Stage {
     this.overview.render();
     const head = el("section", { class: "head", "aria-label": say("view") },
       el("div", { class: "line" }, this.title, this.buttons()),
-      this.facts, this.notes, this.readout, this.picture.element, this.legend, this.kept);
+      this.facts, this.notes, this.readout, this.picture.element, this.player.element, this.legend, this.kept);
     this.element.replaceChildren(trace, alone ? "" : this.overview.element, head, this.token.element, this.dropped());
     this.refresh();
   }
@@ -336,6 +343,7 @@ export class Stage {
       const bar = scaleBar(look.theme, look.negative);
       this.legend.replaceChildren(el("span", { text: low }), bar, el("span", { text: high }), ...strange);
     }
+    this.player.refresh();
     this.token.render();
   }
 
