@@ -82,13 +82,13 @@ def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path, bad, message):
     ],
 )
 def test_a_log_that_is_none_is_refused(tmp_path, lines, message):
-    with pytest.raises(DataError, match="driving_log.csv") as error:
+    with pytest.raises(DataError, match=r"driving_log\.csv") as error:
         load_driving_log(write_log(tmp_path, lines))
     assert message in str(error.value)
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path):
-    with pytest.raises(DataError, match="expected driving_log.csv"):
+    with pytest.raises(DataError, match=r"expected driving_log\.csv"):
         load_driving_log(tmp_path)
     with pytest.raises(DataError, match="no such file or folder"):
         load_driving_log(tmp_path / "nothing")

@@ -9,12 +9,12 @@ from regard.models.camera import CameraDriver, FrameEncoder
 HIGH, WIDE = 24, 40
 
 
-def driver(*, motion: bool = False, frames: int = 3, **others: object) -> CameraDriver:
+def driver(*, motion: bool = False, frames: int = 3, attention: bool = True, angles: bool = False) -> CameraDriver:
     torch.manual_seed(1)
-    attention = bool(others.get("attention", True))
     channels = 6 if motion else 3
     encoder = FrameEncoder((HIGH, WIDE), channels=channels, size=7, widths=(5, 6, 8), cell_size=2, attention=attention)
-    made = CameraDriver(encoder, frames=frames, motion=motion, **others).eval()  # type: ignore[arg-type]
+    score = "additive" if attention else None
+    made = CameraDriver(encoder, frames=frames, motion=motion, angles=angles, score=score).eval()
     torch.nn.init.normal_(made.controls.weight)
     return made
 

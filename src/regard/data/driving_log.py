@@ -9,8 +9,8 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -54,6 +54,18 @@ class DrivingLog:
     def about(self) -> str:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.skipped.items()))
         return f"{self.read:,} lines read, {len(self.frames):,} frames kept" + (reasons and f"; skipped: {reasons}")
+
+    def without(self, places: Collection[int], reason: str) -> "DrivingLog":
+        """The log without some frames, counted as skipped; what follows one of them begins a stretch of its own."""
+        kept: list[Frame] = []
+        first = before = 0
+        for place, frame in enumerate(self.frames):
+            if place in places or frame.first != before:
+                first, before = len(kept), frame.first
+            if place not in places:
+                kept.append(replace(frame, first=first))
+        skipped = {**self.skipped, reason: self.skipped.get(reason, 0) + len(places)}
+        return replace(self, frames=tuple(kept), skipped=skipped)
 
 
 @dataclass(frozen=True, slots=True)

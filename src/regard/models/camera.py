@@ -80,7 +80,7 @@ class CameraDriver(nn.Module):
 
     Each frame becomes a vector v_t by spatial attention (`FrameEncoder`) to which a learned vector of its place in
     time is added; the last frame asks which frames matter, α = softmax_t score(v_T, v_t), and the controls are
-    W₂ relu(W₁ Σ_t α_t v_t). Without `attention` the frames are averaged.
+    W₂ relu(W₁ Σ_t α_t v_t). `score` is any of `TemporalAttention`; with None the frames are averaged.
 
     With `motion` each frame is seen with its difference from the frame before it, so there is one frame more in the
     input than in the attention. With `angles` the steering angle before each frame is known too, and the output is
@@ -100,7 +100,7 @@ class CameraDriver(nn.Module):
         controls: int = 3,
         motion: bool = False,
         angles: bool = False,
-        attention: bool = True,
+        score: str | None = "additive",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -110,8 +110,9 @@ class CameraDriver(nn.Module):
         self.encoder, self.frames, self.motion = encoder, frames, motion
         self.places = nn.Parameter(0.02 * torch.randn(frames, size))
         self.angle = nn.Linear(1, size, bias=False) if angles else None
-        self.temporal = TemporalAttention(size, score="additive", hidden_size=size) if attention else None
-        if self.temporal is not None:
+        self.temporal: TemporalAttention | None = None
+        if score is not None:
+            self.temporal = TemporalAttention(size, score=score, hidden_size=None if score == "bilinear" else size)
             self.temporal.query.requires_grad_(False)  # the last frame asks; the layer's own query is not used
         self.dropout = nn.Dropout(dropout)
         self.hidden, self.controls = nn.Linear(size, size), nn.Linear(size, controls)

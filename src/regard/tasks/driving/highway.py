@@ -7,17 +7,18 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.core.requests import Request
 from regard.models.controller import Controlled, Controller
 from regard.models.scene import SceneEncoder
+from regard.tasks.driving.network import Driver
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,14 +31,13 @@ _NEAR = 100.0  # metres; vehicles farther away are left out of the planner's cop
 _FREQUENCY = 5  # simulation steps a second in the planner's copies; the environment itself has 15
 
 Scene = NDArray[np.float32]  # (vehicles, features)
-Driver = Callable[[Any, Scene], int]  # an action for the environment and its scene
+Policy = Callable[[Any, Scene], int]  # an action for the environment and its scene
 
 
 def make(name: str) -> Any:
     """The environment of that name with its own rewards, traffic and actions, and vehicles all around as vectors."""
     try:
-        import gymnasium
-        import highway_env
+        gymnasium, highway_env = import_module("gymnasium"), import_module("highway_env")
     except ImportError as error:
         raise ImportError("highway-env is not installed: pip install 'regard[driving]'") from error
     if name not in HORIZONS:
@@ -82,33 +82,25 @@ def _rollout(env: Any, action: int, then: int, horizon: int) -> float:
     return total
 
 
-class SceneDriver(nn.Module):
-    """The network of the driving task over objects: vehicles as a memory, which the ego vehicle asks for an action.
+def network_of(actions: int, *, size: int = 64, layers: int = 1, heads: int = 2) -> Driver:
+    """The network of the driving task over objects, for so many actions: vehicles are what the ego vehicle attends.
 
-    >>> driver = SceneDriver(5)
-    >>> driver(torch.zeros(2, 4, len(FEATURES)), torch.ones(2, 4, dtype=torch.bool)).logits.shape
+    >>> network = network_of(5)
+    >>> network(torch.zeros(2, 4, len(FEATURES)), torch.ones(2, 4, dtype=torch.bool)).logits.shape
     torch.Size([2, 5])
     """
-
-    def __init__(self, actions: int, *, size: int = 64, layers: int = 1, heads: int = 2) -> None:
-        super().__init__()
-        self.encoder = SceneEncoder(len(FEATURES), size, layers=layers, heads=heads)
-        self.controller = Controller(size, actions=actions, size=size, heads=heads)
-
-    def forward(
-        self, scenes: Float[Tensor, "b n f"], present: Bool[Tensor, "b n"], *, weights: Request | None = None
-    ) -> Controlled:
-        return self.controller(self.encoder(scenes, present), weights=weights)
+    encoder = SceneEncoder(len(FEATURES), size, layers=layers, heads=heads)
+    return Driver(encoder, Controller(size, actions=actions, size=size, heads=heads))
 
 
-def looked(network: SceneDriver, scene: Scene, *, weights: Request | None = None) -> Controlled:
+def looked(network: Driver, scene: Scene, *, weights: Request | None = None) -> Controlled:
     """What a network does in one scene."""
     with torch.no_grad():
         objects = torch.from_numpy(scene)[None]
         return network(objects, objects[..., 0] > 0.5, weights=weights)
 
 
-def driver_of(name: str, network: SceneDriver | None = None) -> Driver | None:
+def driver_of(name: str, network: Driver | None = None) -> Policy | None:
     """The driver of that name: `random`, `idle`, `network` with the network given; None for `planner`."""
     if name == "random":
         return lambda env, scene: int(env.np_random.integers(env.action_space.n))
@@ -140,9 +132,12 @@ class Episode:
     values: list[NDArray[np.float64]] = field(default_factory=list)
 
 
-def drive(env: Any, driver: Driver | None, seed: int, *, judged: bool = False, explore: float = 0.0) -> Episode:
-    """One episode; without a driver the planner drives. With `judged` the planner says the values of all actions in each scene, whoever drives; a share
-    `explore` of the actions is random, so that scenes after mistakes are judged too."""
+def drive(env: Any, driver: Policy | None, seed: int, *, judged: bool = False, explore: float = 0.0) -> Episode:
+    """One episode; without a driver the planner drives.
+
+    With `judged` the planner says the values of all actions in each scene, whoever drives. A share `explore` of the
+    actions is random, so that scenes after mistakes are judged too.
+    """
     scene, _ = env.reset(seed=seed)
     random, episode = np.random.default_rng(seed), Episode()
     while True:

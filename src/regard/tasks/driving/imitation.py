@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from regard.tasks.driving.highway import HORIZONS, Episode, Scene, SceneDriver, drive, driver_of, make
+from regard.tasks.driving.highway import HORIZONS, Episode, Scene, drive, driver_of, make, network_of
+from regard.tasks.driving.network import Driver
 
 DRIVERS = ("random", "idle", "network", "planner")
 _TEST_SEED = 1_000_000  # episodes from here on are for the test
@@ -47,7 +48,7 @@ def run_errand(errand: Errand) -> list[Episode]:
     env = make(errand.environment)
     network = None
     if errand.network is not None:
-        network = SceneDriver(int(env.action_space.n)).eval()
+        network = network_of(int(env.action_space.n)).eval()
         network.load_state_dict({name: torch.from_numpy(value) for name, value in errand.network.items()})
     driver = driver_of(errand.driver, network)
     explore = _EXPLORE if errand.judged else 0.0
@@ -66,11 +67,11 @@ def targets(values: NDArray[np.float64]) -> NDArray[np.float32]:
 
 def learn(
     scenes: NDArray[np.float32], values: NDArray[np.float64], *, steps: int, seed: int, batch: int = 256
-) -> SceneDriver:
+) -> Driver:
     """A network that learned the planner's values by cross-entropy."""
     torch.manual_seed(seed)
     x, y = torch.from_numpy(scenes), torch.from_numpy(targets(values))
-    network = SceneDriver(y.shape[1]).train()
+    network = network_of(y.shape[1]).train()
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
@@ -112,13 +113,14 @@ class Fleet:
         self.environment, self.pool = environment, pool
 
     def drive(
-        self, driver: str, seeds: Iterable[int], *, judged: bool = False, network: SceneDriver | None = None
+        self, driver: str, seeds: Iterable[int], *, judged: bool = False, network: Driver | None = None
     ) -> list[Episode]:
         """One episode for each seed; `judged` by the planner."""
         given = list(seeds)
         state = None if network is None else {name: value.numpy() for name, value in network.state_dict().items()}
         errands = [Errand(self.environment, driver, (seed,), judged, state) for seed in given]
-        began, episodes = time.monotonic(), []
+        began = time.monotonic()
+        episodes: list[Episode] = []
         for found in self.pool.imap(run_errand, errands):
             episodes += found
             if len(episodes) % max(1, len(given) // 4) == 0:
@@ -128,7 +130,7 @@ class Fleet:
         return episodes
 
 
-def imitate(fleet: Fleet, *, rounds: int, episodes: int, steps: int, seed: int) -> tuple[SceneDriver, int]:
+def imitate(fleet: Fleet, *, rounds: int, episodes: int, steps: int, seed: int) -> tuple[Driver, int]:
     """A network that learned in so many rounds of so many episodes, and the number of decisions it learned from."""
     scenes: list[Scene] = []
     values: list[NDArray[np.float64]] = []

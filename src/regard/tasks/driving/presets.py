@@ -2,6 +2,7 @@
 
 from regard.tasks.driving.config import DataSettings, DrivingConfig, ModelSettings
 from regard.tasks.presets import cosine, presets
+from regard.train.settings import TrainSettings
 
 
 def tiny() -> DrivingConfig:
@@ -23,4 +24,26 @@ def small() -> DrivingConfig:
     )
 
 
-PRESETS = presets({"tiny": tiny, "small": small}, times={"tiny": "about two minutes"})
+def camera() -> DrivingConfig:
+    """A driving log of one's own (--data DIR): steering, throttle and brake from the frames of a camera."""
+    return DrivingConfig(
+        preset="camera",
+        input="camera",
+        data=DataSettings(valid=500, test=500, batch_tokens=64),
+        model=ModelSettings(attention="additive", size=64, dropout=0.3),
+        train=TrainSettings(
+            steps=2000,
+            learning_rate=1e-3,
+            schedule="cosine",
+            warmup=100,
+            weight_decay=0.05,
+            watch="steering_mse",
+            validate_every=200,
+        ),
+    )
+
+
+PRESETS = presets(
+    {"tiny": tiny, "small": small, "camera": camera},
+    times={"tiny": "about two minutes", "camera": "about ten minutes"},
+)
