@@ -33,13 +33,13 @@ def test_crash_rate_and_return_are_means_with_their_errors():
 
 
 def test_the_network_learns_what_the_planner_prefers():
-    """Brake when the second vehicle is near: the sign of one feature decides."""
+    """The sign of one feature of the other vehicle decides."""
     random = np.random.default_rng(1)
-    scenes = random.normal(size=(400, 3, len(FEATURES))).astype(np.float32)
+    scenes = random.normal(size=(400, 2, len(FEATURES))).astype(np.float32)
     scenes[..., 0] = 1.0
     values = np.where(scenes[:, 1, 1:2] > 0, [[0.0, 1.0]], [[1.0, 0.0]])
     network = learn(scenes, values, steps=60, seed=1, batch=128)
-    logits = network(torch.from_numpy(scenes), torch.ones(400, 3, dtype=torch.bool)).logits
+    logits = network(torch.from_numpy(scenes), torch.ones(400, 2, dtype=torch.bool)).logits
     assert (logits.argmax(1).numpy() == values.argmax(1)).mean() > 0.9
 
 

@@ -32,13 +32,13 @@ def camera() -> DrivingConfig:
         data=DataSettings(valid=500, test=500, batch_tokens=64),
         model=ModelSettings(attention="additive", size=64, dropout=0.3),
         train=TrainSettings(
-            steps=2000,
-            learning_rate=1e-3,
+            steps=800,
+            learning_rate=3e-3,
             schedule="cosine",
             warmup=100,
             weight_decay=0.05,
             watch="steering_mse",
-            validate_every=200,
+            validate_every=80,
         ),
     )
 
