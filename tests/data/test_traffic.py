@@ -1,4 +1,4 @@
-"""The world of driving: times to collision worked by hand, the expert's decisions, the simulator, and what is forced."""
+"""The world of driving: times to collision worked by hand, the expert, the simulator, and what is forced."""
 
 import dataclasses
 import json

@@ -107,6 +107,19 @@ def traffic() -> Trace:
     return Trace.from_weights({"policy": weights}, title="Traffic", rows=["ego"], columns=objects)
 
 
+def driven() -> Trace:
+    """Three steps of a drive: a lorry ahead all the time, and a pedestrian from the second step on."""
+    extra = {
+        "x": [40, 0, 41, 30, 42, 30], "y": [0, 0, 0, 3, 0, 1.5], "heading": [0, 0, 0, -1.57, 0, -1.57],
+        "speed": [5, 0, 5, 0, 5, 1.5], "length": [8, 0, 8, 0.5, 8, 0.5], "width": [2.4, 0, 2.4, 0.5, 2.4, 0.5],
+        "present": [1, 0, 1, 1, 1, 1], "ego": [0, 0, 0, 10, 10, 0, 0, 10, 15, 0, 0, 5],
+        "lanes": [-5.25, -1.75, 1.75], "crossings": [60], "zebras": [30], "ramps": [],
+    }  # fmt: skip
+    weights = torch.tensor([[[1.0, 0.0], [0.8, 0.2], [0.1, 0.9]]])
+    columns = Labels("objects", ("lorry", "pedestrian"), extra)
+    return Trace.from_weights({"drive": weights}, rows=["0 s hold", "1 s hold", "2 s brake"], columns=columns)
+
+
 def gazed() -> Trace:
     """Three glimpses of an image at two scales: in the middle, at the top left, and beside that."""
     grid = patches(png(np.full((60, 80, 3), 90)), (3, 4))
@@ -146,6 +159,7 @@ TRACES: dict[str, Callable[[], Trace | list[Trace]]] = {
     "vision": vision,
     "spoken": spoken,
     "traffic": traffic,
+    "driven": driven,
     "gazed": gazed,
     "strange": strange,
     "batch": batch,
@@ -803,6 +817,38 @@ def test_sound_tells_the_time_of_each_symbol(visit):
     assert b"<image" in saved(tab, "svg")[1]
 
 
+def drawn_texts(tab) -> set[str]:
+    root = ET.fromstring(saved(tab, "svg")[1])
+    return {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+
+
+def test_a_drive_is_replayed_with_a_slider(visit):
+    tab = visit("driven")
+    assert tab.text('[data-choice="view"] [aria-checked="true"]') == "Road"
+    tab.locator(".player input").fill("1")
+    assert "1 s hold" in tab.text(".player")
+    assert {"lorry  0.80", "pedestrian  0.20", "10.0 m/s", "1 s hold"} <= drawn_texts(tab)
+    tab.locator(".player input").focus()
+    tab.keyboard.press("ArrowRight")
+    assert {"lorry  0.10", "pedestrian  0.90", "5.0 m/s", "2 s brake"} <= drawn_texts(tab)
+    tab.page.click(".player button")  # at the end, it plays from the start
+    tab.until(".player output", "2 s brake")
+    tab.until(".player button", "Play")
+
+
+def test_an_object_of_a_drive_has_a_name_a_weight_and_a_speed(visit):
+    tab = visit("driven")
+    tab.locator(".player input").fill("2")
+    x, y = tab.evaluate(
+        """() => { const { layout } = document.getElementById("regard").viewer.stages[0].picture;
+        for (let x = 0; x < layout.width; x += 3) for (let y = 0; y < layout.height; y += 3)
+          if (layout.hit(x, y)?.column === 1) return [x, y]; }"""
+    )
+    edge = tab.locator(".head .picture canvas").bounding_box()
+    tab.mouse.move(edge["x"] + x + 3, edge["y"] + y + 3)
+    assert all(part in tab.text(".readout") for part in ("“2 s brake” → “pedestrian”", "0.900", "1.5 m/s"))
+
+
 def test_a_scene_from_above(visit):
     tab = visit("traffic")
     assert tab.text('[data-choice="view"] [aria-checked="true"]') == "Scene"
@@ -883,7 +929,7 @@ def test_a_trace_of_nothing_says_so(visit):
     assert "the model has no attention" in tab.text(".dropped")
 
 
-@pytest.mark.parametrize("name", ["encoder", "caption", "spoken", "traffic", "two"])
+@pytest.mark.parametrize("name", ["encoder", "caption", "spoken", "traffic", "driven", "two"])
 def test_narrow_screens_need_no_scrolling_sideways(visit, name):
     tab = visit(name, viewport={"width": 390, "height": 844})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import oracles
+from regard.core.normalizers import Hard
 from regard.core.requests import full, top
 from regard.models.controller import Controller
 from regard.models.memory import Memory
@@ -181,3 +182,37 @@ for (encoder, decoder), inputs in ((drive, (torch.randn(2, 7, 5), present)), (se
 def test_driving_and_seeing_compile_without_a_break():
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("score", ["dot", "cosine", "bilinear", "additive"])
+def test_any_score_weighs_the_objects(score):
+    controller = Controller(SIZE, actions=ACTIONS, attention=score, heads=2).double()
+    found = controller(a_memory(), weights=full())
+    torch.testing.assert_close(found.weights.sum(-1), torch.ones(BATCH, 1, dtype=torch.float64))
+    found.logits.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in controller.attention.parameters())
+
+
+def test_hard_attention_reads_one_object_for_each_head_and_reports_its_log_probability():
+    controller = Controller(SIZE, actions=ACTIONS, normalize=Hard(), heads=1).double()
+    found = controller(a_memory(), weights=full(), generator=torch.Generator().manual_seed(3))
+    assert sorted(found.weights[0, 0].tolist())[-2:] == [0.0, 1.0]
+    assert found.log_prob.shape == (BATCH,)
+    assert (found.log_prob < 0).all()
+
+
+def test_without_attention_the_mean_is_read_with_as_many_parameters():
+    size = 24
+    plain, twin = (Controller(SIZE, actions=ACTIONS, size=size, attention=one) for one in ("scaled_dot", None))
+    counts = [sum(parameter.numel() for parameter in one.parameters()) for one in (plain, twin)]
+    assert counts[1] == pytest.approx(counts[0], rel=0.02)
+    twin = twin.double()
+    memory = a_memory()
+    found = twin(memory, weights=full())
+    assert found.weights is None
+    for row in range(BATCH):
+        mean = memory.values[row][MASK[row]].mean(0)
+        read = twin.norm(F.relu(twin.ego(memory.summary[row])) + twin.mean(mean))
+        torch.testing.assert_close(found.logits[row], twin.actions(F.relu(twin.hidden(read))))
+    masked = Memory(memory.keys, memory.values, torch.zeros(BATCH, KEYS, dtype=torch.bool), memory.summary)
+    assert twin(masked).logits.isfinite().all()

@@ -59,7 +59,7 @@ def test_a_result_has_the_figures_that_the_task_declares(runs, name):
     assert numbers <= declared
     figures = {key: TASKS[name].figure(key) for part in ("metrics", "attention") for key in result[part]}
     values = {**result["metrics"], **result["attention"]}
-    assert all(0.0 <= values[key] for key, figure in figures.items() if figure)
+    assert all(values[key] >= 0.0 for key, figure in figures.items() if figure)
     assert all(values[key] <= 1.0 for key, figure in figures.items() if figure and figure.percent)
 
 

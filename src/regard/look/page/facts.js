@@ -72,8 +72,9 @@ export function readoutOf(model, { row, column }, view, say) {
     const { from, to } = heard(weights, model.columns.seconds);
     parts.push(el("span", { class: "number", text: say("seconds", { from: from.toFixed(2), to: to.toFixed(2) }) }));
   }
-  if (view === "scene" && column !== null && model.columns.speed) {
-    parts.push(el("span", { class: "number", text: say("speedOf", { value: compact(model.columns.speed[column]) }) }));
-  }
+  // On a road every row has numbers of its own, unless there is one row alone.
+  const at = view === "road" ? (row ?? 0) * model.columns.items.length + column : column;
+  const speed = ["scene", "road"].includes(view) && column !== null ? model.columns.speed?.[at] : undefined;
+  if (speed !== undefined) parts.push(el("span", { class: "number", text: say("speedOf", { value: compact(speed) }) }));
   return parts;
 }

@@ -1,12 +1,13 @@
 // A drive from above: the road under the objects, the vehicle that asks, and the weight of each object, step by step.
 
-import { mostOf, stretch, tint } from "./colors.js";
+import { stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth } from "./format.js";
 
-const [BEHIND, AHEAD, LEFT, RIGHT] = [26, 72, 17, 13]; // metres around the vehicle that asks
+const [BEHIND, AHEAD, LEFT, RIGHT] = [18, 62, 15, 11]; // metres around the vehicle that asks
 const OWN = [4.5, 1.9]; // its length and width
 const SOON = 0.8; // seconds: a dotted line shows how far an object will be
 const WIDE = 3.5; // half of a crossing road
+const MOST = 1; // the weight of the deepest colour: one colour means one weight in every step
 const NAMED = 0.05; // weights from which an object is named
 const ROAD = {
   light: { ground: "#eef2ea", pavement: "#e4e5e8", asphalt: "#cfd3d9", paint: "#ffffff", body: "#f8f9fb" },
@@ -40,7 +41,7 @@ function layout(model, look) {
   return {
     width: place.width,
     height: place.height,
-    deepest: mostOf(model.weights(frame)),
+    deepest: MOST,
     draw: (painter, box) => draw(painter, box, place, model, look),
     hit: (px, py) => hit(px, py, place),
     at: () => ({ x: place.at(egoX, egoY)[0], y: place.at(egoX, egoY)[1], left: 0, top: 0 }),
@@ -67,11 +68,10 @@ function hit(px, py, place) {
 
 function draw(painter, box, place, model, look) {
   const weights = model.weights(place.frame);
-  const most = mostOf(weights);
   painter.clip(box.x, box.y, box.width, box.height, () => {
     ground(painter, place, model.columns, ROAD[look.theme]);
-    asked(painter, place, weights, most, look);
-    for (const one of place.objects) object(painter, place, one, weights?.[one.n] ?? 0, most, look);
+    asked(painter, place, weights, look);
+    for (const one of place.objects) object(painter, place, one, weights?.[one.n] ?? 0, look);
     self(painter, place, look);
     names(painter, place, model, look, weights);
   });
@@ -109,23 +109,23 @@ function ground(painter, place, columns, paint) {
 }
 
 // Lines from the vehicle that asks to what it looks at.
-function asked(painter, place, weights, most, look) {
+function asked(painter, place, weights, look) {
   const [x0, y0] = place.at(place.ego.x, place.ego.y);
   for (const { n, x, y } of place.objects) {
-    const share = stretch(weights?.[n] ?? 0, most, look.scale);
+    const share = stretch(weights?.[n] ?? 0, MOST, look.scale);
     if (share < 0.03) continue;
     const [x1, y1] = place.at(x, y);
     painter.curve(x0, y0, x1, y1, { stroke: look.colors.accent, line: 1 + 6 * share, opacity: 0.2 + 0.5 * share, bend: 0 });
   }
 }
 
-function object(painter, place, one, value, most, look) {
+function object(painter, place, one, value, look) {
   const { colors } = look;
   const [x, y] = place.at(one.x, one.y);
   ahead(painter, place, one, colors.quiet);
   const strong = one.n === look.hover?.column || one.n === look.locked?.column || look.matches.columns.has(one.n);
-  const share = stretch(value, most, look.scale);
-  const fill = share < 0.02 ? ROAD[look.theme].body : tint(value, most, look.scale, look.theme);
+  const share = stretch(value, MOST, look.scale);
+  const fill = share < 0.02 ? ROAD[look.theme].body : tint(value, MOST, look.scale, look.theme);
   const style = { fill, stroke: strong ? colors.mark : colors.quiet, line: strong ? 3 : 1.25 };
   if (one.length < 1) painter.circle(x, y, Math.max(4, 0.45 * place.scale), style);
   else painter.polygon(body(x, y, one.turn, one.length * place.scale, Math.max(5, one.width * place.scale)), style);

@@ -1,8 +1,17 @@
 """Configurations by name: functions that return them."""
 
+from typing import Any
+
 from regard.tasks.driving.config import DataSettings, DrivingConfig, ModelSettings
-from regard.tasks.presets import cosine, presets
+from regard.tasks.presets import presets
 from regard.train.settings import TrainSettings
+
+
+def _training(steps: int, learning_rate: float, **others: Any) -> TrainSettings:
+    """The checkpoint with the lowest loss is the best: it has the steering in it, which agreement has not."""
+    return TrainSettings(
+        **{"steps": steps, "learning_rate": learning_rate, "schedule": "cosine", "validate_every": 1000, **others}
+    )
 
 
 def tiny() -> DrivingConfig:
@@ -10,7 +19,7 @@ def tiny() -> DrivingConfig:
     return DrivingConfig(
         preset="tiny",
         data=DataSettings(train=80_000, valid=2000, test=4000, batch_tokens=256),
-        train=cosine("agreement", 6000, 3e-3, warmup=100, log_every=100, validate_every=1000),
+        train=_training(6000, 3e-3, warmup=100, log_every=100),
     )
 
 
@@ -20,7 +29,7 @@ def small() -> DrivingConfig:
         preset="small",
         data=DataSettings(train=200_000, valid=4000, test=8000, batch_tokens=512, drives=1200),
         model=ModelSettings(size=128, hidden=256, heads=2, dropout=0.05),
-        train=cosine("agreement", 12_000, 2e-3, weight_decay=0.01, warmup=200, validate_every=1000, patience=6),
+        train=_training(12_000, 2e-3, weight_decay=0.01, warmup=200, patience=6),
     )
 
 
@@ -31,15 +40,7 @@ def camera() -> DrivingConfig:
         input="camera",
         data=DataSettings(valid=500, test=500, batch_tokens=64),
         model=ModelSettings(attention="additive", size=64, dropout=0.3),
-        train=TrainSettings(
-            steps=800,
-            learning_rate=3e-3,
-            schedule="cosine",
-            warmup=100,
-            weight_decay=0.05,
-            watch="steering_mse",
-            validate_every=80,
-        ),
+        train=_training(800, 3e-3, warmup=100, weight_decay=0.05, watch="steering_mse", validate_every=80),
     )
 
 
