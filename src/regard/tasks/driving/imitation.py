@@ -170,9 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             fleet, rounds=asked.rounds, episodes=asked.episodes, steps=asked.steps, seed=asked.seed
         )
         seeds = range(_TEST_SEED, _TEST_SEED + asked.test)
-        drivers = {
-            name: summary(fleet.drive(name, seeds, network=network if name == "network" else None)) for name in DRIVERS
-        }
+        drivers: dict[str, dict[str, float]] = {}
+        for name in DRIVERS:
+            drivers[name] = summary(fleet.drive(name, seeds, network=network if name == "network" else None))
+            _say(f"{name}: {drivers[name]}")
     result = {
         "environment": asked.environment,
         "drivers": drivers,
