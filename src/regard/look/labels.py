@@ -25,8 +25,7 @@ class Labels:
     has: `length`, `width`, `present` (1 or 0), `ego` (x, y, heading, speed), `lanes` (y of three lines), `crossings`,
     `zebras`, `ramps` (their x): with `ego`, each row has a scene of its own, and the numbers of all scenes follow one
     another; for words that a model chose, the list `probability`, one for each item; for glimpses, what `glimpses`
-    makes. `shown` are the
-    positions that are no padding, in order; None where there is no padding.
+    makes. `shown` are the positions that are no padding, in order; None where there is no padding.
 
     >>> len(Labels("tokens", ("the", "cat")))
     2

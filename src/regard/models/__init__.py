@@ -31,6 +31,9 @@ _HOME = {
     "Pointed": "regard.models.pointer",
     "best_span": "regard.models.pointer",
     "Controlled": "regard.models.controller",
+    "CameraDriver": "regard.models.camera",
+    "FrameEncoder": "regard.models.camera",
+    "Driven": "regard.models.camera",
     "Looked": "regard.models.visual",
     "looked_loss": "regard.models.visual",
     "EncoderStack": "regard.models.transformer_stack",
@@ -45,6 +48,9 @@ _HOME = {
 __all__ = [*_HOME]
 
 if TYPE_CHECKING:  # the same list, for readers that do not run the code
+    from regard.models.camera import CameraDriver as CameraDriver
+    from regard.models.camera import Driven as Driven
+    from regard.models.camera import FrameEncoder as FrameEncoder
     from regard.models.classifier import Classified as Classified
     from regard.models.classifier import Classifier as Classifier
     from regard.models.controller import Controlled as Controlled

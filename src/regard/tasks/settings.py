@@ -71,7 +71,10 @@ def changed(
 
 
 def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[str, str]) -> TaskConfig:
-    """A preset of a task with the data and the settings asked for."""
+    """A preset of a task with the data and the settings asked for; a setting may choose the preset to begin with."""
+    for name, presets in task.choosing.items():
+        chosen = presets.get(settings.get(name, ""), preset)
+        preset = chosen if preset not in presets.values() else preset
     if preset not in task.presets:
         raise SettingError(f"no preset is called {preset!r}: {task.name} has {', '.join(task.presets)}")
     made = task.presets[preset].make()

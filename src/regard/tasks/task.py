@@ -195,6 +195,7 @@ class Task:
     live: Callable[[str, Any], Any] | None = None  # (name, predictor): what the studio can ask beside an answer
     options: tuple[str, ...] = ()  # names of what `answers` can be told
     aliases: Mapping[str, str] = field(default_factory=dict)  # short names of settings
+    choosing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # a setting, its values, and their presets
     needs: Needs = field(default_factory=dict)  # what settings need to have an effect
     recorded: tuple[str, ...] = ()  # settings that config.json has even where they have none
     changeable: tuple[str, ...] = ()  # settings that a run may change when it goes on, beside those of every task

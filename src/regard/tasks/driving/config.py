@@ -1,19 +1,23 @@
 """What can be chosen about a driver: its data, its model and its training."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from regard.tasks.config import WORLD, LearningSettings, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 from regard.tasks.learning import NormalizerName
 
+Pixels = Annotated[int, Field(gt=0, le=4096)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+
 
 class DataSettings(TaskData):
     """The built-in world, or files."""
 
     files: tuple[Path, ...] = ()
-    """A JSONL file of scenes with decisions, or a folder with train, valid and test files; none: the world."""
+    """A JSONL file of scenes with decisions, or a folder with train, valid and test files; none: the world. For a
+    camera: a driving log (CSV), or a folder with one."""
     objects: int = Field(default=12, gt=0, le=1000)
     """Objects of a scene that are seen: the nearest."""
     drives: int = Field(default=600, gt=0, le=100_000)
@@ -21,7 +25,17 @@ class DataSettings(TaskData):
     longer: int = Field(default=500, ge=0, le=10**7)
     """Scenes with twice the traffic of those trained on."""
     batch_tokens: int = Field(default=256, gt=0, le=2**30)
-    """Scenes of a batch."""
+    """Scenes of a batch, or frames of a camera that are to be answered."""
+    picture: tuple[Pixels, Pixels] = (80, 160)
+    """Height and width to which the frames of a camera are brought, in pixels."""
+    block: int = Field(default=200, gt=0, le=10**6)
+    """Frames of a block; whole blocks of a driving log are held out."""
+    gap: int = Field(default=20, ge=0, le=10**5)
+    """Frames between blocks of different parts that are in neither."""
+    flip: bool = True
+    """Whether every frame is also learned from as in a mirror, with the opposite steering."""
+    skip_faults: bool = False
+    """Whether lines of a driving log with a bad number or without their picture are counted and left out."""
 
 
 class ModelSettings(Settings):
@@ -43,6 +57,18 @@ class ModelSettings(Settings):
     """Layers of self-attention in which the objects see one another before they are read."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """In training."""
+    frames: int = Field(default=4, gt=0, le=64)
+    """Frames of the camera that are attended: this one and those before it."""
+    motion: bool = True
+    """Whether each frame is seen with its difference from the one before it."""
+    angles: bool = False
+    """Whether the steering angles before each frame are known; the last angle then is nearly the answer."""
+    crop: tuple[Share, Share] = (0.3, 0.1)
+    """Shares of a frame that are cut off above, the sky, and below, the bonnet."""
+    widths: tuple[Width, ...] = (16, 32, 48)
+    """Channels of the convolutions over a frame; each halves it."""
+    cell: Width = 8
+    """Numbers of a cell of the map from which steering is read."""
 
 
 class DriverLearning(LearningSettings):
@@ -50,12 +76,14 @@ class DriverLearning(LearningSettings):
 
     steering_weight: NonNegativeFloat = 10.0
     """Of the squared error of the steering beside the loss of the action."""
+    pedal_weight: NonNegativeFloat = 0.2
+    """Of the squared errors of throttle and brake beside that of the steering, for a camera."""
 
 
 class DrivingConfig(TaskConfig):
     """A whole run."""
 
-    figures = ("loss", "agreement")
+    figures = ("loss", "agreement", "steering_mse")
 
     task: Literal["driving"] = "driving"
     input: Literal["objects", "camera"] = "objects"
@@ -65,21 +93,40 @@ class DrivingConfig(TaskConfig):
     learning: DriverLearning = DriverLearning()
 
     @model_validator(mode="after")
-    def _heads_divide_the_size(self) -> "DrivingConfig":
+    def _sizes_fit(self) -> "DrivingConfig":
+        data, model = self.data, self.model
+        if model.size % model.heads:
+            raise ValueError(f"model.size {model.size} is not a multiple of model.heads {model.heads}")
+        if self.input == "objects" and self.train.watch == "steering_mse":
+            raise ValueError("train.watch=steering_mse is of input=camera: expected loss or agreement")
         if self.input == "camera":
-            raise ValueError("input=camera is not there yet: expected objects")
-        if self.model.size % self.model.heads:
-            raise ValueError(f"model.size {self.model.size} is not a multiple of model.heads {self.model.heads}")
+            if self.train.watch == "agreement":
+                raise ValueError("train.watch=agreement is of input=objects: expected loss or steering_mse")
+            if not model.frames + model.motion <= data.gap < data.block:
+                least = model.frames + model.motion
+                raise ValueError(f"expected data.gap from {least}, the history, to below data.block, got {data.gap}")
+            if sum(model.crop) >= 1:
+                raise ValueError(f"model.crop {list(model.crop)} leaves nothing of a frame")
         return self
 
 
 _ATTENDS = Need("model.attention", lambda name: name != "none", "a model with attention")
 _HARD = Need("model", lambda model: model.attention != "none" and model.normalize == "hard", "model.normalize=hard")
 _SOFT = Need("model", lambda model: model.attention != "none" and model.normalize != "hard", "soft attention")
+_OBJECTS = Need.value("input", "objects")
+_CAMERA = Need.value("input", "camera")
+_OF_OBJECTS = ("data.objects", "model.hidden", "model.heads", "model.layers", "learning.steering_weight")
+_OF_CAMERA = (
+    *(f"data.{name}" for name in ("picture", "block", "gap", "flip", "skip_faults")),
+    *(f"model.{name}" for name in ("frames", "motion", "angles", "crop", "widths", "cell")),
+    "learning.pedal_weight",
+)
 NEEDS = {
     **shared_needs(_HARD, _SOFT),
-    **dict.fromkeys(("data.drives", "data.longer"), (WORLD,)),
-    "model.normalize": (_ATTENDS,),
-    "model.alpha": (_ATTENDS, Need.value("model.normalize", "entmax")),
+    **dict.fromkeys(_OF_OBJECTS, (_OBJECTS,)),
+    **dict.fromkeys(_OF_CAMERA, (_CAMERA,)),
+    **dict.fromkeys(("data.drives", "data.longer"), (_OBJECTS, WORLD)),
+    "model.normalize": (_OBJECTS, _ATTENDS),
+    "model.alpha": (_OBJECTS, _ATTENDS, Need.value("model.normalize", "entmax")),
 }
 """What has each setting that not every run has. One that was asked for and has no effect is an error."""

@@ -33,4 +33,18 @@ def small() -> DrivingConfig:
     )
 
 
-PRESETS = presets({"tiny": tiny, "small": small}, times={"tiny": "about two minutes"})
+def camera() -> DrivingConfig:
+    """A driving log of one's own (--data DIR): steering, throttle and brake from the frames of a camera."""
+    return DrivingConfig(
+        preset="camera",
+        input="camera",
+        data=DataSettings(valid=500, test=500, batch_tokens=64),
+        model=ModelSettings(attention="additive", size=64, dropout=0.3),
+        train=_training(800, 3e-3, warmup=100, weight_decay=0.05, watch="steering_mse", validate_every=80),
+    )
+
+
+PRESETS = presets(
+    {"tiny": tiny, "small": small, "camera": camera},
+    times={"tiny": "about two minutes", "camera": "about ten minutes"},
+)

@@ -1,0 +1,198 @@
+"""What a driver with a camera learns from and is judged by: the frames of a driving log."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.data.driving_log import DrivingLog, Frame, history, load_driving_log, log_file, split_blocks
+from regard.data.image_store import store_images
+from regard.data.images import Pixels, decode
+from regard.data.parallel import DataError
+from regard.tasks.driving.codec import FILE
+from regard.tasks.driving.config import DrivingConfig
+from regard.tasks.task import Material, SettingError
+
+_SAID = 1024  # pictures between two lines of progress
+Record = dict[str, Any]
+Say = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class CameraCodec:
+    """The size of frames and how many of them are seen, as a run keeps them."""
+
+    height: int
+    width: int
+    seen: int
+
+    @classmethod
+    def of(cls, config: DrivingConfig) -> "CameraCodec":
+        """The codec of a configuration."""
+        return cls(*config.data.picture, config.model.frames + config.model.motion)
+
+    def save(self, directory: Path) -> None:
+        """Writes codec.json."""
+        (directory / FILE).write_text(json.dumps({"input": "camera", **asdict(self)}) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path) -> "CameraCodec":
+        """The codec that `save` wrote."""
+        facts = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        return cls(int(facts["height"]), int(facts["width"]), int(facts["seen"]))
+
+    def record(self, pictures: Sequence[Pixels], angles: Sequence[float], controls: Sequence[float]) -> Record:
+        """What the network takes: frames, oldest first, the steering before each, and the controls at the last.
+
+        Where there are fewer frames than it sees, the oldest are missing: `known` says which are there.
+        """
+        missing = self.seen - len(pictures)
+        frames = np.zeros((self.seen, 3, self.height, self.width), np.uint8)
+        frames[missing:] = pictures
+        steering = np.zeros(self.seen, np.float32)
+        steering[missing:] = angles
+        known = np.arange(self.seen) >= missing
+        return {"frames": frames, "known": known, "angles": steering, "controls": np.asarray(controls, np.float32)}
+
+
+@dataclass(frozen=True, eq=False)
+class Footage:
+    """The frames of a log with their pictures: `picture(place)` reads one at the size of the codec."""
+
+    log: DrivingLog
+    picture: Callable[[int], Pixels]
+    codec: CameraCodec
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        return self.log.frames
+
+    def before(self, place: int) -> float:
+        """The steering of the frame before; 0 where none is known."""
+        first = place == self.frames[place].first
+        return 0.0 if first else self.frames[place - 1].controls[0]
+
+    def record(self, place: int, *, mirrored: bool = False) -> Record:
+        """A frame with its history; mirrored, left is right."""
+        places = history(self.frames, place, self.codec.seen)
+        steering, *pedals = self.frames[place].controls
+        sign = -1.0 if mirrored else 1.0
+        pictures = [self.picture(one)[..., ::-1] if mirrored else self.picture(one) for one in places]
+        angles = [sign * self.before(one) for one in places]
+        return self.codec.record(pictures, angles, [sign * steering, *pedals])
+
+
+@dataclass(frozen=True)
+class CameraExample:
+    """Frame number `place` of a log."""
+
+    footage: Footage = field(repr=False, compare=False)
+    place: int
+
+    @property
+    def controls(self) -> tuple[float, float, float]:
+        """What the driver did at that frame."""
+        return self.footage.frames[self.place].controls
+
+    @property
+    def last_angle(self) -> float:
+        """The steering at the frame before."""
+        return self.footage.before(self.place)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The example as the input of a predictor."""
+        return {"scene": {"frame": self.place}}
+
+    def record(self) -> Record:
+        """The example as the network takes it."""
+        return self.footage.record(self.place)
+
+
+class Windows(Sequence[Record]):
+    """Training records: frames with their history, then all of them mirrored if asked; read when a batch needs them."""
+
+    def __init__(self, footage: Footage, places: Sequence[int], *, flip: bool) -> None:
+        self._footage, self._places, self._flip = footage, places, flip
+
+    def __len__(self) -> int:
+        return len(self._places) * (2 if self._flip else 1)
+
+    def __getitem__(self, number: Any) -> Any:
+        mirrored, place = divmod(int(number), len(self._places))
+        return self._footage.record(self._places[place], mirrored=bool(mirrored))
+
+
+def camera_material(config: DrivingConfig, cache: Path, codec: CameraCodec | None, say: Say) -> Material:
+    """The frames of a driving log, in contiguous blocks for training, validation and test."""
+    data = config.data
+    codec = codec or CameraCodec.of(config)
+    log = load_driving_log(log_of(data.files), skip_faults=data.skip_faults)
+    say(log.about)
+    footage = _stored(log, codec, Path(cache), say, skip_faults=data.skip_faults)
+    log = footage.log
+    count = len(log.frames)
+    parts = split_blocks(count, block=data.block, gap=data.gap, valid=data.valid, test=data.test, seed=data.seed)
+    records = Windows(footage, parts.train, flip=data.flip)
+    valid, test = ([CameraExample(footage, place) for place in part] for part in (parts.valid, parts.test))
+    about = f"{len(parts.train):,} frames of {data.files[0]} in blocks of {data.block}"
+    skipped = sum(log.skipped.values())
+    if skipped:
+        about += f", {skipped:,} lines skipped"
+    example = max(test, key=lambda one: abs(one.controls[0])).asked
+    return Material(codec, records, [np.ones(len(records), np.int32)], valid, test, [], about, example)
+
+
+def log_of(files: Sequence[Path]) -> Path:
+    """The one path of a log."""
+    if not files:
+        raise SettingError("input=camera learns from a driving log, and there is no built-in one: give --data DIR")
+    if len(files) != 1:
+        raise DataError(f"expected one driving log or folder, got {len(files)}")
+    return Path(files[0])
+
+
+def _stored(log: DrivingLog, codec: CameraCodec, cache: Path, say: Say, *, skip_faults: bool) -> Footage:
+    """The frames decoded once, at the size of the codec; damaged pictures are an error or are skipped."""
+
+    def progress(done: int, total: int) -> None:
+        if done % _SAID < 64:
+            say(f"frames: {done:,} of {total:,}")
+
+    paths = [frame.image for frame in log.frames]
+    try:
+        size = codec.height, codec.width
+        store = store_images(paths, cache, size=size, skip_faults=skip_faults, progress=progress)
+    except DataError as error:
+        bad = next((frame for frame in log.frames if str(error).startswith(f"{frame.image}:")), None)
+        raise DataError(f"{log.path}:{bad.line}: {error}" if bad else str(error)) from error
+    if store.faults:
+        log = log.without(set(store.faults), "damaged picture")
+        say(log.about)
+        return _stored(log, codec, cache, say, skip_faults=skip_faults)
+    return Footage(log, store.__getitem__, codec)
+
+
+def read_footage(path: Path, codec: CameraCodec, *, skip_faults: bool = False) -> Footage:
+    """A log whose pictures are decoded when they are needed."""
+    log = load_driving_log(path, skip_faults=skip_faults)
+    size = codec.height, codec.width
+    return Footage(log, lambda place: decode(log.frames[place].image, size), codec)
+
+
+def camera_files(config: DrivingConfig) -> list[Path]:
+    """Every file that a run reads: the log and its pictures."""
+    path = log_of(config.data.files)
+    log = load_driving_log(path, skip_faults=config.data.skip_faults)
+    return [log_file(path), *(frame.image for frame in log.frames)]
+
+
+def camera_examples(
+    paths: Sequence[Path], config: DrivingConfig, codec: CameraCodec
+) -> tuple[list[CameraExample], str]:
+    """All frames of another log."""
+    footage = read_footage(log_of(paths), codec, skip_faults=config.data.skip_faults)
+    return [CameraExample(footage, place) for place in range(len(footage.frames))], f"{paths[0]}: {footage.log.about}"

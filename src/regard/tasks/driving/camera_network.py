@@ -1,0 +1,83 @@
+"""The driver with a camera from its settings, and its loss."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, UInt8
+from torch import Tensor, nn
+
+from regard.core.requests import Request
+from regard.models.camera import CameraDriver, Driven, FrameEncoder
+from regard.tasks.driving.camera_material import CameraCodec
+from regard.tasks.driving.config import DrivingConfig, ModelSettings
+from regard.tasks.pictures import Grid, scaled
+from regard.tasks.task import Outcome
+
+
+def visible(settings: ModelSettings, height: int) -> slice:
+    """The rows of a frame between the sky and the bonnet.
+
+    >>> visible(ModelSettings(crop=(0.3, 0.1)), 80)
+    slice(24, 72, None)
+    """
+    above, below = settings.crop
+    return slice(round(above * height), height - round(below * height))
+
+
+class Camera(nn.Module):
+    """A camera driver on bytes, of which it sees the part between the sky and the bonnet."""
+
+    def __init__(self, driver: CameraDriver, rows: slice) -> None:
+        super().__init__()
+        self.driver, self.rows = driver, rows
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of cells of the visible part."""
+        return self.driver.encoder.grid
+
+    def forward(
+        self,
+        frames: UInt8[Tensor, "b seen 3 height width"],
+        known: Bool[Tensor, "b seen"],
+        angles: Float[Tensor, "b seen"],
+        *,
+        weights: Request | None = None,
+    ) -> Driven:
+        """The controls at the last of the frames."""
+        shown = scaled(frames[..., self.rows, :].flatten(0, 1)).unflatten(0, frames.shape[:2])
+        given = None if self.driver.angle is None else angles
+        return self.driver(shown, known, given, weights=weights)
+
+
+def build_camera(config: DrivingConfig, codec: CameraCodec) -> Camera:
+    """An untrained driver for frames of that size."""
+    settings = config.model
+    rows = visible(settings, codec.height)
+    attends = settings.attention != "none"
+    encoder = FrameEncoder(
+        (rows.stop - rows.start, codec.width),
+        channels=6 if settings.motion else 3,
+        size=settings.size,
+        widths=settings.widths,
+        cell_size=settings.cell,
+        attention=attends,
+    )
+    driver = CameraDriver(
+        encoder,
+        frames=settings.frames,
+        motion=settings.motion,
+        angles=settings.angles,
+        score=settings.attention if attends else None,
+        dropout=settings.dropout,
+    )
+    return Camera(driver, rows)
+
+
+def camera_outcome(network: Camera, batch: Any, config: DrivingConfig, attention: bool) -> Outcome:
+    """The squared error of the steering, and with a weight those of throttle and brake."""
+    del attention  # frames have no penalty: their weights are asked for by the predictor alone
+    driven = network(batch.frames, batch.known | ~batch.real[:, None], batch.angles)
+    wrong = (driven.controls.float() - batch.controls).square()
+    weights = torch.tensor([1.0, *[config.learning.pedal_weight] * 2], device=wrong.device)
+    return Outcome(((wrong * weights).sum(1) * batch.real).sum(), batch.real.sum())

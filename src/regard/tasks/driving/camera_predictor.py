@@ -1,0 +1,198 @@
+"""A trained driver with a camera: frames in, steering, throttle and brake out, with what was looked at and when."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.core.requests import full
+from regard.data.driving_log import CONTROLS
+from regard.data.images import SUFFIXES, Pixels
+from regard.data.parallel import DataError
+from regard.data.records import padded
+from regard.look.trace import Trace
+from regard.tasks.driving.camera_material import CameraCodec, CameraExample, Footage, Record, log_of, read_footage
+from regard.tasks.driving.camera_network import Camera
+from regard.tasks.driving.config import DrivingConfig
+from regard.tasks.pictures import Grid, cell_labels, read_picture
+from regard.tasks.task import InputError
+
+_ROWS = 64  # frames that are answered together
+
+
+@dataclass(frozen=True, eq=False)
+class Steered:
+    """The controls at a frame. `gates` (t, cells) and `weights` (t,) are of the frames that were seen, oldest first.
+
+    `picture` is the visible part of the last frame; `logged` is what the driver of the log did, where it is known.
+    """
+
+    controls: tuple[float, float, float]
+    picture: Pixels
+    grid: Grid
+    gates: Tensor
+    weights: Tensor
+    attends: bool = True
+    logged: tuple[float, float, float] | None = None
+
+    @property
+    def answer(self) -> str:
+        """The controls."""
+        return ", ".join(f"{name} {_signed(value)}" for name, value in zip(CONTROLS, self.controls, strict=True))
+
+    @property
+    def line(self) -> str:
+        """The controls, and the steering of the log where there is one."""
+        return self.answer if self.logged is None else f"{self.answer} (logged: steering {_signed(self.logged[0])})"
+
+    @property
+    def moments(self) -> list[str]:
+        """Names of the frames: `now`, and how many frames before it."""
+        count = len(self.weights)
+        return ["now" if back == 0 else f"{back} before" for back in range(count - 1, -1, -1)]
+
+    def record(self) -> dict[str, Any]:
+        """The controls as JSON, with the weight of each frame and the gates of its cells, row by row."""
+        found: dict[str, Any] = {"answer": self.answer}
+        found |= {name: round(value, 4) for name, value in zip(CONTROLS, self.controls, strict=True)}
+        if self.logged is not None:
+            found["logged"] = dict(zip(CONTROLS, self.logged, strict=True))
+        if self.attends:
+            gates = [[round(value, 4) for value in row] for row in self.gates.tolist()]
+            weights = [round(value, 5) for value in self.weights.tolist()]
+            found |= {"frames": self.moments, "weights": weights, "grid": self.grid, "gates": gates}
+        return found
+
+    def trace(self) -> Trace | None:
+        """The gates of each frame over the picture, each row divided by its sum, and the weights over time."""
+        if not self.attends:
+            return None
+        cells = self.gates / self.gates.sum(-1, keepdim=True).clamp_min(1e-9)
+        trace = Trace.from_weights({"where": cells[None], "when": self.weights[None, None]}, title=self.line)
+        trace.label(rows=self.moments, columns=cell_labels(self.picture, self.grid), of="where")
+        trace.label(rows=[self.answer], columns=self.moments, of="when")
+        return trace
+
+
+def _signed(value: float) -> str:
+    """Two decimals with a minus sign as print has it."""
+    text = f"{value + 0.0:.2f}".replace("-0.00", "0.00")
+    return text.replace("-", "−")
+
+
+@dataclass(frozen=True)
+class CameraPredictor:
+    """A driver with its codec."""
+
+    network: Camera
+    codec: CameraCodec
+    config: DrivingConfig
+    _kept: dict[str, Footage] = field(default_factory=dict, compare=False, repr=False)
+
+    def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Steered | InputError]:
+        """Controls in the order of the inputs; an error for what is no frame.
+
+        A scene is the path of a picture, or of a folder whose pictures are the last frames, ordered by name; in Python
+        also a list of paths, oldest first. `{"frame": 12}` is frame 12 of the log that the run learned from.
+        """
+        found: dict[int, Steered | InputError] = {}
+        asked: dict[int, tuple[Record, Any]] = {}
+        for place, one in enumerate(inputs):
+            try:
+                asked[place] = self._read(one["scene"])
+            except (InputError, DataError) as error:
+                found[place] = error if isinstance(error, InputError) else InputError(str(error))
+        done = self.steer([record for record, _ in asked.values()], [logged for _, logged in asked.values()])
+        found |= dict(zip(asked, done, strict=True))
+        return [found[place] for place in range(len(inputs))]
+
+    def _read(self, given: Any) -> tuple[Record, Any]:
+        """The record of an input, and what was logged there."""
+        if isinstance(given, str) and given.lstrip().startswith("{"):
+            try:
+                given = json.loads(given)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"not JSON: {error}") from None
+        if isinstance(given, Mapping):
+            return self._of_log(given)
+        if self.config.model.angles:
+            raise InputError('this driver needs the angles before each frame: give {"frame": number} of its log')
+        if isinstance(given, (list, tuple)):
+            if not given or not all(isinstance(one, os.PathLike) for one in given):
+                raise InputError("expected paths of frames, oldest first")
+            paths: list[Any] = [Path(one) for one in given]
+        elif isinstance(given, bytes):
+            paths = [given]
+        else:
+            paths = _pictures(Path(given))
+        size = self.codec.height, self.codec.width
+        pictures = [read_picture(one, size) for one in paths[-self.codec.seen :]]
+        return self.codec.record(pictures, [0.0] * len(pictures), [0.0] * 3), None
+
+    def _of_log(self, given: Mapping[str, Any]) -> tuple[Record, Any]:
+        number = given.get("frame")
+        if len(given) != 1 or not isinstance(number, int) or isinstance(number, bool):
+            raise InputError('expected {"frame": number} or the path of a frame')
+        count = len(self._footage.frames)
+        if not 0 <= number < count:
+            raise InputError(f"expected a frame from 0 to {count - 1:,}, got {number}")
+        return self._footage.record(number), self._footage.frames[number].controls
+
+    @property
+    def _footage(self) -> Footage:
+        """The log of the run, read once."""
+        if "log" not in self._kept:
+            path = log_of(self.config.data.files)
+            self._kept["log"] = read_footage(path, self.codec, skip_faults=self.config.data.skip_faults)
+        return self._kept["log"]
+
+    def steer(self, records: Sequence[Record], logged: Sequence[Any]) -> list[Steered]:
+        """Controls with weights and gates, of records one after another."""
+        found: list[Steered] = []
+        attends = self.network.driver.temporal is not None
+        for first in range(0, len(records), _ROWS):
+            part = records[first : first + _ROWS]
+            controls, gates, weights = self._run(part)
+            for row, record in enumerate(part):
+                there = int(record["known"][-self.network.driver.frames :].sum())
+                steering, throttle, brake = controls[row].tolist()
+                picture = np.ascontiguousarray(record["frames"][-1][:, self.network.rows])
+                own = gates[row, -there:].flatten(1), weights[row, -there:]
+                done = (steering, throttle, brake), picture, self.network.grid, *own
+                found.append(Steered(*done, attends, logged[first + row]))
+        return found
+
+    def controls(self, examples: Sequence[CameraExample]) -> NDArray[np.float32]:
+        """The controls (n, 3) of examples alone."""
+        parts = []
+        for first in range(0, len(examples), _ROWS):
+            parts.append(self._run([one.record() for one in examples[first : first + _ROWS]])[0])
+        return torch.cat(parts).numpy()
+
+    @torch.no_grad()
+    def _run(self, records: Sequence[Record]) -> tuple[Tensor, Tensor, Tensor]:
+        training = self.network.training
+        self.network.eval()
+        batch = padded(records, {}).to(next(self.network.parameters()).device)
+        driven = self.network(batch.frames, batch.known, batch.angles, weights=full())
+        self.network.train(training)
+        assert driven.gates is not None
+        assert driven.weights is not None
+        return driven.controls.float().cpu(), driven.gates.float().cpu(), driven.weights.float().cpu()
+
+
+def _pictures(path: Path) -> list[Path]:
+    """The frames of a path: a picture, or the pictures of a folder in the order of their names."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES)
+    if not found:
+        raise InputError(f"{path}: the folder has no pictures")
+    return found

@@ -1,0 +1,39 @@
+"""How well a driver with a camera steers, beside two that need no camera."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from regard.data.driving_log import CONTROLS
+from regard.tasks.driving.camera_material import CameraExample
+from regard.tasks.driving.camera_predictor import CameraPredictor
+from regard.tasks.task import Judged
+
+
+def errors(predictor: CameraPredictor, examples: Sequence[CameraExample]) -> dict[str, float]:
+    """Mean squared errors of the controls."""
+    gold = np.array([one.controls for one in examples])
+    wrong = np.square(predictor.controls(examples) - gold).mean(0)
+    return {f"{name}_mse": float(value) for name, value in zip(CONTROLS, wrong, strict=True)}
+
+
+def baselines(examples: Sequence[CameraExample]) -> dict[str, float]:
+    """The error of steering straight ahead always, and of repeating the angle of the frame before.
+
+    The second knows the last angle of the log, which a driver without `model.angles` does not.
+    """
+    gold = np.array([one.controls[0] for one in examples])
+    last = np.array([one.last_angle for one in examples])
+    return {"zero_mse": float(np.square(gold).mean()), "repeat_mse": float(np.square(gold - last).mean())}
+
+
+def judge_camera(predictor: CameraPredictor, examples: Sequence[CameraExample]) -> Judged:
+    """Squared errors beside those of the baselines, and which of these are better."""
+    found = errors(predictor, examples) | baselines(examples)
+    metrics: dict[str, Any] = {name: round(value, 5) for name, value in found.items()}
+    metrics["frames"] = len(examples)
+    metrics["knows_angles"] = "yes" if predictor.config.model.angles else "no"
+    better = [name for name in ("zero_mse", "repeat_mse") if found[name] <= found["steering_mse"]]
+    metrics["beaten_by"] = ", ".join(name.removesuffix("_mse") for name in better) or "neither baseline"
+    return Judged(metrics)

@@ -1,0 +1,94 @@
+"""highway-env: scenes, a planner in copies of the simulator, and a network that learns from it."""
+
+import numpy as np
+import pytest
+import torch
+
+from regard.core.requests import full
+from regard.tasks.driving.highway import (
+    FEATURES,
+    VEHICLES,
+    Episode,
+    drive,
+    driver_of,
+    looked,
+    make,
+    network_of,
+    planned,
+)
+from regard.tasks.driving.imitation import learn, summary, targets
+
+
+def test_actions_of_one_value_are_equally_right():
+    found = targets(np.array([[3.0, 1.0, 3.0, -np.inf]]))
+    np.testing.assert_allclose(found, [[0.5, 0.0, 0.5, 0.0]], atol=1e-6)
+
+
+def test_crash_rate_and_return_are_means_with_their_errors():
+    found = summary([Episode(True, 1.0, 4)] * 20 + [Episode(False, 6.0, 9)] * 80)
+    assert found["crashes"] == 0.2
+    assert found["return"] == 5.0
+    assert found["crashes_error"] == pytest.approx(0.04)
+    assert found["return_error"] == pytest.approx(0.2)
+
+
+def test_the_network_learns_what_the_planner_prefers():
+    """The sign of one feature of the other vehicle decides."""
+    random = np.random.default_rng(1)
+    scenes = random.normal(size=(400, 2, len(FEATURES))).astype(np.float32)
+    scenes[..., 0] = 1.0
+    values = np.where(scenes[:, 1, 1:2] > 0, [[0.0, 1.0]], [[1.0, 0.0]])
+    network = learn(scenes, values, steps=60, seed=1, batch=128)
+    logits = network(torch.from_numpy(scenes), torch.ones(400, 2, dtype=torch.bool)).logits
+    assert (logits.argmax(1).numpy() == values.argmax(1)).mean() > 0.9
+
+
+def test_the_ego_vehicle_and_absent_vehicles_get_no_weight():
+    scene = np.random.default_rng(1).normal(size=(5, len(FEATURES))).astype(np.float32)
+    scene[:, 0] = [1, 1, 1, 0, 0]
+    weights = looked(network_of(3).eval(), scene, weights=full()).weights
+    assert weights[0, 0, [0, 3, 4]].eq(0).all()
+    torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
+
+
+def test_a_driver_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="expected random, idle or planner"):
+        driver_of("nobody")
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "highway_env", None)
+    with pytest.raises(ImportError, match=r"regard\[driving\]"):
+        make("highway-v0")
+
+
+@pytest.fixture
+def crossing():
+    pytest.importorskip("highway_env")
+    env = make("intersection-v0")
+    env.reset(seed=5)
+    return env
+
+
+def test_a_plan_changes_nothing_in_the_environment(crossing):
+    before = [one.position.copy() for one in crossing.road.vehicles]
+    values = planned(crossing, horizon=2)
+    assert values.shape == (3,)
+    assert np.isfinite(values).any()
+    after = [one.position for one in crossing.road.vehicles]
+    assert all((one == other).all() for one, other in zip(before, after, strict=True))
+    assert crossing.time == 0
+
+
+def test_an_episode_is_decided_by_its_seed(crossing):
+    first, second = (drive(crossing, driver_of("random"), 7) for _ in range(2))
+    assert (first.reward, first.decisions, first.crashed) == (second.reward, second.decisions, second.crashed)
+    judged = drive(crossing, driver_of("network", network_of(3).eval()), 7, judged=True)
+    assert len(judged.scenes) == len(judged.values) == judged.decisions
+    assert judged.scenes[0].shape == (VEHICLES, len(FEATURES))
+
+
+def test_an_unknown_environment_is_refused():
+    pytest.importorskip("highway_env")
+    with pytest.raises(ValueError, match="expected intersection-v0 or highway-v0"):
+        make("parking-v0")
