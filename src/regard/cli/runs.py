@@ -24,7 +24,7 @@ from regard.tasks.loading import load, task_of
 from regard.tasks.settings import changed, configure, listed, parsed
 from regard.tasks.task import Task
 from regard.tasks.training import train as trained
-from regard.train.distributed import joined, may_restart, restarted
+from regard.train.distributed import joined, may_restart
 from regard.train.run import Run, RunError
 
 
@@ -62,7 +62,8 @@ def train(
             if workers.is_first:
                 show_settings(config, Console(highlight=False))
             return {}
-        resume = resume or (restarted() and (place / "config.json").is_file())
+        # Restarts are not counted where machines join or leave: the run itself says that it has begun.
+        resume = resume or (may_restart() and (place / "config.json").is_file())
         given: dict[str, Any] = {"resume": resume, "accept_changed_data": accept_changed_data}
         result = trained(task, config, place, **given, workers=workers)
     if not workers.is_first:

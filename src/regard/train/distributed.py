@@ -183,13 +183,8 @@ def joined() -> Generator[Workers, None, None]:
     dist.destroy_process_group()
 
 
-def restarted() -> bool:
-    """Whether torchrun started this worker again, after a failure of some worker."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 def may_restart() -> bool:
-    """Whether torchrun would start the workers again after a failure."""
+    """Whether torchrun starts the workers again after a failure, as it may have done already."""
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 

@@ -23,10 +23,6 @@ class Uncounted:
 
     batch: Any
 
-    def to(self, device: torch.device | str) -> "Uncounted":
-        """The same batch on another device."""
-        return Uncounted(self.batch.to(device))
-
 
 class Step(nn.Module):
     """The loss of a batch as a module: what DDP and FSDP2 wrap, so that a loss may call any method of the model."""
@@ -101,7 +97,7 @@ class GradientSums:
         unused = any(p.requires_grad and p.grad is None for p in self._step.parameters())
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # its older name
-        given: dict[str, Any] = {buffers: False, "find_unused_parameters": unused}
+        given: dict[str, Any] = {buffers: False, "find_unused_parameters": unused, "gradient_as_bucket_view": True}
         return DistributedDataParallel(self._step, **given)
 
     @torch.no_grad()
