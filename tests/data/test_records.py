@@ -1,6 +1,7 @@
 """Padded batches of records with any fields, and their order."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_what_cannot_be_a_batch_is_refused(records, grid):
         padded(records, {"text": 0, "frames": 0}, grid=grid)
 
 
-def batches(grid: int = 1) -> RecordBatches:
+def batches(grid: int = 1, **share: Any) -> RecordBatches:
     records = [{"text": list(range(1, 2 + number % 7))} for number in range(41)]
     lengths = [[len(record["text"]) for record in records]]
     return RecordBatches(
@@ -71,6 +72,7 @@ def batches(grid: int = 1) -> RecordBatches:
         tokens=24,
         seed=3,
         grid=grid,
+        **share,
     )
 
 
@@ -100,3 +102,25 @@ def test_the_order_continues_where_its_state_was_taken(taken):
 def test_with_a_grid_batches_come_in_few_shapes():
     shapes = {tuple(batch.text.shape) for batch in batches(grid=4)}
     assert shapes == {(6, 4), (3, 8)}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_shares_of_a_batch_are_its_rows_without_overlap_or_loss(ranks):
+    shares = [batches(rank=rank, ranks=ranks, idle=lambda _: None) for rank in range(ranks)]
+    for whole, *parts in zip(batches(), *shares, strict=True):
+        rows = [row for part in parts if part is not None for row in contents(part)]
+        assert sorted(rows) == sorted(contents(whole))
+    assert all(one.state() == shares[0].state() for one in shares)
+
+
+def test_a_process_without_a_row_gets_the_first_one_marked():
+    parts = [batches(rank=rank, ranks=7, idle=lambda batch: ("idle", contents(batch))) for rank in (0, 6)]
+    marked = [(contents(first), last[1]) for first, last in zip(*parts, strict=True) if isinstance(last, tuple)]
+    assert marked
+    assert all(first[:1] == idle for first, idle in marked)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_with_a_grid_all_shares_have_the_same_few_shapes(ranks):
+    found = [{tuple(batch.text.shape) for batch in batches(4, rank=rank, ranks=ranks)} for rank in range(ranks)]
+    assert all(shapes == {(6 // ranks, 4), (-(-3 // ranks), 8)} for shapes in found)

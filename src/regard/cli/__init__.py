@@ -42,7 +42,8 @@ def main() -> None:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Raised and not killed, so that what is half made is removed on the way out."""
-    sys.stderr.write(f"\nregard: ended by {signal.Signals(number).name}\n")
+    if os.environ.get("RANK", "0") == "0":  # of several workers, the first
+        sys.stderr.write(f"\nregard: ended by {signal.Signals(number).name}\n")
     raise SystemExit(128 + number)
 
 

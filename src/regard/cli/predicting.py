@@ -19,6 +19,7 @@ from regard.tasks.loading import Loaded, load, task_of
 from regard.tasks.task import InputError, Prediction, SettingError, Task
 from regard.tasks.views import joined_trace
 from regard.tasks.watched import watched
+from regard.train.distributed import Workers, joined
 from regard.train.run import Run, RunError
 
 CHARACTERS = 1_000_000  # of an input; how long a text may be is said by its task
@@ -41,34 +42,46 @@ def predict(
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    with reported():
-        opened = Run.open(run)
-        given = {name: value for name, value in loading.items() if value is not None}
-        loaded = load(opened, **dict.fromkeys(task_of(opened).loading, "auto") | given)
-        report_weights(loaded.weights)
-        chosen = {name: value for name, value in options.items() if value is not None}
-        refused = [name for name in chosen if name not in loaded.task.options]
-        if refused:
-            raise SettingError(f"--{refused[0]} is not an option of {loaded.task.name}")
+    chosen = {name: value for name, value in options.items() if value is not None}
     seen: list[Prediction] = []
     failed = 0
-    with reported():
-        for batch in _batches(loaded.task, inputs):
+    with reported(), joined() as workers:
+        with workers.agreed():
+            loaded = _loaded(run, loading, chosen)
+        if workers.is_first:
+            report_weights(loaded.weights)
+        for batch in workers.read_by_first(_batches(loaded.task, inputs)):
             watching = look is not None and len(seen) < WATCHED
-            for place, found in _answers(loaded, batch, chosen, watching=watching):
+            for place, found in _answers(loaded, batch, chosen, workers, watching=watching):
                 if isinstance(found, InputError):
                     failed += 1
-                    fault = _line(f"{place}: {found}")
-                    print(f"regard: {fault}: not answered", file=sys.stderr, flush=True)
-                    print(json.dumps({"error": fault}) if as_json else "", flush=True)
-                    continue
-                if look is not None:
+                elif look is not None:
                     seen.append(found)
-                print(json.dumps(found.record(), ensure_ascii=False) if as_json else _line(found.line), flush=True)
-    if look is not None:
+                if workers.is_first:
+                    _show(place, found, as_json=as_json)
+    if look is not None and workers.is_first:
         _write_look(loaded, seen, look)
-    if failed:
+    if failed and workers.is_first:
         raise typer.Exit(1)
+
+
+def _loaded(run: Path, loading: dict[str, Any], chosen: dict[str, Any]) -> Loaded:
+    opened = Run.open(run)
+    given = {name: value for name, value in loading.items() if value is not None}
+    loaded = load(opened, **dict.fromkeys(task_of(opened).loading, "auto") | given)
+    refused = [name for name in chosen if name not in loaded.task.options]
+    if refused:
+        raise SettingError(f"--{refused[0]} is not an option of {loaded.task.name}")
+    return loaded
+
+
+def _show(place: str, found: Prediction | InputError, *, as_json: bool) -> None:
+    if isinstance(found, InputError):
+        fault = _line(f"{place}: {found}")
+        print(f"regard: {fault}: not answered", file=sys.stderr, flush=True)
+        print(json.dumps({"error": fault}) if as_json else "", flush=True)
+    else:
+        print(json.dumps(found.record(), ensure_ascii=False) if as_json else _line(found.line), flush=True)
 
 
 Given = tuple[str, Any]  # the place of an input, and the input or its error
@@ -108,11 +121,12 @@ def _given(task: Task, one: InputText, *, from_line: bool) -> Any:
 
 
 def _answers(
-    loaded: Loaded, batch: Sequence[Given], options: dict[str, Any], *, watching: bool
+    loaded: Loaded, batch: Sequence[Given], options: dict[str, Any], workers: Workers, *, watching: bool
 ) -> Iterator[tuple[str, Prediction | InputError]]:
     good = [given for _, given in batch if not isinstance(given, InputError)]
     first = watched(loaded, good[:WATCHED], **options) if watching else []
-    found = iter([*first, *loaded.answers(good[len(first) :], **options)])
+    with workers.sharing():
+        found = iter([*first, *loaded.answers(good[len(first) :], **options)])
     for place, given in batch:
         yield place, given if isinstance(given, InputError) else next(found)
 

@@ -24,6 +24,7 @@ from regard.tasks.loading import load, task_of
 from regard.tasks.settings import changed, configure, listed, parsed
 from regard.tasks.task import Task
 from regard.tasks.training import train as trained
+from regard.train.distributed import joined, may_restart
 from regard.train.run import Run, RunError
 
 
@@ -53,25 +54,41 @@ def train(
     accept_changed_data: bool = False,
 ) -> dict[str, Any]:
     """Train a task, or with `resume` go on with a run; `--set help` only lists what can be set."""
-    with reported():
-        if resume and out is None:
-            task, config, place = _taken_up(Path(what), data, settings)
-        else:
-            task = _task(what)
-            place = out or Path("runs") / f"{what}-{datetime.datetime.now(datetime.UTC).strftime('%Y%m%d-%H%M%S')}"
-            if resume and not (place / "config.json").is_file():
-                raise RunError(f"there is no run to resume in {place}")
-            asked = {} if "help" in settings else parsed(settings)
-            config = configure(task, preset, data, asked)
+    with reported(), joined() as workers:
+        with workers.agreed():
+            task, config, place = _asked(what, preset, data, settings, out, resume=resume)
+        place = workers.from_first(place)  # its name may have the time in it
         if "help" in settings:
-            show_settings(config, Console(highlight=False))
+            if workers.is_first:
+                show_settings(config, Console(highlight=False))
             return {}
-        result = trained(task, config, place, resume=resume, accept_changed_data=accept_changed_data)
+        # Restarts are not counted where machines join or leave: the run itself says that it has begun.
+        resume = resume or (may_restart() and (place / "config.json").is_file())
+        given: dict[str, Any] = {"resume": resume, "accept_changed_data": accept_changed_data}
+        result = trained(task, config, place, **given, workers=workers)
+    if not workers.is_first:
+        return result
     show_result(task, result, Console(highlight=False))
     print(f"\nThe run is in {place}; try")
     for command in _next(task, place, result.get("example")):
         print(f"  {command}")
     return result
+
+
+def _asked(
+    what: str, preset: str, data: list[Path], settings: list[str], out: Path | None, *, resume: bool
+) -> tuple[Task, TaskConfig, Path]:
+    """The task, its configuration and the run directory."""
+    if resume and out is None:
+        return _taken_up(Path(what), data, settings)
+    task = _task(what)
+    if out is None and may_restart():
+        raise RunError("torchrun --max-restarts needs --out DIR: workers that are started again must find their run")
+    place = out or Path("runs") / f"{what}-{datetime.datetime.now(datetime.UTC).strftime('%Y%m%d-%H%M%S')}"
+    if resume and not (place / "config.json").is_file():
+        raise RunError(f"there is no run to resume in {place}")
+    asked = {} if "help" in settings else parsed(settings)
+    return task, configure(task, preset, data, asked), place
 
 
 def _taken_up(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[Task, TaskConfig, Path]:
@@ -114,13 +131,17 @@ def show_settings(config: BaseModel, console: Console) -> None:
 
 def evaluate(run: Path, *, data: list[Path], as_json: bool) -> None:
     """Evaluate a run."""
-    with reported():
-        missing = [str(path) for path in data if not path.exists()]
-        if missing:
-            raise DataError(f"no such file: {', '.join(missing)}")
-        loaded = load(run)
-        report_weights(loaded.weights)
-        result = evaluated(loaded, data)
+    with reported(), joined() as workers:
+        with workers.agreed():
+            missing = [str(path) for path in data if not path.exists()]
+            if missing:
+                raise DataError(f"no such file: {', '.join(missing)}")
+            loaded = load(run)
+        if workers.is_first:
+            report_weights(loaded.weights)
+        result = evaluated(loaded, data, workers)
+    if not workers.is_first:
+        return
     if as_json:
         print(json.dumps(result, ensure_ascii=False, indent=2))
     else:

@@ -112,6 +112,10 @@ class RecordBatches:
     """Batches of a corpus in the order of `TokenBatches`, made by `collate(records, grid=…, rows=…)`.
 
     With a `grid` above 1 they come in few shapes: lengths are multiples of it, and the rows are as many as fit.
+
+    Of `ranks` processes, the one of number `rank` gets its share of the rows of every batch. Where a batch has fewer
+    rows than there are processes, those that have none get its first row, marked by `idle`. The order, and so `state`,
+    are the same for any number of processes.
     """
 
     def __init__(
@@ -123,19 +127,29 @@ class RecordBatches:
         tokens: int,
         seed: int,
         grid: int = 1,
+        rank: int = 0,
+        ranks: int = 1,
+        idle: Callable[[Any], Any] = lambda batch: batch,
     ) -> None:
         self._records, self._collate, self._tokens, self._grid = records, collate, tokens, grid
+        self._rank, self._ranks, self._idle = rank, ranks, idle
         self._widest = np.maximum.reduce([np.asarray(column) for column in lengths])
         self._order = TokenBatches(*lengths, tokens=tokens, seed=seed, grid=grid)
 
     def __iter__(self) -> Iterator[Any]:
         for numbers in self._order:
-            records = [self._records[number] for number in numbers]
-            yield self._collate(records, grid=self._grid, rows=self._fitting(int(self._widest[numbers].max())))
+            # Every so-manieth row: a batch may be sorted by length, and shares are then of like cost.
+            mine = numbers[self._rank :: self._ranks]
+            records = [self._records[number] for number in mine or numbers[:1]]
+            rows = self._fitting(int(self._widest[numbers].max()))
+            batch = self._collate(records, grid=self._grid, rows=rows)
+            yield batch if mine else self._idle(batch)
 
     def _fitting(self, widest: int) -> int:
-        """How many rows a batch of such records is filled up to."""
-        return self._tokens // (-(-widest // self._grid) * self._grid) if self._grid > 1 else 0
+        """How many rows a share of a batch of such records is filled up to."""
+        if self._grid == 1:
+            return 0
+        return -(-(self._tokens // (-(-widest // self._grid) * self._grid)) // self._ranks)
 
     def state(self) -> dict[str, Any]:
         """Where the order stands, for a checkpoint."""

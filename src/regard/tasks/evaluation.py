@@ -7,6 +7,7 @@ from typing import Any
 from regard.tasks.config import TaskConfig
 from regard.tasks.loading import Loaded, material_of
 from regard.tasks.task import Task
+from regard.train.distributed import ALONE, Workers
 
 
 def judged(
@@ -25,16 +26,22 @@ def judged(
     return result
 
 
-def evaluate(loaded: Loaded, data: Sequence[Path]) -> dict[str, Any]:
-    """The result record of a run, for its own test part or for other data."""
+def evaluate(loaded: Loaded, data: Sequence[Path], workers: Workers = ALONE) -> dict[str, Any]:
+    """The result record of a run, for its own test part or for other data; several workers share the examples."""
     task, config, run = loaded.task, loaded.config, loaded.run
-    longer: Sequence[Any] = ()
-    if data:
-        examples, about = task.examples(data, config, loaded.codec)
-    else:
-        material = material_of(task, config, run, loaded.codec)
-        examples, longer, about = material.test, material.longer, material.about
+    examples, longer, about = workers.in_turn(lambda: _examples(loaded, data))
     run.manifest.check("result.json")
     known = run.result() if (run.path / "result.json").is_file() else {}
     kept = {name: known[name] for name in ("seconds", "parameters", "versions", "device", "seed") if name in known}
-    return {"task": config.task, "data": about, **judged(task, config, loaded.predictor, examples, longer), **kept}
+    with workers.sharing():
+        figures = judged(task, config, loaded.predictor, examples, longer)
+    return {"task": config.task, "data": about, **figures, **kept}
+
+
+def _examples(loaded: Loaded, data: Sequence[Path]) -> tuple[Sequence[Any], Sequence[Any], str]:
+    """The examples to judge by, longer ones where the run has them, and what they are."""
+    if data:
+        examples, about = loaded.task.examples(data, loaded.config, loaded.codec)
+        return examples, (), about
+    material = material_of(loaded.task, loaded.config, loaded.run, loaded.codec)
+    return material.test, material.longer, material.about

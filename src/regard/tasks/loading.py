@@ -10,6 +10,7 @@ import torch
 from regard.tasks.config import TaskConfig
 from regard.tasks.inputs import named
 from regard.tasks.task import InputError, Material, Prediction, SettingError, Task
+from regard.train.distributed import in_shares
 from regard.train.run import Run, RunError
 
 
@@ -62,7 +63,7 @@ class Loaded:
                 good[place] = named(self.task.inputs, one)
             except InputError as error:
                 found[place] = error
-        answered = self.predictor.answers(list(good.values()), **options)
+        answered = in_shares(list(good.values()), lambda part: self.predictor.answers(part, **options))
         found |= dict(zip(good, answered, strict=True))
         return [found[place] for place in range(len(given))]
 

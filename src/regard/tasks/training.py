@@ -1,8 +1,12 @@
 """Training any task, from its configuration to a run directory that holds everything."""
 
+import functools
+import hashlib
 import platform
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from torch import nn
 
 from regard import __version__
 from regard.data.records import RecordBatches
+from regard.nn.transformer import Layered, TransformerDecoderLayer, TransformerEncoderLayer
 from regard.tasks.config import TaskConfig
 from regard.tasks.evaluation import judged
 from regard.tasks.example_files import store_example
@@ -20,14 +25,18 @@ from regard.tasks.loading import codec_of
 from regard.tasks.settings import recorded
 from regard.tasks.task import Material, Task
 from regard.train.capacity import check_capacity
+from regard.train.distributed import ALONE, Workers
+from regard.train.durable import sha256
+from regard.train.gradient_sums import Uncounted
 from regard.train.loop import Fitted, fit
-from regard.train.progress import Progress, default_progress
-from regard.train.run import Run
+from regard.train.progress import Progress, Silent, default_progress
+from regard.train.run import Run, RunError
 from regard.train.updates import Loss
 
 _GRID = 8  # lengths of batches are multiples of it where steps are captured as CUDA graphs
 _HELD_OUT_ROWS = 64
-CHANGEABLE = ("train.steps", "train.epochs", "train.patience")  # what a run of any task may change when it goes on
+# What a run of any task may change when it goes on.
+CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard")
 
 
 def train(
@@ -38,31 +47,43 @@ def train(
     resume: bool = False,
     progress: Progress | None = None,
     accept_changed_data: bool = False,
+    workers: Workers = ALONE,
 ) -> dict[str, Any]:
     """Train into the run directory `out`, evaluate on the test part, and return the result that is written there.
 
-    A run that goes on must find its data files as they were, unless changed data is accepted.
+    A run that goes on must find its data files as they were, unless changed data is accepted. Of several workers all
+    call this, with the same configuration and files; the first writes the run directory, and all must see it.
     """
-    with Run.training(
-        out,
-        recorded(task, config),
-        resume=resume,
-        changeable=(*CHANGEABLE, *task.changeable),
-        renewed=lambda stored: _renewed(task, stored),
-        inputs=[path.absolute() for path in task.files(config)],
-        accept_changed_data=accept_changed_data,
-    ) as run:
-        return _train(task, config, run, default_progress(_quicker(task, config)) if progress is None else progress)
+    with ExitStack() as stack:
+        with workers.agreed():
+            files = [path.absolute() for path in task.files(config)]
+            digests = [sha256(path) for path in files] if workers.size > 1 else []
+        workers.same("the configuration", recorded(task, config))
+        workers.same("the contents of the data files", digests)
+        run = Run(out, accept_changed_data)
+        with workers.agreed():
+            if workers.is_first:
+                writing = Run.training(
+                    out,
+                    recorded(task, config),
+                    resume=resume,
+                    changeable=(*CHANGEABLE, *task.changeable),
+                    renewed=lambda stored: _renewed(task, stored),
+                    inputs=files,
+                    accept_changed_data=accept_changed_data,
+                )
+                run = stack.enter_context(writing)
+        with workers.agreed():
+            if not (out / "config.json").is_file():
+                raise RunError(f"{out} is not there: the run must be on a file system that all workers share")
+        default = default_progress(_quicker(task, config)) if workers.is_first else Silent()
+        return _train(task, config, run, default if progress is None else progress, workers)
 
 
-def _train(task: Task, config: TaskConfig, run: Run, progress: Progress) -> dict[str, Any]:
+def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers: Workers) -> dict[str, Any]:
     began = time.monotonic()
-    # Weights belong to the codec they were trained with; without any weights, an interrupted start is begun again.
-    known = codec_of(task, config, run) if run.checkpoints.steps() or run.model_path.is_file() else None
-    material = task.material(config, run.path / "data", known, progress.say)
-    if known is None:
-        run.manifest.keep(material.codec.save)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    material = _material(task, config, run, progress, workers)
+    device = workers.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_capacity(lambda: task.network(config, material.codec), device)
     torch.manual_seed(config.train.seed)
     network = task.network(config, material.codec).to(device)
@@ -71,20 +92,61 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress) -> dict
     fitted = fit(
         network,
         loss,
-        batches(task, config, material),
+        batches(task, config, material, workers),
         run=run,
         settings=config.train,
         held_out=_held_out(task, config, material),
         validate=lambda _: task.validate(predictor, material.valid[: task.validated], config),
         starting=loss.starting,
         progress=progress,
+        workers=workers,
+        layers=_layers,
     )
-    result = judged(task, config, predictor, material.test, material.longer)
+    with workers.sharing():
+        result = judged(task, config, predictor, material.test, material.longer)
     result |= facts(config, material, network, fitted, time.monotonic() - began)
-    result["example"] = store_example(task.inputs, material.example, run)
-    run.save_result(result)
-    run.save_card({"title": task.title, "about": material.about, **result})
+    if workers.grouped:
+        result["workers"] = workers.size
+    with workers.agreed():
+        if workers.is_first:
+            result["example"] = store_example(task.inputs, material.example, run)
+            run.save_result(result)
+            run.save_card({"title": task.title, "about": material.about, **result})
     return result
+
+
+def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, workers: Workers) -> Material:
+    """What the run learns from. Of files, the first worker learns the codec and writes an index, which others read."""
+    # Weights belong to the codec they were trained with; without any weights, an interrupted start is begun again.
+    trained = bool(run.checkpoints.steps()) or run.model_path.is_file()
+
+    def make() -> Material:
+        written = trained or (bool(config.data.files) and not workers.is_first)
+        known = codec_of(task, config, run) if written else None
+        material = task.material(config, run.path / "data", known, progress.say)
+        if known is None and workers.is_first:
+            run.manifest.keep(material.codec.save)
+        return material
+
+    material = workers.in_turn(make) if config.data.files else workers.at_once(make)
+    if workers.size > 1:
+        lengths = [np.ascontiguousarray(column, np.int64) for column in material.lengths]
+        workers.same("the training data", [hashlib.sha256(column.data).hexdigest() for column in lengths])
+    return material
+
+
+@functools.cache
+def _in_trees() -> None:
+    """FSDP2 looks for tensors in what a layer returns: it must know the record."""
+    from torch.export import register_dataclass
+
+    register_dataclass(Layered)
+
+
+def _layers(network: nn.Module) -> Iterator[nn.Module]:
+    """The layers that a sharded network gathers one by one; everything else it gathers for the whole step."""
+    _in_trees()
+    return (one for one in network.modules() if isinstance(one, TransformerEncoderLayer | TransformerDecoderLayer))
 
 
 def _quicker(task: Task, config: TaskConfig) -> str:
@@ -114,8 +176,8 @@ class TaskLoss:
         return loss_of(outcome, model, self._config.learning, acts=self._acts if later else True)
 
 
-def batches(task: Task, config: TaskConfig, material: Material) -> RecordBatches:
-    """The training batches, in the order of the configuration's seed."""
+def batches(task: Task, config: TaskConfig, material: Material, workers: Workers = ALONE) -> RecordBatches:
+    """The training batches, in the order of the configuration's seed; of several workers, this one's share of each."""
     longest = max(int(np.max(column)) for column in material.lengths)  # records of length 1 all have one shape
     return RecordBatches(
         material.records,
@@ -124,6 +186,9 @@ def batches(task: Task, config: TaskConfig, material: Material) -> RecordBatches
         tokens=config.data.batch_tokens,
         seed=config.data.seed,
         grid=min(_GRID, longest) if config.train.graphs else 1,
+        rank=workers.rank,
+        ranks=workers.size,
+        idle=Uncounted,
     )
 
 

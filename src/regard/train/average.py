@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from regard.train.divided_tensors import part_of
+
 
 class MovingAverage:
     """e ← d·e + (1 − d)·w after every update, with d = min(decay, (1 + t) / (10 + t)) so that the start is forgotten.
@@ -40,7 +42,7 @@ class MovingAverage:
         if tensors.keys() != set(self._names):
             raise ValueError("the checkpoint's moving average is of other parameters: was it trained without one?")
         for name, mean in zip(self._names, self._mean, strict=True):
-            mean.copy_(tensors[name])
+            mean.copy_(part_of(tensors[name], mean))
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Generator[None, None, None]:

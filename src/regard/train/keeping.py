@@ -12,8 +12,10 @@ from regard.train.average import MovingAverage, mean_weights
 from regard.train.batches import Batches
 from regard.train.checkpoint import Checkpoint, CheckpointError
 from regard.train.course import Course
+from regard.train.distributed import ALONE, Workers
+from regard.train.divided_tensors import gathered
 from regard.train.optimizer import load_optimizer, optimizer_tensors
-from regard.train.random_state import RandomState
+from regard.train.random_state import RandomState, seed_worker
 from regard.train.run import Run, RunError
 from regard.train.settings import TrainSettings
 from regard.train.weights import model_tensors, put_weights, shared_names
@@ -21,7 +23,10 @@ from regard.train.weights import model_tensors, put_weights, shared_names
 
 @dataclass(frozen=True, eq=False)
 class Keeper:
-    """Saves and brings back everything that training changes."""
+    """Saves and brings back everything that training changes.
+
+    Of several workers all must call it: the first writes the files, and all read them.
+    """
 
     run: Run
     settings: TrainSettings
@@ -30,12 +35,18 @@ class Keeper:
     average: MovingAverage | None
     device: torch.device
     say: Callable[[str], None]
+    workers: Workers = ALONE
 
     def save(self, course: Course, position: Any) -> Path:
         """Writes a checkpoint of the moment, and removes those that are no longer needed."""
         tensors = _prefixed("optimizer", optimizer_tensors(self.model, self.optimizer))
         tensors |= _prefixed("average", {} if self.average is None else self.average.tensors())
-        tensors |= _prefixed("random", RandomState.take(self.device).tensors())
+        tensors = gathered(tensors, keep=self.workers.is_first)
+        for rank, numbers in enumerate(self.workers.gather(RandomState.take(self.device).tensors())):
+            tensors |= _prefixed(_random(rank), numbers)
+        weights = gathered(model_tensors(self.model), keep=self.workers.is_first)
+        if not self.workers.is_first:
+            return self.run.checkpoints.path(course.step)
         state = {
             "course": asdict(course),
             "batches": position,
@@ -44,8 +55,7 @@ class Keeper:
             "metrics_bytes": self.run.metrics.force(),
             "torch": torch.__version__,
         }
-        weights, aliases = model_tensors(self.model), shared_names(self.model)
-        checkpoints = self.run.checkpoints
+        checkpoints, aliases = self.run.checkpoints, shared_names(self.model)
         path = checkpoints.save(course.step, model=weights, aliases=aliases, optimizer=tensors, state=state)
         checkpoints.prune(self._needed(course))
         return path
@@ -71,12 +81,15 @@ class Keeper:
 
     def newest(self) -> Checkpoint | None:
         """The newest good checkpoint. What killed processes left half done is removed on the way."""
-        checkpoints = self.run.checkpoints
-        checkpoints.sweep()
-        found = checkpoints.newest(self.say, self._usable)
-        if found is None and checkpoints.steps():
-            self.say("no checkpoint is good: training starts from the beginning")
-        return found
+        found, checkpoints = None, self.run.checkpoints
+        with self.workers.agreed():
+            if self.workers.is_first:
+                checkpoints.sweep()
+                found = checkpoints.newest(self.say, self._usable)
+                if found is None and checkpoints.steps():
+                    self.say("no checkpoint is good: training starts from the beginning")
+        step = self.workers.from_first(None if found is None else found.step)
+        return found if step is None or found is not None else Checkpoint(checkpoints.path(step), step)
 
     def _usable(self, found: Checkpoint) -> None:
         """Raises `CheckpointError` when a checkpoint that this one relies on is damaged: the end would be another."""
@@ -101,8 +114,12 @@ class Keeper:
         if self.average is not None:
             self.average.load(parts.get("average", {}))
         self._resume(batches, state["batches"])
-        self.run.metrics.cut(state["metrics_bytes"])
-        RandomState.of(parts["random"]).put(self.device)
+        if self.workers.is_first:
+            self.run.metrics.cut(state["metrics_bytes"])
+        if (numbers := parts.get(_random(self.workers.rank))) is not None:
+            RandomState.of(numbers).put(self.device)
+        else:  # more workers than there were
+            seed_worker(self.settings.seed + found.step, self.workers.rank)
         self.say(f"resumed from step {found.step}")
         return Course(**state["course"])
 
@@ -141,6 +158,11 @@ class Keeper:
         except CheckpointError as error:
             self.say(f"checkpoint of step {step} passed over: {error}")
             return None
+
+
+def _random(rank: int) -> str:
+    """The name of a worker's random numbers in a checkpoint."""
+    return f"random-{rank}" if rank else "random"
 
 
 def _prefixed(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

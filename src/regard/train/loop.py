@@ -1,7 +1,8 @@
 """One loop for every model: updates, validation, checkpoints, and an end that leaves a good state behind."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,19 @@ from regard.train.average import MovingAverage
 from regard.train.batches import Batches, Passes
 from regard.train.captured import Captured
 from regard.train.course import Course
+from regard.train.distributed import ALONE, Workers
+from regard.train.divided_tensors import local_part
+from regard.train.gradient_sums import GradientSums, Step
 from regard.train.keeping import Keeper
 from regard.train.listeners import Listener
 from regard.train.optimizer import make_optimizer
-from regard.train.progress import Progress, Standing, default_progress
-from regard.train.random_state import RandomState, seed_all
+from regard.train.progress import Progress, Silent, Standing, default_progress
+from regard.train.random_state import RandomState, seed_worker
 from regard.train.run import Run
 from regard.train.schedule import learning_rate
 from regard.train.settings import TrainSettings
-from regard.train.stops import Diverged, Interrupted, OutOfMemory, Signals, memory_ran_out
+from regard.train.sharded_model import Layers, Sharded
+from regard.train.stops import SIGNALS, Diverged, Interrupted, OutOfMemory, Signals, memory_ran_out
 from regard.train.updates import Gradients, LossFunction, differentiated, gather, settle
 from regard.train.validation import Validate, Validation, undisturbed
 
@@ -53,6 +58,8 @@ def fit(
     starting: Callable[[int], None] | None = None,
     progress: Progress | None = None,
     listeners: Sequence[Listener] = (),
+    workers: Workers = ALONE,
+    layers: Layers = lambda model: (),
 ) -> Fitted:
     """Trains a model, from where `run` stands, and leaves the weights to use in it and in `run`.
 
@@ -62,6 +69,9 @@ def fit(
     weights are best. `starting(step)` is called before each update with the number of those before it: a loss that
     changes in the course of training learns from it where training stands. Every line of metrics also goes to each of
     the `listeners`.
+
+    With several `workers`, each calls this with its share of the same batches; totals, counts and gradients are summed,
+    and the first worker writes the run. `layers(model)` are the parts that a sharded model gathers one by one.
 
     A run that was interrupted goes on as if it had not been: on the CPU, to the bit. `Interrupted`, `Diverged` and
     `OutOfMemory` end training early, each with a good checkpoint.
@@ -91,8 +101,10 @@ def fit(
     if not isinstance(batches, Batches):
         raise TypeError(f"batches must have __iter__, state() and resume(state); got {type(batches).__name__}")
     show = default_progress() if progress is None else progress
-    loop = _Loop(model, loss, batches, run, settings, held_out, validate, starting, show, listeners)
-    with run.held(), loop.signals.listening():
+    if not workers.is_first:
+        show, listeners = Silent(), ()
+    loop = _Loop(model, loss, batches, run, settings, held_out, validate, starting, show, listeners, workers, layers)
+    with run.held() if workers.is_first else nullcontext(), loop.signals.listening():
         loop.prepare()
         try:
             return loop.finish(loop.train())
@@ -115,30 +127,43 @@ class _Loop:
         starting: Callable[[int], None] | None,
         show: Progress,
         listeners: Sequence[Listener],
+        workers: Workers,
+        layers: Layers,
     ) -> None:
-        self.model, self.loss, self.batches, self.run, self.settings = model, loss, batches, run, settings
-        self.starting, self.show, self.listeners = starting, show, listeners
-        self.optimizer = make_optimizer(model, settings)
         self.device = next(model.parameters()).device
+        self.sharded = Sharded(model, workers, layers, loss) if settings.shard and workers.grouped else None
+        model = model if self.sharded is None else self.sharded.model
+        self.model, self.loss, self.batches, self.run, self.settings = model, loss, batches, run, settings
+        self.starting, self.show, self.listeners, self.workers = starting, show, listeners, workers
+        self.optimizer = make_optimizer(model, settings)
         lower = settings.precision == "bfloat16" or (settings.precision == "auto" and self.device.type == "cuda")
         self.precision = torch.bfloat16 if lower else torch.float32
         self.average = MovingAverage(model, decay=settings.ema_decay) if settings.average == "ema" else None
         self.compiled: Any = torch.compile(model) if settings.compile else model
-        graphs = settings.graphs and self.device.type == "cuda"
+        graphs = settings.graphs and self.device.type == "cuda" and self.sharded is None
         self.captured = Captured(loss, self.compiled, self.precision, self.device) if graphs else None
-        self.validation = Validation(loss, held_out, validate, self.precision)
-        self.keeper = Keeper(run, settings, model, self.optimizer, self.average, self.device, show.say)
+        self.shared = self._shared_gradients() if workers.grouped else None
+        self.validation = Validation(loss, held_out, validate, self.precision, workers)
+        self.keeper = Keeper(run, settings, model, self.optimizer, self.average, self.device, show.say, workers)
         self.passes = Passes(batches, most=settings.epochs)
-        self.signals = Signals()
+        self.signals = Signals(shared=workers.grouped)
+        self.asked: int | None = None  # the signal that any of several workers received, as of the last update
         self.course = Course()
         self.position: Any = None  # of the data, after the last update
+
+    def _shared_gradients(self) -> GradientSums:
+        step = Step(self.compiled, self.loss) if self.sharded is None else self.sharded.step
+        step.model = self.compiled
+        sharded = self.sharded is not None
+        return GradientSums(self.workers, step, self.precision, self.device, sharded=sharded, captured=self.captured)
 
     def prepare(self) -> None:
         """Goes to the newest good checkpoint, or to the start."""
         found = self.keeper.newest()
         if found is None:
-            self.run.metrics.cut(0)
-            seed_all(self.settings.seed)
+            if self.workers.is_first:
+                self.run.metrics.cut(0)
+            seed_worker(self.settings.seed, self.workers.rank)
         else:
             self.course = self.keeper.take_up(found, self.batches)
         self.position = self.batches.state()
@@ -156,8 +181,13 @@ class _Loop:
 
     def finish(self, ended: str) -> Fitted:
         """Puts the weights to keep into the model, and into the run."""
+        self.workers.wait()  # until the first has written the last checkpoint
         weights, figures = self._choose()
-        self.run.save_model(self.model)
+        if self.sharded is not None:
+            self.sharded.fill()
+        with self.workers.agreed():
+            if self.workers.is_first:
+                self.run.save_model(self.model if self.sharded is None else self.sharded.plain)
         course = self.course
         counted = (course.step, course.epoch, course.tokens, round(course.seconds, 3))
         return Fitted(*counted, ended, course.best, course.best_step, figures, weights)
@@ -181,10 +211,12 @@ class _Loop:
         shortage = gradients = None
         try:
             taken = self.passes.take(self.settings.accumulate, self.course)
-            gradients = gather(self.model, taken, self.device, self._differentiate)
+            gradients = gather(self.model, taken, self.device, self._differentiate, self._exchange)
         except Exception as error:
             if not memory_ran_out(error):
                 raise
+            if self.workers.size > 1:  # the others wait for this worker's gradients: no checkpoint can be made
+                raise self._shortage(f"at step {before.step + 1}", error) from error
             shortage = str(error).partition("\n")[0]
         # Outside the handler: inside it, the traceback would still hold every activation of the batch.
         trouble = shortage or (gradients.trouble() if gradients else None)
@@ -198,8 +230,15 @@ class _Loop:
             raise Diverged(f"{trouble} {where}: {advice}", self._save())
         if gradients is None:
             return False
+        self.asked = next((number for number, flag in zip(SIGNALS, gradients.asked, strict=False) if flag), None)
         self._step(gradients, began)
         return True
+
+    def _shortage(self, where: str, error: Exception) -> OutOfMemory:
+        """What one of several workers reports: the last checkpoint stays as it is."""
+        why = str(error).partition("\n")[0]
+        advice = "give a batch fewer tokens, or take more workers"
+        return OutOfMemory(f"out of memory {where} ({why}): {advice}", self._last_checkpoint())
 
     def _no_gradients(self) -> None:
         if self.captured is None:
@@ -207,10 +246,18 @@ class _Loop:
         else:
             self.captured.begin()
 
-    def _differentiate(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def _differentiate(self, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.shared is not None:
+            return self.shared.of(batches)
         if self.captured is not None:
-            return self.captured(batch)
-        return differentiated(self.loss, self.compiled, batch, self.precision, self.device)
+            return map(self.captured, batches)
+        return (differentiated(self.loss, self.compiled, one, self.precision, self.device) for one in batches)
+
+    def _exchange(self, sums: Tensor) -> Tensor:
+        """Total and count over all workers, and with them which signals any of them received."""
+        if not self.workers.grouped:
+            return sums
+        return self.workers.reduce(torch.cat([sums, sums.new_tensor(self.signals.flags())]))
 
     def _undo(self, before: Course, numbers: RandomState) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -253,8 +300,13 @@ class _Loop:
         self._heed()
 
     def _heed(self) -> None:
-        if self.signals.received is not None:
-            raise Interrupted(self.signals.received, self.course.step, self._save())
+        received = self._received()
+        if received is not None:
+            raise Interrupted(received, self.course.step, self._save())
+
+    def _received(self) -> int | None:
+        """The signal to stop for: with several workers, one that all of them know of."""
+        return self.asked if self.workers.grouped else self.signals.received
 
     def _validate(self) -> bool:
         """Validates the weights, and says whether they are the best so far. A signal breaks it off."""
@@ -277,12 +329,17 @@ class _Loop:
     def _check_weights(self) -> None:
         """Finite gradients may give infinite weights: these are not validated, and no checkpoint is made of them."""
         with torch.no_grad():
-            finite = torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all()
-        if not finite:
-            checkpoints = self.run.checkpoints
-            last = [checkpoints.path(step) for step in checkpoints.steps()[-1:]] or [checkpoints.folder]
+            parts = [local_part(parameter) for parameter in self.model.parameters()]
+            strange = (~torch.stack([part.isfinite().all() for part in parts])).sum()
+        if self.workers.reduce(strange):
             advice = "lower learning_rate, or lengthen warmup"
-            raise Diverged(f"weights are NaN or infinite after step {self.course.step}: {advice}", last[0])
+            where = self._last_checkpoint()
+            raise Diverged(f"weights are NaN or infinite after step {self.course.step}: {advice}", where)
+
+    def _last_checkpoint(self) -> Path:
+        checkpoints = self.run.checkpoints
+        steps = checkpoints.steps()
+        return checkpoints.path(steps[-1]) if steps else checkpoints.folder
 
     def _tied(self, figures: Mapping[str, float]) -> bool:
         """As good as the best, and with a lower loss: early on, when BLEU is 0 for long, the loss alone tells."""
@@ -294,17 +351,30 @@ class _Loop:
         """The figures of the weights as they would be kept now; None if a signal broke it off."""
         began, figures, shortage = time.monotonic(), None, None
         try:
-            with undisturbed(self.model, self.average, self.device):
-                figures = self.signals.breakable(lambda: self.validation.figures(self.model, self.device))
+            with self._as_used() as model:
+                figures = self.signals.breakable(lambda: self.validation.figures(model, self.device))
         except Exception as error:
             if not memory_ran_out(error):
                 raise
+            if self.workers.size > 1:
+                raise self._shortage(f"while validating after step {self.course.step}", error) from error
             shortage = str(error).partition("\n")[0]
         if shortage:
             where = f"while validating after step {self.course.step}"
             raise OutOfMemory(f"out of memory {where} ({shortage}): give validation smaller batches", self._save())
         self.course.seconds += time.monotonic() - began
         return figures
+
+    @contextmanager
+    def _as_used(self) -> Generator[nn.Module, None, None]:
+        """The model with the weights that would be kept now, whole, in eval mode."""
+        if self.sharded is None:
+            with undisturbed(self.model, self.average, self.device):
+                yield self.model
+            return
+        other = None if self.average is None else self.average.tensors()
+        with self.sharded.filled(other) as plain, undisturbed(plain, None, self.device):
+            yield plain
 
     def _choose(self) -> tuple[str, dict[str, float]]:
         """Which weights are kept, and their figures where they have been validated."""
@@ -314,9 +384,9 @@ class _Loop:
             if course.best is None:
                 return "average", {}
             figures = self._figures()
-            if figures is None and self.signals.received is not None:
+            if figures is None and (received := self._received()) is not None:
                 # The mean is in the model now; the checkpoint of the last step is on the disk already.
-                raise Interrupted(self.signals.received, course.step, self.run.checkpoints.path(course.step))
+                raise Interrupted(received, course.step, self.run.checkpoints.path(course.step))
             if figures is not None and not self.settings.better(course.best, figures[self.settings.watch]):
                 return "average", figures
         name = "last" if self.average is None else "average"
@@ -331,7 +401,8 @@ class _Loop:
         course = self.course
         counted = {"kind": kind, "step": course.step, "epoch": course.epoch, "tokens": course.tokens}
         record = {**counted, **figures, "seconds": round(course.seconds, 3)}
-        self.run.metrics.add(record)
+        if self.workers.is_first:
+            self.run.metrics.add(record)
         for listener in self.listeners:
             listener(record)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from regard.train.divided_tensors import part_of
 from regard.train.settings import TrainSettings
 
 
@@ -49,11 +50,13 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Puts named tensors back; learning rate and decay stay as the optimiser was made."""
     places = {id(p): place for place, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
-    numbers = {name: places[id(p)] for name, p in model.named_parameters() if id(p) in places}
+    learned = {name: p for name, p in model.named_parameters() if id(p) in places}
     state: dict[int, dict[str, Tensor]] = {}
     for full, tensor in tensors.items():
         key, _, name = full.partition("/")
-        if name not in numbers:
+        if name not in learned:
             raise ValueError(f"the optimiser's state has {full!r}, but the model learns no parameter {name!r}")
-        state.setdefault(numbers[name], {})[key] = tensor
+        parameter = learned[name]
+        own = part_of(tensor, parameter) if tensor.shape == parameter.shape else tensor
+        state.setdefault(places[id(parameter)], {})[key] = own
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -54,6 +54,8 @@ class TrainSettings(BaseModel):
     """Whether the model goes through torch.compile."""
     graphs: bool = False
     """On CUDA, whether a step is recorded once for each shape of batch and replayed; shapes are made few for it."""
+    shard: bool = False
+    """Under torchrun, whether parameters, gradients and optimiser state are divided among the workers (FSDP2)."""
     log_every: Count = 50
     """Updates between two lines of metrics."""
     validate_every: Count = 500

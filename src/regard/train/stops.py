@@ -50,16 +50,21 @@ class _Asked(BaseException):
     """Raised where waiting for the end of a step would take too long."""
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
 class Signals:
     """Listens for Ctrl-C and SIGTERM; the second Ctrl-C ends the process as it always does.
 
     A step is short and is finished. A validation may be long and changes nothing: a signal breaks out of
-    `breakable` work at once.
+    `breakable` work at once. With several workers (`shared`) it does not: they must stop at the same step. Nor does a
+    second Ctrl-C end the process, because the terminal and torchrun may both send the first one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
         self.received: int | None = None
         self._breaks = False
+        self._shared = shared
 
     @contextmanager
     def listening(self) -> Generator[None, None, None]:
@@ -67,7 +72,7 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in before:
             signal.signal(number, self._hear)
         try:
@@ -76,11 +81,15 @@ class Signals:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def flags(self) -> list[float]:
+        """For each of `SIGNALS`, 1 where it was received."""
+        return [float(self.received == number) for number in SIGNALS]
+
     def breakable(self, work: Callable[[], Result]) -> Result | None:
         """What the work gives, or None if a signal came before or while it ran."""
         try:
-            self._breaks = True
-            if self.received is not None:
+            self._breaks = not self._shared
+            if self.received is not None and not self._shared:
                 return None
             result = work()
             self._breaks = False
@@ -92,7 +101,8 @@ class Signals:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.received = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not self._shared:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if self._breaks:
             self._breaks = False
             raise _Asked

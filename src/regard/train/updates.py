@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.train.divided_tensors import whole
+
 
 @dataclass(frozen=True, eq=False)
 class Loss:
@@ -28,6 +30,7 @@ class Gradients:
     total: float
     count: float
     norm: float
+    asked: tuple[float, ...] = ()  # what else was summed over the workers
 
     def trouble(self) -> str | None:
         """What is wrong with them, if anything."""
@@ -54,15 +57,17 @@ def gather(
     model: nn.Module,
     batches: Iterable[Any],
     device: torch.device,
-    differentiate: Callable[[Any], tuple[Tensor, Tensor]],
+    differentiate: Callable[[Iterable[Any]], Iterable[tuple[Tensor, Tensor]]],
+    reduce: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Gradients | None:
     """Leaves in the parameters the gradient of Σ total / Σ count over the batches; None if there were none.
 
-    `differentiate(batch)` adds a batch's gradients to those in the parameters, and gives its total and count. Sums are
-    differentiated, and divided at the end: how the tokens fall into batches makes no difference. The numbers that the
-    caller needs are fetched from the device together, once.
+    `differentiate(batches)` adds each batch's gradients to those in the parameters, and gives its total and count. Sums
+    are differentiated, and divided at the end: how the tokens fall into batches, and batches into shares of several
+    workers, makes no difference. `reduce` sums total and count over the workers, and may add further numbers. The
+    numbers that the caller needs are fetched from the device together, once.
     """
-    sums = [differentiate(batch) for batch in batches]
+    sums = list(differentiate(batches))
     if not sums:
         return None
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -70,11 +75,11 @@ def gather(
         raise ValueError("loss gave a total that no parameter of the model has a part in")
     exact = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     totals, counts = (torch.stack([number.to(exact) for number in column]).sum() for column in zip(*sums, strict=True))
-    norm = torch.nn.utils.get_total_norm(gradients)
-    total, count, length = torch.stack([totals, counts, norm.to(exact)]).tolist()
+    norm = whole(torch.nn.utils.get_total_norm(gradients))
+    total, count, *more, length = torch.cat([reduce(torch.stack([totals, counts])), norm.to(exact)[None]]).tolist()
     if not count > 0:
         raise ValueError(f"loss must give a count of more than 0 for the batches of an update; got {count}")
-    return Gradients(total, count, length / count)
+    return Gradients(total, count, length / count, tuple(more))
 
 
 @torch.no_grad()

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
 
 from regard.train.average import MovingAverage
+from regard.train.distributed import ALONE, Workers
 from regard.train.random_state import RandomState
 from regard.train.updates import LossFunction
 
@@ -24,6 +26,7 @@ class Validation:
     held_out: Iterable[Any] | None
     validate: Validate | None
     precision: torch.dtype
+    workers: Workers = ALONE  # each takes its share of the batches
 
     @property
     def possible(self) -> bool:
@@ -33,15 +36,18 @@ class Validation:
         """All figures by name; `loss` is the one on held-out batches."""
         found = {} if self.held_out is None else {"loss": self._held_out_loss(model, self.held_out, device)}
         if self.validate is not None:
-            found |= {name: float(value) for name, value in self.validate(model).items()}
-        return found
+            with self.workers.sharing():
+                found |= {name: float(value) for name, value in self.validate(model).items()}
+        return self.workers.from_first(found)  # the same to the bit: workers decide by them
 
     def _held_out_loss(self, model: nn.Module, batches: Iterable[Any], device: torch.device) -> float:
         total = count = 0.0
-        for batch in batches:
+        for batch in islice(batches, self.workers.rank, None, self.workers.size):
             with torch.autocast(device.type, self.precision, enabled=self.precision != torch.float32):
                 result = self.loss(model, batch)
             total, count = total + float(result.total), count + float(result.count)
+        sums = torch.tensor([total, count], dtype=torch.float64)
+        total, count = self.workers.reduce(sums).tolist()
         if not count:
             raise ValueError("held_out gave nothing to validate on: it must be a collection that can be read again")
         return total / count

@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from regard.train.divided_tensors import part_of
 from regard.train.durable import as_os_error, force
 
 
@@ -116,4 +117,5 @@ def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mappin
         if tensors[name].shape != value.shape:
             expected, came = tuple(value.shape), tuple(tensors[name].shape)
             raise ValueError(f"the file does not fit the model: {name} must have shape {expected}; got {came}")
-    model.load_state_dict({**tensors, **{alias: tensors[name] for alias, name in aliases.items()}})
+    parts = {name: part_of(tensors[name], value) for name, value in wanted.items()}
+    model.load_state_dict({**parts, **{alias: parts[name] for alias, name in aliases.items()}})

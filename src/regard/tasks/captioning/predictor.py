@@ -23,6 +23,7 @@ from regard.tasks.deletion import Score
 from regard.tasks.pictures import Grid, cell_labels, covered, read_picture
 from regard.tasks.task import InputError
 from regard.tasks.writing import BOS, PAD, hypotheses
+from regard.train.distributed import shareable
 
 _AT_ONCE = 64  # pictures
 _NONE = -100  # a target that does not count
@@ -117,6 +118,7 @@ class CaptionPredictor:
         size = self.config.data.picture
         return [one.pixels(size) if one.maps is None else one.maps for one in examples]
 
+    @shareable
     @torch.no_grad()
     def search(self, images: Sequence[Any], *, width: int | None = None) -> list[Caption]:
         """Captions of pictures or maps, in their order."""

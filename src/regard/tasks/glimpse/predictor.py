@@ -20,6 +20,7 @@ from regard.tasks.glimpse.images import read_grey
 from regard.tasks.glimpse.network import Gazer
 from regard.tasks.pictures import Grid, cell_labels, covered
 from regard.tasks.task import InputError
+from regard.train.distributed import shareable
 
 _ROWS = 256  # images that are looked at together
 _CELL = 4  # pixels of a cell of the map, each way
@@ -118,6 +119,7 @@ class GlimpsePredictor:
         seen = iter(self.look([one for one in read if not isinstance(one, InputError)]))
         return [one if isinstance(one, InputError) else next(seen) for one in read]
 
+    @shareable
     @torch.no_grad()
     def look(self, images: Sequence[Pixels]) -> list[Seen]:
         """What some images are taken for, and where the gaze went."""
@@ -151,6 +153,7 @@ class GlimpsePredictor:
             shares.append(seen.weights.mean(1))
         return torch.stack(patches, 1).cpu(), torch.stack(shares, 1).cpu()
 
+    @shareable
     @torch.no_grad()
     def classes(self, images: Sequence[Pixels]) -> list[str]:
         """The classes alone, quickly."""

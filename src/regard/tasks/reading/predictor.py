@@ -19,6 +19,7 @@ from regard.tasks.reading.config import ReadingConfig
 from regard.tasks.reading.material import encoded
 from regard.tasks.reading.network import Reader, Texts
 from regard.tasks.task import InputError
+from regard.train.distributed import shareable
 
 _TOKENS = 8192  # words of passages that are read at once, padding counted
 _WORDS = 5000  # of a passage, and of a question
@@ -95,6 +96,7 @@ class ReadingPredictor:
         read = iter(self.read(good))
         return [next(read) if one is None else one for one in found]
 
+    @shareable
     @torch.no_grad()
     def read(self, questions: Sequence[Asked], *, weights: bool = True) -> list[Found]:
         """Answers to questions; those whose passages are of like length are read together."""

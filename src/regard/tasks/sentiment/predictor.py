@@ -15,6 +15,7 @@ from regard.tasks.deletion import Score
 from regard.tasks.sentiment.codec import SentimentCodec
 from regard.tasks.sentiment.network import TextClassifier
 from regard.tasks.task import InputError
+from regard.train.distributed import shareable
 
 _TOKENS = 16_384  # of texts that are classified at once, padding counted
 _CHARACTERS = 1_000_000
@@ -118,6 +119,7 @@ class SentimentPredictor:
         classified = iter(self.classify(texts))
         return [next(classified) if one is None else one for one in found]
 
+    @shareable
     @torch.no_grad()
     def classify(self, texts: Sequence[str], *, weights: bool = True) -> list[Verdict]:
         """The classes of texts that have words; those of like length go together."""

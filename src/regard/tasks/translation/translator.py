@@ -22,6 +22,7 @@ from regard.tasks.translation.coding import NO_WORDS, TOKENIZERS, Coder, Reading
 from regard.tasks.translation.config import DecodeSettings, Precision, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.tasks.writing import BOS, EOS, PAD, hypotheses
+from regard.train.distributed import shareable
 from regard.train.run import Run
 
 END = "∎"  # how the end mark of a source is shown
@@ -210,6 +211,7 @@ class Translator:
         translated = iter(self.search(sources, width=beam))
         return [next(translated) if one is None else one for one in found]
 
+    @shareable
     @torch.no_grad()
     def search(
         self, sources: Sequence[Reading], *, width: int | None = None, n_best: int = 1, weights: bool = True

@@ -17,6 +17,7 @@ from regard.tasks.vqa.codec import VqaCodec
 from regard.tasks.vqa.config import VqaConfig
 from regard.tasks.vqa.material import collated
 from regard.tasks.vqa.network import VisualAnswerer
+from regard.train.distributed import shareable
 
 _AT_ONCE = 64  # questions
 _WORDS = 200  # of a question
@@ -92,6 +93,7 @@ class VqaPredictor:
         found |= dict(zip(good, self.ask(list(good.values())), strict=True))
         return [found[place] for place in range(len(inputs))]
 
+    @shareable
     def ask(self, asked: Sequence[tuple[Pixels, str]], *, weights: bool = True) -> list[Seen]:
         """Answers to questions about pictures, some at once."""
         seen: list[Seen] = []

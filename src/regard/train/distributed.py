@@ -1,0 +1,228 @@
+"""Several processes that train one model, as torchrun starts them. A process of its own imports and pays nothing."""
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.train.errors import RunError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_TIMEOUT = timedelta(minutes=30)  # of one collective: the first worker may index large files while the others wait
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets, and init_process_group needs
+
+
+class WorkerFailed(Exception):  # noqa: N818
+    """Another worker failed, and reports why: this one only ends."""
+
+
+class WorkerLost(RunError):  # noqa: N818
+    """The connection to another worker broke: its process ended, or its machine cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The processes that share a job: which of them this one is, how many there are, and the device of this one.
+
+    Every method is a collective: all workers must call it, in the same order. Without a process group there is one
+    worker, and every method is free.
+
+    >>> ALONE.is_first, ALONE.gather("a"), ALONE.size
+    (True, ['a'], 1)
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device | None = None  # None: without a process group, the caller chooses
+    grouped: bool = False  # whether there is a process group: torchrun may also start a single worker
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker writes the files and reports to the user."""
+        return self.rank == 0
+
+    def reduce(self, numbers: Tensor) -> Tensor:
+        """The sum over all workers, in the same tensor."""
+        if self.grouped:
+            import torch.distributed as dist
+
+            dist.all_reduce(numbers)
+        return numbers
+
+    def gather(self, value: Item) -> list[Item]:
+        """The value of every worker, in the order of their ranks."""
+        if not self.grouped:
+            return [value]
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def from_first(self, value: Item) -> Item:
+        """The first worker's value, on every worker."""
+        if not self.grouped:
+            return value
+        import torch.distributed as dist
+
+        held: list[Any] = [value if self.is_first else None]
+        dist.broadcast_object_list(held, src=0)
+        return held[0]
+
+    def wait(self) -> None:
+        """Until every worker has come here."""
+        self.gather(None)
+
+    @contextmanager
+    def agreed(self) -> Generator[None, None, None]:
+        """Work without collectives that every worker must finish: where some fail, all end, and one reports it.
+
+        The failed worker with the lowest rank raises its own error, all others `WorkerFailed`.
+        """
+        if not self.grouped:
+            yield
+            return
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        failed = [rank for rank, one in enumerate(self.gather(failure is not None)) if one]
+        if failed and failure is not None and failed[0] == self.rank:
+            raise failure
+        if failed:
+            raise WorkerFailed(f"worker {failed[0]} failed")
+
+    def same(self, what: str, value: Any) -> None:
+        """Raises `RunError` on all workers when they do not have the same value, which is compared by its hash."""
+        if not self.grouped:
+            return
+        digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+        found = self.gather(digest)
+        others = [rank for rank, one in enumerate(found) if one != found[0]]
+        with self.agreed():
+            if others and self.is_first:
+                named = ", ".join(map(str, others[:8])) + (" …" if len(others) > 8 else "")
+                raise RunError(f"{what} of worker {named} is not that of worker 0: all workers must have the same")
+
+    def at_once(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns, done by every worker; where some fail, as in `agreed`."""
+        made: list[Result] = []
+        with self.agreed():
+            made.append(work())
+        return made[0]
+
+    def in_turn(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns: the first worker does it alone, then the others, who find the files that it wrote."""
+        made: list[Result] = []
+        for first in (True, False) if self.grouped else (True,):
+            with self.agreed():
+                if self.is_first is first:
+                    made.append(work())
+        return made[0]
+
+    def read_by_first(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items on every worker; only the first reads them, from its standard input for example."""
+        if not self.grouped:
+            yield from items
+            return
+        source = iter(items) if self.is_first else iter(())
+        while found := self.from_first([item for item in [next(source, None)] if item is not None]):
+            yield found[0]
+
+    @contextmanager
+    def sharing(self) -> Generator[None, None, None]:
+        """Inside it, methods marked `shareable` answer a share of their items on each worker."""
+        token = _sharing.set(self if self.size > 1 else None)
+        try:
+            yield
+        finally:
+            _sharing.reset(token)
+
+
+ALONE = Workers()
+_sharing: ContextVar[Workers | None] = ContextVar("sharing", default=None)
+
+
+@contextmanager
+def joined() -> Generator[Workers, None, None]:
+    """The workers of the job that torchrun, or its environment variables, make this process a part of.
+
+    CPUs communicate by gloo, GPUs by NCCL. A connection that breaks is a `WorkerLost`.
+    """
+    if not all(name in os.environ for name in _ENVIRONMENT):
+        yield ALONE
+        return
+    import torch.distributed as dist
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = _device(int(os.environ.get("LOCAL_RANK", "0")))
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=_TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        raise RunError(f"worker {rank} cannot join the other {size - 1}: {_first_line(error)}") from error
+    try:
+        yield Workers(rank, size, device, grouped=True)
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise WorkerLost(f"the connection to another worker broke ({_first_line(error)})") from error
+    # Only here: after a failure, other workers may be gone, and to wait for them would be to hang.
+    dist.destroy_process_group()
+
+
+def may_restart() -> bool:
+    """Whether torchrun starts the workers again after a failure, as it may have done already."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+
+
+def in_shares(items: Sequence[Any], work: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    """`work(items)`, a result for each item in their order; inside `Workers.sharing` each worker does a share of it."""
+    workers = _sharing.get()
+    if workers is None:
+        return work(items)
+    token = _sharing.set(None)  # what `work` calls has its share already
+    try:
+        mine = work(items[workers.rank :: workers.size])
+    finally:
+        _sharing.reset(token)
+    found: list[Any] = [None] * len(items)
+    for rank, part in enumerate(workers.gather(mine)):
+        found[rank :: workers.size] = part
+    return found
+
+
+def shareable(method: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Marks a method `(self, items, **options)` with a result for each item: several workers can share the items."""
+
+    @functools.wraps(method)
+    def call(self: Any, items: Sequence[Any], **options: Any) -> list[Any]:
+        return in_shares(items, lambda part: method(self, part, **options))
+
+    return call
+
+
+def _device(local: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    present = torch.cuda.device_count()
+    if local >= present:
+        raise RunError(f"worker {local} of this machine has no GPU: there are {present}, so --nproc-per-node={present}")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

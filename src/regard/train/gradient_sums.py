@@ -1,0 +1,124 @@
+"""Gradients summed over all workers: by DDP while the backward pass runs, by FSDP2 in shards, or all at once after."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.train.captured import Captured
+from regard.train.distributed import Workers
+from regard.train.updates import LossFunction
+
+
+@dataclass(frozen=True, eq=False)
+class Uncounted:
+    """A batch of which nothing counts: the share of a worker where a batch has fewer rows than there are workers.
+
+    It runs all the same, so that the same parameters have gradients on every worker.
+    """
+
+    batch: Any
+
+
+class Step(nn.Module):
+    """The loss of a batch as a module: what DDP and FSDP2 wrap, so that a loss may call any method of the model."""
+
+    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, batch: Any) -> tuple[Tensor, int | Tensor]:
+        result = self.loss(self.model, batch)
+        return result.total, result.count
+
+
+class GradientSums:
+    """Leaves in the parameters of every worker the gradients of the totals of all workers, summed.
+
+    The first update sums all gradients at once, after the backward pass: it shows which parameters have any, and DDP
+    need not search the graph for those that do not. Recorded CUDA graphs keep to that way, as their gradients stay in
+    one place. `step` is sharded already where `sharded`.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        step: Step,
+        precision: torch.dtype,
+        device: torch.device,
+        *,
+        sharded: bool = False,
+        captured: Captured | None = None,
+    ) -> None:
+        self._workers, self._step, self._device = workers, step, device
+        self._precision, self._sharded, self._captured = precision, sharded, captured
+        self._wrapped: Any = None
+        self._versions = self._buffer_versions()
+
+    def of(self, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        """This worker's total and count of each batch; after the last, the gradients are those of all workers."""
+        waiting: list[Any] = []
+        for batch in batches:
+            if waiting:
+                yield self._differentiated(waiting.pop(), last=False)
+            waiting.append(batch)
+        if waiting:
+            yield self._differentiated(waiting.pop(), last=True)
+            if self._wrapped is None and not self._sharded:
+                self._sum_at_once()
+                if self._captured is None:
+                    self._wrapped = self._ddp()
+            self._average_buffers()
+
+    def _differentiated(self, batch: Any, *, last: bool) -> tuple[Tensor, Tensor]:
+        weight = 0.0 if isinstance(batch, Uncounted) else 1.0
+        batch = batch.batch if isinstance(batch, Uncounted) else batch
+        if self._captured is not None and weight:
+            return self._captured(batch)
+        wrapped: Any = self._wrapped
+        run: Callable[[Any], Any] = self._step if wrapped is None else wrapped
+        with nullcontext() if last or wrapped is None else wrapped.no_sync():
+            with torch.autocast(self._device.type, self._precision, enabled=self._precision != torch.float32):
+                total, count = run(batch)
+            if total.ndim:
+                raise ValueError(f"loss must give a total of one number; got shape {tuple(total.shape)}")
+            # DDP and FSDP2 average over the workers; a sum is wanted.
+            averaged = self._sharded or wrapped is not None
+            (total * (weight * (self._workers.size if averaged else 1))).backward()
+        return total.detach() * weight, torch.as_tensor(count, device=self._device) * weight
+
+    def _ddp(self) -> nn.Module:
+        from torch.nn.parallel import DistributedDataParallel
+
+        unused = any(p.requires_grad and p.grad is None for p in self._step.parameters())
+        known = inspect.signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # its older name
+        given: dict[str, Any] = {buffers: False, "find_unused_parameters": unused, "gradient_as_bucket_view": True}
+        return DistributedDataParallel(self._step, **given)
+
+    @torch.no_grad()
+    def _sum_at_once(self) -> None:
+        gradients = [p.grad for p in self._step.parameters() if p.grad is not None]
+        if self._workers.size > 1 and gradients:
+            flat = self._workers.reduce(torch.cat([one.reshape(-1) for one in gradients]))
+            parts = flat.split([one.numel() for one in gradients])
+            torch._foreach_copy_(gradients, [part.view_as(one) for part, one in zip(parts, gradients, strict=True)])
+
+    def _buffer_versions(self) -> list[int]:
+        return [buffer._version for buffer in self._step.buffers()]
+
+    @torch.no_grad()
+    def _average_buffers(self) -> None:
+        """Buffers that this update changed, such as a moving baseline, become their mean over the workers."""
+        before, self._versions = self._versions, self._buffer_versions()
+        both = zip(before, self._versions, self._step.buffers(), strict=True)
+        changed = [buffer for old, new, buffer in both if old != new and buffer.is_floating_point()]
+        if changed and self._workers.size > 1:
+            flat = self._workers.reduce(torch.cat([one.reshape(-1) for one in changed])) / self._workers.size
+            for buffer, part in zip(changed, flat.split([one.numel() for one in changed]), strict=True):
+                buffer.copy_(part.view_as(buffer))
+            self._versions = self._buffer_versions()

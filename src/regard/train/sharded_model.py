@@ -1,0 +1,67 @@
+"""A model whose parameters, gradients and optimiser state are divided among the workers (FSDP2)."""
+
+import copy
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from regard.train.distributed import Workers
+from regard.train.divided_tensors import whole
+from regard.train.gradient_sums import Step
+from regard.train.updates import LossFunction
+
+# layers(model): the parts of a model that are gathered one after another. Each is called as a module.
+Layers = Callable[[nn.Module], Iterable[nn.Module]]
+
+
+class Sharded:
+    """A divided copy of a model to train. The plain model is empty meanwhile, and has the weights where it is used.
+
+    What is in none of the `layers` is gathered for the whole of a `step`, a batch's loss as a module.
+
+    Code that decodes or looks inside a model calls any method of it, and calls differ in number among the workers: it
+    needs the plain one.
+    """
+
+    def __init__(self, plain: nn.Module, workers: Workers, layers: Layers, loss: LossFunction) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        device = next(plain.parameters()).device
+        self.plain, self.model = plain, copy.deepcopy(plain)
+        self.step = Step(self.model, loss)
+        mesh = init_device_mesh(device.type, (workers.size,))
+        for layer in layers(self.model):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.step, mesh=mesh)
+        self._storages = {
+            one.untyped_storage().data_ptr(): (one.untyped_storage(), one.untyped_storage().nbytes())
+            for one in plain.parameters()
+        }
+        self.empty()
+
+    def empty(self) -> None:
+        """Frees the parameters of the plain model."""
+        for storage, _ in self._storages.values():
+            storage.resize_(0)
+
+    @torch.no_grad()
+    def fill(self, other: Mapping[str, Tensor] | None = None) -> None:
+        """Gives the plain model the weights of the divided one, or others where they are named."""
+        for storage, size in self._storages.values():
+            storage.resize_(size)
+        wanted = {**self.model.state_dict(), **(other or {})}
+        for name, value in [*self.plain.named_parameters(), *self.plain.named_buffers()]:
+            if name in wanted:  # some buffers are in no state
+                value.copy_(whole(wanted[name]))
+
+    @contextmanager
+    def filled(self, other: Mapping[str, Tensor] | None = None) -> Generator[nn.Module, None, None]:
+        """The plain model with the weights; empty again afterwards."""
+        self.fill(other)
+        try:
+            yield self.plain
+        finally:
+            self.empty()

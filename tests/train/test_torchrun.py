@@ -1,0 +1,231 @@
+"""Several workers train one model: the same losses as one, one checkpoint format, and an end for all of them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from worker_process import Started, start
+
+from regard.train.run import Run
+from regard.train.weights import read_tensors
+
+TINY = (
+    *("steps=6", "validate_every=2", "log_every=1", "warmup=1", "keep_last=3", "data.train=60", "data.valid=5"),
+    # Batches of few rows: with three workers some have no row of a batch.
+    *("data.test=5", "longer=0", "lengths=[3, 8]", "model.size=8", "batch_tokens=24", "learning_rate=1e-3"),
+)
+# Adam divides by the root of the second moment: where a gradient is nothing but rounding, so is the direction of the
+# step. With a larger epsilon such steps are small, and weights can be compared.
+EXACT = ("dropout=0", "epsilon=1e-3")
+RECURRENT = (*EXACT, "embedding=8", "accumulate=2")
+TRANSFORMER = (*EXACT, "model=transformer", "heads=2", "average=ema")
+RANDOM = ("dropout=0.2", "embedding=8", "average=ema")
+CUT = 4  # the step at which runs are taken up again
+
+Trained = Callable[..., Path]
+
+
+def settings(*given: str) -> list[str]:
+    return [word for one in given for word in ("--set", one)]
+
+
+def trains(folder: Path, size: int, given: Sequence[str]) -> Path:
+    """A run on so many workers; 0 is the plain command."""
+    out = folder / "run"
+    done = start(folder, size, "train", "translation", "--preset", "tiny", *settings(*TINY, *given), "--out", out)
+    assert set(done.ended().codes) == {0}, done.everything()
+    return out
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Runs, each made once."""
+    made: dict[tuple[object, ...], Path] = {}
+
+    def get(size: int, *given: str) -> Path:
+        if (size, *given) not in made:
+            made[size, *given] = trains(tmp_path_factory.mktemp("workers"), size, given)
+        return made[size, *given]
+
+    return get
+
+
+def cut(run: Path, folder: Path) -> Path:
+    """A copy of a run as it was after the checkpoint of step CUT."""
+    copy = folder / "cut"
+    shutil.copytree(run, copy)
+    for step in Run.open(copy).checkpoints.steps():
+        if step > CUT:
+            shutil.rmtree(Run.open(copy).checkpoints.path(step))
+    for name in ("model.safetensors", "result.json", "README.md"):
+        (copy / name).unlink()
+    return copy
+
+
+def resumed(run: Path, folder: Path, size: int) -> Path:
+    copy = cut(run, folder)
+    done = start(folder / "logs", size, "train", copy, "--resume").ended()
+    assert set(done.codes) == {0}, done.everything()
+    assert f"resumed from step {CUT}" in done.printed()
+    return copy
+
+
+def lines(run: Path, kind: str, name: str = "loss") -> Tensor:
+    return torch.tensor([line[name] for line in Run.open(run).metrics.read() if line["kind"] == kind]).double()
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return read_tensors(run / "model.safetensors")[0]
+
+
+def same(found: Path, expected: Path) -> None:
+    """Losses, gradients and weights are those of the other run, to rounding."""
+    for kind, name in (("train", "loss"), ("train", "gradient_norm"), ("train", "tokens"), ("validation", "loss")):
+        torch.testing.assert_close(lines(found, kind, name), lines(expected, kind, name), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(weights(found), weights(expected), rtol=1e-3, atol=1e-4)
+
+
+WAYS = {
+    "2 recurrent": (2, RECURRENT, ()),
+    "3 recurrent": (3, RECURRENT, ()),
+    "2 transformer": (2, TRANSFORMER, ()),
+    "2 transformer sharded": (2, TRANSFORMER, ("train.shard=true",)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_losses_and_weights_are_those_of_one_process(trained, way):
+    size, given, more = WAYS[way]
+    run = trained(size, *given, *more)
+    same(run, trained(0, *given))
+    assert Run.open(run).result()["workers"] == size
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_saved_by_two_workers_and_resumed_by_others(trained, tmp_path, size):
+    run = trained(2, *RECURRENT)
+    same(resumed(run, tmp_path, size), run)
+
+
+def test_saved_sharded_and_resumed_plain(trained, tmp_path):
+    run = trained(2, *TRANSFORMER, "train.shard=true")
+    same(resumed(run, tmp_path, 0), run)
+
+
+def test_resumed_by_as_many_workers_it_is_the_same_to_the_bit(trained, tmp_path):
+    run = trained(2, *RANDOM)
+    found, expected = weights(resumed(run, tmp_path, 2)), weights(run)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_killed_worker_is_started_again_and_nothing_changes(trained, tmp_path):
+    """torchrun itself: worker 1 dies by SIGKILL in step 3, both start again from the checkpoint of step 2."""
+    run = tmp_path / "killed"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    script = Path(__file__).with_name("worker_process.py")
+    given = ["train", "translation", "--preset", "tiny", *settings(*TINY, *RANDOM), "--out", run]
+    paths = os.pathsep.join([*(path for path in sys.path if path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, str(script), *map(str, given)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "resumed from step 2" in done.stderr
+    found, expected = weights(run), weights(trained(2, *RANDOM))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.fixture(scope="module")
+def asked_to_end(tmp_path_factory: pytest.TempPathFactory) -> tuple[Started, Path]:
+    """Two workers, of which the second gets SIGTERM while they train."""
+    folder = tmp_path_factory.mktemp("asked")
+    given = settings(*TINY, *RECURRENT, "steps=1000000", "validate_every=1000000", "checkpoint_every=2")
+    started = start(folder, 2, "train", "translation", "--preset", "tiny", *given, "--out", folder / "run")
+    while not Run(folder / "run").checkpoints.steps():
+        assert all(process.is_alive() for process in started.processes), started.everything()
+        time.sleep(0.01)
+    os.kill(started.processes[1].pid, signal.SIGTERM)
+    return started.ended(), folder / "run"
+
+
+def test_a_signal_to_one_worker_ends_all(asked_to_end):
+    started, _ = asked_to_end
+    assert started.codes == [143, 143], started.everything()
+
+
+def test_a_signal_leaves_a_checkpoint_and_one_message(asked_to_end):
+    started, run = asked_to_end
+    step = Run.open(run).checkpoints.steps()[-1]
+    assert f"SIGTERM ended training after step {step}" in started.printed(0)
+    assert not started.printed(1)
+    assert Run.open(run).checkpoints.at(step).state()["course"]["step"] == step
+
+
+def ends(folder: Path, *, own: dict[int, Sequence[str]], given: Sequence[str] = ()) -> Started:
+    arguments = ("train", "translation", "--preset", "tiny", *settings(*TINY, *given), "--out", folder / "run")
+    return start(folder, 2, *arguments, own=own).ended()
+
+
+REFUSED = {
+    "other settings": ({1: settings("data.seed=9")}, "regard: the configuration of worker 1 is not that of worker 0"),
+    "a missing file": ({1: ("--data", "no-such-file.tsv")}, "regard: worker 1: no such file: no-such-file.tsv"),
+    "a wrong setting": (dict.fromkeys((0, 1), settings("model.size=none")), "regard: model.size: expected"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_one_line_and_ends_all(tmp_path, case):
+    own, message = REFUSED[case]
+    done = ends(tmp_path, own=own)
+    assert all(done.codes), done.everything()
+    said = [line for rank in range(2) for line in done.printed(rank).splitlines()]
+    assert len(said) == 1, done.everything()
+    assert said[0].startswith(message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_worker_that_fails_ends_all(tmp_path):
+    arguments = ("train", "translation", "--preset", "tiny", *settings(*TINY, *RECURRENT), "--out", tmp_path / "run")
+    done = start(tmp_path, 2, *arguments, failing=1).ended()
+    assert all(done.codes), done.everything()
+    assert "the loss failed for a test" in done.printed(1)
+    assert "the connection to another worker broke" in done.printed(0)
+    assert "Traceback" not in done.printed(0)
+
+
+@pytest.fixture(scope="module")
+def figures(trained, tmp_path_factory) -> list[dict]:
+    """The result of `regard evaluate` by one process and by three."""
+    run, found = trained(0, *RECURRENT), []
+    for size in (0, 3):
+        done = start(tmp_path_factory.mktemp("evaluated"), size, "evaluate", run, "--json").ended()
+        assert set(done.codes) == {0}, done.everything()
+        found.append(json.loads(done.printed()))
+    return found
+
+
+@pytest.mark.parametrize("part", ["metrics", "attention", "faithfulness"])
+def test_three_workers_evaluate_as_one(figures, part):
+    assert figures[0][part] == figures[1][part]
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_answers_keep_the_order_of_the_lines(trained, tmp_path, size):
+    """The run of few steps answers nearly the same to everything: the sources say which answer is whose."""
+    sources = ["Tom chases Jerry", "Jerry chases Tom", "Mary sees the cat", "the cat sees Mary", "Tom sees Mary"]
+    text = "\n".join(sources) + "\n"
+    done = start(tmp_path, size, "predict", trained(0, *RECURRENT), "--json", lines=text).ended()
+    assert set(done.codes) == {0}, done.everything()
+    assert [json.loads(line)["source"] for line in done.printed().splitlines()] == sources

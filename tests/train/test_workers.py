@@ -1,0 +1,128 @@
+"""What workers do together, each in a thread of its own with a process group that is a barrier."""
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from regard.train.distributed import ALONE, WorkerFailed, Workers, in_shares, shareable
+from regard.train.errors import RunError
+from time_limits import HANG_SECONDS
+
+
+@dataclass
+class Meeting:
+    """Where as many threads as there are workers bring a value and get all of them."""
+
+    size: int
+    values: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.barrier = threading.Barrier(self.size, timeout=HANG_SECONDS)
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self.values[rank] = value
+        self.barrier.wait()
+        found = [self.values[one] for one in range(self.size)]
+        self.barrier.wait()
+        return found
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """`together(size, work)`: what `work(workers)` returns, or raises, on each of so many workers."""
+
+    def run(size: int, work: Callable[[Workers], Any]) -> list[Any]:
+        meeting = Meeting(size)
+        monkeypatch.setattr(Workers, "gather", lambda self, value: meeting.gather(self.rank, value))
+        monkeypatch.setattr(Workers, "from_first", lambda self, value: meeting.gather(self.rank, value)[0])
+        with ThreadPoolExecutor(size) as pool:
+            started = [pool.submit(work, Workers(rank, size, grouped=True)) for rank in range(size)]
+        return [one.exception() or one.result() for one in started]
+
+    return run
+
+
+def test_each_worker_answers_a_share_and_all_have_the_answers_in_order(together):
+    asked = []
+
+    def work(workers: Workers) -> list[int]:
+        def answer(items):
+            asked.append(list(items))
+            return [10 * item for item in items]
+
+        with workers.sharing():
+            return in_shares([1, 2, 3, 4, 5], answer)
+
+    assert together(3, work) == [[10, 20, 30, 40, 50]] * 3
+    assert sorted(asked) == [[1, 4], [2, 5], [3]]
+
+
+def test_what_is_shared_out_is_not_shared_out_again(together):
+    class Predictor:
+        @shareable
+        def outer(self, items, *, add):
+            return self.inner([item + add for item in items])
+
+        @shareable
+        def inner(self, items):
+            return [(item, len(items)) for item in items]
+
+    def work(workers: Workers) -> list[Any]:
+        with workers.sharing():
+            return Predictor().outer([1, 2, 3, 4], add=5)
+
+    assert together(2, work) == [[(6, 2), (7, 2), (8, 2), (9, 2)]] * 2
+
+
+def test_one_process_answers_everything_itself():
+    with ALONE.sharing():
+        assert in_shares([1, 2, 3], lambda items: [len(items)] * len(items)) == [3, 3, 3]
+
+
+def test_the_first_failure_is_raised_once_and_the_others_end(together):
+    def work(workers: Workers) -> None:
+        with workers.agreed():
+            if workers.rank in (1, 2):
+                raise RunError(f"no file at {workers.rank}")
+
+    first, second, third = together(3, work)
+    assert isinstance(second, RunError)
+    assert str(second) == "no file at 1"
+    assert isinstance(first, WorkerFailed)
+    assert isinstance(third, WorkerFailed)
+
+
+@pytest.mark.parametrize(("ranks", "named"), [((2,), "worker 2"), ((1, 3), "worker 1, 3")])
+def test_workers_that_differ_are_named(together, ranks, named):
+    first, *others = together(4, lambda workers: workers.same("the setting", workers.rank in ranks))
+    assert isinstance(first, RunError)
+    assert str(first) == f"the setting of {named} is not that of worker 0: all workers must have the same"
+    assert all(isinstance(one, WorkerFailed) for one in others)
+
+
+def test_the_same_value_in_another_order_of_keys_is_the_same(together):
+    values = ['{"a": 1, "b": [2]}', '{"b": [2], "a": 1}']
+    assert together(2, lambda workers: workers.same("it", json.loads(values[workers.rank]))) == [None, None]
+
+
+def test_the_first_worker_goes_before_the_others(together):
+    order = []
+
+    def work(workers: Workers) -> int:
+        return workers.in_turn(lambda: order.append(workers.rank) or workers.rank)
+
+    assert together(3, work) == [0, 1, 2]
+    assert order[0] == 0
+    assert sorted(order) == [0, 1, 2]
+
+
+def test_items_are_read_by_the_first_worker(together):
+    def work(workers: Workers) -> list[list[int]]:
+        return list(workers.read_by_first([[1, 2], [3]] if workers.is_first else iter(())))
+
+    assert together(2, work) == [[[1, 2], [3]]] * 2

@@ -1,0 +1,109 @@
+"""Processes that run the `regard` command as torchrun starts them, from a server that has imported everything."""
+
+import contextlib
+import io
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import torch
+from torch.distributed import TCPStore
+
+import regard.cli.predicting  # noqa: F401  imported by the server, once
+import regard.tasks.training as training
+from regard.cli import main
+from regard.train.updates import Loss
+from time_limits import HANG_SECONDS
+
+FAIL_AT = 2  # batches after which a worker that is told to fail does so
+
+
+def run(
+    arguments: Sequence[str], environment: dict[str, str], log: Path, lines: str | None, fails: bool = False
+) -> None:
+    """The command in this process; what it prints goes to a file. `lines` are its standard input."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    sys.argv = ["regard", *arguments]
+    sys.stdin = io.TextIOWrapper(io.BytesIO((lines or "").encode()))
+    if fails:
+        fail_in_training()
+    with log.open("w", buffering=1) as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        main()
+
+
+def fail_in_training(*, by_signal: bool = False) -> None:
+    """Makes the loss fail after some batches: by an error, or by SIGKILL."""
+    plain = training.TaskLoss.__call__
+    seen = []
+
+    def loss(self, model, batch) -> Loss:
+        seen.append(batch)
+        if len(seen) > FAIL_AT and by_signal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if len(seen) > FAIL_AT:
+            raise ValueError("the loss failed for a test")
+        return plain(self, model, batch)
+
+    training.TaskLoss.__call__ = loss
+
+
+@dataclass
+class Started:
+    """The processes of one command, by rank."""
+
+    processes: list[ForkServerProcess]
+    logs: list[Path]
+    store: TCPStore | None
+    codes: list[int | None] = field(default_factory=list)
+
+    def ended(self) -> "Started":
+        """When all processes have ended."""
+        for process in self.processes:
+            process.join(HANG_SECONDS)
+        self.codes = [process.exitcode for process in self.processes]
+        return self
+
+    def printed(self, rank: int = 0) -> str:
+        return self.logs[rank].read_text()
+
+    def everything(self) -> str:
+        return "\n".join(f"worker {rank}:\n{log.read_text()}" for rank, log in enumerate(self.logs) if log.exists())
+
+
+def start(
+    folder: Path, size: int, *arguments: str | Path, own: dict[int, Sequence[str]] | None = None, **more: object
+) -> Started:
+    """Starts the command on so many workers; 0 is the plain command. `own` are further arguments of single workers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tiny_training", "torch._dynamo", "worker_process"])
+    # As under torchrun, the store is not a worker's: it has a free port, and no other test can take it.
+    store = TCPStore("localhost", 0, is_master=True, timeout=timedelta(seconds=HANG_SECONDS)) if size else None
+    processes, logs = [], []
+    for rank in range(max(1, size)):
+        environment = {"OMP_NUM_THREADS": "1"}
+        if store is not None:
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+            environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+            environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+        given = [*map(str, arguments), *(own or {}).get(rank, ())]
+        logs.append(folder / f"worker-{rank}.log")
+        lines = more.get("lines") if rank == 0 else None
+        fails = more.get("failing") == rank
+        process = context.Process(target=run, args=(given, environment, logs[-1], lines, fails))
+        process.start()
+        processes.append(process)
+    return Started(processes, logs, store)
+
+
+if __name__ == "__main__":  # under torchrun: worker 1 is killed once
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        fail_in_training(by_signal=True)
+    main()
