@@ -151,11 +151,12 @@ def attend(problem: Problem) -> Result:
 
 def _with_log_sum_exp(problem: Problem) -> Result | None:
     """Output and log-sum-exp from one kernel, where there is one that gives both."""
+    if torch.compiler.is_compiling():
+        return None
     from regard.core.backends import flash  # which imports this module
 
     product = problem.score.as_product(problem.query, problem.key)
-    if product is None or torch.compiler.is_compiling():
-        return None
+    assert product is not None  # refuses() has said so
     plain = replace(problem, query=product.query, key=product.key, score=ScaledDot(product.scale))
     return flash.attend(plain) if flash.serves(plain) else None
 
