@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from regard.models.image import MapAttention
 from regard.tasks.config import (
@@ -111,8 +111,6 @@ class CaptionLearning(LearningSettings):
 
     expected: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of the captions that REINFORCE teaches by soft attention, drawn anew in each step; 0: all sample."""
-    words: NonNegativeFloat = 0.0
-    """Weight of a second loss by which each cell learns to show the words of the caption (Fang et al. 2015)."""
 
 
 class CaptioningConfig(TaskConfig):
