@@ -71,6 +71,8 @@ class ModelSettings(Settings):
     """Gates on the map, the same for every word: channel, spatial, both, or gate, one for every number of a cell."""
     positions: bool = True
     """Whether cells know their row and column."""
+    summary: Literal["mean", "moments"] = "mean"
+    """What the decoder begins from: the mean of the cells, or how much there is of each channel and where it is."""
     attention: AttentionName = "additive"
     """Score by which the cells are weighted for each word; hard: one cell is chosen; none: a fixed summary."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
