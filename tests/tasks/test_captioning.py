@@ -25,7 +25,7 @@ from regard.tasks.captioning.config import (
 )
 from regard.tasks.captioning.files import examples_of, input_files, make_material
 from regard.tasks.captioning.material import Example, encode
-from regard.tasks.captioning.network import build, maps_of
+from regard.tasks.captioning.network import Moments, build, maps_of
 from regard.tasks.captioning.predictor import CaptionPredictor, collate
 from regard.tasks.captioning.presets import PRESETS
 from regard.tasks.captioning.scoring import corpus_bleu, judge, pointing, sacrebleu_figures, text_figures
@@ -123,13 +123,35 @@ def test_the_twin_has_as_many_parameters(order, cell):
     assert counts[1] == pytest.approx(counts[0], rel=0.05)
 
 
-def test_maps_computed_earlier_give_the_same_memory():
-    network = build(TINY, VOCABULARY).eval()
+def test_moments_by_hand():
+    """One channel that is 1 at the right end of the upper row of 2 × 3 cells: x = 1, y = −1, six cells."""
+    summary = Moments(1, 6)
+    torch.nn.init.eye_(summary.project.weight)
+    torch.nn.init.constant_(summary.project.bias, 1.0)
+    maps = torch.zeros(1, 1, 2, 3)
+    maps[0, 0, 0, 2] = 1.0
+    moments = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, 1.0]) / 6**0.5
+    torch.testing.assert_close(summary(maps)[0], torch.nn.functional.layer_norm(1 + moments, (6,)))
+
+
+def test_moments_tell_a_map_from_its_mirror_image():
+    for summary, same in (("mean", True), ("moments", False)):
+        torch.manual_seed(1)
+        network = build(TINY.model_copy(update={"summary": summary}), VOCABULARY).eval()
+        maps = torch.relu(torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(1)))
+        found = [network.encoder(one).summary for one in (maps, maps.flip(-1))]
+        assert torch.allclose(*found, atol=1e-5) == same
+
+
+@pytest.mark.parametrize("summary", ["mean", "moments"])
+def test_maps_computed_earlier_give_the_same_memory(summary):
+    network = build(TINY.model_copy(update={"summary": summary}), VOCABULARY).eval()
     pixels = images(2)
     with torch.no_grad():
         memory = network.encoder(pixels)
         again = network.encoder(maps_of(network.encoder.encoder.backbone, pixels))
     torch.testing.assert_close(memory.values, again.values)
+    torch.testing.assert_close(memory.summary, again.summary)
 
 
 def test_size_must_hold_positions():

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from regard.models.image import MapAttention
 from regard.tasks.config import (
@@ -72,6 +72,8 @@ class ModelSettings(Settings):
     """Gates on the map, the same for every word: channel, spatial, both, or gate, one for every number of a cell."""
     positions: bool = True
     """Whether cells know their row and column."""
+    summary: Literal["mean", "moments"] = "mean"
+    """What the decoder begins from: the mean of the cells, or how much there is of each channel and where it is."""
     attention: AttentionName = "additive"
     """Score by which the cells are weighted for each word; hard: one cell is chosen; none: a fixed summary."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
@@ -103,8 +105,6 @@ class CaptionLearning(LearningSettings):
 
     expected: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of the captions that REINFORCE teaches by soft attention, drawn anew in each step; 0: all sample."""
-    words: NonNegativeFloat = 0.0
-    """Weight of a second loss by which each cell learns to show the words of the caption (Fang et al. 2015)."""
 
 
 class CaptioningConfig(TaskConfig):

@@ -1,9 +1,12 @@
 """The captioner from its settings: a picture as a memory of cells, and a decoder that looks at it for each word."""
 
+import math
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.models.efficientnet import EfficientNetLite0
@@ -21,17 +24,46 @@ from regard.tasks.pictures import scaled
 _LEARNING = LearningSettings()
 
 
-class PictureEncoder(nn.Module):
-    """Pictures as bytes (b, 3, height, width), or the maps that the backbone made of them earlier, as a memory."""
+class Moments(nn.Module):
+    """A summary that knows where things are: norm(relu(W m)) with m_cf = Σ_j f(x_j, y_j) a_jc / √k.
 
-    def __init__(self, encoder: ImageEncoder, *, dropout: float = 0.0) -> None:
+    a_j is cell j of k, x_j and y_j in [−1, 1] are its place, and f is one of 1, x, y, xy, x² and y²: how much there is
+    of each channel, where its centre is and how far it spreads. The mean of the cells knows only the first.
+
+    >>> Moments(8, 32)(torch.zeros(2, 8, 3, 5)).shape
+    torch.Size([2, 32])
+    """
+
+    def __init__(self, channels: int, size: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(6 * channels, size)
+        self.norm = nn.LayerNorm(size)
+
+    def forward(self, maps: Float[Tensor, "b c rows columns"]) -> Float[Tensor, "b d"]:
+        rows, columns = maps.shape[-2:]
+        y = torch.linspace(-1, 1, rows, device=maps.device).unsqueeze(1).expand(rows, columns)
+        x = torch.linspace(-1, 1, columns, device=maps.device).expand(rows, columns)
+        basis = torch.stack((torch.ones_like(x), x, y, x * y, x * x, y * y), -1).flatten(0, 1).to(maps.dtype)
+        moments = maps.flatten(2) @ basis / math.sqrt(len(basis))
+        return self.norm(torch.relu(self.project(moments.flatten(1))))
+
+
+class PictureEncoder(nn.Module):
+    """Pictures as bytes (b, 3, height, width), or the maps that the backbone made of them earlier, as a memory.
+
+    With `summary` the decoder begins from what that makes of the map, else from the mean of the cells.
+    """
+
+    def __init__(self, encoder: ImageEncoder, *, dropout: float = 0.0, summary: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.dropout = nn.Dropout(dropout)
+        self.summary = summary
 
     def forward(self, source: Tensor, lengths: None = None) -> Memory:
-        maps = self.maps(source) if source.dtype == torch.uint8 else source.float()
-        return self.encoder.memory(self.dropout(maps))
+        maps = self.dropout(self.maps(source) if source.dtype == torch.uint8 else source.float())
+        memory = self.encoder.memory(maps)
+        return memory if self.summary is None else replace(memory, summary=self.summary(maps))
 
     def maps(self, pixels: Tensor) -> Tensor:
         """The backbone's map of each picture (b, channels, rows, columns)."""
@@ -71,9 +103,9 @@ def build(settings: ModelSettings, vocabulary: int, *, learning: LearningSetting
     )
     if settings.attention == "none":
         settings = settings.model_copy(update={"embedding": _twin_embedding(settings, vocabulary)})
-    return EncoderDecoder(
-        PictureEncoder(encoder, dropout=settings.map_dropout), _decoder(settings, vocabulary, learning)
-    )
+    summary = Moments(encoder.backbone.channels, settings.size) if settings.summary == "moments" else None
+    pictures = PictureEncoder(encoder, dropout=settings.map_dropout, summary=summary)
+    return EncoderDecoder(pictures, _decoder(settings, vocabulary, learning))
 
 
 def _decoder(settings: ModelSettings, vocabulary: int, learning: LearningSettings) -> RecurrentDecoder:

@@ -1,7 +1,6 @@
 """Captioning as a task: what is its own of the shared training, evaluation and prediction."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from torch import nn
 from regard.core.requests import full
 from regard.tasks.captioning.codec import FILES, CaptionCodec
 from regard.tasks.captioning.config import NEEDS, CaptioningConfig
-from regard.tasks.captioning.detection import WordDetector
 from regard.tasks.captioning.files import examples_of, input_files, make_material
 from regard.tasks.captioning.material import Example, encode
 from regard.tasks.captioning.network import build
@@ -25,21 +23,12 @@ from regard.tasks.writing import word_outcome
 
 def _network(config: CaptioningConfig, codec: CaptionCodec) -> nn.Module:
     network = build(config.model, codec.vocabulary.size, learning=config.learning)
-    if config.learning.words > 0:
-        network.add_module("detector", WordDetector(config.model.size, codec.vocabulary.size))
     return with_baseline(network, config.learning, is_hard=config.model.attention == "hard")
 
 
 def _outcome(network: Any, batch: Any, config: CaptioningConfig, attention: bool) -> Outcome:
-    asked = full() if attention else None
-    given: dict[str, Any] = {"keys": None, "smoothing": config.smoothing, "attention": attention}
-    if not (config.learning.words > 0 and network.training):  # validation compares captions alone
-        return word_outcome(network, network(batch.image, batch.prefix, weights=asked), batch.target, **given)
-    model: Any = getattr(network, "_orig_mod", network)
-    memory = model.encoder(batch.image)
-    outcome = word_outcome(model, model.decoder(memory, batch.prefix, weights=asked), batch.target, **given)
-    shown = model.detector.loss(memory.values, batch.target).sum()
-    return replace(outcome, total=outcome.total + config.learning.words * shown)
+    decoded = network(batch.image, batch.prefix, weights=full() if attention else None)
+    return word_outcome(network, decoded, batch.target, keys=None, smoothing=config.smoothing, attention=attention)
 
 
 def _validate(predictor: CaptionPredictor, examples: Sequence[Example], config: CaptioningConfig) -> dict[str, float]:
