@@ -22,7 +22,7 @@ from regard.tasks.speech.scoring import doubted, error_rate, pointing, text_figu
 from regard.tasks.task import InputError, SettingError
 
 SPEECH = TASKS["speech"]
-SMALL = ["model.size=8", "encoder_size=8"]
+SMALL = ["model.size=8", "encoder_size=8", "symbols=words"]
 
 
 def config(*settings: str):
@@ -173,7 +173,7 @@ def recordings(tmp_path_factory):
 
 def test_recordings_of_ones_own_train_a_run_that_goes_on(recordings, tmp_path):
     few = ("--preset", "tiny", "--set", "steps=2", "--set", "validate_every=2", "--set", "warmup=1")
-    few = (*few, "--set", "model.size=8", "--set", "encoder_size=8", "--data", recordings)
+    few = (*few, *(word for one in SMALL for word in ("--set", one)), "--data", recordings)
     one_line(regard("train", "speech", *few, "--out", tmp_path / "a"), "transcripts.jsonl:13: no sound 'gone.wav'")
     done = regard("train", "speech", *few, "--set", "skip_faults=true", "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output
