@@ -70,6 +70,28 @@ def transcript(text: str, probabilities: tuple[float, ...]) -> Transcript:
     return Transcript(text, symbols, (), probabilities, None, np.zeros((8, 4), np.float16), 0.04, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("by", "symbols", "chances", "line"),
+    [
+        ("words", ("go", "up"), (0.9, 0.6), "go up  (go 0.00–0.08 s 0.90, *up 0.08–0.12 s 0.60*)"),
+        (
+            "characters",
+            tuple("go␣up"),
+            (0.9, 0.5, 0.4, 0.8, 0.5),
+            "go up  (*go 0.00–0.04 s 0.45*, up 0.08–0.12 s 0.40)",
+        ),
+    ],
+)
+def test_a_line_has_the_words_with_seconds_and_probability(by, symbols, chances, line):
+    weights = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    if by == "characters":
+        weights = torch.eye(3)[[0, 0, 1, 2, 2]]
+    frames = np.zeros((12, 4), np.float16)
+    found = Transcript("go up", symbols, (), chances, weights, frames, 0.04, 0.0, by=by)
+    assert found.line == line
+    assert [one["word"] for one in found.record()["words"]] == ["go", "up"]
+
+
 def test_the_least_certain_symbol_is_found_among_the_wrong_ones():
     codec = SpeechCodec.build([("one", "two")], "words", size=9)
     predictor = SpeechPredictor(build(config(), codec.vocabulary.size), codec, config())
