@@ -6,7 +6,7 @@ export class Player {
   // `moved()` is called while the sound plays, and once when it ends.
   constructor(moved) {
     this.moved = moved;
-    this.element = el("div", { class: "save", hidden: true });
+    this.element = el("div", { class: "save player", hidden: true });
     this.source = null;
     this.sound = null;
   }
