@@ -295,3 +295,10 @@ def test_pages_stay_small():
     """Twelve layers of twelve heads over 32 tokens: 6.4 MB in the usual viewer, whose page grows with the square."""
     trace = Trace.from_weights({f"layer.{n}": softmax(12, 32, 32) for n in range(12)})
     assert len(page(trace)) < 1_000_000
+
+
+@pytest.mark.parametrize(("size", "there"), [(100, True), (2**20 + 1, False), (0, False)])
+def test_a_page_has_the_sound_of_its_frames_up_to_a_size(size, there):
+    frames = Labels("frames", ("0.00 s", "0.04 s"), {"seconds": 0.04, "sound": b"\1" * size})
+    labels = about(Trace.from_weights({"layer": softmax(1, 3, 2)}, columns=frames))["labels"]
+    assert labels[0].get("sound") == (base64.b64encode(b"\1" * size).decode() if there else None)

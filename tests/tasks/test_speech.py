@@ -22,7 +22,7 @@ from regard.tasks.speech.scoring import doubted, error_rate, pointing, text_figu
 from regard.tasks.task import InputError, SettingError
 
 SPEECH = TASKS["speech"]
-SMALL = ["model.size=8", "encoder_size=8"]
+SMALL = ["model.size=8", "encoder_size=8", "symbols=words"]
 
 
 def config(*settings: str):
@@ -68,6 +68,28 @@ def test_which_symbols_are_wrong(said, written, distance, wrong):
 def transcript(text: str, probabilities: tuple[float, ...]) -> Transcript:
     symbols = tuple(text.split())
     return Transcript(text, symbols, (), probabilities, None, np.zeros((8, 4), np.float16), 0.04, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("by", "symbols", "chances", "line"),
+    [
+        ("words", ("go", "up"), (0.9, 0.6), "go up  (go 0.00–0.08 s 0.90, *up 0.08–0.12 s 0.60*)"),
+        (
+            "characters",
+            tuple("go␣up"),
+            (0.9, 0.5, 0.4, 0.8, 0.5),
+            "go up  (*go 0.00–0.04 s 0.45*, up 0.08–0.12 s 0.40)",
+        ),
+    ],
+)
+def test_a_line_has_the_words_with_seconds_and_probability(by, symbols, chances, line):
+    weights = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    if by == "characters":
+        weights = torch.eye(3)[[0, 0, 1, 2, 2]]
+    frames = np.zeros((12, 4), np.float16)
+    found = Transcript("go up", symbols, (), chances, weights, frames, 0.04, 0.0, by=by)
+    assert found.line == line
+    assert [one["word"] for one in found.record()["words"]] == ["go", "up"]
 
 
 def test_the_least_certain_symbol_is_found_among_the_wrong_ones():
@@ -173,7 +195,7 @@ def recordings(tmp_path_factory):
 
 def test_recordings_of_ones_own_train_a_run_that_goes_on(recordings, tmp_path):
     few = ("--preset", "tiny", "--set", "steps=2", "--set", "validate_every=2", "--set", "warmup=1")
-    few = (*few, "--set", "model.size=8", "--set", "encoder_size=8", "--data", recordings)
+    few = (*few, *(word for one in SMALL for word in ("--set", one)), "--data", recordings)
     one_line(regard("train", "speech", *few, "--out", tmp_path / "a"), "transcripts.jsonl:13: no sound 'gone.wav'")
     done = regard("train", "speech", *few, "--set", "skip_faults=true", "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output

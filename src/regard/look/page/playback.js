@@ -6,7 +6,7 @@ export class Playback {
   // `moved()` is called while the sound plays, and once when it ends.
   constructor(moved) {
     this.moved = moved;
-    this.element = el("div", { class: "save", hidden: true });
+    this.element = el("div", { class: "save playback", hidden: true });
     this.source = null;
     this.sound = null;
   }

@@ -33,7 +33,9 @@ def spectrogram(frames: Frames) -> bytes:
     """Frames as a PNG picture: time to the right, pitch upwards, the louder the darker."""
     from PIL import Image
 
-    shades = np.clip(np.rint((1 - frames.astype(np.float32)) * 127.5), 0, 255).astype(np.uint8)
+    wide = frames.astype(np.float32)
+    low, high = np.quantile(wide, 0.2), max(float(wide.max()), -0.99)  # what is quieter is noise, and white
+    shades = np.rint(255 * np.clip((high - wide) / max(high - low, 1e-3), 0, 1)).astype(np.uint8)
     image = Image.fromarray(np.repeat(shades.T[::-1], _TALL, 0))
     with io.BytesIO() as file:
         image.save(file, "PNG", optimize=True)

@@ -1,5 +1,6 @@
 """A trained recogniser: a recording in, a transcript out, with the time and the probability of each symbol."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.models.frame import EncoderDecoder
 from regard.tasks.deletion import Score
-from regard.tasks.speech.codec import SpeechCodec
+from regard.tasks.speech.codec import BLANK, SpeechCodec, Symbols
 from regard.tasks.speech.config import SpeechConfig
 from regard.tasks.speech.features import Frames, frames_of, heard, spectrogram
 from regard.tasks.speech.material import collate, record
@@ -28,6 +29,29 @@ from regard.tasks.task import InputError
 from regard.tasks.writing import NEVER, hypotheses
 
 _FRAMES = 16_384  # of a batch, padding counted
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a transcript; it has no seconds where the model has no attention."""
+
+    text: str
+    probability: float
+    start: float | None
+    end: float | None
+    doubtful: bool  # whether it has the least certain symbol
+
+    def __str__(self) -> str:
+        when = "" if self.start is None else f" {self.start:.2f}–{self.end:.2f} s"
+        mark = "*" if self.doubtful else ""
+        return f"{mark}{self.text}{when} {self.probability:.2f}{mark}"
+
+    def record(self) -> dict[str, Any]:
+        """The word as JSON."""
+        found: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
+        if self.start is not None and self.end is not None:
+            found |= {"start": round(self.start, 3), "end": round(self.end, 3)}
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +69,7 @@ class Transcript:
     others: tuple[tuple[str, float], ...] = ()  # further transcripts, best first, with their scores
     samples: Samples | None = None
     rate: int = 8000
+    by: Symbols = "words"
 
     @property
     def answer(self) -> str:
@@ -62,16 +87,33 @@ class Transcript:
         return [] if self.weights is None else [heard(row, self.step) for row in self.weights.tolist()]
 
     @property
+    def words(self) -> list[Word]:
+        """The words, each with its seconds and its probability, which is the product of its letters'."""
+        found: list[list[int]] = [[]]
+        for place, symbol in enumerate(self.symbols):
+            if symbol == BLANK or (self.by == "words" and found[-1]):
+                found.append([])
+            if symbol != BLANK:
+                found[-1].append(place)
+        times = self.times
+        return [
+            Word(
+                text="".join(self.symbols[place] for place in places),
+                probability=math.prod(self.probabilities[place] for place in places),
+                start=min(times[place][0] for place in places) if times else None,
+                end=max(times[place][1] for place in places) if times else None,
+                # The blank after a word is one of its letters: was this its end?
+                doubtful=places[0] <= self.doubtful <= places[-1] + (self.by == "characters"),
+            )
+            for places in found
+            if places
+        ]
+
+    @property
     def line(self) -> str:
-        """The transcript, and each symbol with its seconds and its probability; the least certain between asterisks."""
-        if not self.symbols:
-            return self.text
-        parts = []
-        for place, (symbol, chance) in enumerate(zip(self.symbols, self.probabilities, strict=True)):
-            when = f" {self.times[place][0]:.2f}–{self.times[place][1]:.2f} s" if self.times else ""
-            mark = "*" if place == self.doubtful else ""
-            parts.append(f"{mark}{symbol}{when} {chance:.2f}{mark}")
-        return f"{self.text}  ({', '.join(parts)})"
+        """The transcript, and each word with its seconds and probability; the least certain between asterisks."""
+        words = ", ".join(map(str, self.words))
+        return f"{self.text}  ({words})" if words else self.text
 
     def record(self) -> dict[str, Any]:
         """The transcript as JSON: each symbol with its seconds and its probability, and the weights of the steps."""
@@ -86,6 +128,7 @@ class Transcript:
         return {
             "answer": self.text,
             "score": round(self.score, 5),
+            "words": [word.record() for word in self.words],
             "symbols": symbols,
             "least_certain": self.doubtful if self.symbols else None,
             "step": self.step,
@@ -187,6 +230,7 @@ class SpeechPredictor:
             others=tuple((text, one.score) for text, one in zip(texts[1:], best[1:], strict=True)),
             samples=samples,
             rate=self.config.data.rate,
+            by=self.codec.by,
         )
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """How good transcripts are, whether attention is where each symbol is said, and whether doubt is where errors are."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from regard.tasks.deletion import deletion
@@ -10,7 +11,7 @@ from regard.tasks.speech.predictor import SpeechPredictor, Transcript
 from regard.tasks.task import Judged
 
 NEAR = 0.05  # seconds that a peak may lie beside its symbol
-_EXPLAINED = 40  # transcripts whose faithfulness is measured
+_EXPLAINED = 150  # symbols whose faithfulness is measured, in as many transcripts as they fill
 
 
 def wrong_symbols(said: Sequence[str], written: Sequence[str]) -> tuple[int, list[bool]]:
@@ -64,7 +65,7 @@ def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: Speec
     metrics = text_figures(transcripts, examples)
     metrics["recordings"] = len(examples)
     attention = pointing(predictor, examples) | doubted(predictor, transcripts, examples)
-    lost = faithfulness(predictor, transcripts[:_EXPLAINED]) if explain else {}
+    lost = faithfulness(predictor, transcripts) if explain else {}
     return Judged(metrics, attention, lost)
 
 
@@ -103,9 +104,10 @@ def doubted(
 
 def faithfulness(predictor: SpeechPredictor, transcripts: Sequence[Transcript]) -> dict[str, float]:
     """How much log-probability a symbol loses when the step it attends most is silenced, and when another one is."""
-    return deletion(
+    places = (
         (transcript.weights[place], predictor.score_of(transcript, place))
         for transcript in transcripts
         if transcript.weights is not None
         for place in range(len(transcript.symbols))
     )
+    return deletion(islice(places, _EXPLAINED))
