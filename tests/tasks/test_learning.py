@@ -101,23 +101,6 @@ def test_reinforce_alone_reads_expected_values(estimator, expected):
     assert hard(LearningSettings(estimator=estimator, expected=0.4)).expected == expected
 
 
-@pytest.mark.cuda
-def test_reinforce_never_waits_for_the_device():
-    """So that a step can be recorded as a CUDA graph."""
-    settings = LearningSettings(estimator="reinforce")
-    network = with_baseline(nn.Linear(1, 1), settings, is_hard=True).cuda()
-    layer = Attention(3, 5, normalize=hard(settings.model_copy(update={"expected": 0.5}))).cuda()
-    query, memory, real = (torch.ones(2, 4, 3), torch.ones(2, 7, 5), torch.ones(2, 4, dtype=torch.bool))
-    query, memory, real = query.cuda(), memory.cuda(), real.cuda()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        found, _ = layer.attend(query, layer.project(memory))
-        outcome = Outcome(found.output.sum(), real.sum(), (), None, found.log_prob, found.log_prob.detach(), real)
-        loss_of(outcome, network, settings).total.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def test_without_hard_attention_there_is_no_baseline():
     settings = LearningSettings(estimator="reinforce")
     assert not list(with_baseline(nn.Linear(1, 1), settings, is_hard=False).buffers())

@@ -7,11 +7,9 @@ from regard.tasks.presets import presets
 from regard.train.settings import TrainSettings
 
 
-def _training(steps: int, learning_rate: float, **others: Any) -> TrainSettings:
+def _training(steps: int, rate: float, **others: Any) -> TrainSettings:
     """The checkpoint with the lowest loss is the best: it has the steering in it, which agreement has not."""
-    return TrainSettings(
-        **{"steps": steps, "learning_rate": learning_rate, "schedule": "cosine", "validate_every": 1000, **others}
-    )
+    return TrainSettings(steps=steps, learning_rate=rate, schedule="cosine", validate_every=1000, **others)
 
 
 def tiny() -> DrivingConfig:
