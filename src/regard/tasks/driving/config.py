@@ -8,30 +8,23 @@ from pydantic import Field, NonNegativeFloat, model_validator
 from regard.tasks.config import WORLD, LearningSettings, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 from regard.tasks.learning import NormalizerName
 
-<<<<<<< HEAD
 Pixels = Annotated[int, Field(gt=0, le=4096)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-=======
 _MOST = 4_000_000  # scenes of a part: of more roads than that the parts would share some
->>>>>>> w-drive
 
 
 class DataSettings(TaskData):
     """The built-in world, or files."""
 
     files: tuple[Path, ...] = ()
-<<<<<<< HEAD
     """A JSONL file of scenes with decisions, or a folder with train, valid and test files; none: the world. For a
     camera: a driving log (CSV), or a folder with one."""
-=======
-    """A JSONL file of scenes with decisions, or a folder with train, valid and test files; none: the world."""
     train: int = Field(default=20_000, gt=0, le=_MOST)
     """Scenes of the world to train on."""
     valid: int = Field(default=500, gt=0, le=_MOST)
     """Scenes held out for validation, of the world or of files that bring none."""
     test: int = Field(default=500, gt=0, le=_MOST)
     """Scenes held out for the test, likewise."""
->>>>>>> w-drive
     objects: int = Field(default=12, gt=0, le=1000)
     """Objects of a scene that are seen: the nearest."""
     drives: int = Field(default=600, gt=0, le=100_000)
