@@ -163,6 +163,20 @@ def test_a_driver_that_knows_angles_begins_with_the_last_angle(drive, tmp_path):
     assert found["knows_angles"] == "yes"
 
 
+def test_a_loss_is_the_squared_error_with_a_share_of_the_pedals(drive, tmp_path):
+    config = configure(DRIVING, "camera", [drive], FEW | {"penalty": "entropy", "pedal_weight": "0.5"})
+    material = camera_material(config, tmp_path, None, lambda _: None)
+    network = DRIVING.network(config, material.codec)  # begins with controls of 0
+    records = [one.record() for one in material.test[:3]]
+    outcome = DRIVING.outcome(network, DRIVING.collate(records, config, rows=5), config, True)
+    gold = torch.tensor([one.controls for one in material.test[:3]])
+    expected = gold[:, 0].square().sum() + 0.5 * gold[:, 1:].square().sum()
+    torch.testing.assert_close(outcome.total, expected)
+    assert int(outcome.count) == 3
+    assert outcome.weights[0].shape == (5, 1, 2)
+    assert outcome.mask.sum() == 6
+
+
 def test_a_missing_or_damaged_frame_is_an_error_with_the_line_or_a_counted_skip(tmp_path):
     folder = write_drive(tmp_path / "log")
     (folder / "IMG/f040.png").write_bytes(b"no picture")

@@ -165,7 +165,8 @@ def show_result(task: Task, result: dict[str, Any], console: Console) -> None:
         for name, value in figures.items():
             figure = task.figure(name)
             if figure is not None and isinstance(value, (int, float)):
-                table.add_row(prefix + figure.label, f"{value:.1%}" if figure.percent else f"{value:.1f}")
+                plain = f"{value:.4f}" if 0 < abs(value) < 0.1 else f"{value:.1f}"  # a squared error is small
+                table.add_row(prefix + figure.label, f"{value:.1%}" if figure.percent else plain)
     for name, value in result.get("faithfulness", {}).items():
         what = f"the {task.view.unit} attended most" if name == "attended" else f"another {task.view.unit}"
         table.add_row(f"log-probability lost without {what}", f"{round(value, 2) + 0.0:.2f}")  # no −0.00

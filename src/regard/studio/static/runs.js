@@ -95,7 +95,8 @@ function results({ figures, finished, unit }) {
 
 function value({ value: number, percent, group }) {
   if (number === null) return "–";
-  return percent ? `${fixed(100 * number, 1)} %` : fixed(number, group === "faithfulness" ? 2 : 1);
+  const digits = number && Math.abs(number) < 0.1 ? 4 : 1; // a squared error is small
+  return percent ? `${fixed(100 * number, 1)} %` : fixed(number, group === "faithfulness" ? 2 : digits);
 }
 
 function facts(known) {

@@ -1,1 +1,1 @@
-"""Driving over objects: traffic scenes as vectors, social attention, a controller, and the closed loop."""
+"""Driving: over objects with social attention and the closed loop, by the frames of a camera, and in highway-env."""

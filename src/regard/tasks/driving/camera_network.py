@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
-from regard.core.requests import Request
+from regard.core.requests import Request, full
 from regard.models.camera import CameraDriver, Driven, FrameEncoder
 from regard.tasks.driving.camera_material import CameraCodec
 from regard.tasks.driving.config import DrivingConfig, ModelSettings
@@ -75,9 +74,13 @@ def build_camera(config: DrivingConfig, codec: CameraCodec) -> Camera:
 
 
 def camera_outcome(network: Camera, batch: Any, config: DrivingConfig, attention: bool) -> Outcome:
-    """The squared error of the steering, and with a weight those of throttle and brake."""
-    del attention  # frames have no penalty: their weights are asked for by the predictor alone
-    driven = network(batch.frames, batch.known | ~batch.real[:, None], batch.angles)
+    """The squared error of the steering, and with a weight those of throttle and brake; weights are over the frames."""
+    known = batch.known | ~batch.real[:, None]
+    driven = network(batch.frames, known, batch.angles, weights=full() if attention else None)
     wrong = (driven.controls.float() - batch.controls).square()
-    weights = torch.tensor([1.0, *[config.learning.pedal_weight] * 2], device=wrong.device)
-    return Outcome(((wrong * weights).sum(1) * batch.real).sum(), batch.real.sum())
+    pedals = config.learning.pedal_weight * wrong[:, 1:].sum(1)
+    total, count = ((wrong[:, 0] + pedals) * batch.real).sum(), batch.real.sum()
+    if driven.weights is None or config.model.attention == "none":
+        return Outcome(total, count)
+    mask = batch.known[:, -network.driver.frames :] & batch.real[:, None]
+    return Outcome(total, count, [driven.weights[:, None]], mask[:, None])
