@@ -178,7 +178,9 @@ def joined() -> Generator[Workers, None, None]:
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
-        raise WorkerLost(f"the connection to another worker broke ({_first_line(error)})") from error
+        # gloo adds the place in its source before its message, and advice behind it.
+        why = _first_line(error).rpartition("] ")[2].partition(". ")[0]
+        raise WorkerLost(f"the connection to another worker broke ({why})") from error
     # Only here: after a failure, other workers may be gone, and to wait for them would be to hang.
     dist.destroy_process_group()
 
