@@ -95,9 +95,7 @@ def same(found: Path, expected: Path) -> None:
 
 
 WAYS = {
-    "2 recurrent": (2, RECURRENT, ()),
     "3 recurrent": (3, RECURRENT, ()),
-    "2 transformer": (2, TRANSFORMER, ()),
     "2 transformer sharded": (2, TRANSFORMER, ("train.shard=true",)),
 }
 
@@ -110,9 +108,9 @@ def test_losses_and_weights_are_those_of_one_process(trained, way):
     assert Run.open(run).result()["workers"] == size
 
 
-@pytest.mark.parametrize("size", [0, 3])
-def test_saved_by_two_workers_and_resumed_by_others(trained, tmp_path, size):
-    run = trained(2, *RECURRENT)
+@pytest.mark.parametrize("size", [0, 2])
+def test_saved_by_three_workers_and_resumed_by_others(trained, tmp_path, size):
+    run = trained(3, *RECURRENT)
     same(resumed(run, tmp_path, size), run)
 
 
@@ -121,14 +119,11 @@ def test_saved_sharded_and_resumed_plain(trained, tmp_path):
     same(resumed(run, tmp_path, 0), run)
 
 
-def test_resumed_by_as_many_workers_it_is_the_same_to_the_bit(trained, tmp_path):
-    run = trained(2, *RANDOM)
-    found, expected = weights(resumed(run, tmp_path, 2)), weights(run)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
 def test_a_killed_worker_is_started_again_and_nothing_changes(trained, tmp_path):
-    """torchrun itself: worker 1 dies by SIGKILL in step 3, both start again from the checkpoint of step 2."""
+    """torchrun itself: worker 1 dies by SIGKILL in step 3, both start again from the checkpoint of step 2.
+
+    The run is that of two workers which nobody disturbed, to the bit, dropout included.
+    """
     run = tmp_path / "killed"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     script = Path(__file__).with_name("worker_process.py")
@@ -200,32 +195,29 @@ def test_a_worker_that_fails_ends_all(tmp_path):
     arguments = ("train", "translation", "--preset", "tiny", *settings(*TINY, *RECURRENT), "--out", tmp_path / "run")
     done = start(tmp_path, 2, *arguments, failing=1).ended()
     assert all(done.codes), done.everything()
-    assert "the loss failed for a test" in done.printed(1)
+    assert done.printed(1).strip() == "regard: worker 1: the loss failed for a test"
     assert "the connection to another worker broke" in done.printed(0)
     assert "Traceback" not in done.printed(0)
 
 
 @pytest.fixture(scope="module")
-def figures(trained, tmp_path_factory) -> list[dict]:
-    """The result of `regard evaluate` by one process and by three."""
-    run, found = trained(0, *RECURRENT), []
-    for size in (0, 3):
-        done = start(tmp_path_factory.mktemp("evaluated"), size, "evaluate", run, "--json").ended()
-        assert set(done.codes) == {0}, done.everything()
-        found.append(json.loads(done.printed()))
-    return found
+def figures(trained, tmp_path_factory) -> dict:
+    """The result of `regard evaluate` by two workers."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    done = start(folder, 2, "evaluate", trained(0, *RECURRENT), "--json").ended()
+    assert set(done.codes) == {0}, done.everything()
+    return json.loads(done.printed())
 
 
 @pytest.mark.parametrize("part", ["metrics", "attention", "faithfulness"])
-def test_three_workers_evaluate_as_one(figures, part):
-    assert figures[0][part] == figures[1][part]
+def test_two_workers_evaluate_as_one_process_did(figures, trained, part):
+    assert figures[part] == Run.open(trained(0, *RECURRENT)).result()[part]
 
 
-@pytest.mark.parametrize("size", [0, 2])
-def test_answers_keep_the_order_of_the_lines(trained, tmp_path, size):
+def test_answers_keep_the_order_of_the_lines(trained, tmp_path):
     """The run of few steps answers nearly the same to everything: the sources say which answer is whose."""
     sources = ["Tom chases Jerry", "Jerry chases Tom", "Mary sees the cat", "the cat sees Mary", "Tom sees Mary"]
     text = "\n".join(sources) + "\n"
-    done = start(tmp_path, size, "predict", trained(0, *RECURRENT), "--json", lines=text).ended()
+    done = start(tmp_path, 2, "predict", trained(0, *RECURRENT), "--json", lines=text).ended()
     assert set(done.codes) == {0}, done.everything()
     assert [json.loads(line)["source"] for line in done.printed().splitlines()] == sources

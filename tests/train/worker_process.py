@@ -18,6 +18,7 @@ from torch.distributed import TCPStore
 import regard.cli.predicting  # noqa: F401  imported by the server, once
 import regard.tasks.training as training
 from regard.cli import main
+from regard.train.errors import RunError
 from regard.train.updates import Loss
 from time_limits import HANG_SECONDS
 
@@ -48,7 +49,7 @@ def fail_in_training(*, by_signal: bool = False) -> None:
         if len(seen) > FAIL_AT and by_signal:
             os.kill(os.getpid(), signal.SIGKILL)
         if len(seen) > FAIL_AT:
-            raise ValueError("the loss failed for a test")
+            raise RunError("the loss failed for a test")
         return plain(self, model, batch)
 
     training.TaskLoss.__call__ = loss

@@ -32,6 +32,8 @@ def main() -> None:
     try:
         app(prog_name="regard")
     except SystemExit as end:
+        if "RANK" in os.environ:  # torchrun asks all workers to end when one does: this one does already
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if end.code in _ENDED and any(thread.daemon for thread in threading.enumerate()):
             # Native code in a thread that is left behind aborts the process when the interpreter is torn down under it.
             sys.stdout.flush()

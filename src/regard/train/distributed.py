@@ -170,7 +170,7 @@ def joined() -> Generator[Workers, None, None]:
     device = _device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=_TIMEOUT)
+        dist.init_process_group(backend, store=_store(size), rank=rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise RunError(f"worker {rank} cannot join the other {size - 1}: {_first_line(error)}") from error
     try:
@@ -178,9 +178,23 @@ def joined() -> Generator[Workers, None, None]:
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
-        raise WorkerLost(f"the connection to another worker broke ({_first_line(error)})") from error
+        # gloo adds the place in its source before its message, and advice behind it.
+        why = _first_line(error).rpartition("] ")[2].partition(". ")[0]
+        raise WorkerLost(f"the connection to another worker broke ({why})") from error
     # Only here: after a failure, other workers may be gone, and to wait for them would be to hang.
     dist.destroy_process_group()
+
+
+def _store(size: int) -> Any:
+    """Where workers find each other's addresses. Those of an earlier attempt stay in torchrun's store: a part for each.
+
+    Without parts, workers that are started again connect to processes that are gone, and wait until the time limit.
+    """
+    from torch.distributed import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, *_ = next(rendezvous("env://", timeout=_TIMEOUT))
+    return PrefixStore(f"regard-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{size}", store)
 
 
 def may_restart() -> bool:
