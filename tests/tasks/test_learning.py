@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from regard.nn.attention import Attention
 from regard.tasks.config import LearningSettings, TaskConfig
 from regard.tasks.learning import asks_attention, hard, loss_of, with_baseline
 from regard.tasks.sentiment.task import SENTIMENT
