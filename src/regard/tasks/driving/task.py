@@ -69,7 +69,7 @@ DRIVING = Task(
     figures=(
         *_CLOSED,
         Figure("agreement", "agreement with the expert", percent=True),
-        Figure("steering_error", "error of the steering", better="lower"),
+        Figure("steering_error", "error of the steering", percent=True, better="lower"),
         Figure("pointing", "pointing at what forces the decision", percent=True),
     ),
     material=make_material,
