@@ -119,7 +119,7 @@ DRIVING = Task(
     figures=(
         *_CLOSED,
         Figure("agreement", "agreement with the expert", percent=True),
-        Figure("steering_error", "error of the steering", better="lower"),
+        Figure("steering_error", "error of the steering", percent=True, better="lower"),
         Figure("steering_mse", "squared error of the steering", better="lower"),
         Figure("zero_mse", "squared error of steering 0", better="lower"),
         Figure("repeat_mse", "squared error of the last angle", better="lower"),
