@@ -196,7 +196,7 @@ def test_a_missing_or_damaged_frame_is_an_error_with_the_line_or_a_counted_skip(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"input": "camera", "gap": "3"}, "data.gap from 5, the history"),
+        ({"input": "camera", "gap": "2"}, "data.gap from 3, the history"),
         ({"input": "camera", "crop": "[0.6, 0.5]"}, "leaves nothing of a frame"),
         ({"input": "camera", "drives": "3"}, "data.drives has no effect"),
         ({"input": "camera", "watch": "agreement"}, "steering_mse"),

@@ -160,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--episodes", type=int, default=100, help="episodes of a round")
     parser.add_argument("--steps", type=int, default=2000, help="updates of the network after each round")
     parser.add_argument("--test", type=int, default=100, help="episodes that every driver is judged by")
+    parser.add_argument("--drivers", nargs="+", choices=DRIVERS, default=DRIVERS, help="who is judged")
     parser.add_argument("--seed", type=int, default=1, help="of the network and of the episodes to learn from")
     parser.add_argument("--processes", type=int, default=2, help="episodes at once")
     asked = parser.parse_args(arguments)
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         )
         seeds = range(_TEST_SEED, _TEST_SEED + asked.test)
         drivers: dict[str, dict[str, float]] = {}
-        for name in DRIVERS:
+        for name in asked.drivers:
             drivers[name] = summary(fleet.drive(name, seeds, network=network if name == "network" else None))
             _say(f"{name}: {drivers[name]}")
     result = {
