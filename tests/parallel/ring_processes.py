@@ -27,7 +27,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64) -> float:
     """The largest one, for narrow dtypes by the largest number; infinities must be in the same places."""
-    found, wanted = found.detach().double(), wanted.double()
+    found, wanted = found.detach().double(), wanted.detach().double()
     finite = wanted.isfinite()
     if not torch.equal(found[~finite], wanted[~finite]):
         return math.inf

@@ -19,7 +19,7 @@ LAYERS = (
     "multihead", "multihead, rotary", "multihead, alibi", "multihead, additive", "multihead, grouped heads",
     "transformer with positions", "unshard", "NaN in padding",
 )  # fmt: skip
-LARGEST = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 2e-2}  # differences; of narrow dtypes by the largest number
+LARGEST = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 3e-2}  # differences; of narrow dtypes by the largest number
 
 every_size = pytest.mark.parametrize("size", SIZES)
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
