@@ -165,11 +165,11 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
         return layer(x)
 
     def training() -> Tensor:
-        x.grad = None
-        layer.zero_grad(set_to_none=True)
         output = layer(x)
         output.backward(given)
-        return output
+        x.grad = None  # freed here, so that gradients count in the peak of this call and not before the next
+        layer.zero_grad(set_to_none=True)
+        return output.detach()
 
     return forward, training
 
@@ -310,13 +310,17 @@ def write(record: dict[str, Any], out: Path) -> list[Path]:
     return [write_part(out / PAGE, record["device"], markdown(record), title="What attention costs"), image]
 
 
-if __name__ == "__main__":
-    chosen = Setting(**json.loads(sys.argv[1]))
+def _peaks(setting: Setting, wanted: list[tuple[str, int, int]]) -> dict[str, int]:
+    """Peaks of training calls, by name and length; each call runs once before, so that libraries load."""
     by_name = {kind.name: kind for kind in KINDS}
     contenders = {
         f"{name} {length}": lambda name=name, length=length, depth=depth: calls(
-            by_name[name], length, depth, chosen, "cpu"
+            by_name[name], length, depth, setting, "cpu"
         )[1]
-        for name, length, depth in json.loads(sys.argv[2])
+        for name, length, depth in wanted
     }
-    print(json.dumps(peaks(contenders, dict.fromkeys(contenders, True))))
+    return peaks(contenders, dict.fromkeys(contenders, True))
+
+
+if __name__ == "__main__":
+    print(json.dumps(_peaks(Setting(**json.loads(sys.argv[1])), json.loads(sys.argv[2]))))

@@ -4,6 +4,8 @@ Times of contenders are taken in turns, so that a machine that slows down slows 
 run keeps its place in the result, with the reason.
 """
 
+import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -253,12 +255,20 @@ def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -
         if warm:
             run()
         gc.collect()
+        _trim()
         with open("/proc/self/clear_refs", "w") as refs:
             refs.write("5")  # the peak starts again from what is resident
         before = _resident("VmRSS")
         run()
         found[name] = max(0, _resident("VmHWM") - before)
     return found
+
+
+def _trim() -> None:
+    """Gives the free pages of the heap back: small blocks of an earlier call may leave it large, and a later call that
+    finds room there would seem to need nothing."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 if __name__ == "__main__":
