@@ -103,7 +103,7 @@ def build(settings: ModelSettings, vocabulary: int, *, learning: LearningSetting
     )
     if settings.attention == "none":
         settings = settings.model_copy(update={"embedding": _twin_embedding(settings, vocabulary)})
-    summary = Moments(encoder.backbone.channels, settings.size) if settings.summary == "moments" else None
+    summary = Moments(encoder.project.in_features, settings.size) if settings.summary == "moments" else None
     pictures = PictureEncoder(encoder, dropout=settings.map_dropout, summary=summary)
     return EncoderDecoder(pictures, _decoder(settings, vocabulary, learning))
 
