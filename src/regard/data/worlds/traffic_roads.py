@@ -63,7 +63,7 @@ def road(seed: int | str, number: int, *, busy: float = 1.0) -> Road:
     """Road `number` of a world; the same seed and number give the same road, everywhere. `busy` multiplies traffic.
 
     >>> road(1, 0).name, road(1, 0) == road(1, 0), road(1, 0) == road(2, 0)
-    ('crossing', True, False)
+    ('merge', True, False)
     """
     random = Random(f"traffic {seed} {number} {busy:g}")
     name = random.choice(ROADS)
