@@ -8,20 +8,16 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from regard.core.requests import Request
 from regard.models.controller import Controlled, Controller
 from regard.models.scene import SceneEncoder
 from regard.tasks.driving.network import Driver
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 FEATURES = ("presence", "x", "y", "vx", "vy", "cos_h", "sin_h")
 VEHICLES = 15  # of a scene, the ego vehicle first
@@ -155,25 +151,3 @@ def drive(env: Any, driver: Policy | None, seed: int, *, judged: bool = False, e
         if ended or truncated:
             episode.crashed = bool(env.vehicle.crashed)
             return episode
-
-
-def picture(env: Any, weights: Tensor) -> "Image":
-    """The road as highway-env draws it, with a line from the ego vehicle to each other, as strong as its weight.
-
-    The environment must have been made with `render_mode="rgb_array"`; `weights` are (vehicles,) of the last scene.
-    """
-    from PIL import Image, ImageDraw
-
-    drawn = Image.fromarray(env.render()).convert("RGBA")
-    veil = Image.new("RGBA", drawn.size)
-    pen = ImageDraw.Draw(veil)
-    others = env.road.close_objects_to(
-        env.vehicle, env.PERCEPTION_DISTANCE, count=VEHICLES - 1, see_behind=True, sort=True
-    )
-    surface = env.viewer.sim_surface
-    start = surface.pos2pix(*env.vehicle.position)
-    for other, weight in zip(others, weights[1:].tolist(), strict=False):
-        if weight > 0.01:
-            end = surface.pos2pix(*other.position)
-            pen.line([start, end], fill=(214, 40, 40, round(55 + 200 * weight)), width=round(1 + 9 * weight))
-    return Image.alpha_composite(drawn, veil).convert("RGB")
