@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from worker_process import Started, start
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from worker_process import Started, killed_once, start
 
 from regard.train.run import Run
 from regard.train.weights import read_tensors
@@ -120,24 +119,25 @@ def test_saved_sharded_and_resumed_plain(trained, tmp_path):
 
 
 def test_a_killed_worker_is_started_again_and_nothing_changes(trained, tmp_path):
-    """torchrun itself: worker 1 dies by SIGKILL in step 3, both start again from the checkpoint of step 2.
+    """torchrun's agent: worker 1 dies by SIGKILL in step 3, both start again from the checkpoint of step 2.
 
     The run is that of two workers which nobody disturbed, to the bit, dropout included.
     """
     run = tmp_path / "killed"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    script = Path(__file__).with_name("worker_process.py")
-    given = ["train", "translation", "--preset", "tiny", *settings(*TINY, *RANDOM), "--out", run]
-    paths = os.pathsep.join([*(path for path in sys.path if path), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, str(script), *map(str, given)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        run_id=run.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=1,
+        start_method="forkserver",  # from the server that has imported everything
+        monitor_interval=0.1,
     )
-    assert done.returncode == 0, done.stderr
-    assert "resumed from step 2" in done.stderr
+    given = ["train", "translation", "--preset", "tiny", *settings(*TINY, *RANDOM), "--out", str(run)]
+    elastic_launch(config, killed_once)(given, tmp_path)
+    assert "resumed from step 2" in (tmp_path / "0-1.log").read_text()
     found, expected = weights(run), weights(trained(2, *RANDOM))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 

@@ -12,10 +12,15 @@ from datetime import timedelta
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import sacrebleu  # noqa: F401  with the other modules that are not used here, imported by the server, once
 import torch
+import torch.distributed.fsdp
+import torch.distributed.tensor
+import torch.export
+import torch.nn.parallel
 from torch.distributed import TCPStore
 
-import regard.cli.predicting  # noqa: F401  imported by the server, once
+import regard.cli.predicting  # noqa: F401
 import regard.tasks.training as training
 from regard.cli import main
 from regard.train.errors import RunError
@@ -104,7 +109,8 @@ def start(
     return Started(processes, logs, store)
 
 
-if __name__ == "__main__":  # under torchrun: worker 1 is killed once
+def killed_once(arguments: Sequence[str], folder: Path) -> None:
+    """The command as a worker of torchrun's agent; worker 1 is killed the first time."""
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         fail_in_training(by_signal=True)
-    main()
+    run(arguments, {}, folder / f"{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}.log", None)
