@@ -7,9 +7,9 @@ from regard.tasks.presets import presets
 from regard.train.settings import TrainSettings
 
 
-def _training(steps: int, rate: float, **others: Any) -> TrainSettings:
+def _training(steps: int, rate: float, *, every: int = 1000, **others: Any) -> TrainSettings:
     """The checkpoint with the lowest loss is the best: it has the steering in it, which agreement has not."""
-    return TrainSettings(steps=steps, learning_rate=rate, schedule="cosine", validate_every=1000, **others)
+    return TrainSettings(steps=steps, learning_rate=rate, schedule="cosine", validate_every=every, **others)
 
 
 def tiny() -> DrivingConfig:
@@ -38,7 +38,7 @@ def camera() -> DrivingConfig:
         input="camera",
         data=DataSettings(valid=500, test=500, batch_tokens=64),
         model=ModelSettings(attention="additive", size=64, dropout=0.3, frames=2),
-        train=_training(400, 3e-3, warmup=100, weight_decay=0.05, watch="steering_mse", validate_every=40),
+        train=_training(400, 3e-3, warmup=100, weight_decay=0.05, watch="steering_mse", every=40),
     )
 
 
