@@ -60,7 +60,8 @@ def test_a_result_has_the_figures_that_the_task_declares(runs, name):
     figures = {key: TASKS[name].figure(key) for part in ("metrics", "attention") for key in result[part]}
     values = {**result["metrics"], **result["attention"]}
     assert all(values[key] >= 0.0 for key, figure in figures.items() if figure)
-    assert all(values[key] <= 1.0 for key, figure in figures.items() if figure and figure.percent)
+    shares = [key for key, figure in figures.items() if figure and figure.percent and figure.better == "higher"]
+    assert all(values[key] <= 1.0 for key in shares)  # an error rate counts insertions too, and may exceed 1
 
 
 @pytest.mark.parametrize("name", NAMES)

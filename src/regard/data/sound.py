@@ -63,7 +63,8 @@ def read_sound(given: Path | bytes, rate: int, *, longest: float, name: str = "t
 def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
     """Samples at another rate, by a windowed sinc that passes what both rates can hold.
 
-    >>> resampled(np.ones(8, np.float32), 8000, 8000).tolist() == [1.0] * 8, len(resampled(np.ones(441), 44100, 16000))
+    >>> same = resampled(np.ones(8, np.float32), 8000, 8000).tolist() == [1.0] * 8
+    >>> same, len(resampled(np.ones(441, np.float32), 44100, 16000))
     (True, 160)
     """
     ratio = Fraction(wanted, rate).limit_denominator(_FINEST)

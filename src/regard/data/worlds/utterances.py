@@ -76,7 +76,7 @@ def utterances(
     """Utterances of so many words, each by another voice; the same seed gives the same ones.
 
     >>> [item.text for item in utterances(5, count=2)]
-    ['no six right four', 'nine']
+    ['left zero left eight', 'up right three']
     """
     low, high = words
     if not 1 <= low <= high <= MOST:

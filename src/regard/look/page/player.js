@@ -20,10 +20,11 @@ export class Player {
   refresh() {
     const count = this.frames();
     this.element.hidden = count < 2;
+    this.slider.setAttribute("aria-label", this.say("time"));
+    this.button.textContent = this.say("play");
     if (count < 2) return this.stop();
     this.slider.max = String(count - 1);
     this.slider.value = String(this.row());
-    this.slider.setAttribute("aria-label", this.say("time"));
     this.label.textContent = short(labelOf(this.labels(), this.row()), 40);
     this.button.textContent = this.say(this.timer === null ? "play" : "pause");
     return undefined;
