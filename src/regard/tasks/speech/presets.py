@@ -13,7 +13,7 @@ def tiny() -> SpeechConfig:
         data=DataSettings(
             symbols="characters", train=4000, valid=100, test=400, longer=100, batch_tokens=4800, longest=60
         ),
-        train=cosine("exact", 1100, 4e-3, warmup=100, log_every=50, validate_every=275),
+        train=cosine("exact", 1600, 4e-3, warmup=100, log_every=50, validate_every=400),
     )
 
 
