@@ -18,6 +18,7 @@ from regard.tasks.driving.highway import (
     network_of,
     planned,
 )
+from regard.tasks.driving.highway_view import watched
 from regard.tasks.driving.imitation import Decisions, learn, summary, targets
 
 
@@ -132,3 +133,21 @@ def test_an_unknown_environment_is_refused():
     pytest.importorskip("highway_env")
     with pytest.raises(ValueError, match="expected intersection-v0 or highway-v0"):
         make("parking-v0")
+
+
+def test_an_episode_is_shown_with_the_vehicles_at_their_places():
+    pytest.importorskip("highway_env")
+    env = make("intersection-v0", frequency=5)
+    torch.manual_seed(1)
+    trace = watched(env, network_of(3).eval(), 3)
+    [record] = trace.records
+    weights, columns = record.weights(head=0), record.column_labels
+    scenes = weights.shape[0]
+    torch.testing.assert_close(weights.sum(-1), torch.ones(scenes), atol=1e-4, rtol=0)
+    assert len(columns.extra["ego"]) == 4 * scenes
+    present = np.array(columns.extra["present"]).reshape(scenes, -1)
+    assert (weights.numpy()[present == 0] == 0).all()
+    # It comes from the south, in the lane at the right, and sets out to the right of the page.
+    env.reset(seed=3)
+    assert columns.extra["ego"][:2] == pytest.approx([-env.vehicle.position[1], env.vehicle.position[0]], abs=1e-3)
+    assert columns.extra["ego"][2] == pytest.approx(0, abs=0.1)

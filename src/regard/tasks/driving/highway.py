@@ -92,7 +92,7 @@ def _rollout(env: Any, action: int, then: int, horizon: int) -> float:
     return total
 
 
-def _seen(env: Any, observation: Scene) -> Scene:
+def seen(env: Any, observation: Scene) -> Scene:
     """An observation as a scene; how far the ego vehicle has come along a highway means nothing."""
     scene = observation.astype(np.float32)
     if env.spec.id == "highway-v0":
@@ -164,7 +164,7 @@ def drive(env: Any, driver: Policy | None, seed: int, *, judged: bool = False, e
     With `judged` the planner says the values of all actions in each scene, whoever drives. A share `explore` of the
     actions is random, so that scenes after mistakes are judged too.
     """
-    scene = _seen(env, env.reset(seed=seed)[0])
+    scene = seen(env, env.reset(seed=seed)[0])
     random, episode = np.random.default_rng(seed), Episode()
     while True:
         if judged or driver is None:
@@ -176,7 +176,7 @@ def drive(env: Any, driver: Policy | None, seed: int, *, judged: bool = False, e
         else:
             action = int(episode.values[-1].argmax()) if driver is None else driver(env, scene)
         observation, reward, ended, truncated, _ = env.step(action)
-        scene = _seen(env, observation)
+        scene = seen(env, observation)
         episode.reward += float(reward)
         episode.decisions += 1
         if ended or truncated:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from regard.tasks.driving.highway import FAST, PLANS, Episode, decided, drive, driver_of, make, network_of
+from regard.tasks.driving.highway_view import watched
 from regard.tasks.driving.network import Driver
 
 DRIVERS = ("network", "random", "idle", "planner")
@@ -209,6 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=1, help="of the network and of the episodes to learn from")
     parser.add_argument("--frequency", type=int, default=FAST, help="simulation steps a second while learning")
     parser.add_argument("--begin-with", type=Path, help="episodes.npz in place of the planner's round")
+    parser.add_argument("--look", type=Path, metavar="PAGE", help="write a page of the network's first test episode")
     parser.add_argument("--processes", type=int, default=2, help="episodes at once")
     asked = parser.parse_args(arguments)
     began = time.monotonic()
@@ -226,6 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             "learned_from": chosen | {"decisions": len(decisions), "begin_with": asked.begin_with is not None},
             "parameters": sum(parameter.numel() for parameter in network.parameters()),
         }
+        if asked.look is not None:
+            watched(make(asked.environment), network, _TEST_SEED).html(asked.look)
         seeds = range(_TEST_SEED, _TEST_SEED + asked.test)
         tested = {
             name: fleet.drive(name, seeds, network=network if name == "network" else None) for name in asked.drivers
