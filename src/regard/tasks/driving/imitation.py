@@ -170,11 +170,20 @@ class Fleet:
 
 
 def imitate(
-    fleet: Fleet, known: Decisions | None, *, rounds: int, episodes: int, steps: int, seed: int, frequency: int
+    fleet: Fleet,
+    kept: Path,
+    known: Decisions | None,
+    *,
+    rounds: int,
+    episodes: int,
+    steps: int,
+    seed: int,
+    frequency: int,
 ) -> tuple[Driver, Decisions]:
     """A network that learned in so many rounds of so many episodes, and the decisions it learned from.
 
-    The first round is the planner's own driving, or what is `known` already.
+    The first round is the planner's own driving, or what is `known` already. `kept` is the file of the decisions,
+    written after each round.
     """
     network = None
     for number in range(rounds):
@@ -186,6 +195,7 @@ def imitate(
             )
             found = Decisions.of(driven)
             known = found if known is None else known + found
+            known.save(kept)
         network = learn(known, steps=steps, seed=seed)
         _say(f"round {number}: learned from {len(known):,} decisions")
     assert network is not None
@@ -219,8 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
         fleet = Fleet(asked.environment, pool)
         chosen = {name: getattr(asked, name) for name in ("rounds", "episodes", "steps", "seed", "frequency")}
-        network, decisions = imitate(fleet, known, **chosen)
-        decisions.save(asked.out / "episodes.npz")
+        network, decisions = imitate(fleet, asked.out / "episodes.npz", known, **chosen)
         save_file(network.state_dict(), asked.out / "model.safetensors")
         result: dict[str, Any] = {
             "environment": asked.environment,
