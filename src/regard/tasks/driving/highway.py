@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.core.requests import Request
-from regard.models.controller import Controlled, Controller
-from regard.models.scene import SceneEncoder
+from regard.models.scene.controller import Controlled, Controller
+from regard.models.scene.object_encoder import SceneEncoder
 from regard.tasks.driving.network import Driver
 
 FEATURES = ("presence", "x", "y", "vx", "vy", "cos_h", "sin_h")
