@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import numpy as np
 from PIL import Image
 
-from regard.data.driving_log import DrivingLog, load_driving_log, log_file, split_blocks
+from regard.data.driving.driving_log import DrivingLog, load_driving_log, log_file, split_blocks
 
 ANGLES = 4  # that the linear driver knows
 NETWORKS = {"frames": "false", "frames and angles": "true", "grey frames and angles": "true"}
