@@ -14,12 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import recompute, sharding, torch_names
-from regard.core.backends import blocked, dot, flex, fused_additive, reference, sdpa, short
-from regard.core.backends.blocks import grid, out_of_sight
+from regard.core.backends import additive, blocked, flex, reference, sdpa, short, torch_sdpa
+from regard.core.backends.block_grid import grid, out_of_sight
 from regard.core.biases import Bias
 from regard.core.custom import Custom
-from regard.core.hygiene import quickly_finite
 from regard.core.masks import Band, Mask
+from regard.core.nonfinite import quickly_finite
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
 from regard.core.requests import Full, LogSumExp, Request, Top
@@ -28,7 +28,7 @@ from regard.core.torch_names import Unknown
 from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
 BACKENDS: dict[str, ModuleType] = {
-    backend.NAME: backend for backend in (short, flex, sdpa, fused_additive, blocked, reference)
+    backend.NAME: backend for backend in (short, flex, sdpa, additive, blocked, reference)
 }
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
@@ -190,7 +190,7 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
     if not query.layout == key.layout == value.layout == torch.strided or query.is_nested or key.is_nested:
         return None
     if type(score) is Additive and mask is None and query.is_cuda:
-        return fused_additive.directly(query, key, value, score)
+        return additive.directly(query, key, value, score)
     if type(score) is not ScaledDot or score.softcap is not None:
         return None
     if mask is not None and type(mask) is not Band:
@@ -214,12 +214,12 @@ def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize:
     if mask is None:
         if keys[2] < sdpa.FEW and not query.is_cuda and not _looked_at(query, key):
             return None
-        return dot.attend(query, key, value, scale=score.scale)
+        return torch_sdpa.attend(query, key, value, scale=score.scale)
     assert isinstance(mask, Band)  # whatever else has gone the long way
     if mask.low is None and mask.high == 0:
         if not query.is_cuda and not _looked_at(query, key, value):
             return None
-        return dot.attend(query, key, value, is_causal=True, scale=score.scale)
+        return torch_sdpa.attend(query, key, value, is_causal=True, scale=score.scale)
     if mask.low is None or mask.high is None or shape != keys or not query.is_cuda:
         return None
     return flex.directly(query, key, value, mask.low, mask.high, score.scale)

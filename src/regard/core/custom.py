@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.listening import Drawing, Listener, leaves
-from regard.core.machine import capturing
+from regard.core.captured_tensors import Drawing, Listener, leaves
 from regard.core.scores import Score, Swap
 from regard.core.snapshot import snapshot
 from regard.core.transforms import transformed
+from regard.kernels.availability import capturing
 
 _ASKED = 2**18  # numbers that a question may make
 

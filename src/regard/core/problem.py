@@ -19,8 +19,7 @@ from regard.core.normalizers import Hard, Normalizer
 from regard.core.requests import LogSumExp, Request
 from regard.core.scores import Score, finite, float_tensor
 from regard.core.spans import Contiguous, Span
-
-HALF = (torch.float16, torch.bfloat16)
+from regard.kernels.dtypes import HALF as HALF
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.core.backward_checks import Unchanged
 from regard.core.custom import Custom
-from regard.core.hygiene import cleaned
+from regard.core.nonfinite import cleaned
 from regard.core.normalizers import Hard, log_sum_exp, one_hot
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Rows, Top, TopWeights
 from regard.core.spans import Span, Stretch, all_of, cut
-from regard.core.unchanged import Unchanged
 
 Found = TypeVar("Found", Tensor, "Tensor | Top")
 

@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.core.requests import Received, Request, Rows, Top, full
+from regard.kernels.products import linear
 from regard.models import recurrent_additive
 from regard.models.memory import Decoded, Memory, Step
 from regard.models.recurrent_cells import Hidden, Recurrence, advance, run
 from regard.models.recurrent_tokens import Tokens, embedded
-from regard.nn.products import linear
 from regard.nn.protocol import Attends, Projected
 
 ORDERS = ("bahdanau", "luong")

@@ -19,11 +19,11 @@ from regard.core.backends import sdpa
 from regard.core.backends.result import Result
 from regard.core.biases import Alibi, DenseBias, Relative, Rule
 from regard.core.clauses import Clauses, clauses
-from regard.core.machine import TRITON
 from regard.core.masks import Band, Blocks, Coarse
+from regard.core.nonfinite import without_unseen
 from regard.core.problem import HALF, Problem
 from regard.core.scores import ScaledDot
-from regard.core.unseen import without_unseen
+from regard.kernels.availability import TRITON
 
 NAME = "flex"
 _BLOCK = 128
@@ -146,13 +146,13 @@ def directly(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, sca
         return None
     if query.device.index != torch.cuda.current_device():
         return None
-    from regard.core.backends.triton_window import window_attention  # imports Triton: only where it is used
+    from regard.kernels.triton.window_attention import window_attention  # imports Triton: only where it is used
 
     return window_attention(query, key, value, low, high, size**-0.5 if scale is None else scale)
 
 
 def _by_window(query: Tensor, key: Tensor, value: Tensor, found: Clauses, scale: float) -> Tensor:
-    from regard.core.backends.triton_window import window_attention  # imports Triton: only where it is used
+    from regard.kernels.triton.window_attention import window_attention  # imports Triton: only where it is used
 
     assert found.low is not None
     assert found.high is not None

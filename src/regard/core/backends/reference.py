@@ -8,7 +8,7 @@ import torch
 
 from regard.core.backends.result import Result
 from regard.core.hard import choose
-from regard.core.hygiene import cleaned
+from regard.core.nonfinite import cleaned
 from regard.core.normalizers import Hard, log_sum_exp
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, LogSumExp

@@ -12,18 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core.backends import banded, dot, reference, steps
-from regard.core.backends.blocks import survey
+from regard.core.backends import banded, decoding_step, reference, torch_sdpa
+from regard.core.backends.block_grid import survey
 from regard.core.backends.result import Result
 from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
-from regard.core.hygiene import all_finite, unruly
+from regard.core.nonfinite import all_finite, unruly, without_unseen
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
 from regard.core.scores import Bilinear, ScaledDot
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
-from regard.core.unseen import without_unseen
 
 NAME = "sdpa"
 FEW = 16  # keys: below, torch's kernels on the CPU make 0 of a query of NaN
@@ -102,13 +101,13 @@ def attend(problem: Problem) -> Result:
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
     # A padded memory would have to be cleaned at every step; the steps' kernel does not read its padding.
-    step = found is not None and found.lengths is not None and steps.serves(problem)
+    step = found is not None and found.lengths is not None and decoding_step.serves(problem)
     if not step:  # before anything is made of the keys: on the way back, nothing times NaN would be NaN
         problem = without_unseen(problem)
     product = problem.score.as_product(problem.query, problem.key)
     assert product is not None  # refuses() has said so
     if step:
-        return Result(steps.attend(problem, product.query, product.key, None, product.scale))
+        return Result(decoding_step.attend(problem, product.query, product.key, None, product.scale))
     if product.query is not problem.query or product.key is not problem.key:
         problem = replace(problem, query=product.query, key=product.key)
     query, key, value = _as_kernels_want(problem)
@@ -119,7 +118,7 @@ def attend(problem: Problem) -> Result:
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
         filled = mask.any(-1, keepdim=True) if emptied and mask is not None and mask.dtype == torch.bool else None
-        output = dot.attend(
+        output = torch_sdpa.attend(
             query,
             key,
             value,

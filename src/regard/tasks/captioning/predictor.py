@@ -12,7 +12,7 @@ from regard.core.requests import full
 from regard.data.images import Pixels
 from regard.data.records import padded
 from regard.data.vocabulary import Vocabulary
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.models.frame import EncoderDecoder

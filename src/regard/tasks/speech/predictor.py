@@ -15,7 +15,7 @@ from regard.core.requests import full
 from regard.data.parallel import DataError
 from regard.data.records import groups_by_length
 from regard.data.sound import Samples, read_sound, wav_bytes
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.decode.records import Hypothesis
 from regard.look.labels import Labels
 from regard.look.trace import Trace
