@@ -129,9 +129,11 @@ ATTENTION = {
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, blocks of rows and groups of slices so small that a short sequence has several of each."""
     from regard.core.backends import sparse_rows
+    from regard.kernels import entmax_rows
 
-    for setting, value in {"CHUNK": 16, "BYTES": 4 * 48 * 5 * 3, "ROWS": 5}.items():
-        monkeypatch.setattr(sparse_rows, setting, value)
+    monkeypatch.setattr(entmax_rows, "CHUNK", 16)
+    monkeypatch.setattr(sparse_rows, "BYTES", 4 * 48 * 5 * 3)
+    monkeypatch.setattr(sparse_rows, "ROWS", 5)
 
 
 @pytest.fixture
