@@ -252,7 +252,7 @@ def test_wrong_arguments_are_named(change, message, as_installed):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_kernel_agrees_with_the_plain_form_in_the_interpreter(dtype, words, smoothing, gradient):
     from regard.kernels.triton.softmax_loss import overwrite
-    from regard.nn.cross_entropy import _losses
+    from regard.kernels.cross_entropy import _losses
 
     target = torch.tensor([3, -100, words - 1])
     logits = (torch.randn(3, words) * 3).to(dtype)
