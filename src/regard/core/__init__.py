@@ -14,7 +14,6 @@ The call:
 Checks and conditions:
 - `nonfinite`: NaN and Inf that a mask must keep out;
 - `backward_checks`: inputs changed before the backward pass, second derivatives;
-- `captured_tensors`, `snapshot`: what a score of the caller's reads and writes;
 - `transforms`, `graph_breaks`: calls inside torch.func and torch.compile;
 - `sharding`: sequences spread over a process group;
 - `torch_names`: keywords of torch's attention and what to write instead.

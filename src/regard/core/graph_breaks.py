@@ -17,7 +17,9 @@ def blocks(problem: Problem) -> Result:
     if isinstance(problem.score, Custom):  # what it learns could not be heard before
         probed(problem.score, problem.query, problem.key)
         problem = replace(problem, sample=samples(problem))
-        if blocked.refuses(problem):
+        if reason := blocked.refuses(problem):
+            if problem.named:
+                raise ValueError(f"backend {blocked.NAME!r} cannot serve this call: {reason}")
             return reference.attend(problem)
     return blocked.run(problem)
 

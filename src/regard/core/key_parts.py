@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.core.backends import additive, blocked, flash
 from regard.core.problem import Problem
+from regard.core.scores import Additive
 
 
 class Part(NamedTuple):
@@ -38,5 +39,7 @@ def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | No
 
 def _quicker(problem: Problem) -> Problem:
     """The problem with an additive score in its quicker form, where that is worth it."""
+    if not isinstance(problem.score, Additive) or problem.device.type != "cpu":
+        return problem
     served = additive.refuses(problem) is None and additive.not_worth_it(problem) is None
-    return additive.quicker(problem) if served and problem.device.type == "cpu" else problem
+    return additive.quicker(problem) if served else problem

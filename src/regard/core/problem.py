@@ -38,6 +38,8 @@ class Problem:
     generator: torch.Generator | None = None
     sample: bool = False  # hard attention: draw a key, or take the best
     headless: bool = False  # the caller's tensors were (q, d): drop the head axis at the end
+    named: bool = False  # the caller asked for the backend by its name: it serves or raises
+    gathered: bool = False  # of local attention: each query has keys of its own, gathered around its centre
     bad_keys: Bool[Tensor, "*lead g k"] | None = None  # keys that held NaN or Inf and were cleaned (see hygiene)
 
     @property

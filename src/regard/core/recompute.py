@@ -6,7 +6,6 @@ recomputed in the backward pass, so memory stays O(block · keys + what was aske
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar, cast
 
 import torch
@@ -32,8 +31,6 @@ def weights(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
     request = problem.request
     assert request is not None
     problem, _ = cleaned(problem)
-    if isinstance(problem.score, Custom):
-        problem = replace(problem, score=problem.score.again())
     queries = problem.shape[-2]
     if isinstance(request, Full):
         return _rows(problem, all_of(queries), chosen)

@@ -53,15 +53,11 @@ class Logistic(Additive):
 
 def refuses(problem: Problem) -> str | None:
     """Why this is not additive attention it knows."""
-    score = problem.score
-    if not isinstance(score, Additive):
-        return f"additive scores only, not {score.name}"
     if problem.device.type == "cuda":
         return _kernels_refuse(problem)
-    if problem.device.type != "cpu":
-        return f"no kernel for {problem.device.type}"
-    if score.activation != "tanh":
-        return f"{score.activation} has no exponential form"
+    assert isinstance(problem.score, Additive)
+    if problem.score.activation != "tanh":
+        return f"{problem.score.activation} has no exponential form"
     return blocked.refuses(problem)
 
 
@@ -98,6 +94,17 @@ def working_bytes(problem: Problem) -> int:
         return blocked.working_bytes(_exponential(problem))
     columns = 32 if problem.query.dtype in HALF else 2  # of each hidden unit: sines and cosines of 16 harmonics
     return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
+
+
+def kernel(problem: Problem) -> str:
+    """A form of `regard.kernels.additive` on the CPU, a kernel of `regard.kernels.triton` on CUDA."""
+    if problem.device.type == "cuda":
+        return "triton decode" if _is_step(problem) else "triton additive"
+    score = quicker(problem).score
+    if isinstance(score, Exponential):  # numbers too large for exponentials go by tanh in any case
+        built = score.build and exponential.worth_building(problem.dtype, *problem.shape[-2:])
+        return "exponential (compiled)" if built else "exponential"
+    return "logistic" if isinstance(score, Logistic) else "tanh"
 
 
 def attend(problem: Problem) -> Result:
@@ -174,13 +181,17 @@ def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tens
     return additive_attention(query, key, value, weight, activation=score.activation)[0]
 
 
+def _is_step(problem: Problem) -> bool:
+    return isinstance(problem.score, Additive) and problem.score.activation == "tanh" and decoding_step.serves(problem)
+
+
 def _by_kernels(problem: Problem) -> Result:
     from regard.kernels.additive.fused import additive_attention  # imports Triton: only where it is used
 
     assert isinstance(problem.score, Additive)
     lead, weight = problem.query.shape[:-3], problem.score.weight
     weight = weight.squeeze(0) if weight.ndim == 2 and len(weight) == 1 else weight
-    if problem.score.activation == "tanh" and decoding_step.serves(problem):
+    if _is_step(problem):
         return Result(decoding_step.attend(problem, problem.query, problem.key, weight, 1.0))
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (problem.query, problem.key, problem.value))
     output, _ = additive_attention(

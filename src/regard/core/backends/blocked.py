@@ -26,8 +26,7 @@ from regard.core.backends.online_normalizers import (
 from regard.core.backends.result import Result
 from regard.core.backward_checks import Unchanged, once_only
 from regard.core.biases import DenseBias
-from regard.core.captured_tensors import Swapped, leaves
-from regard.core.custom import Custom
+from regard.core.custom import Custom, Swapped, leaves
 from regard.core.nonfinite import cleaned
 from regard.core.normalizers import gumbel_like
 from regard.core.problem import Problem
@@ -60,6 +59,11 @@ def working_bytes(problem: Problem) -> int:
     slices, floats = math.prod(problem.shape[:-2]), 3 + problem.score.floats(problem.query.shape[-1])
     whole = 4 * rows * problem.shape[-1] if _two_pass(problem) else 0
     return int(slices * (rows * columns * floats + whole) * problem.dtype.itemsize)
+
+
+def kernel(problem: Problem) -> str:
+    """`regard.kernels.triton.entmax` by whole rows, or plain operations of torch on blocks."""
+    return "triton entmax" if sparse_rows.serves(problem) else "blocks"
 
 
 def attend(problem: Problem) -> Result:

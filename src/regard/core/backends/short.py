@@ -27,14 +27,8 @@ _HEADS = 512  # from so many on, the time saved exceeds what a call through here
 
 def refuses(problem: Problem) -> str | None:
     """Why the kernel does not compute this, if it does not."""
-    if problem.device.type != "cuda":
-        return "runs on CUDA only"
     if not TRITON:
         return "Triton is not installed"
-    if not problem.normalize.is_softmax:
-        return f"softmax only, not {problem.normalize.name}"
-    if reason := problem.score.why_no_product():
-        return reason
     if problem.query.dtype not in HALF:
         return f"half precision only, not {problem.query.dtype}"
     if problem.dropout > 0.0 and problem.generator is not None:
@@ -90,6 +84,11 @@ def many(query: Tensor, keys: int) -> bool:
 def working_bytes(problem: Problem) -> int:
     """Nothing beside inputs and output."""
     return 0
+
+
+def kernel(problem: Problem) -> str:
+    """`regard.kernels.triton.short_attention`."""
+    return "triton short"
 
 
 def attend(problem: Problem) -> Result:

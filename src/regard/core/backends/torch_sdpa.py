@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regard.core.transforms import mapped, transformed
 
 _BY_CUDNN = (torch.bfloat16, torch.float16)
+_KERNELS = {1: "flash", 2: "efficient", 3: "cudnn"}  # of torch.nn.attention.SDPBackend
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -33,6 +34,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     # Of the output, for autocast narrows float32 on the way.
     by_cudnn = output.is_cuda and output.dtype in _BY_CUDNN
     return returning_alike(output) if by_cudnn and output.requires_grad else output
+
+
+def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool) -> str:
+    """The name of the kernel that torch would pick for such tensors; no number is computed."""
+    if query.device.type not in ("cpu", "cuda"):
+        return "math"
+    grouped = query.shape[-3] != key.shape[-3]
+    picked = torch._fused_sdp_choice(query, key, value, mask, dropout, causal, enable_gqa=grouped)
+    return _KERNELS.get(picked, "math")
 
 
 def _others() -> list[SDPBackend]:

@@ -72,9 +72,13 @@ def _form(query: Tensor, key: Tensor, build: bool) -> tuple[Tensor, Tensor, "_Fo
         rows, columns, forms = *factors, (_eager_far, _compiled_far)
     else:
         return query, key, _TANH
-    # Single rows and other dtypes than float32 would each compile anew, and gain little.
-    wanted = build and rows.dtype == torch.float32 and min(rows.shape[-2], columns.shape[-2]) > 1
+    wanted = build and worth_building(rows.dtype, rows.shape[-2], columns.shape[-2])
     return rows, columns, forms[wanted]()
+
+
+def worth_building(dtype: torch.dtype, queries: int, keys: int) -> bool:
+    """Are the loops compiled? Single rows and other dtypes than float32 would each compile anew, and gain little."""
+    return dtype == torch.float32 and min(queries, keys) > 1
 
 
 def _slices(tensor: Tensor) -> Tensor:
