@@ -1,13 +1,13 @@
 """The forms that additive scores take on the CPU: as exact as tanh, for any shape, compiled a few times only."""
 
 import math
-import subprocess
 import sys
 
 import pytest
 import torch
 from torch import Tensor
 
+import forked
 import regard
 from regard.core.backends.additive import exponential, logistic
 
@@ -162,8 +162,9 @@ print("done")
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not exponential.compiler(), reason="no C++ compiler")
 def test_few_compilations_serve_all_shapes_and_many_are_no_harm() -> None:
     """Torch gives up after eight, and then every pair's hidden layer would stand in memory."""
-    done = subprocess.run([sys.executable, "-c", SHAPES], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", SHAPES])
     assert done.stdout.strip() == "done", done.stderr

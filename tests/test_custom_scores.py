@@ -1,7 +1,6 @@
 """Scores of the caller's own: tried without a trace, cut into blocks only where they may be, and held as they are."""
 
 import functools
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+import forked
 import regard
 
 
@@ -369,7 +369,8 @@ for a, b in zip(learned(torch.compile(call, backend="eager")), learned(call)):
 """
 
 
+@pytest.mark.process
 def test_compiled_calls_do_not_take_a_tensor_for_changed() -> None:
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

@@ -57,6 +57,7 @@ def test_links_lead_somewhere(document):
     assert not missing
 
 
+@pytest.mark.process
 def test_the_stages_are_what_the_demo_prints(demo):
     printed, _ = demo
     [shown] = [block for block in blocks(ROOT / "docs/stages.md", "text") if block.startswith("Tom chases Jerry")]
@@ -73,6 +74,7 @@ def test_the_readme_shows_a_demo_that_did_well(document):
     assert "汤姆追逐杰瑞" in shown
 
 
+@pytest.mark.process
 def test_the_picture_is_the_one_the_demo_draws(demo):
     _, folder = demo
     drawn = (folder / "tom-and-jerry.svg").read_text(encoding="utf-8")

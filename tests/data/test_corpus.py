@@ -119,6 +119,7 @@ print(json.dumps([len(corpus), length, made - before, peak() - before]))
 """
 
 
+@pytest.mark.process
 def test_memory_stays_flat(tmp_path):
     count = 200_000
     line = "the quick brown fox jumps over the lazy dog and then sleeps for a very long time in the sun {}\n"

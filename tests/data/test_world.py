@@ -82,6 +82,7 @@ def test_tom_chases_jerry():
     assert pair.links == pair.possible == {(0, 0), (1, 1), (2, 2)}
 
 
+@pytest.mark.process
 def test_its_words_are_those_of_the_grammar(sample):
     asked = example().source
     translations = {
@@ -100,6 +101,7 @@ def test_every_verb_has_the_forms_of_the_table():
     assert found == set(TABLE)
 
 
+@pytest.mark.process
 def test_auxiliaries_are_followed_by_the_right_form(sample):
     checked = Counter()
     for pair in sample:
@@ -123,6 +125,7 @@ def test_auxiliaries_are_followed_by_the_right_form(sample):
     assert all(checked[name] > 20 for name in ("modal", "do", "have", "be", "to")), checked
 
 
+@pytest.mark.process
 def test_verbs_agree_with_pronouns_and_names(sample):
     """Looked at where it can be told from outside: the first two words of a sentence."""
     singular_verbs = (THIRD | {"is", "has", "does", "was", "wants", "plans"}) - BASE
@@ -142,6 +145,7 @@ def test_verbs_agree_with_pronouns_and_names(sample):
     assert min(seen["singular"], seen["plural"]) > 60, seen
 
 
+@pytest.mark.process
 def test_nouns_agree_with_their_determiners(sample):
     plurals = {noun.plural for table in NOUNS.values() for noun in table}
     singulars = {noun.singular for table in NOUNS.values() for noun in table}
@@ -164,6 +168,7 @@ def test_nouns_agree_with_their_determiners(sample):
     assert min(seen.values()) > 300, seen
 
 
+@pytest.mark.process
 def test_measure_words_belong_to_their_nouns(sample):
     measures = {noun.chinese: noun.measure for table in NOUNS.values() for noun in table}
     seen = 0
@@ -175,6 +180,7 @@ def test_measure_words_belong_to_their_nouns(sample):
     assert seen > 300
 
 
+@pytest.mark.process
 def test_links_are_within_range_and_every_word_has_its_place(sample):
     for pair in sample:
         assert pair.links <= pair.possible
@@ -182,6 +188,7 @@ def test_links_are_within_range_and_every_word_has_its_place(sample):
         assert {j for _, j in pair.possible} == set(range(len(pair.target))), pair
 
 
+@pytest.mark.process
 def test_content_words_are_surely_linked_and_function_words_may_not_be(sample):
     free = {"the", "a", "an", "and", "to", "on", "in", "at", "of", "for", "that", "there", "be", "more", "by"}
     free |= {"is", "are", "am", "was", "were", "do", "does", "did"}
@@ -196,6 +203,7 @@ def short() -> dict[tuple[str, ...], Pair]:
     return {pair.source: pair for pair in written(2, 6000, 3, 5)}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("english", "chinese", "aligned"),
     [
@@ -217,6 +225,7 @@ def test_sentences_translated_and_aligned_by_hand(short, english, chinese, align
     assert {f"{pair.source[i]}-{pair.target[j]}" for i, j in pair.links} == set(aligned.split())
 
 
+@pytest.mark.process
 def test_the_chinese_is_a_function_of_the_english():
     known: dict[tuple[str, ...], Pair] = {}
     again = 0
@@ -228,6 +237,7 @@ def test_the_chinese_is_a_function_of_the_english():
     assert again > 200
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("word", "least"),
     [
@@ -239,6 +249,7 @@ def test_the_grammar_is_all_there(sample, word, least):
     assert sum(word in pair.target for pair in sample) >= least
 
 
+@pytest.mark.process
 def test_time_and_place_come_before_the_verb(sample):
     seen = 0
     for pair in sample:
@@ -250,6 +261,7 @@ def test_time_and_place_come_before_the_verb(sample):
     assert seen > 2
 
 
+@pytest.mark.process
 def test_several_hundred_words_and_every_length(sample):
     english = Counter(word for pair in sample for word in pair.source)
     chinese = Counter(word for pair in sample for word in pair.target)
@@ -276,6 +288,7 @@ def test_the_test_pairs_do_not_depend_on_the_size_of_training():
     assert splits(5, train=10, valid=20, test=30).test == splits(5, train=90, valid=20, test=30).test
 
 
+@pytest.mark.process
 def test_the_same_seed_gives_the_same_pairs_in_every_process():
     code = (
         "from regard.data.world import sentences; import hashlib;"
@@ -312,6 +325,7 @@ def test_running_out_of_sentences_is_an_error(monkeypatch):
         next(found)
 
 
+@pytest.mark.process
 def test_text_as_people_type_it(sample):
     assert " ".join(words("Tom doesn't chase the dog’s cat, he can't.")) == (
         "Tom does not chase the dog 's cat , he can not ."

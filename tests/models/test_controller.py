@@ -1,13 +1,13 @@
 """Controllers: one query of the ego over all objects, in loops; what they do and what they look at."""
 
 import math
-import subprocess
 import sys
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+import forked
 import oracles
 from regard.core.normalizers import Hard
 from regard.core.requests import full, top
@@ -178,9 +178,10 @@ for (encoder, decoder), inputs in ((drive, (torch.randn(2, 7, 5), present)), (se
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_driving_and_seeing_compile_without_a_break():
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 
 

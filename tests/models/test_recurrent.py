@@ -1,6 +1,5 @@
 """Recurrent encoder and decoder: padding, whole against step by step, the hand-written loop against a plain one."""
 
-import subprocess
 import sys
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import forked
 from regard.core.normalizers import Hard, Sparsemax
 from regard.core.requests import entropy, full, received, rows, top
 from regard.models import recurrent_cpu, recurrent_gates, recurrent_scores
@@ -513,11 +513,12 @@ print("equal")
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_compiler_changes_nothing():
     """In a process of its own: a compiler cannot follow the checks of types. Dynamo leaves torch's recurrent networks
     alone and compiles what stands around them."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.stdout.strip() == "equal", done.stderr
 
 

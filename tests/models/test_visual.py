@@ -1,12 +1,12 @@
 """Recurrent visual attention: its equations, what learns from what, and a gaze that learns by reward."""
 
 import math
-import subprocess
 import sys
 
 import pytest
 import torch
 
+import forked
 from regard.models.visual import Looked, RecurrentVisualAttention, looked_loss, stepwise_loss
 from regard.nn.glimpse import Glimpse
 
@@ -205,9 +205,10 @@ torch.testing.assert_close(compiled(images).logits, model(images).logits)
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_it_compiles_without_a_break():
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 
 
