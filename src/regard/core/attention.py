@@ -328,7 +328,7 @@ def _run(problem: Problem, name: str) -> Attended:
         result = BACKENDS[reference.NAME if problem.empty else name].attend(problem)
     weights = result.weights
     if problem.request is not None and weights is None:
-        weights = recompute.weights(problem, result.chosen)
+        weights = recompute.weights(problem, result.chosen, result.lse)
     output, log_prob = result.output, result.log_prob
     if isinstance(weights, Top):
         weights = Top(weights.values.to(problem.query.dtype), weights.indices)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.core import summaries
 from regard.core.custom import Custom
 from regard.core.hygiene import cleaned
 from regard.core.normalizers import Hard, log_sum_exp, one_hot
@@ -27,10 +28,12 @@ _BLOCK_BYTES = 8 * 2**20  # scores of one block of rows
 _FEATURE_BYTES = 32 * 2**20  # what a score may make on the way to them (additive: a hidden layer for each pair)
 
 
-def weights(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
-    """What the problem requests of its weights."""
+def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) -> Tensor | Top:
+    """What the problem requests of its weights; `lse` is the log-sum-exp of its rows where a backend has it."""
     request = problem.request
     assert request is not None
+    if summaries.serves(problem):
+        return summaries.weights(problem, lse)
     problem, _ = cleaned(problem)
     if isinstance(problem.score, Custom):
         problem = replace(problem, score=problem.score.again())

@@ -5,7 +5,6 @@ normaliser, mask and bias; where that would not be worth compiling, the logistic
 to output, for softmax: the exponential form in float32, a sine series on the tensor cores in half precision.
 """
 
-import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -16,11 +15,13 @@ from torch import Tensor
 from regard.core import recompute
 from regard.core.backends import blocked, reference, steps
 from regard.core.backends.additive import exponential, logistic
+from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
 from regard.core.backends.result import Result
-from regard.core.biases import DenseBias, Relative, Rule
+from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
 from regard.core.machine import TRITON
 from regard.core.problem import HALF, Problem
+from regard.core.requests import LogSumExp
 from regard.core.scores import Additive
 
 NAME = "additive"
@@ -161,7 +162,7 @@ def _by_kernels(problem: Problem) -> Result:
     if problem.score.activation == "tanh" and steps.serves(problem):
         return Result(steps.attend(problem, problem.query, problem.key, weight, 1.0))
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (problem.query, problem.key, problem.value))
-    output, _ = additive_attention(
+    output, lse = additive_attention(
         query,
         key,
         value,
@@ -169,44 +170,9 @@ def _by_kernels(problem: Problem) -> Result:
         activation=problem.score.activation,
         dropout=problem.dropout,
         seed=blocked.seed(problem),
-        **_pairs(problem, lead),
-        **_numbers(problem, lead),
+        **mask_arguments(problem, lead),
+        **bias_arguments(problem, lead),
     )
-    return Result(output.reshape(*lead, *output.shape[-3:]))
-
-
-def _pairs(problem: Problem, lead: torch.Size) -> dict[str, Any]:
-    """The mask as the kernels take it."""
-    found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # refuses() has said so
-    pairs: dict[str, Any] = {"band": (found.low, found.high)}
-    if found.lengths is not None:
-        pairs["lengths"] = found.lengths.expand(*lead, 1).reshape(-1)
-    if found.segments:
-        ids = (t.expand(*lead, 1, -1).reshape(-1, t.shape[-1]) for t in found.segments[0])
-        pairs["query_ids"], pairs["key_ids"] = ids
-    if found.dense:
-        pairs["mask"] = _four_axes(functools.reduce(torch.logical_and, found.dense), lead)
-    return pairs
-
-
-def _numbers(problem: Problem, lead: torch.Size) -> dict[str, Any]:
-    """The bias as the kernels take it."""
-    heads, bias = problem.shape[-3], problem.bias
-    if isinstance(bias, DenseBias):
-        return {"bias": _four_axes(bias.tensor, lead)}
-    if bias is None or (isinstance(bias, Relative) and bias.offset == 0):
-        return {} if bias is None else {"relative": bias.table.expand(heads, -1)}
-    assert isinstance(bias, Rule)  # refuses() has said so
-    # A rule as a table of all distances j - i that matter: as long as the sequences, not as large as their pairs.
-    reach = bias.reach if isinstance(bias, Relative) else max(problem.shape[-2:])
-    far = reach + abs(bias.offset)
-    table = bias.values(range(1), range(-far, far + 1), torch.float32).squeeze(-2)
-    return {"relative": table.expand(heads, -1)}
-
-
-def _four_axes(tensor: Tensor, lead: torch.Size) -> Tensor:
-    """(batch, heads, queries, keys), with ones where the tensor broadcasts."""
-    if len(lead) < 2:
-        return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
-    return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+    lse = lse.reshape(*lead, *lse.shape[-2:])
+    weights = lse if isinstance(problem.request, LogSumExp) else None
+    return Result(output.reshape(*lead, *output.shape[-3:]), weights)
