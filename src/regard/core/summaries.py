@@ -57,17 +57,24 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
         lse = kernels.log_sum_exp(scored)[0] if lse is None else lse.float().contiguous()
         values, keys = kernels.top(scored, lse, min(request.count, problem.shape[-1]))
         return Top(*(t.reshape(*lead, *t.shape[-2:]) for t in (values, keys)))
-    kind = {Entropy: "entropy", Received: "received", LogSumExp: "logsumexp"}[type(request)]
+    kinds = ((Entropy, "entropy"), (Received, "received"), (LogSumExp, "logsumexp"))
+    kind = next(name for record, name in kinds if isinstance(request, record))
     found = kernels.summary(query, key, pairs, product.scale, lse, kind)
     return found.reshape(*lead, found.shape[-1])
 
 
-def _pairs(problem: Problem, shape: tuple[int, int, int, int]) -> Any:
+def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
     """Mask and bias as the kernels take them."""
-    from regard.core.backends.additive.triton_operator import described_pairs
+    from regard.core.backends.additive.triton_operator import kernel_pairs
 
     lead = problem.query.shape[:-3]
-    given = {"mask": None, "lengths": None, "query_ids": None, "key_ids": None, **mask_arguments(problem, lead)}
+    given: dict[str, Any] = {
+        "mask": None,
+        "lengths": None,
+        "query_ids": None,
+        "key_ids": None,
+        **mask_arguments(problem, lead),
+    }
     numbers = bias_arguments(problem, lead)
     (low, high), lengths, table = given.pop("band"), given["lengths"], numbers.get("relative")
     if lengths is not None:
@@ -76,6 +83,4 @@ def _pairs(problem: Problem, shape: tuple[int, int, int, int]) -> Any:
         wide = torch.promote_types(given["query_ids"].dtype, given["key_ids"].dtype)
         given |= {name: given[name].to(wide).contiguous() for name in ("query_ids", "key_ids")}
     table = None if table is None else table.contiguous()
-    return described_pairs(
-        shape, low=low, high=high, **given, bias=numbers.get("bias"), table=table, dropout=0.0, seed=0
-    )
+    return kernel_pairs(shape, low=low, high=high, **given, bias=numbers.get("bias"), table=table, dropout=0.0, seed=0)

@@ -201,7 +201,7 @@ def row_gradients(
     KIND: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the queries; for received weights also c, the mean of the keys' gradients under each row's weights."""
+    """Gradient of the queries; for received weights also c, the mean of the keys' gradients by each row's weights."""
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
     i = i0 + tl.arange(0, BM)
