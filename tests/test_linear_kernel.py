@@ -36,7 +36,7 @@ def explicit(query: Tensor, key: Tensor, value: Tensor, keep: Tensor, causal: bo
 @pytest.mark.parametrize(("device", "dtype"), DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_and_gradients(case: str, device: str, dtype: torch.dtype) -> None:
-    from regard.core.backends.triton_linear import linear_attention
+    from regard.kernels.triton.linear_attention import linear_attention
 
     b, h, g, q, k, d, e, causal, hides = CASES[case]
     torch.manual_seed(7)

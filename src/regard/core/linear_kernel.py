@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from regard.core.linear_masks import filled, kept_keys
-from regard.core.machine import TRITON
 from regard.core.problem import HALF, Problem
 from regard.core.transforms import transformed
+from regard.kernels.availability import TRITON
 
 _SIZE = 128  # of keys and values: their sum, a matrix, lies in registers
 _PROGRAMS = 65_535  # on the second axis of a launch
@@ -24,7 +24,7 @@ def serves(problem: Problem) -> bool:
 
 def attend(problem: Problem, causal: bool) -> Tensor:
     """The output, (…, h, q, e)."""
-    from regard.core.backends.triton_linear import linear_attention  # imports Triton: only where it is used
+    from regard.kernels.triton.linear_attention import linear_attention  # imports Triton: only where it is used
 
     query, key, value, keep = problem.query, problem.key, problem.value, kept_keys(problem)
     if keep is not None:

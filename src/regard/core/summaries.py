@@ -11,11 +11,11 @@ from torch import Tensor
 from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
-from regard.core.machine import TRITON
+from regard.core.nonfinite import without_unseen
 from regard.core.problem import HALF, Problem
 from regard.core.requests import Entropy, LogSumExp, Received, Top, TopWeights
 from regard.core.transforms import transformed
-from regard.core.unseen import without_unseen
+from regard.kernels.availability import TRITON
 
 _SIZE = 256  # of queries and keys, whose tiles lie in registers and shared memory whole
 _COUNT = 32  # of the largest weights
@@ -43,7 +43,7 @@ def serves(problem: Problem) -> bool:
 
 def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     """What the problem requests, in float32; `lse` (…, h, q) is the log-sum-exp of the scores where it is known."""
-    from regard.core.backends import triton_weights as kernels  # imports Triton: only where it is used
+    from regard.kernels.triton import weight_summaries as kernels  # imports Triton: only where it is used
 
     problem = without_unseen(problem)
     product, request, lead = problem.score.as_product(problem.query, problem.key), problem.request, problem.shape[:-2]
@@ -65,7 +65,7 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
 
 def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
     """Mask and bias as the kernels take them."""
-    from regard.core.backends.additive.triton_operator import kernel_pairs
+    from regard.kernels.triton.additive.operator import kernel_pairs
 
     lead = problem.query.shape[:-3]
     given: dict[str, Any] = {

@@ -23,7 +23,8 @@ def scores(near: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
     def run(rows: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
         result = rows.new_empty(*rows.shape[:-1], columns.shape[-2])
-        _call(name, *_padded(rows, columns, weight), result, None)
+        rows, columns, weight = _padded(rows, columns, weight)
+        _call(name, rows, columns, weight, result, None)
         return result
 
     return run
