@@ -1,4 +1,4 @@
-"""One loop for every model: updates, validation, checkpoints, and an end that leaves a good state behind."""
+"""The training loop, the same for every model: updates, validation, checkpoints, and how training ends."""
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from regard.train.weight_averaging import MovingAverage
 
 @dataclass(frozen=True)
 class Fitted:
-    """How training ended: after how much, why, and with which weights in the model."""
+    """How training ended: steps and time, the reason, and which weights the model has."""
 
     step: int
     epochs: int
@@ -42,7 +42,7 @@ class Fitted:
     ended: str  # "steps", "epochs" or "patience"
     best: float | None
     best_step: int | None
-    figures: dict[str, float]  # of the weights that were kept, where they were validated
+    figures: dict[str, float]  # of the final weights, if they were validated
     weights: str  # "last", "best", "average" or "best average"
 
 
@@ -67,14 +67,14 @@ def fit(
     validated by that loss; `validate(model)` gives further figures by name (the model is in eval mode, without
     gradients, and with averaged weights if those are asked for). `settings.watch` names the figure that says which
     weights are best. `starting(step)` is called before each update with the number of those before it: a loss that
-    changes in the course of training learns from it where training stands. Every line of metrics also goes to each of
+    changes during training can be scheduled with it. Every line of metrics also goes to each of
     the `listeners`.
 
     With several `workers`, each calls this with its share of the same batches; totals, counts and gradients are summed,
     and the first worker writes the run. `layers(model)` are the parts that a sharded model gathers one by one.
 
-    A run that was interrupted goes on as if it had not been: on the CPU, to the bit. `Interrupted`, `Diverged` and
-    `OutOfMemory` end training early, each with a good checkpoint.
+    An interrupted run resumes with the same results: on the CPU, bit for bit. `Interrupted`, `Diverged` and
+    `OutOfMemory` end training early, each with a valid checkpoint.
 
     >>> import tempfile
     >>> from regard.train.progress_display import Silent
@@ -113,7 +113,7 @@ def fit(
 
 
 class _Loop:
-    """What a run consists of while it runs."""
+    """The objects and the state of a run in progress."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _Loop:
         return GradientSums(self.workers, step, self.precision, self.device, sharded=sharded, captured=self.captured)
 
     def prepare(self) -> None:
-        """Goes to the newest good checkpoint, or to the start."""
+        """Restores the newest valid checkpoint, or starts from the beginning."""
         found = self.keeper.newest()
         if found is None:
             if self.workers.is_first:
@@ -171,8 +171,8 @@ class _Loop:
         self.show.begin(self.course.step, self.settings.steps)
 
     def train(self) -> str:
-        """Updates until something says it is enough, and says what."""
-        self._look_up()  # what an interruption cut short
+        """Runs updates until a limit is reached, and returns which one."""
+        self._look_up()  # a validation that an interruption cut short
         while (ended := self._ended()) is None:
             if self._update():
                 self._look_up()
@@ -180,7 +180,7 @@ class _Loop:
         return ended
 
     def finish(self, ended: str) -> Fitted:
-        """Puts the weights to keep into the model, and into the run."""
+        """Loads the final weights into the model, and saves them in the run."""
         self.workers.wait()  # until the first has written the last checkpoint
         weights, figures = self._choose()
         if self.sharded is not None:
@@ -203,7 +203,7 @@ class _Loop:
         return None
 
     def _update(self) -> bool:
-        """One update, or none when the data is at its end. One that fails leaves everything as it was before."""
+        """One update, or none at the end of the data. A failed update leaves the state as before."""
         began, before, numbers = time.monotonic(), replace(self.course), RandomState.take(self.device)
         self._no_gradients()
         if self.starting is not None:
@@ -235,7 +235,7 @@ class _Loop:
         return True
 
     def _shortage(self, where: str, error: Exception) -> OutOfMemory:
-        """What one of several workers reports: the last checkpoint stays as it is."""
+        """The error of one of several workers: the last checkpoint stays unchanged."""
         why = str(error).partition("\n")[0]
         advice = "give a batch fewer tokens, or take more workers"
         return OutOfMemory(f"out of memory {where} ({why}): {advice}", self._last_checkpoint())
@@ -287,7 +287,7 @@ class _Loop:
             self.course.new_window()
 
     def _look_up(self) -> None:
-        """What is due after an update: validation, a checkpoint, and an answer to signals."""
+        """The work after an update: validation, a checkpoint, and stopping on signals."""
         course, settings = self.course, self.settings
         ended = self._ended() is not None
         improved = False
@@ -309,7 +309,7 @@ class _Loop:
         return self.asked if self.workers.grouped else self.signals.received
 
     def _validate(self) -> bool:
-        """Validates the weights, and says whether they are the best so far. A signal breaks it off."""
+        """Validates the weights, and returns whether they are the best so far. A signal interrupts it."""
         course, settings = self.course, self.settings
         self._check_weights()
         figures = self._figures()
@@ -327,7 +327,7 @@ class _Loop:
         return improved
 
     def _check_weights(self) -> None:
-        """Finite gradients may give infinite weights: these are not validated, and no checkpoint is made of them."""
+        """Finite gradients may give infinite weights: these are neither validated nor saved."""
         with torch.no_grad():
             parts = [local_part(parameter) for parameter in self.model.parameters()]
             strange = (~torch.stack([part.isfinite().all() for part in parts])).sum()
@@ -342,13 +342,13 @@ class _Loop:
         return checkpoints.path(steps[-1]) if steps else checkpoints.folder
 
     def _tied(self, figures: Mapping[str, float]) -> bool:
-        """As good as the best, and with a lower loss: early on, when BLEU is 0 for long, the loss alone tells."""
+        """As good as the best, and with a lower loss: early in training, while BLEU is still 0, the loss decides."""
         before = self.course.best_figures
         same = figures[self.settings.watch] == self.course.best and "loss" in figures and "loss" in before
         return same and figures["loss"] < before["loss"]
 
     def _figures(self) -> dict[str, float] | None:
-        """The figures of the weights as they would be kept now; None if a signal broke it off."""
+        """The figures of the weights that would be saved now; None if a signal interrupted validation."""
         began, figures, shortage = time.monotonic(), None, None
         try:
             with self._as_used() as model:
@@ -367,7 +367,7 @@ class _Loop:
 
     @contextmanager
     def _as_used(self) -> Generator[nn.Module, None, None]:
-        """The model with the weights that would be kept now, whole, in eval mode."""
+        """The whole model with the weights that would be saved now, in eval mode."""
         if self.sharded is None:
             with undisturbed(self.model, self.average, self.device):
                 yield self.model
@@ -377,7 +377,7 @@ class _Loop:
             yield plain
 
     def _choose(self) -> tuple[str, dict[str, float]]:
-        """Which weights are kept, and their figures where they have been validated."""
+        """Which weights are final, and their figures if they have been validated."""
         course = self.course
         if self.settings.average == "checkpoints":
             self.keeper.put_mean(course.step)
