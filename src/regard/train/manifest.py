@@ -48,7 +48,7 @@ class Manifest:
             raise RunError(f"{self.path} is damaged: {_one_line(error)}") from error
 
     def check(self, name: str) -> None:
-        """Raises `RunError` if a file differs from what was written; a file that neither exists nor is listed is accepted.
+        """Raises `RunError` if a file differs from what was written; one that neither exists nor is listed is accepted.
 
         The manifest is read again before a file is rejected: another process may have replaced both in between.
         """

@@ -1,4 +1,4 @@
-"""Calls of `regard.attention` itself: any score, normaliser, mask and bias, on whichever backend."""
+"""Calls of `regard.attention`: any score, normaliser, mask and bias, on any backend."""
 
 import functools
 import sys
@@ -46,7 +46,7 @@ def heard(recorder: Recorder, problem: Problem, run: Callable[[], Attended]) -> 
 
 
 def _is_local() -> bool:
-    """Was the call made by `local_attention`, which gives each query a memory of its own?"""
+    """Whether the call was made by `local_attention`, which has separate keys for each query."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_NEAR):
         if frame is None or frame.f_globals.get("__name__") == _LOCAL:
