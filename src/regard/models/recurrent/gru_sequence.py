@@ -3,10 +3,10 @@
     [h_r; h_z; h_n] = W_hh s + b            one matrix product a step
     s' = gru(x_j, h, s)
 
-torch's own adds to the matrix's gradient at every step. Here that gradient is one product over all steps, and the
+torch's GRU adds to the matrix's gradient at every step. Here that gradient is one product over all steps, and the
 matrix is laid out once for all of them. Rows come longest first, so at each position those that have a token are the
-first ones: padding is neither computed nor read. Under autocast what products take and give is bfloat16, and the state
-that goes round float32.
+first ones: padding is neither computed nor read. Under autocast inputs and outputs of products are bfloat16, and the
+recurrent state is float32.
 """
 
 from collections.abc import Iterable
@@ -23,14 +23,14 @@ from regard.nn.products import matrix
 
 
 class Read(NamedTuple):
-    """States of a source (b, k, directions · d), zeros where it is padded, and the last states side by side."""
+    """States of a source (b, k, directions · d), zeros at padding, and the last states concatenated."""
 
     states: Tensor
     last: Tensor
 
 
 def serves(network: nn.GRU | nn.LSTM) -> bool:
-    """A GRU of one layer on the CPU; for compilers, and under an autocast to float16, torch's own."""
+    """Whether it is a GRU of one layer on the CPU; under torch.compile and float16 autocast torch's GRU is used."""
     plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
     known = not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16
     return plain and network.get_parameter("weight_hh_l0").device.type == "cpu" and known
@@ -53,7 +53,7 @@ def read(network: nn.GRU | nn.LSTM, words: Tokens, lengths: Tensor | None) -> Re
 
 
 def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
-    """How many rows have a token at each position."""
+    """The number of rows that have a token at each position."""
     steps, batch, _ = gates.shape
     if lengths is None:
         return [batch] * steps
@@ -61,7 +61,7 @@ def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
 
 
 def _last(states: Tensor, lengths: Tensor | None, back: bool) -> Tensor:
-    """The states (b, d) after the last token of each row in the direction of reading; zeros for a row of nothing."""
+    """The states (b, d) after the last token of each row in the given direction; zeros for an empty row."""
     if back:
         return states[0]
     if lengths is None:
@@ -84,7 +84,7 @@ class _Sequence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         inputs, recurrent, bias, states, gates, hidden = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is asked for: autograd makes it from the plain form
+        if torch.is_grad_enabled():  # for a second derivative autograd differentiates the plain form
             given = (inputs, recurrent, bias)
             wanted = [tensor for tensor in given if tensor.requires_grad]
             plain = _plainly(inputs, recurrent, bias, ctx.counts, ctx.back)
@@ -101,7 +101,7 @@ class _Sequence(torch.autograd.Function):
 def _forward(
     inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """States, with the zeros from which reading starts, (k + 1, b, d); gates (k, b, 3d), and what r gates (k, b, d)."""
+    """States with the initial zeros, (k + 1, b, d); gates (k, b, 3d), and the term that r multiplies (k, b, d)."""
     steps, batch, gate_size = inputs.shape
     size, wide = recurrent.shape[-1], torch.promote_types(inputs.dtype, torch.float32)
     states = torch.empty(steps + 1, batch, size, dtype=inputs.dtype)
@@ -156,7 +156,7 @@ def _order(steps: int, back: bool) -> Iterable[int]:
 
 
 def _plainly(inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool) -> Tensor:
-    """The same states by operations that autograd follows."""
+    """The same states by differentiable operations."""
     steps, batch, _ = inputs.shape
     state = inputs.new_zeros(batch, recurrent.shape[-1])
     states: list[Tensor] = []
