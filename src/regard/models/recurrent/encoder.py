@@ -22,7 +22,7 @@ class RecurrentEncoder(nn.Module):
     is the last state of the top layer, of both directions. Padding changes nothing:
     the states of a sequence are the same as without the rest of the batch, and padded positions are zeros.
 
-    A state depends on its neighbours, so a decoder may attend beside the word it translates. `keys` and `values` are the
+    A state depends on its neighbours, so a decoder may attend beside the word it needs. `keys` and `values` are the
     contents of the memory: the "states" h_j, the "words" alone, W_x x_j, or "both", their
     sum. With values of words the context contains only the attended words (Nguyen & Chiang 2018, section 4).
 
