@@ -1,4 +1,4 @@
-"""The studio as a web application: what each address gives. FastAPI is imported when one is made."""
+"""The web application of the studio: its routes. FastAPI is imported when an application is created."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def create(
     port: int = 7788,
     limits: Limits = LIMITS,
 ) -> "FastAPI":
-    """The application over runs and traces; `host` and `port` are where it will be served, and it answers to no other.
+    """The application over runs and traces; it only serves requests to `host` and `port`.
 
     >>> create(port=7788).title
     'regard studio'
@@ -69,7 +69,7 @@ def _add_files(app: "FastAPI") -> None:
 
     def file(folder: str, name: str) -> Response:
         package, place = FOLDERS[folder]
-        # One plain name: no separators, no leading dot, so that nothing outside the folder can be named.
+        # One plain name: no separators, no leading dot, so that no path can leave the folder.
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*\.(js|css|html|svg)", name):
             raise RefusedError(f"there is no file {name[:60]!r}", 404)
         found = files(package) / place / name
@@ -92,7 +92,7 @@ def _add_files(app: "FastAPI") -> None:
 
 
 def _add_traces(app: "FastAPI", shelf: Shelf) -> None:
-    """The list of traces, and files handed in."""
+    """The list of traces, and uploaded files."""
     from fastapi import Request
     from fastapi.concurrency import run_in_threadpool
 
@@ -147,7 +147,7 @@ def _add_traces(app: "FastAPI", shelf: Shelf) -> None:
 
 
 def _add_pictures(app: "FastAPI", shelf: Shelf) -> None:
-    """Parts of maps, in bytes. What they are stands in the header x-regard-grid."""
+    """Parts of maps, in bytes. The header x-regard-grid describes them."""
     from fastapi import Request, Response
 
     def record_of(id: str, number: int) -> "Record":
@@ -233,14 +233,14 @@ def _add_runs(app: "FastAPI", runs: list[Translates | Asks], shelf: Shelf, limit
 
 
 def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
-    """What is computed when it is asked: the playground, and translations."""
+    """Computations on request: the playground, and translations."""
     from fastapi import Request
     from fastapi.concurrency import run_in_threadpool
 
     toys: list[Translates] = []
 
     def available() -> list[Translates | None]:
-        """What translates, in the place of each run; toys are added where no run translates."""
+        """The translator of each run; toy translators are added if no run translates."""
         given = translators(runs)
         if not any(given) and not toys:  # something to show before anything was trained
             from regard.studio import toy_translator
@@ -289,7 +289,7 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
 
 
 async def _body(request: "Request", model: type[Body]) -> Body:
-    """The body of a request, checked, or a refusal that says what is wrong with it."""
+    """The validated body of a request, or a `RefusedError` that says what is wrong with it."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RefusedError("the body must be application/json", 415)
     try:
@@ -302,7 +302,7 @@ async def _body(request: "Request", model: type[Body]) -> Body:
 
 
 def _numbers(request: "Request", *names: str) -> list[int]:
-    """Whole numbers of the query string; one that is not there is 0."""
+    """Whole numbers of the query string; a missing one is 0."""
     return [_whole(request.query_params.get(name, "0"), name) for name in names]
 
 
@@ -313,7 +313,7 @@ def _whole(text: str, name: str) -> int:
 
 
 def _png_size(data: bytes) -> tuple[int, int]:
-    """Width and height from the head of a PNG file: what it claims is what a browser will make room for."""
+    """Width and height from the header of a PNG file, by which a browser allocates memory."""
     if len(data) < 24 or not data.startswith(b"\x89PNG\r\n\x1a\n") or data[12:16] != b"IHDR":
         raise RefusedError("a picture of a trace must be a PNG file")
     width, height = struct.unpack(">II", data[16:24])

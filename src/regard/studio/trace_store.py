@@ -1,6 +1,6 @@
-"""The traces a studio shows: demonstrations, files named at the start or handed in by the browser, answers, and runs.
+"""The traces of a studio: examples, files named at the start or uploaded by the browser, answers, and runs.
 
-A trace is known by a short id that the studio gave it. Nothing that comes over HTTP is ever used as a path.
+A trace has a short id given by the studio. Nothing that comes over HTTP is ever used as a path.
 """
 
 import re
@@ -21,7 +21,7 @@ Origin = Literal["example", "given", "handed in", "answer", "run"]
 
 @dataclass
 class Book:
-    """One trace on the shelf, opened when it is first asked for."""
+    """One stored trace, opened when it is first requested."""
 
     id: str
     title: str
@@ -45,7 +45,7 @@ class Shelf:
             self.books[name] = Book(name, title, "example", _example(name))
 
     def list(self) -> list[Book]:
-        """Everything on the shelf, in order."""
+        """All traces, in order."""
         return list(self.books.values())
 
     def __getitem__(self, id: str) -> "Example":
@@ -59,7 +59,7 @@ class Shelf:
             return book.opened
 
     def hand_in(self, path: Path) -> Book:
-        """Open a file of unknown origin, or refuse it, and put it on the shelf."""
+        """Open a file of unknown origin and store its trace, or reject it."""
         from regard.look.trace import Trace
 
         try:
@@ -70,12 +70,12 @@ class Shelf:
         return self._add(trace, "handed in")
 
     def answered(self, trace: "Trace") -> Book:
-        """Hold the trace of an answer until newer answers need its place."""
+        """Store the trace of an answer until newer answers replace it."""
         self._make_room("answer", self.limits.answers)
         return self._add(trace, "answer")
 
     def of_run(self, number: int, name: str, answer: "Callable[[], Trace]") -> None:
-        """Hold what a run looks at for its own example; it is asked when the trace is first opened."""
+        """Store the trace of a run's own example; it is computed when the trace is first opened."""
 
         def open_() -> "Example":
             from regard.studio.examples import Example
@@ -85,14 +85,14 @@ class Shelf:
         self.books[f"run-{number}"] = Book(f"run-{number}", name, "run", open_)
 
     def remove(self, id: str) -> None:
-        """Take a trace that was handed in off the shelf."""
+        """Remove an uploaded trace."""
         book = self.books.get(id)
         if book is None or book.origin != "handed in":
             raise RefusedError(f"only traces that were handed in can be removed, got {id[:40]!r}", 404)
         del self.books[id]
 
     def _make_room(self, origin: Origin, most: int) -> None:
-        """Remove the oldest of an origin, so that there is room for one more."""
+        """Remove the oldest trace of an origin if the limit is reached."""
         with self.lock:
             held = [book.id for book in self.books.values() if book.origin == origin]
             for id in held[: max(0, len(held) - most + 1)]:
@@ -136,5 +136,5 @@ def _opener(trace: "Trace | Path") -> Callable[[], "Example"]:
 
 
 def without_paths(error: Exception) -> str:
-    """What an error says, without the paths of this machine."""
+    """The message of an error without paths of this machine."""
     return re.sub(r"(/[\w.+-]+){2,}", "the file", str(error))[:300]
