@@ -95,5 +95,5 @@ class GradientPart:
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
         return self._places.chosen(self._gradient.rows(self._places.batch, heads, self._places.row_numbers(rows)))
 
-    def hear(self, grad: Tensor) -> None:
-        self._gradient.hear(grad)
+    def store(self, grad: Tensor) -> None:
+        self._gradient.store(grad)

@@ -207,7 +207,7 @@ class _Eye(TorchFunctionMode):
         self._held |= set(held)
         if self._gradients and call.output is not None and call.value is not None and call.output.requires_grad:
             record.backward = Backward(call, name)
-            call.output.register_hook(record.backward.hear)
+            call.output.register_hook(record.backward.store)
         self.trace.records.append(record)
 
     def _made(self, name: str, kind: str, number: int, call: Call) -> tuple[Record, bool]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field
 
 from regard.studio.limits import LIMITS, Limits, RefusedError
-from regard.studio.trace_store import Shelf, without_paths
+from regard.studio.trace_store import TraceStore, without_paths
 
 if TYPE_CHECKING:  # a studio without runs starts without torch
     from regard.look.trace import Trace
@@ -52,7 +52,7 @@ class Asked(BaseModel):
     inputs: Annotated[dict[str, str], Field(max_length=16)]
 
 
-def answer(runs: Sequence[Any], asked: Asked, shelf: Shelf, limits: Limits = LIMITS) -> dict[str, Any]:
+def answer(runs: Sequence[Any], asked: Asked, store: TraceStore, limits: Limits = LIMITS) -> dict[str, Any]:
     """The answer of a run, its record, and the id of its stored trace."""
     from regard.train.run_directory import RunError
 
@@ -70,17 +70,17 @@ def answer(runs: Sequence[Any], asked: Asked, shelf: Shelf, limits: Limits = LIM
     return {
         "answer": prediction.answer,
         "record": record,
-        "trace": None if trace is None else shelf.answered(trace).id,
+        "trace": None if trace is None else store.answered(trace).id,
     }
 
 
-def add_examples(runs: Sequence[Any], shelf: Shelf) -> None:
+def add_examples(runs: Sequence[Any], store: TraceStore) -> None:
     """Store the traces of finished runs for their own examples."""
     from regard.studio.run_page import example_inputs
 
     for number, run in enumerate(runs):
         if isinstance(run, Asks) and getattr(run, "run", None) is not None and example_inputs(run) is not None:
-            shelf.of_run(number, run.name, functools.partial(_example_trace, run))
+            store.of_run(number, run.name, functools.partial(_example_trace, run))
 
 
 def _example_trace(run: Any) -> "Trace":

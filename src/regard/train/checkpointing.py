@@ -16,13 +16,13 @@ from regard.train.resumable_batches import Batches
 from regard.train.run_directory import Run, RunError
 from regard.train.sharded_tensors import gathered
 from regard.train.train_settings import TrainSettings
-from regard.train.training_state import Course
+from regard.train.training_state import TrainingState
 from regard.train.weight_averaging import MovingAverage, mean_weights
 from regard.train.weight_files import model_tensors, put_weights, shared_names
 
 
 @dataclass(frozen=True, eq=False)
-class Keeper:
+class Checkpointer:
     """Saves and restores everything that training changes.
 
     With several workers, all must call each method: the first writes the files, and all read them.
@@ -37,7 +37,7 @@ class Keeper:
     say: Callable[[str], None]
     workers: Workers = ALONE
 
-    def save(self, course: Course, position: Any) -> Path:
+    def save(self, training: TrainingState, position: Any) -> Path:
         """Writes a checkpoint of the current state, and removes those that are no longer needed."""
         tensors = _prefixed("optimizer", optimizer_tensors(self.model, self.optimizer))
         tensors |= _prefixed("average", {} if self.average is None else self.average.tensors())
@@ -46,24 +46,24 @@ class Keeper:
             tensors |= _prefixed(_random(rank), numbers)
         weights = gathered(model_tensors(self.model), keep=self.workers.is_first)
         if not self.workers.is_first:
-            return self.run.checkpoints.path(course.step)
+            return self.run.checkpoints.path(training.step)
         state = {
-            "course": asdict(course),
+            "course": asdict(training),
             "batches": position,
             "settings": self.settings.model_dump(mode="json"),
-            "relies_on": sorted(self._relies_on(course)),
+            "relies_on": sorted(self._relies_on(training)),
             "metrics_bytes": self.run.metrics.force(),
             "torch": torch.__version__,
         }
         checkpoints, aliases = self.run.checkpoints, shared_names(self.model)
-        path = checkpoints.save(course.step, model=weights, aliases=aliases, optimizer=tensors, state=state)
-        checkpoints.prune(self._needed(course))
+        path = checkpoints.save(training.step, model=weights, aliases=aliases, optimizer=tensors, state=state)
+        checkpoints.prune(self._needed(training))
         return path
 
-    def _needed(self, course: Course) -> set[int]:
+    def _needed(self, training: TrainingState) -> set[int]:
         """Steps to keep: the last ones, the best, and the best as of each of those, in case training resumes there."""
-        last = [step for step in self.run.checkpoints.steps() if step <= course.step][-self.settings.kept() :]
-        needed = {*last, *self._relies_on(course)}
+        last = [step for step in self.run.checkpoints.steps() if step <= training.step][-self.settings.kept() :]
+        needed = {*last, *self._relies_on(training)}
         for step in last:
             try:
                 state = Checkpoint(self.run.checkpoints.path(step), step).state()
@@ -72,12 +72,12 @@ class Keeper:
                 continue  # a damaged checkpoint refers to no other
         return {step for step in needed if step is not None}
 
-    def _relies_on(self, course: Course) -> set[int]:
+    def _relies_on(self, training: TrainingState) -> set[int]:
         """Earlier checkpoints whose weights may become the final ones: the best, and those that are averaged."""
-        mean = self.settings.scheduled(course.step) if self.settings.average == "checkpoints" else []
+        mean = self.settings.scheduled(training.step) if self.settings.average == "checkpoints" else []
         there = set(self.run.checkpoints.steps())
-        steps = {course.best_step, *(step for step in mean if step in there)}
-        return {step for step in steps if step is not None and step != course.step}
+        steps = {training.best_step, *(step for step in mean if step in there)}
+        return {step for step in steps if step is not None and step != training.step}
 
     def newest(self) -> Checkpoint | None:
         """The newest valid checkpoint. Leftovers of killed processes are removed first."""
@@ -101,7 +101,7 @@ class Keeper:
             except CheckpointError as error:
                 raise CheckpointError(f"it relies on the one of step {step}: {error}") from error
 
-    def take_up(self, found: Checkpoint, batches: Batches) -> Course:
+    def restore(self, found: Checkpoint, batches: Batches) -> TrainingState:
         """Restores the state of the moment when the checkpoint was written."""
         state = found.state()
         now = self.settings.model_dump(mode="json")
@@ -121,7 +121,7 @@ class Keeper:
         else:  # more workers than when the checkpoint was written
             seed_worker(self.settings.seed + found.step, self.workers.rank)
         self.say(f"resumed from step {found.step}")
-        return Course(**state["course"])
+        return TrainingState(**state["course"])
 
     def _resume(self, batches: Batches, position: Any) -> None:
         try:

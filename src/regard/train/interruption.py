@@ -67,14 +67,14 @@ class Signals:
         self._shared = shared
 
     @contextmanager
-    def listening(self) -> Generator[None, None, None]:
+    def handled(self) -> Generator[None, None, None]:
         """Installs the handlers, in the main thread only: signals do not arrive in other threads."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in before:
-            signal.signal(number, self._hear)
+            signal.signal(number, self._handle)
         try:
             yield
         finally:
@@ -99,7 +99,7 @@ class Signals:
         finally:
             self._breaks = False
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         if not self._shared:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from regard.train.training_state import Course
+from regard.train.training_state import TrainingState
 
 
 @runtime_checkable
@@ -29,14 +29,14 @@ class Passes:
         self._most = most
         self._rest: Iterator[Any] | None = None
 
-    def take(self, wanted: int, course: Course) -> Iterator[Any]:
+    def take(self, wanted: int, training: TrainingState) -> Iterator[Any]:
         """The batches of one update: fewer, or none, at the end of the last epoch."""
         empty = 0
         while wanted:
             if self._rest is None:
                 self._rest = iter(self._batches)
             for batch in self._rest:
-                course.batch += 1
+                training.batch += 1
                 wanted, empty = wanted - 1, 0
                 yield batch
                 if not wanted:
@@ -44,6 +44,6 @@ class Passes:
             empty += 1
             if empty > 2:  # the rest of an epoch may be empty, a whole one may not
                 raise ValueError("batches gave nothing: it must give at least one batch in each pass")
-            self._rest, course.epoch, course.batch = None, course.epoch + 1, 0
-            if self._most is not None and course.epoch >= self._most:
+            self._rest, training.epoch, training.batch = None, training.epoch + 1, 0
+            if self._most is not None and training.epoch >= self._most:
                 return

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Course:
+class TrainingState:
     """Counted from the first step of a run, however often it was interrupted."""
 
     step: int = 0
@@ -22,14 +22,14 @@ class Course:
     best_figures: dict[str, float] = field(default_factory=dict)
     waited: int = 0  # validations since the best
 
-    def taken(self, loss: float, tokens: int) -> None:
+    def count_update(self, loss: float, tokens: int) -> None:
         """Counts an update."""
         self.step += 1
         self.tokens += tokens
         self.window_loss += loss
         self.window_tokens += tokens
 
-    def lasted(self, seconds: float) -> None:
+    def add_seconds(self, seconds: float) -> None:
         """Adds the duration of an update."""
         self.seconds += seconds
         self.window_seconds += seconds

@@ -82,7 +82,7 @@ def splits(
 ) -> Splits:
     """Training, validation and test reviews of `lengths` words, and `longer` ones of `beyond` words.
 
-    A fifth of the pairs of negation and opinion word never stand in the training part: a model that has only
+    A fifth of the pairs of negation and opinion word never stand in the training part: a model that has only learned
     pairs by heart fails on them.
 
     >>> made = splits(1, train=50, valid=10, test=10, longer=5)

@@ -183,7 +183,7 @@ class Backward:
         self._heads = call.source.shape[1]
         self.grad: Tensor | None = None
 
-    def hear(self, grad: Tensor) -> None:
+    def store(self, grad: Tensor) -> None:
         """Store the gradient of the output; the last backward pass replaces earlier ones."""
         self.grad = self._view(grad.detach())
 
