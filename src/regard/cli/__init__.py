@@ -1,4 +1,15 @@
-"""The `regard` command. It may import every layer, but only inside the command that needs it, so that help is fast."""
+"""The `regard` command. May import every layer, but only inside the command that needs it, so that help is fast.
+
+- `run_commands`: tasks, train, evaluate
+- `predict_command`: predict
+- `input_lines`: lines of standard input
+- `page_commands`: look, studio
+- `demo`: demo
+- `worked_example`: the example of the documentation, step by step
+- `error_messages`: errors as one line and an exit status
+
+The typer commands are below.
+"""
 
 import os
 import signal
