@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.decode import beam as beam_module
 from regard.decode.beam import beam
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.decode.greedy import greedy
 from regard.decode.penalties import Gnmt
 from regard.decode.records import Hypothesis

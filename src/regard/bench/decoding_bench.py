@@ -25,7 +25,7 @@ from regard.bench.attention_bench import header, machine, quiet, say
 from regard.bench.decoding_peers import BEGIN, END, Decode, ctranslate2, generate, marian
 from regard.bench.marked_pages import try_writing, write_part
 from regard.decode.beam import beam
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.models.frame import EncoderDecoder
 from regard.models.quantized import pack, quantize
 from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.data.text.vocabulary import Vocabulary
 from regard.decode.beam import beam
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.decode.greedy import greedy
 from regard.decode.penalties import Gnmt
 from regard.decode.records import Hypothesis

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.kernels.recurrent import gru
+
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 
 # (h,) of a GRU or (h, c) of an LSTM, each (layers, b, d), as in torch.
@@ -76,19 +78,11 @@ def advance(network: nn.GRU | nn.LSTM, gates: Float[Tensor, "b g"], hidden: Hidd
         after = (
             _lstm(gates, recurrent, before[1])
             if isinstance(network, nn.LSTM)
-            else (gru_step(gates, recurrent, before[0]),)
+            else (gru.step(gates, recurrent, before[0]),)
         )
         output = after[0]
         found.append(after)
     return output, tuple(torch.stack(parts) for parts in zip(*found, strict=True))
-
-
-def gru_step(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
-    """h' = (1 − z) n + z h with n = tanh(x_n + r h_n), in torch's order of gates: r, z, n."""
-    size = hidden.shape[-1]
-    reset, update = torch.sigmoid(gates[..., : 2 * size] + recurrent[..., : 2 * size]).chunk(2, -1)
-    new = torch.tanh(gates[..., 2 * size :] + reset * recurrent[..., 2 * size :])
-    return new + update * (hidden - new)
 
 
 def _lstm(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

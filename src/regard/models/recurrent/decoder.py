@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.core.requests import Received, Request, Rows, Top, full
+from regard.kernels.products import linear
 from regard.models.memory import Decoded, Memory, Step
 from regard.models.recurrent import additive_loops
 from regard.models.recurrent.cells import Hidden, Recurrence, advance, run
 from regard.models.recurrent.token_embeddings import Tokens, embedded
-from regard.nn.products import linear
 from regard.nn.protocol import Attends, Projected
 
 ORDERS = ("bahdanau", "luong")

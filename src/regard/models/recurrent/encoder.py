@@ -7,7 +7,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.models import recurrent_captured
 from regard.models.memory import Memory
 from regard.models.memory_words import Content, check_content, with_words
 from regard.models.recurrent import gru_sequence
@@ -71,7 +70,7 @@ class RecurrentEncoder(nn.Module):
     def _read(self, source: Tensor, lengths: Tensor | None) -> Memory:
         """The memory whose keys and values are the states."""
         mask = None
-        captured = recurrent_captured.serves(self.network) and source.numel() > 0
+        captured = gru_sequence.serves_cuda(self.network) and source.numel() > 0
         if lengths is not None:
             if captured and lengths.is_cuda:  # nothing here may wait for the device: the lengths are not checked
                 _check_shape(source, lengths)
@@ -84,7 +83,7 @@ class RecurrentEncoder(nn.Module):
             return Memory(found.states, found.states, mask, found.last)
         vectors = self.dropout(self.embedding(source))
         if captured:
-            found = recurrent_captured.read(self.network, vectors, mask)
+            found = gru_sequence.read_cuda(self.network, vectors, mask)
             return Memory(found.states, found.states, mask, found.last)
         if lengths is None or mask is None:
             states, last = self.network(vectors)

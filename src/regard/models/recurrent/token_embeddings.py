@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.nn.products import linear
+from regard.kernels.products import linear
 
 _SHARE = 0.6  # up to this share of distinct tokens, mapping them and copying is faster than mapping all
 _FEW = 256  # with fewer tokens all are mapped

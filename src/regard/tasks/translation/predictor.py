@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.data.text.alignment import Link, links_from_weights
 from regard.data.token_batches import Batch, collate
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.decode.records import Hypothesis
 from regard.look.trace import Trace
 from regard.models.frame import EncoderDecoder
