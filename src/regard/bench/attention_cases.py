@@ -1,4 +1,4 @@
-"""What `regard bench attention` measures: each case is a record, and a new one a few lines."""
+"""The cases of `regard bench attention`, each a record."""
 
 import functools
 import importlib
@@ -40,7 +40,7 @@ class Case:
     work: float | None = None  # of one call, in `unit`: gives a rate
     unit: str = "pair-features"
     threads: int | None = None
-    memory: bool = True  # is there any to speak of?
+    memory: bool = True  # whether peak memory is measured
 
 
 @dataclass(frozen=True)
@@ -264,13 +264,13 @@ def _layer(length: int, size: int = 512, heads: int = 8) -> Case:
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """Additive attention as one writes it: the sum over features as a product, the fastest without a compiler."""
+    """Plain additive attention: the sum over features as a product, the fastest without a compiler."""
     scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ weight
     return torch.softmax(scores, -1) @ value
 
 
 def plain_fusible(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """The same with a sum that torch.compile joins to the tanh; a product it would leave to a library."""
+    """The same with a sum that torch.compile fuses with the tanh; a product would be a library call."""
     scores = (torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) * weight).sum(-1)
     return torch.softmax(scores, -1) @ value
 
@@ -290,7 +290,7 @@ def _forward(attend: Run) -> Run:
 
 
 def _both(leaves: tuple[Tensor, ...], attend: Run) -> Run:
-    """The call with gradients of whatever leaf it uses."""
+    """The call with the gradients of its leaf tensors."""
 
     def run() -> Tensor:
         output = attend()

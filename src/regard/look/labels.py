@@ -1,4 +1,4 @@
-"""What the rows and columns of a map stand for: tokens, patches of an image, frames of sound, objects, or any list."""
+"""Labels of the rows and columns of a map: tokens, patches of an image, frames of sound, objects, or any list."""
 
 import functools
 import io
@@ -17,7 +17,7 @@ KINDS = ("tokens", "patches", "frames", "objects", "glimpses", "list")
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Names for the positions of one axis, with what a picture needs to show them in their place.
+    """Names for the positions of one axis, with the data that a picture of them needs.
 
     `extra` may hold, for patches, `image` (PNG bytes), `grid` (rows, columns) and `special` (how many items before the
     patches are none of the image: a class token, registers); for frames, `spectrogram` (PNG bytes), `seconds` (of
