@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from time_limits import HANG_SECONDS
 
-PRELOADED = ("torch", "torch._inductor.compile_fx", "regard.tasks.catalog", "regard.cli.runs")
+PRELOADED = ("torch", "torch._inductor.compile_fx", "regard.tasks.catalog", "regard.cli.run_commands")
 
 
 class Process:

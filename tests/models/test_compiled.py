@@ -12,8 +12,8 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 import regard
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
-from regard.models.transformer import TransformerDecoder, TransformerEncoder
-from regard.models.transformer_training import compile_layers, sequence_loss
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
+from regard.models.transformer.training_step import compile_layers, sequence_loss
 
 WORDS, SIZE, HEADS = 23, 12, 3
 pytestmark = [pytest.mark.installed, pytest.mark.slow]
