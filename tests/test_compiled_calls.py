@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import forked
+
 CALLS = """
 import functools
 import sys
@@ -16,7 +18,6 @@ import warnings
 import torch
 import torch._dynamo.testing
 
-import forked
 import regard
 
 device, wholly = sys.argv[1], sys.argv[2:]  # what is compiled down to kernels: it takes long
