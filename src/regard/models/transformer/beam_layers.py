@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.scores import ScaledDot
+from regard.kernels.availability import TRITON
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import Rotary
 
@@ -40,16 +41,16 @@ class Carries(Protocol):
 
 
 def through(
-    state: Carries, x: Tensor, keep: Keep, bias: Tensor, *, offset: int | Tensor, kernels: bool = False
+    state: Carries, x: Tensor, keep: Keep, bias: Tensor, *, offset: int | Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """x (b, s, d) through all layers; and where the last one looked in the memory (b·s, k), if that was asked.
 
     `bias` (b, 1, s, n) says which keys each hypothesis came through; `offset` is the position of all of them, a number
-    or one on the device.
+    or one on the device. In the second case, which is that of a captured search, Triton kernels serve on CUDA.
     """
     stack, looked = state.decoder.stack, None
     time = offset if isinstance(offset, Tensor) else None
-    fused = kernels and x.is_cuda and x.dtype in _KERNEL
+    fused = TRITON and time is not None and x.is_cuda and x.dtype in _KERNEL
     last = len(stack.layers) - 1
     for number, layer in enumerate(stack.layers):
         own, cross = layer.self_attention, layer.cross_attention
