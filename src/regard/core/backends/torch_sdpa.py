@@ -48,7 +48,8 @@ def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, 
     """
     if scale <= 0 or query.shape[-1] % 8 or query.shape[-3] != key.shape[-3] or query.dtype not in _BY_CUDNN:
         return None
-    choice = torch._fused_sdp_choice(query, key, value, None, 0.0, causal, scale=scale)
+    with sdpa_kernel(_others()) if _without_cudnn(query, key, value) else nullcontext():
+        choice = torch._fused_sdp_choice(query, key, value, None, 0.0, causal, scale=scale)
     if choice == SDPBackend.CUDNN_ATTENTION.value:
         cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
         output, lse, *_ = cudnn(query, key, value, None, True, 0.0, causal, False, scale=scale)
