@@ -111,6 +111,7 @@ def scenes(count):
     return torch.cat([objects, role.unsqueeze(-1)], -1), (near.gather(1, ego.long())[:, 0] > 0.5).long(), ego.long()
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.slow
 def test_it_learns_to_watch_the_object_ahead():
     encoder, controller = SceneEncoder(3, 32), Controller(32, actions=2, size=32, heads=1)
@@ -128,6 +129,7 @@ def test_it_learns_to_watch_the_object_ahead():
     assert (others.argmax(-1) == ahead[:, 0]).float().mean() > 0.8
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_every_parameter_learns_and_eight_scenes_are_learnt():
     controller = Controller(SIZE, actions=ACTIONS, controls=1)
     memory = Memory(torch.randn(8, KEYS, SIZE), torch.randn(8, KEYS, SIZE), None, torch.randn(8, SIZE))

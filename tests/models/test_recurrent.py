@@ -467,6 +467,7 @@ def test_dropout_is_for_training(order):
     assert torch.equal(decoder(memory, prefix).states, decoder(memory, prefix).states)
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(("mechanism", "order"), [("additive", "bahdanau"), ("dot", "feeding"), ("none", "bahdanau")])
 def test_eight_examples_are_learned_by_heart(mechanism, order):
     size, vocabulary = 24, 9

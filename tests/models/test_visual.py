@@ -142,6 +142,7 @@ def cued(count):
     return images, shades[row, side], side
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.slow
 @pytest.mark.parametrize(("reinforce_weight", "steps"), [(1.0, 450), (0.0, 150)])
 def test_the_gaze_learns_to_follow_a_cue(reinforce_weight, steps):
@@ -165,6 +166,7 @@ def test_the_gaze_learns_to_follow_a_cue(reinforce_weight, steps):
         assert accuracy < 0.85
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_eight_images_are_learnt():
     model = small(size=64, hidden_size=32)
     images, target = torch.rand(8, 2, 13, 17), torch.arange(8) % 5
