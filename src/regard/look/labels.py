@@ -22,7 +22,7 @@ class Labels:
     `extra` may hold, for patches, `image` (PNG bytes), `grid` (rows, columns) and `special` (how many items before the
     patches are none of the image: a class token, registers); for frames, `spectrogram` (PNG bytes), `seconds` (of
     one frame) and `sound` (the bytes of a WAV file); for objects, lists `x`, `y`, `heading`, `speed`, and what a drive
-    has: `length`, `width`, `present` (1 or 0), `ego` (x, y, heading, speed), `lanes` (y of three lines), `crossings`,
+    has: `length`, `width`, `present` (1 or 0), `ego` (x, y, heading, speed), `lanes` (y of its lines), `crossings`,
     `zebras`, `ramps` (their x): with `ego`, each row has a scene of its own, and the numbers of all scenes follow one
     another; for words that a model chose, the list `probability`, one for each item; for glimpses, what `glimpses`
     makes. `shown` are the positions that are no padding, in order; None where there is no padding.

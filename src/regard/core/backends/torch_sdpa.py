@@ -36,6 +36,26 @@ def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return returning_alike(output) if by_cudnn and output.requires_grad else output
 
 
+def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> list[Tensor] | None:
+    """Output and log-sum-exp (b, h, q) by the kernel that torch picks on CUDA; None where that one gives only output.
+
+    The log-sum-exp has no gradient of its own.
+    """
+    if scale <= 0 or query.shape[-1] % 8 or query.shape[-3] != key.shape[-3] or query.dtype not in _BY_CUDNN:
+        return None
+    choice = torch._fused_sdp_choice(query, key, value, None, 0.0, causal, scale=scale)
+    if choice == SDPBackend.CUDNN_ATTENTION.value:
+        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+        output, lse, *_ = cudnn(query, key, value, None, True, 0.0, causal, False, scale=scale)
+    elif choice == SDPBackend.FLASH_ATTENTION.value:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        output, lse, *_ = flash(query, key, value, 0.0, causal, False, scale=scale)
+    else:
+        return None
+    output = returning_alike(output) if output.requires_grad else output
+    return [output, lse.detach().reshape(*query.shape[:2], -1)[..., : query.shape[-2]]]
+
+
 def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool) -> str:
     """The name of the kernel that torch would pick for such tensors; no number is computed."""
     if query.device.type not in ("cpu", "cuda"):
