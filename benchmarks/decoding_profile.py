@@ -1,4 +1,4 @@
-"""Where the time of one beam search of a Transformer-base goes. `regard bench decoding` compares it with other libraries.
+"""Where the time of one beam search of a Transformer-base goes. `regard bench decoding` has the comparison.
 
     python benchmarks/decoding_profile.py --device cpu           beam 4, 16 sentences × 24 tokens, vocabulary 8,000
     python benchmarks/decoding_profile.py --device cuda          beam 4, 128 sentences × 48 tokens, vocabulary 32,000
