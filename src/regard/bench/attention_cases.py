@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import regard
 from regard.bench import attention_peers
 from regard.bench.attention_peers import Run
+from regard.kernels import cuda_graphs
 from regard.kernels.additive import pair_loops
 
 Make = Callable[[], Run]  # prepares a contender: loads, compiles, builds masks; raises where it cannot
@@ -309,9 +310,7 @@ def _graphed(attend: Run) -> Run:
         for _ in range(3):
             attend()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = attend()
+    graph, output = cuda_graphs.capture(attend, torch.device("cuda", torch.cuda.current_device()))
 
     def run() -> Tensor:
         graph.replay()

@@ -130,7 +130,6 @@ def contenders(setting: Setting, device: str) -> dict[str, Callable[[], Decode]]
     if device == "cuda":
         return {
             "regard": lambda: regard(model, width, Captures()),
-            "regard, with its kernels": lambda: regard(model, width, Captures(kernels=True)),
             "regard, every search captured anew": lambda: regard(model, width),
             "HF generate": lambda: generate(peer(), width),
             "CTranslate2 bfloat16": lambda: ctranslate2(peer(), width, "bfloat16", threads),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.kernels import cuda_graphs
 from regard.train.updates import LossFunction, differentiated
 
 _MOST = 64  # graphs; they share their memory. Further shapes run without a graph
@@ -81,10 +82,8 @@ class Captured:
             torch._foreach_add_(list(self._places.values()), before)
             return self._plain(batch)
         if self._gradients().keys() == self._places.keys():  # else this batch used other parameters than the first
-            with torch.cuda.device(self._device):
-                graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
-                with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-                    outputs = self._plain(held)
+            torch.cuda.empty_cache()  # a graph has memory of its own: what is cached for others is none of it
+            graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)
             self._pool = graph.pool()
             self._graphs[shapes] = _Graph(graph, held, outputs)
         return found

@@ -11,7 +11,7 @@ u = e^{2(a + b)} − 1 = A + B (1 + A) for A = e^{2a} − 1 and B = e^{2b} − 1
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from regard.kernels.derivatives import REFERENCE, once_only
 
 # e^{2a} and its inverse are normal float32 numbers up to here. The product of two may overflow or vanish: then
 # tanh has long reached ±1, and so has the form.
-_REACH = 43.0
+REACH = 43.0
 _NEAR = 2.0  # the largest |q| + |k| up to which numbers are small
 
 
@@ -99,11 +99,11 @@ def _factors(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
     largest = _largest(query), _largest(key)
     if any(map(math.isnan, largest)):
         return None
-    if max(largest) > _REACH:
+    if max(largest) > REACH:
         middles = [(t.amin(-2, keepdim=True) + t.amax(-2, keepdim=True)) / 2 for t in (query, key)]
         shift = (middles[1] - middles[0]) / 2
         query, key = query + shift, key - shift
-        if not max(_largest(query), _largest(key)) <= _REACH:
+        if not max(_largest(query), _largest(key)) <= REACH:
             return None
     return torch.exp(2 * query), torch.exp(2 * key)
 
@@ -118,6 +118,22 @@ class _Forms:
 
     scores: Callable[[Tensor, Tensor, Tensor], Tensor]
     sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+# Checks of shapes, which the tests put around every function, are no part of a compiled loop.
+@no_type_check
+def pair_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
+    """Scores (z, q, k) from e^{2 query} (z, q, f), e^{2 key} (z, k, f) and the weight (z, f)."""
+    pairs = weight[:, None, None] / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
+    return weight.sum(-1)[:, None, None] - 2 * pairs.sum(-1)
+
+
+@no_type_check
+def pair_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_j ds r (1 − r) and Σ_j ds r, (z, q, f), with r = 1 / (1 + e^{2 query} e^{2 key})."""
+    inverse = 1 / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
+    weighted = dscores.unsqueeze(-1) * inverse
+    return (weighted * (1 - inverse)).sum(-2), weighted.sum(-2)
 
 
 def _compiled_far() -> _Forms:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.scores import ScaledDot
+from regard.kernels.availability import TRITON
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import Rotary
 
@@ -40,16 +41,16 @@ class Carries(Protocol):
 
 
 def through(
-    state: Carries, x: Tensor, keep: Keep, bias: Tensor, *, offset: int | Tensor, kernels: bool = False
+    state: Carries, x: Tensor, keep: Keep, bias: Tensor, *, offset: int | Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """x (b, s, d) through all layers; and the last layer's weights over the memory (b·s, k), if requested.
 
     `bias` (b, 1, s, n) masks the keys that are not of a hypothesis' own history; `offset` is their position, a number
-    or a tensor on the device.
+    or a tensor on the device. In the second case, which is that of a captured search, Triton kernels serve on CUDA.
     """
     stack, looked = state.decoder.stack, None
     time = offset if isinstance(offset, Tensor) else None
-    fused = kernels and x.is_cuda and x.dtype in _KERNEL
+    fused = TRITON and time is not None and x.is_cuda and x.dtype in _KERNEL
     last = len(stack.layers) - 1
     for number, layer in enumerate(stack.layers):
         own, cross = layer.self_attention, layer.cross_attention

@@ -138,15 +138,12 @@ class TransformerBeams:
             raise ValueError(f"rows have {self.seen.shape[1]} hypotheses each: regroup names their parents")
         return self.regroup(index.new_zeros(index.shape[0], 1), index)
 
-    def static(self, width: int, steps: int, *, kernels: bool = False) -> "StaticBeams | None":
-        """A state with fixed shapes for a search of `width` hypotheses a row, from here; None if impossible.
-
-        `kernels` requests attention and normalisation by kernels of this library.
-        """
+    def static(self, width: int, steps: int) -> "StaticBeams | None":
+        """A state with fixed shapes for a search of `width` hypotheses a row, from here; None if impossible."""
         positions = self.decoder.input.positions
         if self.length or (isinstance(positions, LearnedPositions) and positions.capacity < _rounded(steps, 16)):
             return None
-        return StaticBeams(self, width, steps, kernels)
+        return StaticBeams(self, width, steps)
 
 
 class StaticBeams:
@@ -155,8 +152,8 @@ class StaticBeams:
     Rows, memory and steps are rounded up, so that searches of similar size reuse it; `load` fills it.
     """
 
-    def __init__(self, like: TransformerBeams, width: int, steps: int, kernels: bool) -> None:
-        self.decoder, self.looks, self.width, self.kernels = like.decoder, like.looks, width, kernels
+    def __init__(self, like: TransformerBeams, width: int, steps: int) -> None:
+        self.decoder, self.looks, self.width = like.decoder, like.looks, width
         key = like.memory[0][0]
         self.rows, self.keys, self.steps = _rounded(key.shape[0], 8), _rounded(key.shape[2], 8), _rounded(steps, 16)
         self.parameters = _addresses(self.decoder)
@@ -220,7 +217,7 @@ class StaticBeams:
             return key, value
 
         bias = self.seen.unsqueeze(1)
-        x, looked = through(self, x, keep, bias, offset=self.time, kernels=self.kernels)
+        x, looked = through(self, x, keep, bias, offset=self.time)
         self.time.add_(1)
         return Step(self.decoder.logits(x.flatten(0, 1)), self, looked)
 
