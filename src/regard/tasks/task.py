@@ -125,7 +125,7 @@ class Outcome:
 
     `weights` are (…, q, k), `mask` says which of them count; `log_prob` and `reward`, (n,) or (b, t), are of hard
     choices: the log-probability of what was chosen, and how good the answer was that came of it; `choices` says which
-    of them count (None: all).
+    of them count (None: all), and `kinds` of what kind each is, where every kind has a baseline of its own.
     """
 
     total: Tensor
@@ -135,6 +135,7 @@ class Outcome:
     log_prob: Tensor | None = None
     reward: Tensor | None = None
     choices: Tensor | None = None
+    kinds: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

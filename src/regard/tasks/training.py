@@ -20,7 +20,7 @@ from regard.nn.transformer import Layered, TransformerDecoderLayer, TransformerE
 from regard.tasks.config import TaskConfig
 from regard.tasks.evaluation import judged
 from regard.tasks.example_files import store_example
-from regard.tasks.learning import asks_attention, loss_of
+from regard.tasks.learning import asks_attention, loss_of, softened
 from regard.tasks.loading import codec_of
 from regard.tasks.settings import recorded
 from regard.tasks.task import Material, Task
@@ -164,10 +164,17 @@ class TaskLoss:
         self._task, self._config, self._device = task, config, device
         self._attention = asks_attention(network, config.learning)
         self._acts = torch.ones((), device=device)
+        self._expected = torch.ones((), device=device)
+        if config.learning.hard_after:
+            softened(network, self._expected)
 
     def starting(self, step: int) -> None:
-        """Before an update: after so many steps, does the penalty act?"""
-        self._acts.fill_(step >= self._config.learning.penalty_after * self._config.train.steps)
+        """Before an update: after so many steps, does the penalty act, and does hard attention sample?"""
+        learning, steps = self._config.learning, self._config.train.steps
+        self._acts.fill_(step >= learning.penalty_after * steps)
+        if learning.hard_after:
+            expected = learning.expected if learning.estimator == "reinforce" else 0.0
+            self._expected.fill_(expected if step >= learning.hard_after * steps else 1.0)
 
     def __call__(self, model: nn.Module, batch: Any) -> Loss:
         outcome = self._task.outcome(model, batch.to(self._device), self._config, self._attention)
