@@ -1,6 +1,8 @@
 """Where the pictures of a data file stand, and which files hold which part of the data."""
 
+import os
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from regard.data.images import SUFFIXES
@@ -9,15 +11,16 @@ from regard.data.parallel import DataError
 PARTS = ("train", "valid", "test")
 # What people call them.
 NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
+_REMEMBERED = 4096  # names: those of neighbouring lines, not all that there are
 _FOLDERS = ("images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
 
 
 class ImageFolders:
-    """Finds pictures by their names in some folders; each name is looked up on disk once."""
+    """Finds pictures by their names in some folders; a name that comes again soon is looked up on disk once."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
-        self._known: dict[str, Path | None] = {}
+        self._find = lru_cache(_REMEMBERED)(self._found)
 
     @classmethod
     def beside(cls, folder: Path) -> "ImageFolders":
@@ -26,19 +29,22 @@ class ImageFolders:
 
     def find(self, name: str) -> Path | None:
         """The file of that name; its suffix may be left out."""
-        if name not in self._known:
-            self._known[name] = next(filter(Path.is_file, self._candidates(name)), None) if name else None
-        return self._known[name]
+        found = self._find(name) if name else None
+        return None if found is None else Path(found)
 
-    def _candidates(self, name: str) -> Iterator[Path]:
+    def _found(self, name: str) -> str | None:
+        return next(filter(os.path.isfile, self._candidates(name)), None)
+
+    def _candidates(self, name: str) -> Iterator[str]:
         for folder in self.folders:
-            yield folder / name
-            if not Path(name).suffix:
-                yield from (folder / f"{name}{suffix}" for suffix in (".png", ".jpg", ".jpeg"))
+            yield os.path.join(folder, name)
+            if not os.path.splitext(name)[1]:
+                yield from (os.path.join(folder, f"{name}{suffix}") for suffix in (".png", ".jpg", ".jpeg"))
 
     def images(self) -> Iterator[Path]:
         """The pictures in the first of the folders, by their suffix; one at a time, there may be very many."""
-        return (path for path in self.folders[0].iterdir() if path.suffix.lower() in SUFFIXES)
+        with os.scandir(self.folders[0]) as entries:
+            yield from (Path(entry.path) for entry in entries if os.path.splitext(entry.name)[1].lower() in SUFFIXES)
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.folders))
