@@ -1,9 +1,15 @@
 """Texts, lists of numbers and lazily made items in few arrays behave as the lists they replace."""
 
+import gc
+import json
 import random
+import tracemalloc
+from pathlib import Path
 
 import pytest
 
+from regard.data.captions import load_captions
+from regard.data.image_questions import load_image_questions
 from regard.data.packed import Distinct, Lazy, Numbers, Texts
 
 TEXTS = ["a cat", "", "一只猫", "a cat", "\udcff.png", "end"]
@@ -53,3 +59,38 @@ def test_a_lazy_sequence_equals_a_sequence_of_the_same_items():
     assert squares != [0, 1, 4, 9]
     assert squares != [0, 1, 4, 9, 17]
     assert squares != 5
+
+
+def _captions(folder: Path, names: list[str]) -> Path:
+    (folder / "captions.tsv").write_text("".join(f"{name}\tA cat on a mat .\n" for name in names), encoding="utf-8")
+    return folder
+
+
+def _questions(folder: Path, names: list[str]) -> Path:
+    lines = [json.dumps({"image": name, "question": "What is it?", "answer": "a cat"}) for name in names]
+    (folder / "questions.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return folder / "questions.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("write", "load"), [(_captions, load_captions), (_questions, load_image_questions)], ids=["captions", "questions"]
+)
+def test_a_picture_more_takes_few_bytes(tmp_path, write, load):
+    """With a path, a record and texts as Python objects it was about 1,000 bytes."""
+    kept = {}
+    for count in (100, 600):
+        folder = tmp_path / str(count)
+        (folder / "images").mkdir(parents=True)
+        names = [f"{number:04}.png" for number in range(count)]
+        for name in names:
+            (folder / "images" / name).touch()
+        path = write(folder, names)
+        load(path)  # what is cached once is there now
+        gc.collect()
+        tracemalloc.start()
+        loaded = load(path)
+        gc.collect()
+        kept[count] = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert len(loaded.train) == count
+    assert (kept[600] - kept[100]) / 500 < len(str(tmp_path)) + 150
