@@ -1,6 +1,5 @@
 """Texts, lists of numbers and lazily made items in few arrays behave as the lists they replace."""
 
-import gc
 import json
 import random
 import tracemalloc
@@ -86,10 +85,8 @@ def test_a_picture_more_takes_few_bytes(tmp_path, write, load):
             (folder / "images" / name).touch()
         path = write(folder, names)
         load(path)  # what is cached once is there now
-        gc.collect()
         tracemalloc.start()
         loaded = load(path)
-        gc.collect()
         kept[count] = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         assert len(loaded.train) == count
