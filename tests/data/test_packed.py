@@ -77,7 +77,7 @@ def _questions(folder: Path, names: list[str]) -> Path:
 def test_a_picture_more_takes_few_bytes(tmp_path, write, load):
     """With a path, a record and texts as Python objects it was about 1,000 bytes."""
     kept = {}
-    for count in (100, 600):
+    for count in (50, 250):
         folder = tmp_path / str(count)
         (folder / "images").mkdir(parents=True)
         names = [f"{number:04}.png" for number in range(count)]
@@ -90,4 +90,4 @@ def test_a_picture_more_takes_few_bytes(tmp_path, write, load):
         kept[count] = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         assert len(loaded.train) == count
-    assert (kept[600] - kept[100]) / 500 < len(str(tmp_path)) + 150
+    assert (kept[250] - kept[50]) / 200 < len(str(tmp_path)) + 150

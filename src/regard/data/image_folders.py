@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from regard.data.images import SUFFIXES
@@ -20,7 +19,7 @@ class ImageFolders:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
-        self._find = lru_cache(_REMEMBERED)(self._found)
+        self._known: dict[str, str | None] = {}
 
     @classmethod
     def beside(cls, folder: Path) -> "ImageFolders":
@@ -29,11 +28,12 @@ class ImageFolders:
 
     def find(self, name: str) -> Path | None:
         """The file of that name; its suffix may be left out."""
-        found = self._find(name) if name else None
+        if name not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[name] = next(filter(os.path.isfile, self._candidates(name)), None) if name else None
+        found = self._known[name]
         return None if found is None else Path(found)
-
-    def _found(self, name: str) -> str | None:
-        return next(filter(os.path.isfile, self._candidates(name)), None)
 
     def _candidates(self, name: str) -> Iterator[str]:
         for folder in self.folders:
