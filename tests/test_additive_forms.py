@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.core.backends.additive import exponential, logistic
+from regard.core.backends.additive import Logistic
+from regard.kernels import compilation
 
 FEW = (2, 2, 7, 31, 16)  # the exponential form, where the backend is asked for by name
 SOME = (2, 2, 16, 64, 64)  # the logistic form
@@ -57,10 +58,8 @@ def test_which_form_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert regard.explain(*double[:3], score=regard.Additive(double[3])).backend == "reference"
 
     called = []
-    plainly = logistic.Logistic.__call__
-    monkeypatch.setattr(
-        logistic.Logistic, "__call__", lambda self, query, key: called.append(1) or plainly(self, query, key)
-    )
+    plainly = Logistic.__call__
+    monkeypatch.setattr(Logistic, "__call__", lambda self, query, key: called.append(1) or plainly(self, query, key))
 
     def used(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, **settings: object) -> bool:
         called.clear()
@@ -162,7 +161,7 @@ print("done")
 """
 
 
-@pytest.mark.skipif(not exponential.compiler(), reason="no C++ compiler")
+@pytest.mark.skipif(not compilation.compiler(), reason="no C++ compiler")
 def test_few_compilations_serve_all_shapes_and_many_are_no_harm() -> None:
     """Torch gives up after eight, and then every pair's hidden layer would stand in memory."""
     done = subprocess.run([sys.executable, "-c", SHAPES], capture_output=True, text=True, check=False)

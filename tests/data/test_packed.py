@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.captions import load_captions
-from regard.data.image_questions import load_image_questions
 from regard.data.packed import Distinct, Lazy, Numbers, Texts
+from regard.data.vision.captions import load_captions
+from regard.data.vision.image_questions import load_image_questions
 
 TEXTS = ["a cat", "", "一只猫", "a cat", "\udcff.png", "end"]
 

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from regard.decode import beam as beam_module
 from regard.decode.beam import beam
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.decode.greedy import greedy
 from regard.decode.penalties import Gnmt
 from regard.decode.records import Hypothesis
 from regard.decode.sample import sample
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
-from regard.models.transformer import TransformerDecoder, TransformerEncoder, TransformerState
-from regard.models.transformer_beams import TransformerBeams, why_not
+from regard.models.transformer.beams import TransformerBeams, why_not
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder, TransformerState
 from regard.nn.multihead import MultiHeadAttention
 
 BEGIN, END, WORDS, MOST = 1, 2, 11, 13

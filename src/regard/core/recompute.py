@@ -6,20 +6,19 @@ recomputed in the backward pass, so memory stays O(block · keys + what was aske
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.core.backward_checks import Unchanged
 from regard.core.custom import Custom
-from regard.core.hygiene import cleaned
+from regard.core.nonfinite import cleaned
 from regard.core.normalizers import Hard, log_sum_exp, one_hot
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Rows, Top, TopWeights
 from regard.core.spans import Span, Stretch, all_of, cut
-from regard.core.unchanged import Unchanged
 
 Found = TypeVar("Found", Tensor, "Tensor | Top")
 
@@ -32,8 +31,6 @@ def weights(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
     request = problem.request
     assert request is not None
     problem, _ = cleaned(problem)
-    if isinstance(problem.score, Custom):
-        problem = replace(problem, score=problem.score.again())
     queries = problem.shape[-2]
     if isinstance(request, Full):
         return _rows(problem, all_of(queries), chosen)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from regard.models.image import MapAttention
+from regard.models.vision.image_encoder import MapAttention
 from regard.tasks.config import (
     FILES,
     WORLD,
@@ -18,7 +18,7 @@ from regard.tasks.config import (
     Width,
     shared_needs,
 )
-from regard.tasks.writing import Credit
+from regard.tasks.text_generation import Credit
 
 AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "hard"]
 MOST_OBJECTS = 6  # in a scene of the world
