@@ -54,6 +54,8 @@ def train(
     A run that goes on must find its data files as they were, unless changed data is accepted. Of several workers all
     call this, with the same configuration and files; the first writes the run directory, and all must see it.
     """
+    # Settings of the preset that have no effect here are not recorded: a run that goes on must not miss them either.
+    config = task.config.model_validate(recorded(task, config))
     with ExitStack() as stack:
         with workers.agreed():
             files = [path.absolute() for path in task.files(config)]
