@@ -86,9 +86,9 @@ def test_a_plan_names_the_kernel(call: str) -> None:
 
 @pytest.mark.parametrize("compiler", [True, False], ids=["compiler", "no compiler"])
 def test_a_plan_knows_whether_additive_scores_are_compiled(compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.kernels import compilation
+    from regard.kernels.additive import pair_loops
 
-    monkeypatch.setattr(compilation, "compiler", lambda: compiler)
+    monkeypatch.setattr(pair_loops, "available", lambda: compiler)
     plan = regard.explain(*LONG, score=regard.Additive(WEIGHT))
     assert plan.kernel == ("exponential (compiled)" if compiler else "exponential")
 

@@ -1,6 +1,7 @@
 """The house rules that a reader relies on: imports go downwards, nothing is heavy, and the public names are these."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -119,6 +120,36 @@ def test_kernels_know_tensors_alone(path):
 def test_every_folder_is_a_known_floor():
     floors = {room for rooms in FLOORS for room in rooms.split()}
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= floors
+
+
+# `core`, `nn`, `parallel` and `kernels` hold several forms of one mechanism under its name.
+LAYERED = {"core", "nn", "parallel", "kernels"}
+TASK_FOLDERS = sorted(path.parent for path in (PACKAGE / "tasks").glob("*/__init__.py"))
+DESCRIBED = sorted(
+    path.parent
+    for path in PACKAGE.rglob("__init__.py")
+    if path.parent not in (PACKAGE, *TASK_FOLDERS) and name_of(path)[1] not in {*LAYERED, "decode"}
+)
+
+
+@pytest.mark.parametrize("folder", DESCRIBED, ids=lambda folder: ".".join(folder.relative_to(PACKAGE).parts))
+def test_a_folder_lists_its_files(folder):
+    about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    folders = {path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"} - {*TASK_FOLDERS}
+    assert set(re.findall(r"^- `([\w/]+)`:", about, re.M)) == files | {f"{path.name}/" for path in folders}
+
+
+def test_a_file_name_occurs_once():
+    homes: dict[str, set[str]] = {}
+    for path in MODULES:
+        if path.parent not in (PACKAGE, *TASK_FOLDERS) and path.stem != "__init__":
+            homes.setdefault(path.stem, set()).add(str(path.parent.relative_to(PACKAGE)))
+    assert not {
+        name: folders
+        for name, folders in homes.items()
+        if len(folders) > 1 and not {folder.split("/")[0] for folder in folders} <= LAYERED
+    }
 
 
 @named([path for path in MODULES if path not in KERNELS])

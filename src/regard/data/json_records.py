@@ -1,4 +1,4 @@
-"""JSON records as people have them: one object a line, or one array of entries; plain or gzipped."""
+"""Reader of JSON records: one object a line, or one array of entries; plain or gzipped."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _LONGEST_ARRAY = 1 << 28  # bytes of a line of an array: programs write all of i
 
 
 class Record(NamedTuple):
-    """One entry: where it stands ("file:line" or "file: entry n"), and its value or what is wrong with it."""
+    """One entry: its place ("file:line" or "file: entry n"), and its value or its fault."""
 
     where: str
     value: Any = None
@@ -51,7 +51,7 @@ def _parsed(where: str, text: str) -> Record:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a line is a value of its own: the file then has one on each line."""
+    """Whether a line is a complete value: the file then has one value on each line."""
     try:
         json.loads(text)
     except (json.JSONDecodeError, RecursionError):
@@ -60,7 +60,7 @@ def _is_json(text: str) -> bool:
 
 
 def _entries(path: Path) -> Iterator[Any]:
-    """The entries of the array that the file is."""
+    """Yields the entries of a file that is one array."""
     parts = []
     for line in lines(path, longest=_LONGEST_ARRAY):
         if line.fault:

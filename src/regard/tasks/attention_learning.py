@@ -18,9 +18,10 @@ NormalizerName = Literal["softmax", "sparsemax", "entmax", "sigmoid", "hard"]
 
 
 class MovingBaseline(nn.Module):
-    """The moving average of the reward; a buffer of the network, so that every checkpoint holds it.
+    """The moving average of the reward; a buffer of the network, so that every checkpoint contains it.
 
-    With `kinds` of choices each has its own: a choice that serves an easy word is not taken for a good one.
+    With `kinds`, each kind of sample has its own average, so that the reward of an easy word is not compared with that
+    of a difficult one.
     """
 
     value: Tensor
@@ -34,7 +35,7 @@ class MovingBaseline(nn.Module):
 
     @torch.no_grad()
     def follow(self, reward: Tensor, kinds: Tensor | None, mask: Tensor | None, *, decay: float = 0.9) -> Tensor:
-        """The baseline of each reward; afterwards it follows these. The first rewards of a kind have their mean."""
+        """Returns the baseline of each reward, then updates it. The first baseline of a kind is its mean reward."""
         counted = torch.ones_like(reward) if mask is None else mask.to(reward.dtype)
         place = torch.zeros_like(reward, dtype=torch.long) if kinds is None or self.value.ndim == 0 else kinds
         flat = place.flatten()
@@ -51,7 +52,7 @@ class MovingBaseline(nn.Module):
 
 
 def hard(settings: LearningSettings) -> Hard:
-    """The normaliser of hard attention with the estimator chosen."""
+    """The normaliser of hard attention with the configured estimator."""
     expected = settings.expected if settings.estimator == "reinforce" else 0.0
     return Hard(settings.estimator, temperature=settings.temperature, expected=expected)
 
@@ -67,14 +68,14 @@ def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float
 def with_baseline(
     network: nn.Module, settings: LearningSettings, *, is_hard: bool, kinds: int | None = None
 ) -> nn.Module:
-    """The network; where hard attention learns by REINFORCE, with a baseline of its own, or one for each kind."""
+    """The network; with a baseline, or one for each kind, if hard attention learns by REINFORCE."""
     if is_hard and settings.estimator == "reinforce":
         network.add_module("baseline", MovingBaseline(kinds))
     return network
 
 
 def softened(network: nn.Module, expected: Tensor) -> None:
-    """Lets every hard attention of the network read the expected value with a probability that can be changed."""
+    """Makes all hard attention of the network soft with a probability that may change between steps."""
     for module in network.modules():
         normalize = getattr(module, "normalize", None)
         if isinstance(normalize, Hard):
@@ -82,14 +83,14 @@ def softened(network: nn.Module, expected: Tensor) -> None:
 
 
 def asks_attention(network: nn.Module, settings: LearningSettings) -> bool:
-    """Whether the loss needs weights or choices beside the answer."""
+    """Whether the loss needs weights or samples besides the output."""
     return settings.penalty != "none" or _baseline(network) is not None
 
 
 def loss_of(outcome: Outcome, network: nn.Module, settings: LearningSettings, *, acts: bool | Tensor = True) -> Loss:
-    """The loss of a batch with what is added to it: all of it summed over the batch, as the task's own loss is.
+    """The loss of a batch with penalty and estimator terms, summed over the batch as the task's own loss is.
 
-    `acts` says whether the penalty counts already: a tensor where it changes between the replays of a CUDA graph.
+    `acts` says whether the penalty is active: a tensor, as it changes between the replays of a CUDA graph.
     """
     total = outcome.total
     if settings.penalty != "none" and outcome.weights and acts is not False:
@@ -117,10 +118,10 @@ def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSett
 
 
 def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSettings) -> Tensor:
-    """REINFORCE over single choices. The entropy is rewarded too: E[−ln p] is it, and so is the mean of samples.
+    """REINFORCE over single samples. The entropy is rewarded too, estimated by the mean of −ln p over samples.
 
-    A query that read the expected value has the log-probability 0 and no gradient here. Its reward is left out of the
-    baseline too: what is read softly is written better, and every choice would fall below the mean of both.
+    A query with soft attention has the log-probability 0 and no gradient here. Its reward does not enter the baseline
+    (in Xu et al. 2015 it does): soft attention gets higher rewards, and most samples would fall below the joint mean.
     """
     assert outcome.log_prob is not None
     assert outcome.reward is not None

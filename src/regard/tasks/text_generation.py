@@ -1,4 +1,4 @@
-"""What tasks share that write words one after another: the loss of a text, and the search for one."""
+"""Shared by tasks that generate text: the loss of a text, and beam search."""
 
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from regard.tasks.task import Outcome
 
 PAD, BOS, EOS = Vocabulary.pad, Vocabulary.bos, Vocabulary.eos
 Credit = Literal["word", "rest", "caption"]
-NEVER = (PAD, BOS, Vocabulary.unknown)  # what no text is to have
+NEVER = (PAD, BOS, Vocabulary.unknown)  # tokens that are never generated
 
 
 def word_outcome(
@@ -31,10 +31,10 @@ def word_outcome(
     attention: bool,
     credit: Credit = "word",
 ) -> Outcome:
-    """The loss of what a model wrote against the target (b, t), −100 where there is none.
+    """The loss of a model's output against the target (b, t), −100 where there is none.
 
-    With `attention` also the weights, and of hard attention the choices: each is rewarded with the log-probability of
-    its own word, of that and the words after it (`credit="rest"`), or of the whole text (`credit="caption"`, Xu et al.
+    With `attention` also the weights, and the samples of hard attention: each is rewarded with the log-probability of
+    its own word, of its word and all later ones (`credit="rest"`), or of the whole text (`credit="caption"`, Xu et al.
     2015, section 4.1). `keys` (b, k) says which keys are real; None: all are.
     """
     model: EncoderDecoder = getattr(network, "_orig_mod", network)
@@ -55,12 +55,12 @@ def word_outcome(
         scores = model.logits(decoded.states).float().log_softmax(-1)
         own = scores.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
         reward = credited(torch.where(real, own, 0), credit)
-    # Masked and not picked out: a CUDA graph has no shapes that depend on the data.
+    # Masked, not indexed: a CUDA graph has no shapes that depend on the data.
     return Outcome(summed.loss, summed.count, weights, mask, decoded.log_prob, reward, real, target.clamp_min(0))
 
 
 def credited(own: Tensor, credit: Credit) -> Tensor:
-    """The reward of each choice from the log-probabilities (b, t) of the words that the choices were made for.
+    """The reward of each sample from the log-probabilities (b, t) of the words.
 
     >>> own = torch.tensor([[-1.0, -2.0, -4.0]])
     >>> credited(own, "rest"), credited(own, "caption")

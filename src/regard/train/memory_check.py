@@ -1,4 +1,4 @@
-"""Whether a model can be trained on this machine at all, found out before any memory is taken."""
+"""Whether the memory of this machine suffices to train a model, checked before any is allocated."""
 
 import os
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _BYTES = 16  # of a parameter while it is trained: float32 weight, gradient and 
 def check_capacity(build: Callable[[], nn.Module], device: torch.device) -> None:
     """Raises `MemoryError` when the parameters alone are more than the device holds.
 
-    Linux promises memory that it does not have and ends the process when it is used: asking is not enough.
+    Linux overcommits memory and kills the process when it is used: trying to allocate is no check.
 
     >>> check_capacity(lambda: nn.Linear(2**20, 2**24), torch.device("cpu"))
     Traceback (most recent call last):

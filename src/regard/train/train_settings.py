@@ -1,4 +1,4 @@
-"""What can be chosen about a training run. Nothing here knows what is trained."""
+"""The settings of a training run, the same for every model."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Where the pictures of a data file stand, and which files hold which part of the data."""
+"""The folders with the pictures of a data file, and the files of each part of the data."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -8,9 +8,9 @@ from regard.data.text.parallel_text import DataError
 from regard.data.vision.image_files import SUFFIXES
 
 PARTS = ("train", "valid", "test")
-# What people call them.
+# Common names of the parts.
 NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
-_REMEMBERED = 4096  # names: those of neighbouring lines, not all that there are
+_REMEMBERED = 4096  # names in the cache: enough for the captions of one picture, bounded for large data
 _FOLDERS = ("images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
 
 
@@ -42,7 +42,7 @@ class ImageFolders:
                 yield from (os.path.join(folder, f"{name}{suffix}") for suffix in (".png", ".jpg", ".jpeg"))
 
     def images(self) -> Iterator[Path]:
-        """The pictures in the first of the folders, by their suffix; one at a time, there may be very many."""
+        """Iterates over the pictures in the first of the folders, by suffix; the listing is not held in memory."""
         with os.scandir(self.folders[0]) as entries:
             yield from (Path(entry.path) for entry in entries if os.path.splitext(entry.name)[1].lower() in SUFFIXES)
 

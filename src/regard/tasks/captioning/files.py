@@ -1,4 +1,4 @@
-"""Pictures with captions of one's own as material: decoded once, and where the encoder does not learn, its maps too."""
+"""The user's pictures with captions as material: decoded once; feature maps of a frozen encoder are computed once."""
 
 import random
 from array import array
@@ -48,7 +48,7 @@ class Lines(NamedTuple):
 
 
 def make_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | None, say: Say) -> Material:
-    """The pictures of a run; those of files are kept decoded in the folder `cache`."""
+    """The pictures of a run; those of files are stored decoded in the folder `cache`."""
     if not config.data.files:
         return world_material(config, codec)
     settings = config.data
@@ -79,7 +79,7 @@ def _one(files: Sequence[Path]) -> Path:
 
 
 def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) -> tuple[Part, Part, Part]:
-    """The parts; of files that bring no validation or test part, pictures of the training part are held out."""
+    """The parts; if files have no validation or test part, pictures of the training part are held out."""
     order = list(range(len(train)))
     random.Random(config.data.seed).shuffle(order)
     parts: dict[str, Part] = {"valid": valid, "test": test}
@@ -99,7 +99,7 @@ def _picked(items: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
 
 
 def _captioned(part: Part, tokens: Any) -> Sequence[Example]:
-    """The examples of a part. Each is made anew when it is asked for: all of them as words would take much memory."""
+    """The examples of a part, created on access: all captions as lists of words would take much memory."""
 
     def made(place: int) -> Example:
         one = part[place]
@@ -147,13 +147,13 @@ def _lines(examples: Sequence[Example], codec: CaptionCodec, config: CaptioningC
 
 
 def _pictures(store: ImageStore) -> Callable[[int], Pixels]:
-    """Pictures by their place; places past the last are of the mirrored ones."""
+    """Pictures by index; indices past the last are of the mirrored ones."""
     count = len(store)
     return lambda place: store[place] if place < count else np.ascontiguousarray(store[place - count][..., ::-1])
 
 
 def _maps(config: CaptioningConfig, store: ImageStore, cache: Path, say: Say) -> Maps | None:
-    """The maps of all pictures, where the network that makes them does not learn."""
+    """The feature maps of all pictures, if the backbone is frozen."""
     model = config.model
     if model.encoder != "efficientnet":
         return None

@@ -205,7 +205,7 @@ class SpeechPredictor:
             batch = collate([record(features[place], ()) for place in places], self.config).to(self.device)
             with self._evaluating():
                 state = self.network.start(batch.frames, batch.frames_lengths)
-                # Nobody says more than one symbol in a step of the encoder.
+                # At most one symbol is said in a step of the encoder.
                 steps = (batch.frames_lengths // self.config.reduction + 1).clamp_max(self.config.data.longest)
                 given: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
                 given |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
@@ -265,7 +265,7 @@ class SpeechPredictor:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Without dropout and masks; afterwards as before."""
+        """Evaluation mode, without dropout and masks; restored afterwards."""
         training = self.network.training
         self.network.eval()
         try:
