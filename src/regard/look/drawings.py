@@ -45,8 +45,10 @@ def _overlaid(record: Record, batch: int, view: str) -> bool:
     return True
 
 
-def svg(record: Record, *, head: int = 0, batch: int = 0, view: str = "auto") -> str:
+def svg(record: Record, *, head: int = 0, batch: int = 0, view: str = "auto", title: str = "") -> str:
     """The map of a head as an SVG drawing; where columns are cells of a picture, each row over that picture.
+
+    `title` stands over such pictures in place of the name of the record and the head.
 
     >>> import torch
     >>> from regard.look.attention_records import Given
@@ -54,16 +56,25 @@ def svg(record: Record, *, head: int = 0, batch: int = 0, view: str = "auto") ->
     9
     """
     if _overlaid(record, batch, view):
-        title = _titled(record, head, batch)
+        title = title or _titled(record, head, batch)
         return image_overlays.svg(record, title=title, head=head, batch=batch, cells=view == "cells")
-    weights, rows, columns, title = drawn(record, head, batch)
-    return heatmap.svg(weights, rows, columns, title=title)
+    weights, rows, columns, named = drawn(record, head, batch)
+    return heatmap.svg(weights, rows, columns, title=named)
 
 
-def png(record: Record, path: str | Path, *, head: int = 0, batch: int = 0, side: int = 24, view: str = "auto") -> Path:
+def png(
+    record: Record,
+    path: str | Path,
+    *,
+    head: int = 0,
+    batch: int = 0,
+    side: int = 24,
+    view: str = "auto",
+    title: str = "",
+) -> Path:
     """The map of a head as a PNG picture, cells of `side` pixels, or over the picture as in `svg`."""
     if _overlaid(record, batch, view):
-        title = _titled(record, head, batch)
+        title = title or _titled(record, head, batch)
         return image_overlays.png(record, path, title=title, head=head, batch=batch, cells=view == "cells")
     return _heatmap_png(record, path, head, batch, side)
 

@@ -20,6 +20,8 @@ from regard.look.recomputed_weights import Joined, Worst
 from regard.look.rollout import rollout
 from regard.look.trace_files import LARGEST_FILE, read, write
 
+_UNTITLED = "Attention"
+
 
 class Trace:
     """Records of attention, in the order of the calls.
@@ -35,7 +37,7 @@ class Trace:
     ('the', 'cat')
     """
 
-    def __init__(self, title: str = "Attention", records: Sequence[Record] = (), dropped: Sequence[str] = ()) -> None:
+    def __init__(self, title: str = _UNTITLED, records: Sequence[Record] = (), dropped: Sequence[str] = ()) -> None:
         self.title = title
         self.records = list(records)
         self.dropped = list(dropped)
@@ -45,7 +47,7 @@ class Trace:
         cls,
         weights: Mapping[str, Tensor],
         *,
-        title: str = "Attention",
+        title: str = _UNTITLED,
         rows: Labelling | None = None,
         columns: Labelling | None = None,
         batch: int | Sequence[int] | None = None,
@@ -207,7 +209,7 @@ class Trace:
         Where the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth"
         is interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
         """
-        drawing = drawings.svg(self._record(record), head=head, batch=batch, view=view)
+        drawing = drawings.svg(self._record(record), head=head, batch=batch, view=view, title=self._whole_title())
         target = Path(path)
         target.write_text(drawing, encoding="utf-8")
         return target
@@ -222,7 +224,13 @@ class Trace:
         view: str = "auto",
     ) -> Path:
         """Write the map of a head as a PNG picture; what is drawn is as in `svg`."""
-        return drawings.png(self._record(record), path, head=head, batch=batch, view=view)
+        title = self._whole_title()
+        return drawings.png(self._record(record), path, head=head, batch=batch, view=view, title=title)
+
+    def _whole_title(self) -> str:
+        """The title, where one drawing shows everything that it is the title of."""
+        whole = len(self.records) == 1 and self.records[0].heads == self.records[0].batch == 1
+        return self.title if whole and self.title != _UNTITLED else ""
 
     def show(self, **options: Any) -> None:
         """The page in a notebook; elsewhere in the browser."""
