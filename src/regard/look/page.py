@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from regard.look.page_data import WHOLE, Budget, as_json, pack
+from regard.look.rolled import with_rollouts
 from regard.look.trace import Trace
 
 FOLDER = Path(__file__).parent / "page"
@@ -30,6 +31,8 @@ def page(
     Of a batch it has every sequence, or as many of the first as a page can hold, and the reader chooses one of them;
     `batch` names those that it shall have.
 
+    Beside the heads of each layer it has their mean, and for each stack of layers the rollout (`Trace.rollout`).
+
     Maps are kept in 8 bits, except that the eight largest weights of each row have 16: three decimals are right. Maps
     of more than 512 queries or keys are pooled, with the largest weights of each row beside them; the page says so.
 
@@ -38,7 +41,7 @@ def page(
     >>> text.startswith("<!doctype html>"), "https:" in text
     (True, False)
     """
-    several = [_by_step(trace) for trace in ([traces] if isinstance(traces, Trace) else traces)]
+    several = [_with_rollouts(_by_step(trace)) for trace in ([traces] if isinstance(traces, Trace) else traces)]
     if not 1 <= len(several) <= 2:
         raise ValueError(f"a page shows one trace or two side by side, got {len(several)}")
     if language not in LANGUAGES:
@@ -68,7 +71,7 @@ def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, t
     for number, item in enumerate(sequences):
         packed = pack(trace, batch=item, budget=budget, sequences=sequences)
         if told and len(sequences) < trace.sequences:
-            left = f"sequences {len(sequences) + 1} to {trace.sequences} of the batch: choose them with batch="
+            left = f"sequences {len(sequences)} to {trace.sequences - 1} of the batch: choose them with batch="
             packed.about["dropped"].append(left)
         where = {label: pictures + n for n, label in enumerate(packed.pictures)}
         blocks = {"records": records, "pictures": where}
@@ -101,6 +104,10 @@ def _by_step(trace: Trace) -> Trace:
         labels is not None for record in trace.records for n in range(record.batch) for labels in record.labels(batch=n)
     )
     return trace.joined() if steps and not named else trace
+
+
+def _with_rollouts(trace: Trace) -> Trace:
+    return Trace(trace.title, with_rollouts(trace.records), trace.dropped, parts=trace.parts)
 
 
 def bundle() -> str:

@@ -24,7 +24,8 @@ from regard.look.sources import Joined, Worst
 class Trace:
     """Records of attention, in the order of the calls.
 
-    `dropped` says what was left out or cannot be seen, and why.
+    `dropped` says what was left out or cannot be seen, and why. `parts` says what the records are, in English ("en")
+    and Chinese ("zh"), where they are no layers: the heading of their list in a page.
 
     >>> import torch
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"])
@@ -35,10 +36,18 @@ class Trace:
     ('the', 'cat')
     """
 
-    def __init__(self, title: str = "Attention", records: Sequence[Record] = (), dropped: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        title: str = "Attention",
+        records: Sequence[Record] = (),
+        dropped: Sequence[str] = (),
+        *,
+        parts: Mapping[str, str] | None = None,
+    ) -> None:
         self.title = title
         self.records = list(records)
         self.dropped = list(dropped)
+        self.parts = parts
 
     @classmethod
     def from_weights(
@@ -99,7 +108,7 @@ class Trace:
 
     def select(self, pattern: str) -> "Trace":
         """The records of a name, or else those whose name fits a pattern such as `encoder.*`."""
-        return Trace(self.title, named(self.records, pattern), self.dropped)
+        return Trace(self.title, named(self.records, pattern), self.dropped, parts=self.parts)
 
     def label(
         self,
@@ -156,7 +165,7 @@ class Trace:
                     column_labels=[steps[-1].columns for steps in axes],
                 )
             )
-        return Trace(self.title, records, self.dropped)
+        return Trace(self.title, records, self.dropped, parts=self.parts)
 
     @property
     def sequences(self) -> int:

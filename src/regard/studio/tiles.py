@@ -7,6 +7,7 @@ too much work for one picture, some rows of each block, evenly spaced, stand for
 
 import json
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.look.head_mean import with_mean
 from regard.look.records import Record
 from regard.studio.limits import LIMITS, RefusedError, within
 
@@ -23,6 +25,7 @@ WORK = 2**23  # weights computed for one tile: less than 0.1 s on two cores
 OVERVIEW = 2**24  # and for a whole map
 THUMBNAIL = 32
 Block = tuple[int | float, int | float]
+Pool = Callable[[Tensor, tuple[int, int]], Tensor]
 
 
 class Grid:
@@ -85,11 +88,14 @@ def tile(record: Record, head: int, row: int, column: int, rows: int, columns: i
 
 
 def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
-    """At most 32 × 32 cells. Of a large map one row of each block is read, so that all heads show at once."""
+    """At most 32 × 32 cells, each the largest weight in it: means would hide a sharp head.
+
+    Of a large map one row of each block is read, so that all heads show at once.
+    """
     record = _inside(record, head, batch)
     block = (max(1, math.ceil(record.queries / THUMBNAIL)), max(1, math.ceil(record.keys / THUMBNAIL)))
     work = CELLS * CELLS if record.queries * record.keys <= CELLS * CELLS else 0
-    cells, read = _pooled(record, head, range(record.queries), block, work)
+    cells, read = _pooled(record, head, range(record.queries), block, work, _largest)
     return Grid(cells, block=block, read=read)
 
 
@@ -121,10 +127,11 @@ def is_sampled(record: Record) -> bool:
 
 
 def _inside(record: Record, head: int, batch: int) -> Record:
-    """One sequence of a record, without its padding."""
-    within(head, 0, record.heads - 1, "head")
+    """One sequence of a record, without its padding; the head after the last is the mean of several."""
+    within(head, 0, record.heads if record.heads > 1 else 0, "head")
     within(batch, 0, record.batch - 1, "batch")
-    return record.sequence(batch)
+    one = record.sequence(batch)
+    return with_mean(one) if head == record.heads else one
 
 
 def _part(record: Record, head: int, part: tuple[int, int, int, int], work: int) -> Grid:
@@ -139,9 +146,10 @@ def _part(record: Record, head: int, part: tuple[int, int, int, int], work: int)
 
 
 def _pooled(
-    record: Record, head: int, rows: range, block: tuple[int, int], work: int
+    record: Record, head: int, rows: range, block: tuple[int, int], work: int, pool: Pool | None = None
 ) -> tuple[Float[Tensor, "r c"], int]:
-    """Means over blocks of some rows and all keys, and how many rows of each block were read."""
+    """Means over blocks of some rows and all keys, or another pool; and how many rows of each block were read."""
+    pool = pool or _mean
     blocks = math.ceil(len(rows) / block[0])
     read = min(block[0], max(1, work // max(1, blocks * record.keys)))
     if blocks * record.keys > 2 * OVERVIEW:
@@ -151,11 +159,11 @@ def _pooled(
     for first in range(0, blocks, step):
         mine = rows[first * block[0] : (first + step) * block[0]]
         if read == block[0]:
-            parts.append(_mean(_rows(record, head, slice(mine.start, mine.stop)), block))
+            parts.append(pool(_rows(record, head, slice(mine.start, mine.stop)), block))
         else:  # the middles of as many equal parts of the block
             offsets = [(2 * at + 1) * block[0] // (2 * read) for at in range(read)]
             picked = [min(low + offset, rows[-1]) for low in mine[:: block[0]] for offset in offsets]
-            parts.append(_mean(_rows(record, head, picked), (read, block[1])))
+            parts.append(pool(_rows(record, head, picked), (read, block[1])))
     return (torch.cat(parts) if parts else torch.zeros(0, 0)), read
 
 
@@ -166,3 +174,11 @@ def _rows(record: Record, head: int, rows: slice | list[int]) -> Float[Tensor, "
 def _mean(weights: Float[Tensor, "q k"], block: tuple[int, int]) -> Float[Tensor, "r c"]:
     """Means over blocks; those at the far edges stand for what is there of them."""
     return weights if block == (1, 1) or not weights.numel() else F.avg_pool2d(weights[None], block, ceil_mode=True)[0]
+
+
+def _largest(weights: Float[Tensor, "q k"], block: tuple[int, int]) -> Float[Tensor, "r c"]:
+    """Of each block the weight with the largest magnitude."""
+    if block == (1, 1) or not weights.numel():
+        return weights
+    high, low = (sign * F.max_pool2d(sign * weights[None], block, ceil_mode=True)[0] for sign in (1, -1))
+    return torch.where(-low > high, low, high)
