@@ -16,6 +16,7 @@ from regard.look import pictures
 from regard.look.files import LARGEST_FILE, read, write
 from regard.look.labelling import in_a_row, named, put
 from regard.look.labels import Labelling, labels_of
+from regard.look.layer_names import layer_names
 from regard.look.records import Given, Record, nbytes
 from regard.look.rollout import rollout
 from regard.look.sources import Joined, Worst
@@ -207,16 +208,19 @@ class Trace:
         path: str | Path,
         *,
         record: str | tuple[str, int] | None = None,
-        head: int = 0,
+        head: pictures.Head = 0,
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
         """Write the map of a head as an SVG drawing; of the first record unless one is named.
 
+        `head="mean"` is the mean over all heads.
+
         Where the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth"
         is interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
         """
-        drawing = pictures.svg(self._record(record), head=head, batch=batch, view=view)
+        chosen = self._record(record)
+        drawing = pictures.svg(chosen, head=head, batch=batch, view=view, name=self._said(chosen))
         target = Path(path)
         target.write_text(drawing, encoding="utf-8")
         return target
@@ -226,12 +230,19 @@ class Trace:
         path: str | Path,
         *,
         record: str | tuple[str, int] | None = None,
-        head: int = 0,
+        head: pictures.Head = 0,
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
-        """Write the map of a head as a PNG picture; what is drawn is as in `svg`."""
-        return pictures.png(self._record(record), path, head=head, batch=batch, view=view)
+        """Write the map of a head as a PNG picture; what is drawn is as in `svg`.
+
+        Tokens stand beside the map, its values in the cells where there is room, the scale and the check below the
+        title and the map.
+        """
+        chosen = self._record(record)
+        subtitle = f"{self.title} · {pictures.checked(chosen.check(batch=batch))}"
+        name = self._said(chosen)
+        return pictures.png(chosen, path, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
 
     def show(self, **options: Any) -> None:
         """The page in a notebook; elsewhere in the browser."""
@@ -266,6 +277,11 @@ class Trace:
         if not chosen:
             raise ValueError(f"no record fits of={of!r}: there is {', '.join(self.names[:8]) or 'none at all'}")
         return chosen
+
+    def _said(self, record: Record) -> str | None:
+        """The layer of a record in words; None where its name is none of a layer."""
+        words = dict(zip(self.names, layer_names(self.names), strict=True))[record.name]
+        return None if words is None else " ".join(words)
 
     def _record(self, place: str | tuple[str, int] | None) -> Record:
         if place is not None:
