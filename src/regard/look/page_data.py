@@ -136,7 +136,9 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
     records = []
     for record, (group, layer) in zip(trace.records, _spoken(trace.records), strict=True):
         item, one = one_of(record, batch)
-        which = f"Sequence {item} of a batch of {record.batch} is shown." if record.batch > 1 else None
+        # Where the reader chooses a sequence, the choice says which one is shown.
+        alone = record.batch > 1 and len(sequences or [batch]) == 1
+        which = f"Sequence {item} of a batch of {record.batch} is shown." if alone else None
         if item != batch:
             which = f"This call has no sequence {batch}: sequence {item} of its batch of {record.batch} is shown."
         records.append(

@@ -128,7 +128,7 @@ def is_sampled(record: Record) -> bool:
 
 def _inside(record: Record, head: int, batch: int) -> Record:
     """One sequence of a record, without its padding; the head after the last is the mean of several."""
-    within(head, 0, record.heads if record.heads > 1 else 0, "head")
+    within(head, 0, record.heads - (record.heads < 2), "head")
     within(batch, 0, record.batch - 1, "batch")
     one = record.sequence(batch)
     return with_mean(one) if head == record.heads else one

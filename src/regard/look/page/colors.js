@@ -34,15 +34,26 @@ export const MOST_HEADS = HEADS.length;
 // 256 colours of the n-th hue of heads, from 0 to the largest weight.
 export function headTable(n, theme) {
   const name = `${theme}/head/${n}`;
-  tables[name] ??= Array.from({ length: 256 }, (_, step) => shade(step / 255, SCALES[theme], radians(HEADS[n])));
+  tables[name] ??= Array.from({ length: 256 }, (_, step) => shade(step / 255, headScale(n, theme), radians(HEADS[n])));
   return tables[name];
+}
+
+// Text that can be read on a share of the n-th hue of heads.
+export function headInk(share, n, theme) {
+  return between(headScale(n, theme).lightness, share) > 0.565 ? "#000000" : "#ffffff";
+}
+
+// The scale of one head ends in the colour that its lines have. Hues of the second half lie between those of the first,
+// so they are lighter.
+function headScale(n, theme) {
+  const light = (theme === "dark" ? 0.72 : 0.52) + (n < HEADS.length / 2 ? 0 : 0.15);
+  const { lightness, chroma } = SCALES[theme];
+  return { lightness: [lightness[0], light], chroma: [chroma[0], 0.17] };
 }
 
 // The n-th hue of heads as CSS writes it: strong enough for a line.
 export function headColor(n, theme) {
-  const light = (theme === "dark" ? 0.72 : 0.52) + (n < HEADS.length / 2 ? 0 : 0.15); // hues are near each other in the second half
-  const flat = { lightness: [light, light], chroma: [0.17, 0.17] };
-  return `rgb(${shade(1, flat, radians(HEADS[n])).join(",")})`;
+  return `rgb(${headTable(n, theme)[255].join(",")})`;
 }
 
 function radians(degrees) {

@@ -1,6 +1,6 @@
 // A map of weights: rows ask, columns answer, the deeper a cell the larger its weight.
 
-import { colorOf, headColor, headTable, inkOf, mostOf, palette, stretch, table } from "./colors.js";
+import { colorOf, headColor, headInk, headTable, inkOf, mostOf, palette, stretch, table } from "./colors.js";
 import { compact, labelOf, nice, odd, short, textWidth } from "./format.js";
 import { inside } from "./model.js";
 import { pixels } from "./painter.js";
@@ -159,7 +159,10 @@ function numbers(painter, place, seen, model, look) {
     for (let j = seen.column0; j < seen.column0 + seen.columns; j++) {
       const value = inside(grid, i, j) ? grid.values[(i - grid.row0) * grid.columns + j - grid.column0] : 0;
       if (Math.abs(value) < 0.005) continue;
-      const color = inkOf(value, tops ? tops[i - grid.row0] : look.highest, look.scale, look.theme);
+      const highest = tops ? tops[i - grid.row0] : look.highest;
+      const owner = grid.owner?.[i * grid.columns + j];
+      const own = owner !== undefined && Number.isFinite(value);
+      const color = own ? headInk(stretch(value, highest, look.scale), owner, look.theme) : inkOf(value, highest, look.scale, look.theme);
       const [x, y] = [place.left + place.cell * (j + 0.5), place.top + place.high * (i + 0.5)];
       const strange = !Number.isFinite(value);
       const style = { size: 11.5, color, anchor: "middle", weight: strange ? 600 : 400 };
@@ -211,7 +214,7 @@ function rowNames(painter, box, place, seen, model, look) {
 
 function columnNames(painter, box, place, seen, model, look) {
   const { colors, hover, locked, matches } = look;
-  const every = Math.max(1, nice((place.slanted ? (model.columns ? 17 : 30) : 24) / place.cell));
+  const every = Math.max(1, nice((place.slanted ? (model.columns ? 15 : 30) : 24) / place.cell));
   painter.clip(box.x + place.left - 2, box.y, box.width - place.left + 2, place.top, () => {
     painter.rect(box.x + place.left, box.y, box.width, place.top, { fill: colors.page });
     for (let j = seen.column0; j < seen.column0 + seen.columns; j++) {
