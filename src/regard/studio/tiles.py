@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.look.head_mean import with_mean
+from regard.look.head_mean import WithMean, with_mean
 from regard.look.records import Record
 from regard.studio.limits import LIMITS, RefusedError, within
 
@@ -74,7 +74,7 @@ def whole(record: Record, head: int, batch: int = 0) -> Grid:
         cells = record.overview(CELLS, head=head).float()
         block = (record.queries / cells.shape[0], record.keys / cells.shape[1])
         return Grid(cells, block=block, read=block[0])
-    return _part(record, head, (0, 0, record.queries, record.keys), OVERVIEW)
+    return _part(record, head, (0, 0, record.queries, record.keys), OVERVIEW // _heads(record))
 
 
 def tile(record: Record, head: int, row: int, column: int, rows: int, columns: int, batch: int = 0) -> Grid:
@@ -84,7 +84,7 @@ def tile(record: Record, head: int, row: int, column: int, rows: int, columns: i
     within(column, 0, record.keys - 1, "column")
     rows = min(within(rows, 1, 2**31, "rows"), record.queries - row)
     columns = min(within(columns, 1, 2**31, "columns"), record.keys - column)
-    return _part(record, head, (row, column, rows, columns), WORK)
+    return _part(record, head, (row, column, rows, columns), WORK // _heads(record))
 
 
 def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
@@ -112,9 +112,10 @@ def received(record: Record, head: int, batch: int = 0) -> Float[Tensor, "k"]:
     known = getattr(record.source, "received", None)
     if known is not None and known(0) is not None:
         return known(0)[head].float() / max(1, record.queries)
-    stride = max(1, math.ceil(record.queries * record.keys / WORK))
+    heads = _heads(record)
+    stride = max(1, math.ceil(record.queries * record.keys * heads / WORK))
     rows = list(range(stride // 2, record.queries, stride))
-    step = max(1, AT_ONCE // max(1, record.keys))
+    step = max(1, AT_ONCE // max(1, record.keys * heads))
     total = torch.zeros(record.keys)
     for start in range(0, len(rows), step):
         total += _rows(record, head, rows[start : start + step]).sum(0)
@@ -132,6 +133,11 @@ def _inside(record: Record, head: int, batch: int) -> Record:
     within(batch, 0, record.batch - 1, "batch")
     one = record.sequence(batch)
     return with_mean(one) if head == record.heads else one
+
+
+def _heads(record: Record) -> int:
+    """How many heads must be computed for one: all of them for their mean."""
+    return record.heads - 1 if isinstance(record.source, WithMean) else 1
 
 
 def _part(record: Record, head: int, part: tuple[int, int, int, int], work: int) -> Grid:
@@ -154,7 +160,7 @@ def _pooled(
     read = min(block[0], max(1, work // max(1, blocks * record.keys)))
     if blocks * record.keys > 2 * OVERVIEW:
         raise RefusedError(f"{blocks} rows of {record.keys} keys are too many for one picture: ask for fewer rows")
-    step = max(1, AT_ONCE // max(1, read * record.keys))
+    step = max(1, AT_ONCE // max(1, read * record.keys * _heads(record)))
     parts: list[Tensor] = []
     for first in range(0, blocks, step):
         mine = rows[first * block[0] : (first + step) * block[0]]
