@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from regard.look.attention_records import Given, Record
 from regard.look.layer_names import layer_names
-from regard.look.page_data import about
-from regard.look.records import Given, Record
-from regard.look.rolled import with_rollouts
+from regard.look.rollout_records import with_rollouts
 from regard.look.trace import Trace
+from regard.look.viewer.page_data import about
 
 T5 = [f"encoder.block.{n}.layer.0.SelfAttention" for n in range(2)] + [
     f"decoder.block.{n}.layer.{m}.{kind}"

@@ -8,8 +8,8 @@ import torch
 from tabs import CHROMIUM, Tab, saved, softmax, texts
 
 from regard.look.labels import Labels
-from regard.look.page import page
 from regard.look.trace import Trace
+from regard.look.viewer.page import page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested in a browser: install playwright")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="NO CHROMIUM: no view of heads was tested in a browser")

@@ -1,4 +1,15 @@
-"""The `regard` command. It may import every layer, but only inside the command that needs it: help stays instant."""
+"""The `regard` command. May import every layer, but only inside the command that needs it, so that help is fast.
+
+- `run_commands`: tasks, train, evaluate
+- `predict_command`: predict
+- `input_lines`: lines of standard input
+- `page_commands`: look, studio
+- `demo`: demo
+- `worked_example`: the example of the documentation, step by step
+- `error_messages`: errors as one line and an exit status
+
+The typer commands are below.
+"""
 
 import os
 import signal
@@ -12,7 +23,7 @@ import typer
 
 from regard import __version__
 
-# Plain help: drawing it with rich would double the time it takes.
+# Plain help: rendering it with rich would double its time.
 app = typer.Typer(
     name="regard",
     help="Attention for PyTorch: compute any mechanism, and see where it looks.",
@@ -32,10 +43,10 @@ def main() -> None:
     try:
         app(prog_name="regard")
     except SystemExit as end:
-        if "RANK" in os.environ:  # torchrun asks all workers to end when one does: this one does already
+        if "RANK" in os.environ:  # torchrun signals all workers when one ends: this one is already ending
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if end.code in _ENDED and any(thread.daemon for thread in threading.enumerate()):
-            # Native code in a thread that is left behind aborts the process when the interpreter is torn down under it.
+            # Native code in a remaining thread aborts the process when the interpreter is finalised.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(int(end.code))
@@ -43,7 +54,7 @@ def main() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """Raised and not killed, so that what is half made is removed on the way out."""
+    """Raises instead of killing the process, so that incomplete files are removed."""
     if os.environ.get("RANK", "0") == "0":  # of several workers, the first
         sys.stderr.write(f"\nregard: ended by {signal.Signals(number).name}\n")
     raise SystemExit(128 + number)
@@ -78,12 +89,12 @@ def _demo(
     """Train a translator on this machine, and see where each word came from: about two minutes."""
     try:
         if stages:
-            from regard.cli.story import tell
+            from regard.cli.worked_example import tell
 
             tell(out)
         else:
             from regard.cli.demo import demo
-            from regard.cli.messages import reported
+            from regard.cli.error_messages import reported
 
             with reported():
                 demo(out, steps=steps)
@@ -94,7 +105,7 @@ def _demo(
 @app.command("tasks")
 def _tasks() -> None:
     """What can be trained, on what data, with which presets."""
-    from regard.cli.runs import list_tasks
+    from regard.cli.run_commands import list_tasks
 
     list_tasks()
 
@@ -123,7 +134,7 @@ def _train(
     ] = False,
 ) -> None:
     """Train a model for a task; everything goes into a run directory."""
-    from regard.cli.runs import train
+    from regard.cli.run_commands import train
 
     train(
         task,
@@ -145,7 +156,7 @@ def _evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """How good a run is: its answers, where it looks, and whether that matters."""
-    from regard.cli.runs import evaluate
+    from regard.cli.run_commands import evaluate
 
     evaluate(run, data=data or [], as_json=as_json)
 
@@ -178,7 +189,7 @@ def _predict(
     ] = None,
 ) -> None:
     """Answers of a trained model. The exit status is 1 where some of the texts were not answered."""
-    from regard.cli.predicting import predict
+    from regard.cli.predict_command import predict
 
     predict(
         run,
@@ -197,7 +208,7 @@ def _look(
     language: Annotated[str, typer.Option(help="Of the page.", metavar="en|zh")] = "en",
 ) -> None:
     """Write a page that shows where a model attends, and opens anywhere."""
-    from regard.cli.pages import look
+    from regard.cli.page_commands import look
 
     look(what, out, language)
 
@@ -214,7 +225,7 @@ def _studio(
     open_page: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Look at attention in a web page: a playground, translations, traces."""
-    from regard.cli.pages import studio
+    from regard.cli.page_commands import studio
 
     studio(paths or [], host=host, port=port, open_page=open_page)
 
@@ -237,7 +248,7 @@ def _bench_attention(
     ] = None,
 ) -> None:
     """Time, memory and error of every attention mechanism against its peers."""
-    from regard.cli.bench import attention
+    from regard.bench.attention_bench import attention
 
     attention(only=only or [], quick=quick, as_json=as_json, out=out)
 
@@ -254,7 +265,7 @@ def _bench_decoding(
     ] = None,
 ) -> None:
     """Sentences a second of beam search, against HF generate and CTranslate2 with the same weights."""
-    from regard.cli.decoding_bench import decoding
+    from regard.bench.decoding_bench import decoding
 
     decoding(device=device, quick=quick, as_json=as_json, out=out)
 
@@ -278,6 +289,6 @@ def _bench_layers(
     ] = None,
 ) -> None:
     """Time, memory and steps over length: self-attention, recurrent, convolutional and linear layers."""
-    from regard.cli.layers_bench import layers
+    from regard.bench.layers_bench import layers
 
     layers(lengths=lengths, width=width, kernel=kernel, reach=reach, device=device, as_json=as_json, out=out)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.look.records import Record, Source
+from regard.look.attention_records import Record, Source
 
 
 class WithMean:
@@ -58,7 +58,7 @@ class WithMean:
 def with_mean(record: Record) -> Record:
     """The record with the mean over its heads as a last one; a record of one head as it is.
 
-    >>> from regard.look.records import Given
+    >>> from regard.look.attention_records import Given
     >>> two = Record("layer", "given", Given(torch.tensor([[[[1.0, 0.0]], [[0.5, 0.5]]]])))
     >>> with_mean(two).weights(head=2)
     tensor([[0.7500, 0.2500]])

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regard.look.color_scale import LIGHT, ink, shade
 from regard.look.fonts import font_of
 from regard.look.heatmap import largest, number, share_of
-from regard.look.shades import LIGHT, ink, shade
 
 if TYPE_CHECKING:
     from PIL.Image import Image

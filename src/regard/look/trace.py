@@ -1,4 +1,4 @@
-"""A trace: the attention calls that were seen, by (module name, call number), with names for rows and columns."""
+"""A trace: the recorded attention calls, by (module name, call number), with labels for rows and columns."""
 
 import sys
 import tempfile
@@ -12,21 +12,21 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.look import pictures
-from regard.look.files import LARGEST_FILE, read, write
+from regard.look import drawings
+from regard.look.attention_records import Given, Record, nbytes
 from regard.look.labelling import in_a_row, named, put
 from regard.look.labels import Labelling, labels_of
 from regard.look.layer_names import layer_names
-from regard.look.records import Given, Record, nbytes
+from regard.look.recomputed_weights import Joined, Worst
 from regard.look.rollout import rollout
-from regard.look.sources import Joined, Worst
+from regard.look.trace_files import LARGEST_FILE, read, write
 
 
 class Trace:
     """Records of attention, in the order of the calls.
 
-    `dropped` says what was left out or cannot be seen, and why. `parts` says what the records are, in English ("en")
-    and Chinese ("zh"), where they are no layers: the heading of their list in a page.
+    `dropped` lists what was left out or could not be captured, and why. `parts` is the heading of the list of records
+    in a page, in English ("en") and Chinese ("zh"); by default records are layers and heads.
 
     >>> import torch
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"])
@@ -104,11 +104,11 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """Memory kept by all records."""
+        """Memory held by all records."""
         return nbytes(tensor for record in self.records for tensor in record.holds())
 
     def select(self, pattern: str) -> "Trace":
-        """The records of a name, or else those whose name fits a pattern such as `encoder.*`."""
+        """The records of a name, or else those whose name matches a pattern such as `encoder.*`."""
         return Trace(self.title, named(self.records, pattern), self.dropped, parts=self.parts)
 
     def label(
@@ -119,14 +119,14 @@ class Trace:
         of: "str | tuple[str, int] | Record | None" = None,
         batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """Name rows and columns; gives the trace itself back.
+        """Name rows and columns; returns the trace itself.
 
         Of one sequence: a list of strings, `Labels`, or (tokenizer, ids). Of each sequence of a batch: a list of lists,
-        (tokenizer, 2-D ids), or what a tokenizer made of the texts, as (tokenizer, encoding), (texts, encoding) or the
-        encoding alone; its attention mask tells the padding, which is then not shown. `batch` says which sequence the
-        labels of one are for; `batch=range(n)` are all.
+        (tokenizer, 2-D ids), or an encoding of the texts, as (tokenizer, encoding), (texts, encoding) or the
+        encoding alone; its attention mask marks the padding, which is then not shown. `batch` is the sequence that the
+        labels are for; `batch=range(n)` are all.
 
-        Without `of`, every axis of the right length gets them; with a name, (name, call), a record, or a pattern such
+        Without `of`, every axis of the right length is labelled; with a name, (name, call), a record, or a pattern such
         as `decoder.*`, those records must fit, or it is an error.
         """
         chosen = self._chosen(of)
@@ -138,8 +138,8 @@ class Trace:
     def joined(self) -> "Trace":
         """Calls under one name as one map, as generation makes them: a row or more for each step.
 
-        Joined are names with several calls of one batch and head count whose keys never become fewer. What beams
-        stood for at each step cannot be told: with several sequences, rows are those of the batch as it was. Labels of
+        Names are joined if their calls have one batch size and head count and a number of keys that never falls. Beams
+        of each step are unknown: with several sequences, rows are those of the batch at that step. Labels of
         rows are joined where each call has them; those of columns are the last call's.
         """
         records: list[Record] = []
@@ -170,7 +170,7 @@ class Trace:
 
     @property
     def sequences(self) -> int:
-        """How many sequences the largest batch has."""
+        """The number of sequences of the largest batch."""
         return max((record.batch for record in self.records), default=0)
 
     def rollout(
@@ -193,7 +193,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path, *, limit: int = LARGEST_FILE) -> "Trace":
-        """A trace from a file; whatever is out of bounds is refused with a ValueError that says what."""
+        """A trace from a file; ValueError if the file is not valid."""
         title, records, dropped = read(path, limit=limit)
         return cls(title, records, dropped)
 
@@ -208,7 +208,7 @@ class Trace:
         path: str | Path,
         *,
         record: str | tuple[str, int] | None = None,
-        head: pictures.Head = 0,
+        head: drawings.Head = 0,
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
@@ -220,7 +220,7 @@ class Trace:
         is interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
         """
         chosen = self._record(record)
-        drawing = pictures.svg(chosen, head=head, batch=batch, view=view, name=self._said(chosen))
+        drawing = drawings.svg(chosen, head=head, batch=batch, view=view, name=self._said(chosen))
         target = Path(path)
         target.write_text(drawing, encoding="utf-8")
         return target
@@ -230,7 +230,7 @@ class Trace:
         path: str | Path,
         *,
         record: str | tuple[str, int] | None = None,
-        head: pictures.Head = 0,
+        head: drawings.Head = 0,
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
@@ -240,9 +240,9 @@ class Trace:
         title and the map.
         """
         chosen = self._record(record)
-        subtitle = f"{self.title} · {pictures.checked(chosen.check(batch=batch))}"
+        subtitle = f"{self.title} · {drawings.checked(chosen.check(batch=batch))}"
         name = self._said(chosen)
-        return pictures.png(chosen, path, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
+        return drawings.png(chosen, path, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
 
     def show(self, **options: Any) -> None:
         """The page in a notebook; elsewhere in the browser."""
@@ -254,7 +254,7 @@ class Trace:
         webbrowser.open(self.html(Path(folder) / "trace.html", **options).as_uri())
 
     def _repr_html_(self, **options: Any) -> str:
-        """What a notebook shows. A frame of its own keeps the page's style from the notebook's."""
+        """The page in a notebook, in an iframe that separates its style from the notebook's."""
         inside = escape(self._page(**options))
         frame = (
             'style="width:100%;height:640px;border:0" sandbox="allow-scripts allow-downloads" allow="clipboard-write"'
@@ -262,12 +262,12 @@ class Trace:
         return f'<iframe srcdoc="{inside}" {frame}></iframe>'
 
     def _page(self, **options: Any) -> str:
-        from regard.look.page import page
+        from regard.look.viewer.page import page
 
         return page(self, **options)
 
     def _chosen(self, of: "str | tuple[str, int] | Record | None") -> list[Record]:
-        """The records that are meant: all, one, those of a name, or those that fit a pattern."""
+        """The selected records: all, one, those of a name, or those that match a pattern."""
         if of is None:
             chosen = list(self.records)
         elif isinstance(of, str):

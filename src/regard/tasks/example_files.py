@@ -1,4 +1,4 @@
-"""The example of a run: an input to begin with, its text in `result.json` and its picture or sound in a file beside."""
+"""The example input of a run: its text is stored in `result.json`, its picture or sound in a file beside it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from regard.tasks.pictures import png_of
+from regard.tasks.image_inputs import png_of
 from regard.tasks.task import Input
-from regard.train.run import Run
+from regard.train.run_directory import Run
 
 FILES = {"image": "example.png", "sound": "example.wav"}  # of a run directory, by the kind of input
 

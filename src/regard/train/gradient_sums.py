@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.train.captured import Captured
+from regard.train.cuda_graph_gradients import Captured
 from regard.train.distributed import Workers
 from regard.train.updates import LossFunction
 
 
 @dataclass(frozen=True, eq=False)
 class Uncounted:
-    """A batch of which nothing counts: the share of a worker where a batch has fewer rows than there are workers.
+    """A batch with weight 0: the share of a worker where a batch has fewer rows than there are workers.
 
     It runs all the same, so that the same parameters have gradients on every worker.
     """
@@ -40,7 +40,7 @@ class GradientSums:
     """Leaves in the parameters of every worker the gradients of the totals of all workers, summed.
 
     The first update sums all gradients at once, after the backward pass: it shows which parameters have any, and DDP
-    need not search the graph for those that do not. Recorded CUDA graphs keep to that way, as their gradients stay in
+    need not search the graph for those that do not. CUDA graphs do this in every update, as their gradients stay in
     one place. `step` is sharded already where `sharded`.
     """
 

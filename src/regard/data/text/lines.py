@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data.parallel import DataError
+from regard.data.text.parallel_text import DataError
 
 LONGEST = 1_000_000  # bytes of a line
 
@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 
 def text_lines(path: Path, *, longest: int = LONGEST) -> Iterator[Line]:
-    """The lines of a UTF-8 file; one that is too long or no UTF-8 comes with its fault, and reading goes on."""
+    """The lines of a UTF-8 file; one that is too long or not UTF-8 has a fault, and reading continues."""
     number = 0
     try:
         with _opened(path) as stream:

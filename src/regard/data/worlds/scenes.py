@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from regard.data.dice import Dice
+from regard.data.worlds.random_choices import Dice
 from regard.data.worlds.shapes import RADII, SIZES, Box, Scene, Spot
 
 RELATIONS = ("left of", "right of", "above", "below")
@@ -115,7 +115,7 @@ def place(box: Box, size: int) -> str | None:
 class Splits(Generic[Described]):
     """Scenes to train on, to validate with and to test with; those of `longer` have more objects than any other.
 
-    No scene stands in two of them.
+    No scene is in two of them.
     """
 
     train: tuple[Described, ...]

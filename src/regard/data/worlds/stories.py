@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
-from regard.data.dice import Dice
+from regard.data.worlds.random_choices import Dice
 from regard.data.worlds.story_events import EVENTS, OBJECTS, PEOPLE, PLACES, Sentence, World, anything, aside
 
 # So many stories in a row that were there already, and there are hardly any others.
@@ -60,7 +60,7 @@ class Story:
 class Splits:
     """Stories to train on, to validate with and to test with; those of `longer` have more sentences than any other.
 
-    No story stands in two of them, whatever is asked about it.
+    No story is in two of them, whatever is asked about it.
     """
 
     train: tuple[Story, ...]

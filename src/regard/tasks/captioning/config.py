@@ -1,11 +1,11 @@
-"""What can be chosen about a captioner: its data, its model, its training and its decoding."""
+"""The settings of a captioner: its data, its model, its training and its decoding."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from regard.models.image import MapAttention
+from regard.models.vision.image_encoder import MapAttention
 from regard.tasks.config import (
     FILES,
     WORLD,

@@ -1,11 +1,11 @@
-"""How well a driver with a camera steers, beside two that need no camera."""
+"""Metrics of a driver with a camera, and of two baselines without a camera."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from regard.data.driving_log import CONTROLS
+from regard.data.driving.driving_log import CONTROLS
 from regard.tasks.driving.camera_material import CameraExample
 from regard.tasks.driving.camera_predictor import CameraPredictor
 from regard.tasks.task import Judged

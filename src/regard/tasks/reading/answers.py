@@ -1,4 +1,4 @@
-"""Answers from what the pointer gives: text, place, sentence and probability."""
+"""Answers from the output of the pointer: text, position, sentence and probability."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from regard.data.text.passages import Passage
-from regard.models.pointer import Pointed, best_span
+from regard.models.span_pointer import Pointed, best_span
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,12 @@
-"""What can be chosen about a text classifier: its data, its model and its training."""
+"""The settings of a text classifier: its data, its model and its training."""
 
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from regard.tasks.attention_learning import NormalizerName
 from regard.tasks.config import FILES, WORLD, Depth, Need, Settings, TaskConfig, TaskData, Width, shared_needs
-from regard.tasks.learning import NormalizerName
 
 ATTENTIONS = ("none", "dot", "scaled_dot", "cosine", "bilinear", "additive")
 AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive"]

@@ -1,4 +1,4 @@
-"""Sentiment as a task: what is its own of the shared training, evaluation and prediction."""
+"""The task record of sentiment: its functions for the shared training, evaluation and prediction."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.requests import full
-from regard.data.records import padded
-from regard.tasks.learning import with_baseline
+from regard.data.record_batches import padded
+from regard.tasks.attention_learning import with_baseline
 from regard.tasks.sentiment.codec import FILES, SentimentCodec
 from regard.tasks.sentiment.config import COUNTED, NEEDS, SentimentConfig
 from regard.tasks.sentiment.material import Example, encode, examples_of, input_files, make_material

@@ -1,10 +1,10 @@
-"""How good transcripts are, whether attention is where each symbol is said, and whether doubt is where errors are."""
+"""Metrics of transcripts: error rates, timing of attention, and whether uncertain symbols are the wrong ones."""
 
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from regard.tasks.deletion import deletion
+from regard.tasks.deletion_test import deletion
 from regard.tasks.speech.config import SpeechConfig
 from regard.tasks.speech.material import Example
 from regard.tasks.speech.predictor import SpeechPredictor, Transcript

@@ -1,11 +1,11 @@
-"""What can be chosen about a translator: its data, its model, its training and its decoding."""
+"""The settings of a translator: its data, its model, its training and its decoding."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from regard.data.bpe import SMALLEST
+from regard.data.text.bpe import SMALLEST
 from regard.tasks.config import FILES, WORLD, Depth, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 
 ATTENTIONS = (

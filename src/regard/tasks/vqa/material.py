@@ -1,4 +1,4 @@
-"""What a model learns from and is judged by: the built-in scenes, or the user's pictures and questions."""
+"""Training and evaluation data of a model: the built-in scenes, or the user's pictures and questions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,26 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.image_questions import (
+from regard.data.record_batches import padded
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.image_files import Pixels, decode
+from regard.data.vision.image_questions import (
     ImageQuestion,
     answer_list,
     hold_out,
     load_image_questions,
     question_files,
 )
-from regard.data.image_store import store_images
-from regard.data.images import Pixels, decode
-from regard.data.parallel import DataError
-from regard.data.records import padded
+from regard.data.vision.image_store import store_images
 from regard.data.worlds import scene_questions
-from regard.data.worlds.scene_further import further
+from regard.data.worlds.further_questions import further
 from regard.data.worlds.scene_questions import written
 from regard.data.worlds.shapes import Box
-from regard.tasks.pictures import png_of
+from regard.tasks.image_inputs import png_of
 from regard.tasks.task import Material
 from regard.tasks.vqa.codec import VqaCodec
 from regard.tasks.vqa.config import DataSettings, VqaConfig
-from regard.tasks.worlds import Parts, parts_of
+from regard.tasks.world_examples import Parts, parts_of
 
 _LARGEST = 6  # objects of a scene of the world
 
@@ -177,7 +177,7 @@ def _material(codec: VqaCodec, parts: Parts, about: str) -> Material:
 
 
 def encode(codec: VqaCodec, one: Example) -> dict[str, Any]:
-    """An example as the network takes it: a picture with one question."""
+    """An example as input of the network: a picture with one question."""
     return {"image": one.pixels, "question": (codec.encode(one.question),), "answer": (codec.label(one.answer),)}
 
 

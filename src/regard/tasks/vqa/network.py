@@ -1,18 +1,18 @@
-"""The model from its settings: encoders of picture and question, and stacked attention between them."""
+"""Builds the model from its settings: encoders of picture and question, and stacked attention between them."""
 
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor, nn
 
 from regard.core.requests import Request
-from regard.models.convolutional import ConvolutionalNetwork
-from regard.models.image import ImageEncoder
 from regard.models.memory import Memory
-from regard.models.recurrent_encoder import RecurrentEncoder
-from regard.models.stacked import Stacked, StackedClassifier
+from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.stacked_attention import Stacked, StackedClassifier
+from regard.models.vision.convolutional import ConvolutionalNetwork
+from regard.models.vision.image_encoder import ImageEncoder
+from regard.tasks.attention_learning import normalizer
 from regard.tasks.config import LearningSettings
-from regard.tasks.learning import normalizer
-from regard.tasks.pictures import Grid, scaled
+from regard.tasks.image_inputs import Grid, scaled
 from regard.tasks.vqa.config import ModelSettings
 
 _LEARNING = LearningSettings()
@@ -34,7 +34,7 @@ class VisualAnswerer(nn.Module):
     ) -> Stacked:
         """The answers to n questions about each picture; words are numbers from 1, padding is 0."""
         lengths = (questions != 0).sum(-1)
-        # A question of padding is read as one word, so that no row is empty; nobody asks for its answer.
+        # A question of padding is read as one word, so that no row is empty; its answer is ignored.
         asked = self.question(questions.flatten(0, 1), lengths.flatten().clamp_min(1)).summary
         query = asked.unflatten(0, questions.shape[:2])
         if self.image is None:

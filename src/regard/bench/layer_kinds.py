@@ -1,0 +1,218 @@
+"""The layers that `regard bench layers` compares, and a probe that counts steps until both ends of a sequence meet."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core.masks import window
+from regard.nn.linear import LinearAttention
+from regard.nn.multihead import MultiHeadAttention
+from regard.nn.projection import HeadProjection
+
+HEAD = 64  # features of a head
+ROUNDING = 1e-10  # a difference of outputs that is no more than this may be rounding, in float64
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes that all layers share."""
+
+    size: int = 256
+    kernel: int = 7  # positions that a convolution reads: its own and those before it
+    reach: int = 128  # positions to either side that restricted attention reads
+
+    @property
+    def heads(self) -> int:
+        """Heads of 64 features where the size allows it, else one."""
+        return self.size // HEAD if self.size >= HEAD and self.size % HEAD == 0 else 1
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of layer: what makes the layer at some depth of a stack, and its row of Vaswani et al. 2017, table 1.
+
+    `work`, `sequential` and `path` are orders of growth as the table writes them: n positions, d features, a kernel of
+    k, r positions of restricted attention, m features of linear attention. `expected` is the exact number of steps
+    until the ends meet.
+    """
+
+    name: str
+    make: Callable[[Setting, int], nn.Module]
+    work: str
+    sequential: str
+    path: str
+    expected: Callable[[int, Setting], int]
+    forms_matrix: bool = False  # an h × n × n matrix is materialised
+
+
+class Attending(nn.Module):
+    """Self-attention whose output alone is returned, within `reach` positions to either side where that is given."""
+
+    def __init__(self, attention: nn.Module, reach: int | None = None) -> None:
+        super().__init__()
+        self.attention = attention
+        self.mask = None if reach is None else window(reach, reach)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, mask=self.mask).output
+
+
+class Formed(nn.Module):
+    """softmax(Q Kᵀ / √d) V as written: the matrix of all weights is materialised, also for the backward pass."""
+
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.projection = HeadProjection(size, size, size, heads, heads, size // heads, True)
+        self.output = nn.Linear(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.projection(x).split(self.heads, 1)
+        weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1)
+        return self.output((weights @ value).transpose(1, 2).flatten(-2))
+
+
+class Recurrent(nn.Module):
+    """A GRU from the first position to the last."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.cells = nn.GRU(size, size, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cells(x)[0]
+
+
+class Convolution(nn.Module):
+    """A convolution over each position and those before it, every `dilation`-th of them."""
+
+    def __init__(self, size: int, kernel: int, dilation: int = 1) -> None:
+        super().__init__()
+        self.before = (kernel - 1) * dilation
+        self.kernel = nn.Conv1d(size, size, kernel, dilation=dilation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kernel(F.pad(x.mT, (self.before, 0))).mT
+
+
+def _attention(setting: Setting, depth: int) -> nn.Module:
+    return Attending(MultiHeadAttention(setting.size, setting.heads))
+
+
+def _restricted(setting: Setting, depth: int) -> nn.Module:
+    return Attending(MultiHeadAttention(setting.size, setting.heads), setting.reach)
+
+
+def _linear(setting: Setting, depth: int) -> nn.Module:
+    return Attending(LinearAttention(setting.size, setting.heads))
+
+
+def _once(length: int, setting: Setting) -> int:
+    return 1
+
+
+def dilated_layers(length: int, kernel: int) -> int:
+    """Layers with dilations 1, k, k², … until the ends meet: L of them reach k^L − 1 positions back.
+
+    >>> [dilated_layers(length, 3) for length in (2, 3, 4, 9, 10)]
+    [1, 1, 2, 2, 3]
+    """
+    layers = 1
+    while kernel**layers < length:
+        layers += 1
+    return layers
+
+
+KINDS = (
+    Kind("self-attention", _attention, "n² · d", "1", "1", _once),
+    Kind(
+        "self-attention, matrix formed",
+        lambda setting, depth: Formed(setting.size, setting.heads),
+        *("n² · d", "1", "1"),
+        _once,
+        forms_matrix=True,
+    ),
+    Kind(
+        "restricted self-attention",
+        _restricted,
+        *("r · n · d", "1", "n / r"),
+        lambda length, setting: max(1, math.ceil((length - 1) / setting.reach)),
+    ),
+    Kind("linear attention", _linear, "m · n · d", "1", "1", _once),
+    Kind(
+        "recurrent (GRU)",
+        lambda setting, depth: Recurrent(setting.size),
+        *("n · d²", "n", "n"),
+        lambda length, setting: length,
+    ),
+    Kind(
+        "convolution",
+        lambda setting, depth: Convolution(setting.size, setting.kernel),
+        *("k · n · d²", "1", "n / k"),
+        lambda length, setting: max(1, math.ceil((length - 1) / (setting.kernel - 1))),
+    ),
+    Kind(
+        "dilated convolution",
+        lambda setting, depth: Convolution(setting.size, setting.kernel, setting.kernel**depth),
+        *("k · n · d²", "1", "log_k n"),
+        lambda length, setting: dilated_layers(length, setting.kernel),
+    ),
+)
+"""All kinds, regard's attention first."""
+
+
+@dataclass(frozen=True)
+class Met:
+    """How far apart the ends are: layers in a stack, and steps that must wait for each other."""
+
+    layers: int
+    steps: int
+
+
+@torch.no_grad()
+def meet(kind: Kind, length: int, setting: Setting) -> Met:
+    """Layers and steps after which the last position depends on the first, counted by running them.
+
+    Two sequences differ at the first position. After each layer, the positions at which its outputs differ are those
+    that the change has reached, and there the next layer's inputs are made to differ as much as before: a change that
+    faded from layer to layer would be lost in rounding long before the end. Which positions a layer reads does not
+    depend on its size, so the probe has two features.
+    """
+    narrow = Setting(size=2, kernel=setting.kernel, reach=setting.reach)
+    x = torch.randn(1, length, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    if kind.sequential == "n":
+        return Met(1, _recurrent_steps(x))
+    reached = torch.arange(length) == 0
+    layers, made = 0, None
+    while layers == 0 or not reached[-1]:
+        if layers == length:
+            raise ValueError(f"{kind.name}: the ends of {length} positions do not meet in {length} layers")
+        if made is None or "log" in kind.path:  # each layer reads as the one before, but for dilated ones
+            made = kind.make(narrow, layers).double()
+        reached = _differ(*made(torch.cat((x, x + reached.unsqueeze(-1).double()))))
+        layers += 1
+    return Met(layers, layers)
+
+
+def _differ(one: Tensor, other: Tensor) -> Tensor:
+    """Where two sequences of vectors differ by more than rounding."""
+    return (one - other).abs().amax(-1) > ROUNDING
+
+
+def _recurrent_steps(x: Tensor) -> int:
+    """Steps of a GRU's cell from the first position to the last, whose state must depend on the first one."""
+    cell, state, steps = nn.GRUCell(2, 2).double(), x.new_zeros(2, 2), 0
+    reached = torch.tensor(True)  # the first step reads the position that differs
+    for vector in x[0]:
+        change = torch.stack((torch.zeros(2), reached.expand(2))).double()
+        pair = vector + (change if steps == 0 else 0)
+        state = cell(pair.expand(2, 2), state if steps == 0 else state[:1] + change)
+        reached = _differ(*state)
+        steps += 1
+    if not reached:
+        raise ValueError("the last state of a recurrent network does not depend on the first position")
+    return steps

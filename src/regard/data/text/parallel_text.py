@@ -1,0 +1,393 @@
+"""Readers of parallel text: two line-aligned files, TSV, JSONL, plain or gzipped.
+
+A fault in a file is an error that names the file and the line. Lines that are expected to be left out (an empty
+line, a sentence too long) are left out, counted and reported.
+"""
+
+import gzip
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+Couple = tuple[str, str]
+
+# A Chinese or Japanese character counts as a word: there are no spaces between them. Escaped, because the character
+# U+F900 is easily normalised to U+8C48, and the range would then hold Korean, which is written with spaces.
+_UNSPACED = r"\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+UNSPACED = re.compile(f"[{_UNSPACED}]")
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+
+
+class DataError(ValueError):
+    """Something in a user's file is not as it should be; the message begins with the file and the line."""
+
+
+class Row(NamedTuple):
+    """One line of the input: its place, and its two sentences, or its fault."""
+
+    file: Path
+    line: int
+    source: str = ""
+    target: str = ""
+    fault: str = ""
+    ignored: str = ""  # further columns of the line, which are not read
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """A place where pairs of sentences are read from."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that is read."""
+        ...
+
+    def rows(self) -> Iterator[Row]:
+        """The lines, in order, in constant memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Which pairs to keep, in words (a Chinese character is a word); `ratio` is longer side by shorter side.
+
+    With `longest`, a side may not have more than 100 characters for each of its words either: a megabyte without a
+    space is no sentence of one word.
+
+    >>> Limits(longest=4, ratio=2.0).refuses("a b c d", "汤姆追")
+    ''
+    >>> Limits(longest=4, ratio=2.0).refuses("a b c d e", "a b c d"), Limits(ratio=2.0).refuses("a b c", "a")
+    ('too long', 'ratio')
+    """
+
+    shortest: int = 1
+    longest: int | None = None
+    ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.shortest < 1 or (self.longest is not None and self.longest < self.shortest):
+            raise ValueError(f"limits must be 1 ≤ shortest ≤ longest, not {self.shortest} and {self.longest}")
+        if self.ratio is not None and self.ratio < 1:
+            raise ValueError(f"ratio is of the longer to the shorter side, at least 1, not {self.ratio}")
+
+    def refuses(self, source: str, target: str) -> str:
+        """Why a pair is left out; empty when it is kept."""
+        if not source or not target:
+            return "empty"
+        if self == EVERYTHING:
+            return ""
+        if self.longest is not None and max(len(source), len(target)) > _CHARACTERS * self.longest:
+            return "too long"
+        short, long = sorted((count_words(source), count_words(target)))
+        if short < self.shortest:
+            return "too short"
+        if self.longest is not None and long > self.longest:
+            return "too long"
+        if self.ratio is not None and long > self.ratio * short:
+            return "ratio"
+        return ""
+
+
+EVERYTHING = Limits()
+LONGEST_LINE = 1 << 20  # bytes of a line that are read; no more of it is ever in memory
+_TOO_LONG = f"a line of more than {LONGEST_LINE:,} bytes"
+_CHARACTERS = 100  # for each word allowed
+_IGNORED = "ignored: "  # before what is ignored, in a tally
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How many lines were read, how many pairs kept, and why the others were not.
+
+    >>> print(Report(read=10, kept=7, skipped={"empty": 2, "too long": 1}))
+    10 lines read, 7 pairs kept; skipped: 2 empty, 1 too long
+    >>> print(Report(read=10, kept=10, ignored={"column 3": 10}))
+    10 lines read, 10 pairs kept; ignored: column 3 of 10 lines
+    """
+
+    read: int
+    kept: int
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    ignored: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items())
+        others = ", ".join(f"{what} of {count:,} lines" for what, count in self.ignored.items())
+        facts = (("skipped", reasons), ("ignored", others))
+        listed = "".join(f"; {name}: {text}" for name, text in facts if text)
+        return f"{self.read:,} lines read, {self.kept:,} pairs kept{listed}"
+
+
+@dataclass(frozen=True, slots=True)
+class TwoFiles:
+    """Line n of one file translates line n of the other."""
+
+    source: Path
+    target: Path
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Both files."""
+        return self.source, self.target
+
+    def rows(self) -> Iterator[Row]:
+        """Both files side by side; blank lines at the end of one of them are no disagreement."""
+        blank = _Line(0, "")
+        rest: list[int] = [0, 0]  # lines that only one of the files has
+        number = 0
+        for number, (left, right) in enumerate(zip_longest(lines(self.source), lines(self.target)), start=1):
+            if left is None or right is None:
+                side = 0 if right is None else 1
+                extra = left or right or blank
+                rest[side] += 1
+                if extra.text or extra.fault:
+                    self._disagree(side, number - rest[side])
+                continue
+            if left.fault or right.fault:
+                file, fault = (self.source, left.fault) if left.fault else (self.target, right.fault)
+                yield Row(file, number, fault=fault)
+            else:
+                yield Row(self.source, number, left.text, right.text)
+
+    def _disagree(self, side: int, shared: int) -> None:
+        longer, shorter = (self.source, self.target) if side == 0 else (self.target, self.source)
+        count = sum(1 for _ in lines(longer))
+        raise DataError(
+            f"{shorter}:{shared}: the file ends here, but {longer} goes on to line {count}: "
+            f"the two must correspond line by line"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tsv:
+    """A table whose cells are parted by tabs; `columns` are those of the source and the target, from 0.
+
+    Every row must have as many cells as the first. Other columns are reported as ignored.
+    """
+
+    path: Path
+    columns: tuple[int, int] = (0, 1)
+    header: bool = False
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The one file."""
+        return (self.path,)
+
+    def rows(self) -> Iterator[Row]:
+        """A row of the table is a pair."""
+        first: tuple[int, int] | None = None  # the first row's line, and how many cells it has
+        for line in lines(self.path):
+            cells = line.text.split("\t")
+            if line.fault:
+                yield Row(self.path, line.number, fault=line.fault)
+                continue
+            if not line.text.strip():
+                yield Row(self.path, line.number)
+                continue
+            first = first or (line.number, len(cells))
+            if self.header and line.number == 1:
+                continue
+            fault = self._fault(len(cells), first)
+            if fault:
+                yield Row(self.path, line.number, fault=fault)
+            else:
+                source, target = (cells[column].strip() for column in self.columns)
+                yield Row(self.path, line.number, source, target, ignored=self._others(len(cells)))
+
+    def _fault(self, count: int, first: tuple[int, int]) -> str:
+        """The fault of a row of `count` cells."""
+        line, expected = first
+        if count <= max(self.columns):
+            return f"expected at least {max(self.columns) + 1} columns parted by tabs, found {count}"
+        if count != expected:
+            return f"expected {expected} columns parted by tabs as in line {line}, found {count}"
+        return ""
+
+    def _others(self, count: int) -> str:
+        """The columns of so many that are not read, counted from 1."""
+        others = [str(column + 1) for column in range(count) if column not in self.columns]
+        if len(others) > 8:
+            others = [*others[:7], f"{len(others) - 7} others"]
+        return f"column{'s' if len(others) > 1 else ''} {' and '.join(others)}" if others else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Jsonl:
+    """One JSON object a line; `fields` are the names of the source and the target."""
+
+    path: Path
+    fields: tuple[str, str] = ("source", "target")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The one file."""
+        return (self.path,)
+
+    def rows(self) -> Iterator[Row]:
+        """An object is a pair; it may have other fields, as records do, and they are not read."""
+        for line in lines(self.path):
+            if line.fault:
+                yield Row(self.path, line.number, fault=line.fault)
+            elif not line.text:
+                yield Row(self.path, line.number)
+            else:
+                yield self._row(line.number, line.text)
+
+    def _row(self, number: int, text: str) -> Row:
+        try:
+            record: Any = json.loads(text)
+        except json.JSONDecodeError as error:
+            return Row(self.path, number, fault=f"not JSON: {error.msg} at character {error.pos + 1}")
+        except RecursionError:
+            return Row(self.path, number, fault="not a pair: nested too deeply")
+        if not isinstance(record, dict):
+            return Row(self.path, number, fault=f"expected a JSON object, found {type(record).__name__}")
+        for name in self.fields:
+            if not isinstance(record.get(name), str):
+                found = ", ".join(sorted(record)[:8]) or "no fields"
+                return Row(self.path, number, fault=f"expected a text in the field {name!r}; the object has {found}")
+        source, target = (record[name].strip() for name in self.fields)
+        if not _writable(source + target):
+            return Row(self.path, number, fault="half of a surrogate pair, which is no character")
+        return Row(self.path, number, source, target)
+
+
+def find_rows(paths: tuple[Path, ...] | list[Path]) -> TwoFiles | Tsv | Jsonl:
+    """How to read these paths, by their number and their suffix: two files, or one .tsv or .jsonl, each maybe .gz.
+
+    >>> find_rows([Path("train.en.gz"), Path("train.zh.gz")])
+    TwoFiles(source=...Path('train.en.gz'), target=...Path('train.zh.gz'))
+    """
+    if len(paths) == 2:
+        return TwoFiles(Path(paths[0]), Path(paths[1]))
+    if len(paths) == 1:
+        path = Path(paths[0])
+        suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+        if suffixes and suffixes[-1] in (".jsonl", ".json", ".ndjson"):
+            return Jsonl(path)
+        if suffixes and suffixes[-1] in (".tsv", ".tab", ".txt"):
+            return Tsv(path)
+        raise DataError(f"{path}: one file must be .tsv or .jsonl (or .gz of them); or give two files, line by line")
+    raise DataError(f"expected two files or one, found {len(paths)}: {', '.join(map(str, paths))}")
+
+
+def read_pairs(
+    rows: Rows, *, limits: Limits = EVERYTHING, skip_faults: bool = False, tally: Counter[str] | None = None
+) -> Iterator[Couple]:
+    """The pairs that are kept, in order and in constant memory.
+
+    A fault (bad UTF-8, a missing column, no JSON) is a DataError, or is skipped and counted with `skip_faults`. A line
+    of more than a mebibyte is one too, but with a limit to the length it is too long like others.
+    `tally` counts what happened under "read", "kept", the reasons for skipping, and what was ignored; `report` makes a
+    record of it.
+    """
+    tally = Counter() if tally is None else tally
+    for row in rows.rows():
+        tally["read"] += 1
+        too_long = row.fault == _TOO_LONG and limits.longest is not None
+        if row.fault and not skip_faults and not too_long:
+            raise DataError(f"{row.file}:{row.line}: {row.fault}")
+        refused = "faulty" if row.fault else limits.refuses(row.source, row.target)
+        reason = "too long" if too_long else refused
+        tally[reason or "kept"] += 1
+        if row.ignored:
+            tally[_IGNORED + row.ignored] += 1
+        if not reason:
+            yield row.source, row.target
+    _check_some(rows, tally)
+
+
+def load_pairs(rows: Rows, *, limits: Limits = EVERYTHING, skip_faults: bool = False) -> tuple[list[Couple], Report]:
+    """All pairs at once, with the report: for files that fit in memory."""
+    tally: Counter[str] = Counter()
+    pairs = list(read_pairs(rows, limits=limits, skip_faults=skip_faults, tally=tally))
+    return pairs, report(tally)
+
+
+def report(tally: Counter[str]) -> Report:
+    """The record of a tally, reasons in alphabetical order."""
+    ignored = {name.removeprefix(_IGNORED): tally[name] for name in sorted(tally) if name.startswith(_IGNORED)}
+    others = {"read", "kept", *(_IGNORED + name for name in ignored)}
+    skipped = {reason: tally[reason] for reason in sorted(tally) if reason not in others}
+    return Report(read=tally["read"], kept=tally["kept"], skipped=skipped, ignored=ignored)
+
+
+def _check_some(rows: Rows, tally: Counter[str]) -> None:
+    names = " and ".join(map(str, rows.files))
+    if not tally["read"]:
+        raise DataError(f"{names}: the file is empty" if len(rows.files) == 1 else f"{names}: the files are empty")
+    if not tally["kept"]:
+        raise DataError(f"{names}: no pair is left ({report(tally)})")
+
+
+def count_words(text: str) -> int:
+    """Words of a text; a Chinese or Japanese character is a word.
+
+    >>> count_words("Tom chases Jerry ."), count_words("汤姆追逐Jerry 。")
+    (4, 6)
+    """
+    return len(text.split()) if text.isascii() else len(_WORD.findall(text))
+
+
+class _Line(NamedTuple):
+    """One line of a file: its number, and its text or what is wrong with it."""
+
+    number: int
+    text: str
+    fault: str = ""
+
+
+def lines(path: Path, *, longest: int = LONGEST_LINE) -> Iterator[_Line]:
+    """Lines of a text file from 1, plain or gzipped, without line ends, surrounding blanks and byte order mark.
+
+    Only a line feed ends a line: other characters that Unicode calls line breaks do occur inside sentences. A line of
+    more than `longest` bytes is a fault.
+    """
+    number = 0
+    try:
+        with _open(path) as stream:
+            while raw := stream.readline(longest):
+                number += 1
+                if len(raw) == longest and not raw.endswith(b"\n"):
+                    while (part := stream.readline(longest)) and not part.endswith(b"\n"):
+                        pass
+                    yield _Line(number, "", f"a line of more than {longest:,} bytes")
+                    continue
+                if number == 1:
+                    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+                        raise DataError(f"{path}:1: the file is UTF-16; expected UTF-8")
+                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                try:
+                    yield _Line(number, raw.decode("utf-8").strip(_BLANKS))
+                except UnicodeDecodeError as error:
+                    yield _Line(number, "", f"not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start + 1}")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}:{number + 1}: the gzip file is damaged: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+# Characters stripped around a line; a tab is kept, because it separates cells.
+_BLANKS = " \r\n\f\v\u00a0\u3000\ufeff"
+
+
+def _open(path: Path) -> Any:
+    """The file as bytes; gzip is known by its first two bytes, whatever the name says."""
+    with path.open("rb") as stream:
+        packed = stream.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rb") if packed else path.open("rb")
+
+
+def _writable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,114 @@
+"""One head of one record as a drawing, SVG or PNG."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from regard.look import heatmap, heatmap_png, image_overlays
+from regard.look.attention_records import Record
+from regard.look.head_mean import with_mean
+from regard.look.labels import Labels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGEST = 64  # rows or columns drawn one by one; more are pooled
+
+
+Head = int | Literal["mean"]
+
+
+def drawn(record: Record, head: Head, batch: int, name: str | None) -> "tuple[Tensor, list[str], list[str], str]":
+    """The map to draw, names of its rows and columns, and a title."""
+    title = titled(record, head, batch, name)
+    record, head = _of_one(record, head, batch)
+    if max(record.queries, record.keys) <= LARGEST:
+        weights = record.weights(head=head)
+    else:
+        weights = record.overview(LARGEST, head=head)
+        title += f" ({record.queries} × {record.keys}, pooled)"
+    high, wide = weights.shape
+    rows = _names(record.row_labels, record.queries, high)
+    return weights, rows, _names(record.column_labels, record.keys, wide), title
+
+
+def _of_one(record: Record, head: Head, batch: int) -> tuple[Record, int]:
+    """One sequence, and which of its heads: the mean is the one after the last."""
+    one = record.sequence(batch)
+    if head != "mean":
+        return one, head
+    return with_mean(one), one.heads if one.heads > 1 else 0
+
+
+def titled(record: Record, head: Head, batch: int, name: str | None = None) -> str:
+    """What is shown, as the page says it; a record of one head does not name it."""
+    which = f"mean of {record.heads} heads" if head == "mean" else f"head {head}"
+    parts = [name or record.name or "attention", which if record.heads > 1 else ""]
+    parts += [f"call {record.call}" if record.call else "", f"sequence {batch}" if record.batch > 1 else ""]
+    return " · ".join(filter(None, parts))
+
+
+def checked(error: float | None) -> str:
+    """The check of a record as the page says it.
+
+    >>> checked(2.3e-07), checked(0.0123), checked(None)
+    ('Check 2.3e−7', 'Check 0.0123', 'No check')
+    """
+    if error is None:
+        return "No check"
+    if error == 0 or 0.001 <= error < 10_000:
+        return f"Check {error:.3g}"
+    digits, power = f"{error:.1e}".split("e")
+    return f"Check {digits}e{int(power)}".replace("-", "−")
+
+
+def _overlaid(record: Record, batch: int, view: str) -> bool:
+    """Whether the columns of a record are cells of a picture, over which its rows are drawn."""
+    if view not in image_overlays.VIEWS:
+        raise ValueError(f"view must be one of {', '.join(image_overlays.VIEWS)}, got {view!r}")
+    if view in ("auto", "heatmap"):
+        return view == "auto" and image_overlays.fits(record, batch)
+    if not image_overlays.fits(record, batch):
+        raise ValueError(f"view={view!r} needs columns that are cells of a picture: label them with patches(…)")
+    return True
+
+
+def svg(record: Record, *, head: Head = 0, batch: int = 0, view: str = "auto", name: str | None = None) -> str:
+    """The map of a head as an SVG drawing; where columns are cells of a picture, each row over that picture.
+
+    `name` is what the title calls the record, unless it is its own name; `head="mean"` is the mean over all heads.
+
+    >>> import torch
+    >>> from regard.look.attention_records import Given
+    >>> svg(Record("layer", "given", Given(torch.eye(3)[None, None]))).count("class='cell'")
+    9
+    """
+    if _overlaid(record, batch, view):
+        title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
+        return image_overlays.svg(one, title=title, head=at, cells=view == "cells")
+    weights, rows, columns, title = drawn(record, head, batch, name)
+    return heatmap.svg(weights, rows, columns, title=title)
+
+
+def png(
+    record: Record,
+    path: str | Path,
+    *,
+    head: Head = 0,
+    batch: int = 0,
+    view: str = "auto",
+    name: str | None = None,
+    subtitle: str = "",
+) -> Path:
+    """The map of a head as a PNG picture, or over the picture, as in `svg`; `subtitle` stands under the title."""
+    if _overlaid(record, batch, view):
+        title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
+        return image_overlays.png(one, path, title=title, head=at, cells=view == "cells")
+    weights, rows, columns, title = drawn(record, head, batch, name)
+    return heatmap_png.png(weights.tolist(), rows, columns, path, title=title, subtitle=subtitle)
+
+
+def _names(labels: Labels | None, length: int, cells: int) -> list[str]:
+    items = labels.items if labels is not None else tuple(map(str, range(length)))
+    if cells == length:
+        return [item if item.strip() else repr(item) for item in items]
+    return [str(cell * length // cells) for cell in range(cells)]  # the position each pooled cell starts at

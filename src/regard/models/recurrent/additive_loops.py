@@ -1,0 +1,104 @@
+"""Which decoders the hand-written loops serve, and the calls of these loops with the decoder's parameters."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core import attention as calls
+from regard.core.normalizers import Softmax
+from regard.core.scores import Additive
+from regard.kernels.recurrent import bahdanau as bahdanau_loop
+from regard.kernels.recurrent import bahdanau_cpu, luong
+from regard.nn.attention import Attention
+from regard.nn.protocol import Projected
+
+
+class Found(NamedTuple):
+    """States, or with feeding what the output layer sees, (b, t, d); weights (b, t, k); what was read (b, t, e).
+
+    `turned` means that states and contexts have time first: on the CPU they are mapped further in that layout.
+    """
+
+    states: Tensor
+    weights: Tensor
+    contexts: Tensor | None = None
+    turned: bool = False
+
+
+def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = False) -> bool:
+    """Whether it is a GRU of one layer with additive attention and softmax; torch.compile and watch get the plain loop.
+
+    Under autocast on the CPU it is bfloat16 without input feeding.
+    """
+    if calls.listeners:
+        return False
+    if not isinstance(network, nn.GRU) or network.num_layers > 1:
+        return False
+    if not isinstance(attention, Attention) or not isinstance(attention.normalize, Softmax):
+        return False
+    score: Any = attention.score()
+    additive = isinstance(score, Additive) and score.activation == "tanh" and score.weight.ndim == 1
+    device = network.get_parameter("weight_hh_l0").device.type
+    plain = attention.dropout == 0.0 or not attention.training
+    cast = torch.is_autocast_enabled(device) and device != "cuda"
+    known = not cast or (device == "cpu" and torch.get_autocast_dtype("cpu") == torch.bfloat16 and not feeding)
+    return additive and plain and attention.query is not None and known and not torch.compiler.is_compiling()
+
+
+def bahdanau(
+    network: nn.GRU | nn.LSTM, attention: Any, gates: Tensor, mapping: Tensor, state: Tensor, projected: Projected
+) -> Found:
+    """All steps from the tokens' input gates (t, b, 3d) and the first state (b, d); `mapping` is the context's."""
+    query = attention.query.weight
+    recurrent = torch.cat((network.get_parameter("weight_hh_l0"), query))
+    hidden = network.get_parameter("bias_hh_l0")
+    bias = torch.cat((hidden, hidden.new_zeros(len(query))))
+    values, score = projected.value, attention.score().weight
+    if state.device.type == "cpu":
+        keys, score, state = _wide(gates, projected.key, score, state)
+        _, values, mapping, recurrent, bias = _narrow(gates, values, mapping, recurrent, bias)
+        given = bahdanau_cpu.Given(gates, keys, score, values, mapping, state, recurrent, bias, projected.mask)
+        states, contexts, weights = bahdanau_cpu.unrolled(given)
+        return Found(states, weights.transpose(0, 1), contexts, turned=True)
+    # The values are mapped to the gates once, so that a step has one matrix product fewer.
+    narrow = _narrow(gates, projected.key, score, F.linear(values, mapping), state, recurrent, bias)
+    found = _batch_first(bahdanau_loop.unrolled(bahdanau_loop.Given._make([*narrow, projected.mask])))
+    return found._replace(contexts=found.weights @ values)
+
+
+def feeding(
+    network: nn.GRU | nn.LSTM,
+    attention: Any,
+    readout: nn.Linear,
+    gates: Tensor,
+    mapping: Tensor,
+    state: Tensor,
+    projected: Projected,
+) -> Found:
+    """The same in Luong's order with input feeding; `mapping` is that of the last output."""
+    values, query = projected.value, attention.query.weight
+    context, hidden = readout.weight.split([values.shape[-1], readout.in_features - values.shape[-1]], 1)
+    recurrent = torch.cat((network.get_parameter("weight_hh_l0"), query, hidden))
+    hidden_bias = network.get_parameter("bias_hh_l0")
+    bias = torch.cat((hidden_bias, hidden_bias.new_zeros(len(query)), readout.bias))
+    values, score = F.linear(values, context), attention.score().weight
+    narrow = _narrow(gates, projected.key, score, values, mapping, state, recurrent, bias)
+    return _batch_first(luong.unrolled(luong.Given._make([*narrow, projected.mask])))
+
+
+def _narrow(gates: Tensor, *others: Tensor | None) -> list[Any]:
+    """All in the dtype of the gates, which under autocast is the autocast dtype."""
+    return [gates, *(None if other is None else other.to(gates.dtype) for other in others)]
+
+
+def _wide(gates: Tensor, *others: Tensor) -> list[Any]:
+    """All in float32, or in the dtype of the gates where that is wider."""
+    dtype = torch.promote_types(gates.dtype, torch.float32)
+    return [other.to(dtype) for other in others]
+
+
+def _batch_first(found: tuple[Tensor, Tensor]) -> Found:
+    states, weights = found
+    return Found(states.transpose(0, 1), weights.transpose(0, 1))

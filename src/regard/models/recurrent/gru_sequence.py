@@ -1,0 +1,94 @@
+"""How a GRU of one layer reads whole sequences by the loops of `kernels.recurrent`, and which networks they serve."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.kernels.recurrent import sequence_cpu, sequence_cuda
+from regard.models.recurrent.token_embeddings import Tokens
+
+
+class Read(NamedTuple):
+    """States of a source (b, k, directions · d), zeros at padding, and the last states concatenated."""
+
+    states: Tensor
+    last: Tensor
+
+
+def serves(network: nn.GRU | nn.LSTM) -> bool:
+    """Whether it is a GRU of one layer on the CPU; under torch.compile and float16 autocast torch's GRU is used."""
+    plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
+    known = not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16
+    return plain and network.get_parameter("weight_hh_l0").device.type == "cpu" and known
+
+
+def read(network: nn.GRU | nn.LSTM, words: Tokens, lengths: Tensor | None) -> Read:
+    """Run the sources through every direction. `words` has time first, (k, b); `lengths` are in descending order."""
+    states: list[Tensor] = []
+    last: list[Tensor] = []
+    for way in ("_l0", "_l0_reverse")[: 2 if network.bidirectional else 1]:
+        names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
+        weight, bias, recurrent, hidden = (network.get_parameter(name + way) for name in names)
+        gates = words.mapped(weight, bias)
+        back = way.endswith("reverse")
+        counts = _counts(gates, lengths)
+        found = sequence_cpu.states(gates, recurrent.to(gates.dtype), hidden.to(gates.dtype), counts, back)
+        states.append(found)
+        last.append(_last(found, lengths, back))
+    return Read(torch.cat([found.transpose(0, 1) for found in states], -1), torch.cat(last, -1))
+
+
+def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
+    """The number of rows that have a token at each position."""
+    steps, batch, _ = gates.shape
+    if lengths is None:
+        return [batch] * steps
+    return (lengths > torch.arange(steps).unsqueeze(-1)).sum(-1).tolist()
+
+
+def _last(states: Tensor, lengths: Tensor | None, back: bool) -> Tensor:
+    """The states (b, d) after the last token of each row in the given direction; zeros for an empty row."""
+    if back:
+        return states[0]
+    if lengths is None:
+        return states[-1]
+    rows = torch.arange(states.shape[1])
+    return states[(lengths - 1).clamp(min=0), rows]
+
+
+def serves_cuda(network: nn.GRU | nn.LSTM) -> bool:
+    """A GRU of one layer on CUDA; compilers take torch's own."""
+    plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
+    return plain and network.get_parameter("weight_hh_l0").is_cuda
+
+
+def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) -> Read:
+    """Run a sequence (b, k, e) through every direction; `mask` (b, k) ends in False where a row has ended."""
+    ways = ["_l0", "_l0_reverse"][: 2 if network.bidirectional else 1]
+
+    def each(name: str) -> list[Tensor]:
+        return [network.get_parameter(name + way) for way in ways]
+
+    if mask is not None:  # zero times whatever stands at a padded position must be zero
+        embedded = embedded.masked_fill(~mask.unsqueeze(-1), 0.0)
+    # One product for both directions, with time first; the backward direction is reversed in time.
+    gates = F.linear(embedded.transpose(0, 1), torch.cat(each("weight_ih")), torch.cat(each("bias_ih"))).chunk(
+        len(ways), -1
+    )
+    inputs = torch.stack([_turned(part, way) for way, part in enumerate(gates)], 1)
+    kept = None
+    if mask is not None:
+        kept = torch.stack([_turned(mask.t(), way) for way in range(len(ways))], 1)
+    recurrent = torch.stack(each("weight_hh")).to(inputs.dtype)  # under autocast the gates are narrow
+    bias = torch.stack(each("bias_hh")).unsqueeze(1).to(inputs.dtype)
+    states = sequence_cuda.states(inputs, recurrent, bias, kept)
+    found = torch.cat([_turned(states[:, way], way) for way in range(len(ways))], -1).transpose(0, 1)
+    if mask is not None:
+        found = found.masked_fill(~mask.unsqueeze(-1), 0.0)
+    return Read(found, torch.cat(states[-1].unbind(0), -1))
+
+
+def _turned(sequence: Tensor, way: int) -> Tensor:
+    return sequence.flip(0) if way else sequence

@@ -1,0 +1,4 @@
+"""Models that read sound. Imports models.
+
+- `pyramidal_encoder`: `SpeechEncoder`
+"""

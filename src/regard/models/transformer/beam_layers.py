@@ -1,0 +1,131 @@
+"""The layers of a decoder for grouped hypotheses: each is a query of its row, all at the same position."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core.scores import ScaledDot
+from regard.kernels.availability import TRITON
+from regard.nn.multihead import MultiHeadAttention
+from regard.nn.positions import Rotary
+
+_KERNEL = (torch.bfloat16, torch.float16, torch.float32)
+_LARGEST = 256  # a head that a kernel holds
+
+Pair = tuple[Tensor, Tensor]
+# keep(layer, keys and values of the new tokens (b, 2h, s, d)): all of them so far, (b, h, n, d) each.
+Keep = Callable[[int, Tensor], Pair]
+
+
+@runtime_checkable
+class Carries(Protocol):
+    """The part of a state that the layers use: the decoder, the memory's keys and values, and their mask."""
+
+    @property
+    def decoder(self) -> Any: ...
+
+    @property
+    def looks(self) -> bool: ...
+
+    @property
+    def memory(self) -> Sequence[Pair]: ...
+
+    @property
+    def real(self) -> Tensor | None: ...
+
+    @property
+    def blank(self) -> Tensor | None: ...
+
+
+def through(
+    state: Carries, x: Tensor, keep: Keep, bias: Tensor, *, offset: int | Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """x (b, s, d) through all layers; and the last layer's weights over the memory (b·s, k), if requested.
+
+    `bias` (b, 1, s, n) masks the keys that are not of a hypothesis' own history; `offset` is their position, a number
+    or a tensor on the device. In the second case, which is that of a captured search, Triton kernels serve on CUDA.
+    """
+    stack, looked = state.decoder.stack, None
+    time = offset if isinstance(offset, Tensor) else None
+    fused = TRITON and time is not None and x.is_cuda and x.dtype in _KERNEL
+    last = len(stack.layers) - 1
+    for number, layer in enumerate(stack.layers):
+        own, cross = layer.self_attention, layer.cross_attention
+        packed = _turned(own, own.projection(layer.around_self_attention.enter(x)), offset)
+        key, value = keep(number, packed[:, own.heads :])
+        added = _read(own, packed[:, : own.heads], key, value, bias, time, fused)
+        x = _left(layer.around_self_attention, x, added, fused)
+        query = cross.projection.queries(layer.around_cross_attention.enter(x))
+        key, value = state.memory[number]
+        if number == last and state.looks:
+            added, looked = _looked(cross, query, key, value, state.real, state.blank)
+        else:
+            added = _read(cross, query, key, value, state.real, None, fused)
+        x = _left(layer.around_cross_attention, x, added, fused)
+        x = _left(layer.around_feed_forward, x, layer.feed_forward(layer.around_feed_forward.enter(x)), fused)
+    return (x if stack.norm is None else stack.norm(x)), looked
+
+
+def _left(around: Any, x: Tensor, added: Tensor, fused: bool) -> Tensor:
+    """The residual stream after a part of a layer, in inference."""
+    norm = around.norm
+    if not around.residual:
+        return added if around.first else norm(added)
+    if around.first:
+        return x + added
+    if fused and type(norm) is nn.LayerNorm and norm.weight is not None and norm.weight.dtype == x.dtype == added.dtype:
+        from regard.kernels.triton.beam_attention import added_norm  # imports Triton: only where it is used
+
+        return added_norm(x, added, norm)
+    return norm(x + added)
+
+
+def _read(
+    attention: MultiHeadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    time: Tensor | None,
+    fused: bool,
+) -> Tensor:
+    """The attention output of the hypotheses; with `time` on the device, keys of later steps are skipped."""
+    scale = _scale(attention)
+    if fused and query.shape[-1] <= _LARGEST:
+        from regard.kernels.triton.beam_attention import attend  # imports Triton: only where it is used
+
+        return attention.output(attend(query, key, value, bias, scale=scale, time=time))
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+    return attention.output(found.transpose(1, 2).flatten(-2))
+
+
+def _looked(
+    attention: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, blank: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same with its weights, the mean over heads."""
+    scores = query @ key.mT * _scale(attention)
+    weights = (scores if real is None else scores + real).softmax(-1)
+    output = attention.output((weights @ value).transpose(1, 2).flatten(-2))
+    looked = weights.mean(1)
+    if blank is not None:
+        looked = looked.masked_fill(blank[:, None, None], 0)
+    return output, looked.flatten(0, 1)
+
+
+def _scale(attention: MultiHeadAttention) -> float:
+    score = attention.score()
+    assert isinstance(score, ScaledDot)
+    return score.factor(attention.head_size)
+
+
+def _turned(attention: MultiHeadAttention, packed: Tensor, offset: int | Tensor) -> Tensor:
+    """Queries and keys with rotary positions, if the layer uses them; all are at the same position."""
+    if not isinstance(attention.positions, Rotary):
+        return packed
+    rows, _, slots, _ = packed.shape
+    turning, value = packed.transpose(1, 2).flatten(0, 1).unsqueeze(2).split([2 * attention.heads, attention.heads], 1)
+    turned = torch.cat((attention.positions(turning, offset=offset), value), 1)
+    return turned.squeeze(2).unflatten(0, (rows, slots)).transpose(1, 2)

@@ -1,0 +1,74 @@
+"""Token embeddings with positions."""
+
+import copy
+import math
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.nn.positions import Alibi, LearnedPositions, RelativePositions, Rotary, SinusoidalPositions
+
+# Where positions enter: added to the embeddings, or inside the self-attention of every layer.
+Added = SinusoidalPositions | LearnedPositions
+Inside = Rotary | Alibi | RelativePositions
+NAMES = ("sinusoidal", "learned", "relative", "rotary", "alibi")
+
+_CAPACITY = 1024  # positions of a learned table that is given by name
+_REACH = 16  # of relative positions that are given by name; Shaw et al. 2018, section 4.1
+
+
+def positions_of(positions: str | Added | Inside | None, size: int, heads: int) -> Added | Inside | None:
+    """Positions given by name, or as a module, for a model of that size."""
+    if positions is None or isinstance(positions, nn.Module):
+        return positions
+    if positions not in NAMES:
+        raise ValueError(
+            f"positions must be one of {', '.join(NAMES)}, a module of positions or None, got {positions!r}"
+        )
+    if positions == "sinusoidal":
+        return SinusoidalPositions(size)
+    if positions == "learned":
+        return LearnedPositions(size, _CAPACITY)
+    if positions == "alibi":
+        return Alibi(heads)
+    return Rotary(size // heads) if positions == "rotary" else RelativePositions(size // heads, _REACH)
+
+
+def inside(positions: Added | Inside | None) -> Inside | None:
+    """The positions of one layer's self-attention: a copy, as each layer learns its own."""
+    return copy.deepcopy(positions) if isinstance(positions, (Rotary, Alibi, RelativePositions)) else None
+
+
+class TokenInput(nn.Module):
+    """√d · E[token] + p(position), then dropout (Vaswani et al. 2017, sections 3.4 and 3.5).
+
+    >>> import torch
+    >>> TokenInput(nn.Embedding(11, 8), SinusoidalPositions(8))(torch.tensor([[3, 4, 5]])).shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(self, embedding: nn.Embedding, positions: Added | None = None, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.positions = positions
+        self.dropout = nn.Dropout(dropout)
+        self.scale = math.sqrt(embedding.embedding_dim)
+
+    def forward(self, tokens: Int[Tensor, "b n"], *, offset: int = 0) -> Float[Tensor, "b n d"]:
+        """Vectors of the tokens (b, n), the first of which is at position `offset`."""
+        x = self.embedding(tokens) * self.scale
+        return self.dropout(x if self.positions is None else self.positions(x, offset=offset))
+
+
+def embedding_for(vocabulary: int, size: int, embedding: nn.Embedding | None) -> nn.Embedding:
+    """The embedding given, or one whose rows have a length of about 1: scaled in the input, good as output weights."""
+    if embedding is None:
+        made = nn.Embedding(vocabulary, size)
+        nn.init.normal_(made.weight, std=size**-0.5)
+        return made
+    if (embedding.num_embeddings, embedding.embedding_dim) != (vocabulary, size):
+        raise ValueError(
+            f"embedding must hold {vocabulary} tokens of size {size}, "
+            f"got {embedding.num_embeddings} of size {embedding.embedding_dim}"
+        )
+    return embedding

@@ -1,0 +1,248 @@
+"""Recurrent visual attention: classify an image from glimpses whose locations are learned by REINFORCE."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.nn.glimpse import Glimpse
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """The class scores and the path of the gaze: the first place is fixed, the others are sampled.
+
+    `log_prob` and `baseline` belong to the samples: entry i is of the move from place i to place i + 1. `step_logits`
+    are the answers after each glimpse, the last of which are `logits`.
+    """
+
+    logits: Float[Tensor, "b classes"]
+    locations: Float[Tensor, "b steps 2"]
+    log_prob: Float[Tensor, "b moves"]
+    baseline: Float[Tensor, "b moves"]
+    step_logits: Float[Tensor, "b steps classes"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LookedLoss:
+    """The sum to minimise and its three parts."""
+
+    total: Float[Tensor, ""]
+    classification: Float[Tensor, ""]
+    reinforce: Float[Tensor, ""]
+    baseline: Float[Tensor, ""]
+
+
+class RecurrentVisualAttention(nn.Module):
+    """Classify an image from a few glimpses, each placed by what the ones before it showed (Mnih et al. 2014).
+
+    With patches ρ(x, l) of the image x at place l:
+
+    - glimpse network: g_t = relu(W₁ relu(W_ρ ρ(x, l_{t−1})) + W₂ relu(W_l l_{t−1}));
+    - core: h_t = relu(W_h h_{t−1} + W_g g_t), section 4;
+    - location network: l_t ~ N(tanh(W_m h_t), deviation²), kept inside the image; in evaluation it is the mean;
+    - action network: logits = W_a h_T; baseline: b_t = W_b h_t.
+
+    Locations are (x, y) in [−1, 1]², the first one is the middle. Sampling cuts the gradient: the location network
+    learns by reward, see `looked_loss` and `stepwise_loss`.
+
+    With `cell="gru"` the core is a gated recurrent unit. With `saccade`, the number of its hidden units, the location
+    network sees the patches too and places the next glimpse relative to this one: the mean of l_t is
+    l_{t−1} + tanh(W_m relu(W_s [h_t, ρ(x, l_{t−1})])). How far away a dark or bright spot of the coarse patches is
+    says how far to move, wherever the gaze is, so that a good gaze is learned from much less reward.
+
+    >>> model = RecurrentVisualAttention(10, glimpse=Glimpse(4, scales=2), steps=3).eval()
+    >>> looked = model(torch.zeros(2, 1, 12, 12))
+    >>> looked.logits.shape, looked.locations.shape, looked.log_prob.shape
+    (torch.Size([2, 10]), torch.Size([2, 3, 2]), torch.Size([2, 2]))
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        *,
+        glimpse: Glimpse,
+        channels: int = 1,
+        steps: int = 6,
+        size: int = 256,
+        hidden_size: int = 128,
+        deviation: float = 0.2,
+        cell: Literal["relu", "gru"] = "relu",
+        saccade: int = 0,
+    ) -> None:
+        super().__init__()
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}")
+        if not (deviation > 0 and math.isfinite(deviation)):
+            raise ValueError(f"deviation must be a finite number above 0, got {deviation}")
+        self.glimpse = glimpse
+        self.steps, self.size, self.deviation = steps, size, deviation
+        if cell not in ("relu", "gru"):
+            raise ValueError(f"cell must be relu or gru, got {cell!r}")
+        seen = glimpse.scales * channels * glimpse.size**2
+        self.what = nn.Linear(seen, hidden_size)
+        self.where = nn.Linear(2, hidden_size)
+        self.from_what = nn.Linear(hidden_size, size)
+        self.from_where = nn.Linear(hidden_size, size)
+        self.core: nn.GRUCell | None = nn.GRUCell(size, size) if cell == "gru" else None
+        if self.core is None:
+            self.recurrent = nn.Linear(size, size)
+            self.input = nn.Linear(size, size)
+        self.saccade = nn.Linear(size + seen, saccade) if saccade else None
+        self.location = nn.Linear(saccade or size, 2)
+        self.baseline = nn.Linear(size, 1)
+        self.action = nn.Linear(size, classes)
+
+    def forward(
+        self,
+        images: Float[Tensor, "b c height width"],
+        *,
+        places: Float[Tensor, "b steps 2"] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Looked:
+        """The path of the gaze and the class scores; in training locations are sampled, with `generator` if given.
+
+        With `places` these locations are used and nothing is sampled.
+        """
+        if places is not None and places.shape[1] != self.steps:
+            raise ValueError(f"places must be {self.steps} for each image, got {places.shape[1]}")
+        place = images.new_zeros(len(images), 2) if places is None else places[:, 0]
+        hidden = images.new_zeros(len(images), self.size)
+        visited = [place]
+        answers: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        baselines: list[Tensor] = []
+        for step in range(self.steps):
+            patches = self.glimpse(images, place).output.flatten(1)
+            hidden = self._seen(patches, place, hidden)
+            answers.append(self.action(hidden))
+            if step + 1 == self.steps:
+                break
+            if places is None:
+                # The state gets no gradient from the location network's reward, nor from the baseline's error (sec. 4).
+                known = hidden.detach()
+                place, log_prob = self._move(known, patches, place, generator)
+                log_probs.append(log_prob)
+                baselines.append(self.baseline(known).float().squeeze(-1))
+            else:
+                place = places[:, step + 1]
+            visited.append(place)
+        none = answers[-1].new_zeros(len(images), 0, dtype=torch.float32)
+        return Looked(
+            answers[-1],
+            torch.stack(visited, 1),
+            torch.stack(log_probs, 1) if log_probs else none,
+            torch.stack(baselines, 1) if baselines else none,
+            torch.stack(answers, 1),
+        )
+
+    def look(
+        self, images: Float[Tensor, "b c height width"], place: Float[Tensor, "b 2"], hidden: Float[Tensor, "b d"]
+    ) -> Float[Tensor, "b d"]:
+        """The state after a glimpse of one place."""
+        return self._seen(self.glimpse(images, place).output.flatten(1), place, hidden)
+
+    def _seen(self, patches: Tensor, place: Tensor, hidden: Tensor) -> Tensor:
+        seen = F.relu(self.from_what(F.relu(self.what(patches))) + self.from_where(F.relu(self.where(place))))
+        if self.core is not None:
+            return self.core(seen, hidden)
+        return F.relu(self.recurrent(hidden) + self.input(seen))
+
+    def _move(
+        self, known: Tensor, patches: Tensor, place: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """The next place and the log-probability of the sample, before clamping to the image."""
+        if self.saccade is None:
+            mean = torch.tanh(self.location(known)).float()
+        else:
+            hidden = F.relu(self.saccade(torch.cat([known, patches], -1)))
+            moved = place.float() + torch.tanh(self.location(hidden)).float()
+            # Clamped to the image. The gradient passes as if it were not: else it could not lead back from an edge.
+            mean = moved + (moved.clamp(-1, 1) - moved).detach()
+        drawn = mean.detach()
+        if self.training:
+            noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+            drawn = drawn + self.deviation * noise
+        distance = ((drawn - mean) / self.deviation).square().sum(-1)
+        log_prob = -0.5 * distance - 2 * math.log(self.deviation) - math.log(2 * math.pi)
+        return drawn.clamp(-1, 1).to(place.dtype), log_prob
+
+
+def looked_loss(
+    looked: Looked, target: Int[Tensor, "b"], *, reinforce_weight: float = 1.0, baseline_weight: float = 1.0
+) -> LookedLoss:
+    """Cross-entropy + λ_r · REINFORCE + λ_b · squared error of the baseline (Mnih et al. 2014, section 3.2).
+
+    The reward R is 1 for a right answer, else 0, and belongs to every move before it: the REINFORCE term is
+    −mean_b Σ_t (R − b_t) log π(l_t), in which the baseline b_t is a constant; b_t itself learns to predict R.
+
+    >>> looked = Looked(torch.tensor([[0.0, 0.0]]), torch.zeros(1, 2, 2), torch.tensor([[-2.0]]), torch.tensor([[0.5]]))
+    >>> loss = looked_loss(looked, torch.tensor([0]))
+    >>> loss.reinforce, loss.baseline
+    (tensor(1.), tensor(0.2500))
+    """
+    reward = (looked.logits.detach().argmax(-1) == target).to(looked.log_prob.dtype).unsqueeze(-1)
+    classification = F.cross_entropy(looked.logits.float(), target)
+    reinforce = -((reward - looked.baseline.detach()) * looked.log_prob).sum(1).mean()
+    # A model of one step has no moves: the mean of nothing would be NaN.
+    baseline = (looked.baseline - reward).square().sum() / max(looked.baseline.numel(), 1)
+    total = classification + reinforce_weight * reinforce + baseline_weight * baseline
+    return LookedLoss(total, classification, reinforce, baseline)
+
+
+def stepwise_loss(
+    looked: Looked,
+    target: Int[Tensor, "b"],
+    *,
+    samples: int = 1,
+    reward: Literal["log_probability", "right"] = "log_probability",
+    reinforce_weight: float = 1.0,
+    baseline_weight: float = 1.0,
+    counted: Bool[Tensor, "b"] | None = None,
+) -> LookedLoss:
+    """The loss of `looked_loss` with an answer, and so a reward, after every glimpse: a denser signal.
+
+    The classification term is the mean cross-entropy of the answers after each glimpse. The reward of a glimpse is the
+    log-probability of the right class (Ba et al. 2015, section 3: a bound of the likelihood), or 1 for a right answer;
+    the return of a move is the mean reward of the glimpses after it. Where `samples` rows in a row are gaze paths over
+    the same image, the mean advantage of the other paths is subtracted from the advantage of each: it depends on the
+    image and not on the path, so that the gradient keeps its mean and loses most of its variance. Rows that are not
+    `counted` have no part in the loss.
+
+    >>> step_logits = torch.tensor([[[0.0, 0.0], [0.0, 0.0]]])
+    >>> places, log_prob = torch.zeros(1, 2, 2), torch.tensor([[-2.0]])
+    >>> looked = Looked(step_logits[:, -1], places, log_prob, torch.zeros(1, 1), step_logits)
+    >>> loss = stepwise_loss(looked, torch.tensor([0]))
+    >>> loss.classification, loss.reinforce  # ln 2, and −(−ln 2) · (−2)
+    (tensor(0.6931), tensor(-1.3863))
+    """
+    if looked.step_logits is None:
+        raise ValueError("stepwise_loss needs the answers after each glimpse: Looked.step_logits is None")
+    if samples < 1 or len(target) % samples:
+        raise ValueError(f"samples must divide the number of rows: got {samples} and {len(target)} rows")
+    steps, moves = looked.step_logits.shape[1], looked.log_prob.shape[1]
+    wanted = target.unsqueeze(-1).expand(-1, steps)
+    losses = F.cross_entropy(looked.step_logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
+    losses = losses.view(-1, steps)
+    rewards = -losses.detach()
+    if reward == "right":
+        rewards = (looked.step_logits.argmax(-1) == wanted).to(losses.dtype)
+    # From the last glimpse backwards: the return from a glimpse on; entry i + 1 follows the move i.
+    returns = rewards.flip(1).cumsum(1).flip(1) / torch.arange(steps, 0, -1, device=target.device)
+    returns = returns[:, steps - moves :]
+    advantage = returns - looked.baseline.detach()
+    if samples > 1:
+        paths = advantage.unflatten(0, (-1, samples))
+        others = (paths.sum(1, keepdim=True) - paths) / (samples - 1)
+        advantage = (paths - others).flatten(0, 1)
+    shares = torch.ones_like(losses[:, 0]) if counted is None else counted.to(losses.dtype)
+    shares = shares / shares.sum().clamp_min(1)
+    classification = (losses.mean(1) * shares).sum()
+    reinforce = -((advantage * looked.log_prob).sum(1) * shares).sum()
+    baseline = ((looked.baseline - returns).square().sum(1) * shares).sum() / max(moves, 1)
+    total = classification + reinforce_weight * reinforce + baseline_weight * baseline
+    return LookedLoss(total, classification, reinforce, baseline)

@@ -1,0 +1,38 @@
+"""Faithfulness by deletion: how much the answer depends on the attended key, compared with a random one."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+# For rows of `kept` (n, k), True where a key is kept: the log-probability (n,) of the answer.
+Score = Callable[[Tensor], Tensor]
+
+
+@torch.no_grad()
+def deletion(answers: Iterable[tuple[Tensor, Score]], *, seed: int = 1) -> dict[str, float]:
+    """The log-probability that the answer loses without the key of the largest weight, and without a random other one.
+
+    An answer comes with its weights (k,) over the keys. Weights that point at what matters make the first loss much
+    larger than the second.
+
+    >>> deletion([(torch.tensor([0.2, 0.8]), lambda kept: kept[:, 1].float() - 1)])
+    {'attended': 1.0, 'random': 0.0}
+    """
+    generator = torch.Generator().manual_seed(seed)
+    lost: dict[str, list[float]] = {"attended": [], "random": []}
+    for weights, score in answers:
+        count = len(weights)
+        if count < 2:
+            continue
+        most = int(weights.argmax())
+        other = int(torch.randint(count - 1, (), generator=generator))
+        other += other >= most
+        kept = torch.ones(3, count, dtype=torch.bool)
+        kept[1, most] = kept[2, other] = False
+        whole, attended, random = score(kept).tolist()
+        lost["attended"].append(whole - attended)
+        lost["random"].append(whole - random)
+    if not lost["attended"]:
+        return {}
+    return {name: round(sum(values) / len(values), 4) for name, values in lost.items()}

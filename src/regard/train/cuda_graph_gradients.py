@@ -1,0 +1,126 @@
+"""Gradients by CUDA graph: a small model's step has hundreds of kernel launches, which a graph replays as one."""
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.kernels import cuda_graphs
+from regard.train.updates import LossFunction, differentiated
+
+_MOST = 64  # graphs; they share their memory. Further shapes run without a graph
+_AGAIN = 2  # a shape is captured the second time it occurs: the first time compiles and warms up kernels
+
+_log = logging.getLogger(__name__)
+
+Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
+
+
+class Captured:
+    """Adds a batch's gradients to the parameters as `differentiated` does; repeated shapes replay a captured graph.
+
+    A batch is a dataclass of tensors, and batches should come in few shapes. The loss must not wait for the device, and
+    its count must be a tensor there. If it waits, this is reported once, and every batch runs without a graph.
+    """
+
+    def __init__(self, loss: LossFunction, model: Any, precision: torch.dtype, device: torch.device) -> None:
+        self._loss, self._model, self._precision, self._device = loss, model, precision, device
+        self._graphs: dict[Shapes, _Graph] = {}
+        self._seen: Counter[Shapes] = Counter()
+        self._places: dict[nn.Parameter, Tensor] = {}  # gradients at the same addresses in all graphs
+        self._works = device.type == "cuda"
+        self._pool: Any = None
+
+    def begin(self) -> None:
+        """Resets the gradients before the batches of an update."""
+        for parameter in self._model.parameters():
+            parameter.grad = self._places.get(parameter)
+        if self._places:
+            torch._foreach_zero_(list(self._places.values()))
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """The batch's total and count; its gradients are added to those in the parameters."""
+        shapes = _shapes(batch) if self._works else None
+        if shapes is None:
+            return self._plain(batch)
+        if shapes in self._graphs:
+            return self._graphs[shapes].replay(batch)
+        self._seen[shapes] += 1
+        if self._seen[shapes] >= _AGAIN and self._places and len(self._graphs) < _MOST:
+            return self._recorded(shapes, batch)
+        found = self._plain(batch)
+        # The first batch shows which parameters have gradients: these tensors hold them from now on.
+        self._places = self._places or self._gradients()
+        return found
+
+    def _plain(self, batch: Any) -> tuple[Tensor, Tensor]:
+        return differentiated(self._loss, self._model, batch, self._precision, self._device)
+
+    def _gradients(self) -> dict[nn.Parameter, Tensor]:
+        return {p: p.grad for p in self._model.parameters() if p.grad is not None}
+
+    def _recorded(self, shapes: Shapes, batch: Any) -> tuple[Tensor, Tensor]:
+        """Runs the batch without a graph, and if it never waited for the device, captures a graph of its shapes."""
+        held = type(batch)(*(getattr(batch, field.name).to(self._device).clone() for field in fields(batch)))
+        before = [gradient.clone() for gradient in self._places.values()]
+        try:
+            with _no_waiting():
+                found = self._plain(held)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            # Tested before capture: a capture that fails half-way leaves torch's random generator unusable.
+            _log.warning("no CUDA graphs for this model: %s", str(error).partition("\n")[0])
+            self._works = False
+            self.begin()
+            torch._foreach_add_(list(self._places.values()), before)
+            return self._plain(batch)
+        if self._gradients().keys() == self._places.keys():  # else this batch used other parameters than the first
+            torch.cuda.empty_cache()  # a graph has memory of its own: what is cached for others is none of it
+            graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)
+            self._pool = graph.pool()
+            self._graphs[shapes] = _Graph(graph, held, outputs)
+        return found
+
+
+class _Graph:
+    """The captured graph of one set of shapes, with its static input and output tensors."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, batch: Any, outputs: tuple[Tensor, Tensor]) -> None:
+        self._graph, self._batch, self._outputs = graph, batch, outputs
+
+    def replay(self, batch: Any) -> tuple[Tensor, Tensor]:
+        for field in fields(batch):
+            getattr(self._batch, field.name).copy_(getattr(batch, field.name), non_blocking=True)
+        self._graph.replay()
+        total, count = self._outputs
+        return total.clone(), count.clone()
+
+
+@contextmanager
+def _no_waiting() -> Generator[None, None, None]:
+    """Raises an error when the host waits for the device."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _shapes(batch: Any) -> Shapes | None:
+    """The shapes and types of a batch, the key of its graph; None if the batch is not a dataclass of tensors."""
+    if not is_dataclass(batch) or isinstance(batch, type):
+        return None
+    found = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
+    if not all(isinstance(value, Tensor) for _, value in found):
+        return None
+    return tuple((name, value.shape, value.dtype) for name, value in found)

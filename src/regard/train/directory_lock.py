@@ -1,0 +1,42 @@
+"""A lock on a directory: one process at a time trains in it."""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from regard.train.errors import RunError
+
+
+def lock_path(folder: Path) -> Path:
+    """The file that is locked."""
+    return folder / ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Generator[None, None, None]:
+    """Locks the directory; the operating system releases the lock when the process ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: nothing keeps two processes out of one directory
+        yield
+        return
+    path = lock_path(folder)
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"another process is training in {folder}") from None
+            if not _same(file.fileno(), path):
+                continue  # the previous holder removed the directory: this lock is on a deleted file
+            yield
+            return
+
+
+def _same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,40 @@
+"""Tensors that are sharded among workers: gathered when they are saved, sharded again when they are loaded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor gathered on every worker (a collective); any other tensor unchanged."""
+    gathered: Any = tensor
+    return gathered.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """This worker's shard of a tensor, sharded as `like` is; the tensor itself if `like` is not sharded."""
+    divided: Any = like
+    if not hasattr(like, "device_mesh"):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    here = tensor.to(like.device)
+    return distribute_tensor(here, divided.device_mesh, divided.placements, src_data_rank=None)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This worker's shard of a tensor."""
+    divided: Any = tensor
+    return divided.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """Tensors gathered one after another, on the CPU; where `keep` is false they are discarded."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        divided = hasattr(tensor, "full_tensor")
+        one = whole(tensor)
+        if keep:
+            found[name] = one.cpu() if divided else one
+    return found

@@ -1,0 +1,43 @@
+"""The counts of a run: steps, epochs, tokens, time and the best validation, all exact in JSON."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class TrainingState:
+    """Counted from the first step of a run, however often it was interrupted."""
+
+    step: int = 0
+    epoch: int = 0  # complete passes over the data
+    batch: int = 0  # batches used of the current epoch
+    tokens: int = 0
+    seconds: float = 0.0
+    # Since the last line of metrics:
+    window_loss: float = 0.0
+    window_tokens: int = 0
+    window_seconds: float = 0.0
+    validated: int = -1  # the step of the last validation
+    best: float | None = None
+    best_step: int | None = None
+    best_figures: dict[str, float] = field(default_factory=dict)
+    waited: int = 0  # validations since the best
+
+    def count_update(self, loss: float, tokens: int) -> None:
+        """Counts an update."""
+        self.step += 1
+        self.tokens += tokens
+        self.window_loss += loss
+        self.window_tokens += tokens
+
+    def add_seconds(self, seconds: float) -> None:
+        """Adds the duration of an update."""
+        self.seconds += seconds
+        self.window_seconds += seconds
+
+    def window(self) -> tuple[float, float]:
+        """Loss for each token, and tokens for each second, since the last line of metrics."""
+        loss = self.window_loss / self.window_tokens if self.window_tokens else float("nan")
+        return loss, self.window_tokens / self.window_seconds if self.window_seconds else 0.0
+
+    def new_window(self) -> None:
+        self.window_loss, self.window_tokens, self.window_seconds = 0.0, 0, 0.0
