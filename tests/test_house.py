@@ -140,6 +140,14 @@ def test_a_folder_lists_its_files(folder):
     assert set(re.findall(r"^- `([\w/]+)`:", about, re.M)) == files | {f"{path.name}/" for path in folders}
 
 
+@pytest.mark.parametrize("folder", TASK_FOLDERS, ids=lambda folder: folder.name)
+def test_a_task_lists_the_files_that_others_do_not_have(folder):
+    about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    shared = {"task", "config", "presets", "material", "codec", "network", "predictor", "scoring"}
+    assert files == shared | set(re.findall(r"^- `(\w+)`:", about, re.M))
+
+
 def test_a_file_name_occurs_once():
     homes: dict[str, set[str]] = {}
     for path in MODULES:
