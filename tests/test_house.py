@@ -16,7 +16,7 @@ PACKAGE = ROOT / "src" / "regard"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top floor to the ground. A floor may import the floors below it, and rooms of its own.
-FLOORS = ["cli", "studio", "tasks", "train decode data", "models", "look", "nn", "parallel", "core"]
+FLOORS = ["cli", "studio", "bench", "tasks", "train decode data", "models", "look", "nn", "parallel", "core"]
 # What knows no model takes callables and records; pictures need the mathematics but no layers.
 NARROWER = {"train": set(), "decode": set(), "data": set(), "look": {"core"}}
 

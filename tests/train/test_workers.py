@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
+from regard.train import checkpoint
+from regard.train.checkpoint import CheckpointError, Checkpoints
 from regard.train.distributed import ALONE, WorkerFailed, Workers, in_shares, shareable
 from regard.train.errors import RunError
 from time_limits import HANG_SECONDS
@@ -126,3 +130,77 @@ def test_items_are_read_by_the_first_worker(together):
         return list(workers.read_by_first([[1, 2], [3]] if workers.is_first else iter(())))
 
     assert together(2, work) == [[[1, 2], [3]]] * 2
+
+
+MODEL = {"weight": torch.arange(35.0).reshape(7, 5), "bias": torch.tensor([3.0]), "scale": torch.tensor(2.0)}
+OPTIMIZER = {"optimizer/step/weight": torch.tensor(4.0), "average/weight": torch.arange(35.0).reshape(7, 5) / 2}
+
+
+@pytest.fixture
+def pieces(together, tmp_path) -> Checkpoints:
+    """A checkpoint that three workers wrote: 3, 3 and 1 rows of the weight."""
+    checkpoints = Checkpoints(tmp_path)
+
+    def work(workers: Workers) -> Any:
+        own = {f"random-{workers.rank}/cpu": torch.tensor([workers.rank])}
+        given = {"model": MODEL, "aliases": {"tied": "weight"}, "optimizer": OPTIMIZER, "own": own}
+        return checkpoints.save_pieces(12, workers, **given, state=lambda: {"course": {"step": 12}})
+
+    assert together(3, work) == [tmp_path / "step-000012"] * 3
+    return checkpoints
+
+
+def test_a_checkpoint_in_pieces_is_read_as_a_whole(pieces):
+    found = pieces.at(12)
+    model, shared = found.model()
+    torch.testing.assert_close(dict(model), MODEL)
+    assert shared == {"tied": "weight"}
+    torch.testing.assert_close(dict(found.average()), {"weight": OPTIMIZER["average/weight"]})
+    assert [int(found.optimizer()[f"random-{rank}/cpu"]) for rank in range(3)] == [0, 1, 2]
+    assert found.state() == {"course": {"step": 12}}
+
+
+def test_each_worker_writes_its_rows_and_the_manifest_lists_all_files(pieces):
+    folder = pieces.path(12)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    files = {f"{kind}-0000{rank}-of-00003.safetensors" for kind in ("model", "optimizer") for rank in range(3)}
+    assert manifest["files"].keys() == {*files, "state.json"}
+    assert {path.name for path in folder.iterdir()} == {*files, "state.json", "manifest.json"}
+    rows = [safetensors.torch.load_file(folder / f"model-0000{rank}-of-00003.safetensors") for rank in range(3)]
+    assert [len(one["weight"]) for one in rows] == [3, 3, 1]
+    assert [sorted(one) for one in rows] == [["bias", "scale", "weight"], ["weight"], ["weight"]]
+
+
+@pytest.mark.parametrize("fault", ["missing", "changed"])
+def test_a_damaged_piece_is_found_before_anything_is_read(pieces, fault):
+    piece = pieces.path(12) / "optimizer-00001-of-00003.safetensors"
+    if fault == "missing":
+        piece.unlink()
+    else:
+        piece.write_bytes(piece.read_bytes()[:-1] + b"!")
+    with pytest.raises(CheckpointError, match=r"optimizer-00001-of-00003\.safetensors is not what the manifest says"):
+        pieces.at(12)
+
+
+def test_a_piece_that_cannot_be_written_leaves_no_checkpoint(together, tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    write = checkpoint.write_tensors
+
+    def full(path, tensors, *, aliases=None):
+        if "00001-of" in path.name:
+            raise OSError(28, "No space left on device", str(path))
+        write(path, tensors, aliases=aliases)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", full)
+
+    def work(workers: Workers) -> Any:
+        given = {"model": MODEL, "aliases": {}, "optimizer": OPTIMIZER, "own": {}}
+        return checkpoints.save_pieces(3, workers, **given, state=dict)
+
+    first, second = together(2, work)
+    assert isinstance(first, WorkerFailed)
+    assert (
+        str(second)
+        == f"could not write {tmp_path / 'step-000003'}: No space left on device; older checkpoints are untouched"
+    )
+    assert checkpoints.steps() == []

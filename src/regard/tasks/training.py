@@ -36,7 +36,7 @@ from regard.train.updates import Loss
 _GRID = 8  # lengths of batches are multiples of it where steps are captured as CUDA graphs
 _HELD_OUT_ROWS = 64
 # What a run of any task may change when it goes on.
-CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard")
+CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard", "train.pieces")
 
 
 def train(
@@ -100,7 +100,7 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
         starting=loss.starting,
         progress=progress,
         workers=workers,
-        layers=_layers,
+        layers=gathered_layers,
     )
     with workers.sharing():
         result = judged(task, config, predictor, material.test, material.longer)
@@ -143,7 +143,7 @@ def _in_trees() -> None:
     register_dataclass(Layered)
 
 
-def _layers(network: nn.Module) -> Iterator[nn.Module]:
+def gathered_layers(network: nn.Module) -> Iterator[nn.Module]:
     """The layers that a sharded network gathers one by one; everything else it gathers for the whole step."""
     _in_trees()
     return (one for one in network.modules() if isinstance(one, TransformerEncoderLayer | TransformerDecoderLayer))

@@ -1,6 +1,6 @@
 """What a run keeps on the disk: checkpoints to go on from, and in the end the weights to use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.train.average import MovingAverage, mean_weights
 from regard.train.batches import Batches
 from regard.train.checkpoint import Checkpoint, CheckpointError
+from regard.train.checkpoint_pieces import Part
 from regard.train.course import Course
 from regard.train.distributed import ALONE, Workers
 from regard.train.divided_tensors import gathered
@@ -20,12 +21,14 @@ from regard.train.run import Run, RunError
 from regard.train.settings import TrainSettings
 from regard.train.weights import model_tensors, put_weights, shared_names
 
+_GATHERED = 4 * 2**30  # bytes of sharded tensors beyond which they are not gathered unless it is asked for
+
 
 @dataclass(frozen=True, eq=False)
 class Keeper:
     """Saves and brings back everything that training changes.
 
-    Of several workers all must call it: the first writes the files, and all read them.
+    Of several workers all must call it: the first writes the files, or each writes its part, and all read them.
     """
 
     run: Run
@@ -39,15 +42,39 @@ class Keeper:
 
     def save(self, course: Course, position: Any) -> Path:
         """Writes a checkpoint of the moment, and removes those that are no longer needed."""
+        weights, aliases = model_tensors(self.model), shared_names(self.model)
         tensors = _prefixed("optimizer", optimizer_tensors(self.model, self.optimizer))
         tensors |= _prefixed("average", {} if self.average is None else self.average.tensors())
-        tensors = gathered(tensors, keep=self.workers.is_first)
-        for rank, numbers in enumerate(self.workers.gather(RandomState.take(self.device).tensors())):
-            tensors |= _prefixed(_random(rank), numbers)
-        weights = gathered(model_tensors(self.model), keep=self.workers.is_first)
-        if not self.workers.is_first:
-            return self.run.checkpoints.path(course.step)
-        state = {
+        numbers = RandomState.take(self.device).tensors()
+        checkpoints = self.run.checkpoints
+        if self._in_pieces([*weights.values(), *tensors.values()]):
+            given = {"model": weights, "aliases": aliases, "optimizer": tensors}
+            own = _prefixed(_random(self.workers.rank), numbers)
+            state = lambda: self._state(course, position)  # noqa: E731
+            path = checkpoints.save_pieces(course.step, self.workers, **given, own=own, state=state)
+        else:
+            tensors = gathered(tensors, keep=self.workers.is_first)
+            for rank, one in enumerate(self.workers.gather(numbers)):
+                tensors |= _prefixed(_random(rank), one)
+            weights = gathered(weights, keep=self.workers.is_first)
+            path = checkpoints.path(course.step)
+            if self.workers.is_first:
+                state = self._state(course, position)
+                checkpoints.save(course.step, model=weights, aliases=aliases, optimizer=tensors, state=state)
+        if self.workers.is_first:
+            checkpoints.prune(self._needed(course))
+        return path
+
+    def _in_pieces(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether every worker writes its part: as asked, or where much is sharded."""
+        if self.workers.size == 1:
+            return False
+        if self.settings.pieces is not None:
+            return self.settings.pieces
+        return sum(one.numel() * one.element_size() for one in tensors if hasattr(one, "to_local")) > _GATHERED
+
+    def _state(self, course: Course, position: Any) -> dict[str, Any]:
+        return {
             "course": asdict(course),
             "batches": position,
             "settings": self.settings.model_dump(mode="json"),
@@ -55,10 +82,6 @@ class Keeper:
             "metrics_bytes": self.run.metrics.force(),
             "torch": torch.__version__,
         }
-        checkpoints, aliases = self.run.checkpoints, shared_names(self.model)
-        path = checkpoints.save(course.step, model=weights, aliases=aliases, optimizer=tensors, state=state)
-        checkpoints.prune(self._needed(course))
-        return path
 
     def _needed(self, course: Course) -> set[int]:
         """The last ones, the best, and what was the best for each of those, should one have to go back to it."""
@@ -108,15 +131,15 @@ class Keeper:
         changed = sorted(name for name, value in now.items() if state["settings"].get(name) != value)
         if changed:
             self.say(f"settings changed since the checkpoint: {', '.join(changed)}")
-        parts = _parted(found.optimizer())
+        stored = found.optimizer()
         put_weights(self.model, *found.model())
-        load_optimizer(self.model, self.optimizer, parts.get("optimizer", {}))
+        load_optimizer(self.model, self.optimizer, Part(stored, "optimizer"))
         if self.average is not None:
-            self.average.load(parts.get("average", {}))
+            self.average.load(Part(stored, "average"))
         self._resume(batches, state["batches"])
         if self.workers.is_first:
             self.run.metrics.cut(state["metrics_bytes"])
-        if (numbers := parts.get(_random(self.workers.rank))) is not None:
+        if numbers := dict(Part(stored, _random(self.workers.rank))):
             RandomState.of(numbers).put(self.device)
         else:  # more workers than there were
             seed_worker(self.settings.seed + found.step, self.workers.rank)
@@ -147,7 +170,7 @@ class Keeper:
             return False
         put_weights(self.model, *found.model())
         if self.average is not None:
-            self.average.load(_parted(found.optimizer()).get("average", {}))
+            self.average.load(found.average())
             self.average.put(self.model)
         return True
 
@@ -167,11 +190,3 @@ def _random(rank: int) -> str:
 
 def _prefixed(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
-
-
-def _parted(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    parts: dict[str, dict[str, Tensor]] = {}
-    for full, tensor in tensors.items():
-        part, _, name = full.partition("/")
-        parts.setdefault(part, {})[name] = tensor
-    return parts
