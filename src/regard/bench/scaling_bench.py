@@ -212,7 +212,7 @@ def _link(measured: Sequence[tuple[int, float]], count: int) -> Link:
     return Link(1 / slowness if slowness else float("inf"), latency)
 
 
-def nonnegative(features: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+def nonnegative(features: Sequence[Sequence[int | float]], values: Sequence[int | float]) -> list[float]:
     """The coefficients, none below 0, with the least sum of squared relative errors.
 
     >>> [round(one, 6) for one in nonnegative([[1, 1], [1, 2], [1, 4]], [3.0, 5.0, 9.0])]

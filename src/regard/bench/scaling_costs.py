@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-FLOAT = 4  # bytes of a parameter, of its gradient, and of each of its two moments
+FLOAT = 4.0  # bytes of a parameter, of its gradient, and of each of its two moments
 WAYS = ("plain", "ddp", "fsdp2", "context")
 
 

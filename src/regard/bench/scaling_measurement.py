@@ -33,9 +33,8 @@ from regard.nn.positions import Rotary
 from regard.nn.transformer import TransformerEncoderLayer
 from regard.tasks.training import gathered_layers
 from regard.train.distributed import ALONE, Workers
-from regard.train.divided_tensors import local_part
 from regard.train.gradient_sums import GradientSums, Step
-from regard.train.optimizer import make_optimizer
+from regard.train.optimizer import make_optimizer, state_bytes
 from regard.train.settings import TrainSettings
 from regard.train.sharded_model import Sharded
 from regard.train.updates import Loss, differentiated, gather, settle
@@ -125,14 +124,8 @@ class Trainer:
         self.optimizer.step()
 
     def states(self) -> dict[str, int]:
-        """Bytes of this worker's parameters, gradients and moments."""
-        moments = [value for state in self.optimizer.state.values() for value in state.values() if value.ndim]
-        parts = {
-            "parameters": list(self.model.parameters()),
-            "gradients": [p.grad for p in self.model.parameters() if p.grad is not None],
-            "moments": moments,
-        }
-        return {name: sum(local_part(one).nbytes for one in tensors) for name, tensors in parts.items()}
+        """Bytes of this worker's parameters, gradients and optimiser state."""
+        return state_bytes(self.model, self.optimizer)
 
 
 def measured(way: str, work: Work, workers: Workers, device: torch.device, steps: int) -> dict[str, Any]:

@@ -84,7 +84,8 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
     began = time.monotonic()
     material = _material(task, config, run, progress, workers)
     device = workers.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    check_capacity(lambda: task.network(config, material.codec), device)
+    shards = workers.size if config.train.shard else 1
+    check_capacity(lambda: task.network(config, material.codec), device, shards=shards)
     torch.manual_seed(config.train.seed)
     network = task.network(config, material.codec).to(device)
     predictor = task.predictor(network, material.codec, config)
@@ -106,7 +107,7 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
         result = judged(task, config, predictor, material.test, material.longer)
     result |= facts(config, material, network, fitted, time.monotonic() - began)
     if workers.grouped:
-        result["workers"] = workers.size
+        result |= {"workers": workers.size, "memory": fitted.memory}
     with workers.agreed():
         if workers.is_first:
             result["example"] = store_example(task.inputs, material.example, run)

@@ -21,6 +21,7 @@ from regard.train.weights import read_tensors, write_tensors
 FORMAT = 1
 STATE = "state.json"
 KINDS = ("model", "optimizer")
+FILES = (*(f"{kind}.safetensors" for kind in KINDS), STATE)  # of a checkpoint that one worker wrote
 
 
 class CheckpointError(RunError):
@@ -93,9 +94,9 @@ class Checkpoints:
         try:
             with _writing(target):
                 aside.mkdir(parents=True)
-                write_tensors(aside / "model.safetensors", model, aliases=aliases)
-                write_tensors(aside / "optimizer.safetensors", optimizer)
-                files = {name: _entry(aside / name) for name in ("model.safetensors", "optimizer.safetensors")}
+                write_tensors(aside / FILES[0], model, aliases=aliases)
+                write_tensors(aside / FILES[1], optimizer)
+                files = {name: _entry(aside / name) for name in FILES[:2]}
                 self._finish(aside, step, state, files)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -218,11 +219,11 @@ class Checkpoints:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _file_names(pieces: int | None) -> list[str]:
+def _file_names(pieces: int | None) -> tuple[str, ...]:
     """The files of a checkpoint, whole or written by so many workers."""
     if pieces is None:
-        return [*(f"{kind}.safetensors" for kind in KINDS), STATE]
-    return [*(piece_name(kind, rank, pieces) for kind in KINDS for rank in range(pieces)), STATE]
+        return FILES
+    return (*(piece_name(kind, rank, pieces) for kind in KINDS for rank in range(pieces)), STATE)
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.train.average import MovingAverage
 from regard.train.batches import Batches, Passes
+from regard.train.capacity import peak_bytes
 from regard.train.captured import Captured
 from regard.train.course import Course
 from regard.train.distributed import ALONE, Workers
@@ -19,7 +20,7 @@ from regard.train.divided_tensors import local_part
 from regard.train.gradient_sums import GradientSums, Step
 from regard.train.keeping import Keeper
 from regard.train.listeners import Listener
-from regard.train.optimizer import make_optimizer
+from regard.train.optimizer import make_optimizer, state_bytes
 from regard.train.progress import Progress, Silent, Standing, default_progress
 from regard.train.random_state import RandomState, seed_worker
 from regard.train.run import Run
@@ -44,6 +45,7 @@ class Fitted:
     best_step: int | None
     figures: dict[str, float]  # of the weights that were kept, where they were validated
     weights: str  # "last", "best", "average" or "best average"
+    memory: dict[str, int] = field(default_factory=dict)  # bytes of the worker that has most, where there are several
 
 
 def fit(
@@ -182,6 +184,7 @@ class _Loop:
     def finish(self, ended: str) -> Fitted:
         """Puts the weights to keep into the model, and into the run."""
         self.workers.wait()  # until the first has written the last checkpoint
+        memory = self._memory()
         weights, figures = self._choose()
         if self.sharded is not None:
             self.sharded.fill()
@@ -190,7 +193,14 @@ class _Loop:
                 self.run.save_model(self.model if self.sharded is None else self.sharded.plain)
         course = self.course
         counted = (course.step, course.epoch, course.tokens, round(course.seconds, 3))
-        return Fitted(*counted, ended, course.best, course.best_step, figures, weights)
+        return Fitted(*counted, ended, course.best, course.best_step, figures, weights, memory)
+
+    def _memory(self) -> dict[str, int]:
+        """Bytes of parameters, gradients and optimiser state, and the most that a process held, of any worker."""
+        if not self.workers.grouped:
+            return {}
+        found = self.workers.gather({**state_bytes(self.model, self.optimizer), "peak": peak_bytes(self.device)})
+        return {name: max(one[name] for one in found) for name in found[0]}
 
     def _ended(self) -> str | None:
         course, settings = self.course, self.settings
