@@ -172,7 +172,7 @@ def test_checkers_see_the_same_names(package):
 
 def test_every_folder_is_found_by_its_name():
     """In a process of its own: here others have imported them already."""
-    names = ["cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"]
+    names = ["bench", "cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"]
     code = f"import regard; print(*({', '.join(f'regard.{name}.__name__' for name in names)},))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == [f"regard.{name}" for name in names], done.stderr

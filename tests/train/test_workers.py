@@ -11,8 +11,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from regard.train import checkpoint
-from regard.train.checkpoint import CheckpointError, Checkpoints
+from regard.train import checkpoint_files as checkpoint
+from regard.train.checkpoint_files import CheckpointError, Checkpoints
 from regard.train.distributed import ALONE, WorkerFailed, Workers, in_shares, shareable
 from regard.train.errors import RunError
 from time_limits import HANG_SECONDS

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 import regard
+from regard.bench.attention_bench import header, machine, quiet, say, size
+from regard.bench.marked_pages import try_writing, write_part
 from regard.bench.scaling_costs import WAYS, Cost, Link, Machine, Model, Work, cost
-from regard.cli.bench import header, machine, quiet, say, size
-from regard.cli.marked_pages import try_writing, write_part
 
 PAGE = "scaling.md"
 MODELS = {

@@ -35,8 +35,8 @@ from regard.tasks.training import gathered_layers
 from regard.train.distributed import ALONE, Workers
 from regard.train.gradient_sums import GradientSums, Step
 from regard.train.optimizer import make_optimizer, state_bytes
-from regard.train.settings import TrainSettings
 from regard.train.sharded_model import Sharded
+from regard.train.train_settings import TrainSettings
 from regard.train.updates import Loss, differentiated, gather, settle
 
 HEAD = 64  # features of a head

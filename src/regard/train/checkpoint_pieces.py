@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from regard.train.divided_tensors import local_part
+from regard.train.sharded_tensors import local_part
 
 
 def piece_name(kind: str, rank: int, size: int) -> str:
