@@ -265,7 +265,7 @@ class _Loop:
 
     def _exchange(self, sums: Tensor) -> Tensor:
         """Total and count over all workers, and with them which signals any of them received."""
-        if not self.workers.grouped:
+        if self.workers.size == 1:
             return sums
         return self.workers.reduce(torch.cat([sums, sums.new_tensor(self.signals.flags())]))
 
@@ -316,7 +316,7 @@ class _Loop:
 
     def _received(self) -> int | None:
         """The signal to stop for: with several workers, one that all of them know of."""
-        return self.asked if self.workers.grouped else self.signals.received
+        return self.asked if self.workers.size > 1 else self.signals.received
 
     def _validate(self) -> bool:
         """Validates the weights, and says whether they are the best so far. A signal breaks it off."""
