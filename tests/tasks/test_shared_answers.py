@@ -21,6 +21,7 @@ from regard.train.run_directory import Run
 
 FEW = ("data.train=12", "data.valid=3", "data.test=5", "longer=0")
 COUNT = 5  # inputs, of which the first of two workers answers three
+SHORTER = {"driving": ("drives=2",), "speech": ("longest=6",)}
 BAD = {"sound": "no-such-file.wav", "image": "no-such-file.png", "scene": "no-such-file.json"}
 
 
@@ -42,7 +43,7 @@ class Untrained:
 def untrained(name: str, folder: Path, count: int) -> list[Untrained]:
     """So many equal ones."""
     task = TASKS[name]
-    config = configure(task, "tiny", [], parsed([*FEW, *tiny(name).settings, *(["drives=2"] * (name == "driving"))]))
+    config = configure(task, "tiny", [], parsed([*FEW, *tiny(name).settings, *SHORTER.get(name, ())]))
     material = task.material(config, folder / "data", None, lambda _: None)
     [good] = from_arguments(task.inputs, tiny(name).given(folder))
     bad = {**good, task.inputs[0].name: BAD.get(task.inputs[0].kind, "")}

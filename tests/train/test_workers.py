@@ -1,6 +1,7 @@
 """What workers do together, each in a thread of its own with a process group that is a barrier."""
 
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,12 @@ import safetensors.torch
 import torch
 
 import worker_threads
+from regard.tasks import training
+from regard.tasks.catalog import TASKS
+from regard.tasks.config_overrides import configure
 from regard.train import checkpoint_files as checkpoint
 from regard.train.checkpoint_files import CheckpointError, Checkpoints
-from regard.train.distributed import ALONE, WorkerFailed, Workers, in_shares, shareable
+from regard.train.distributed import ALONE, WorkerFailed, Workers, in_shares, joined, shareable
 from regard.train.errors import RunError
 
 
@@ -174,3 +178,28 @@ def test_a_piece_that_cannot_be_written_leaves_no_checkpoint(together, tmp_path,
         == f"could not write {tmp_path / 'step-000003'}: No space left on device; older checkpoints are untouched"
     )
     assert checkpoints.steps() == []
+
+
+def test_workers_with_other_contents_of_a_file_end_before_anything_is_written(together, tmp_path, monkeypatch):
+    """As where each machine has a file of its own under the same name."""
+    file, out = tmp_path / "pairs.tsv", tmp_path / "run"
+    file.write_text("one\tun\ntwo\tdeux\n")
+    task = TASKS["translation"]
+    config = configure(task, "tiny", [file], {})
+    names = iter("ab")
+    monkeypatch.setattr(training, "sha256", lambda path: next(names))
+    first, second = together(2, lambda workers: training.train(task, config, out, workers=workers))
+    assert str(first).startswith("the contents of the data files of worker 1 is not that of worker 0")
+    assert isinstance(second, WorkerFailed)
+    assert not out.exists()
+
+
+def test_a_port_that_is_in_use_is_one_line(monkeypatch):
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+        given = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+        for name, value in {**given, "MASTER_PORT": str(port)}.items():
+            monkeypatch.setenv(name, value)
+        message = f"^port {port} is in use on localhost, where workers meet: choose another as MASTER_PORT"
+        with pytest.raises(RunError, match=message), joined():
+            pytest.fail("joined by nobody")
