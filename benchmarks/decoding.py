@@ -22,7 +22,7 @@ import typer
 from torch.profiler import ProfilerActivity, profile
 
 from regard.bench import decoding_bench as bench
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.models.quantized import quantize
 
 

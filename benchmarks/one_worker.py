@@ -49,7 +49,7 @@ def loop_of(preset: str, settings: Sequence[str], workers: Workers, device: torc
     loss = TaskLoss(task, config, network, device)
     given = batches(task, config, material, workers)
     run = Run.create(folder / "run", {"task": "translation"})
-    parts = (None, None, loss.starting, Silent(), (), workers, gathered_layers)
+    parts = (None, None, loss.starting, Silent(), workers, gathered_layers)
     loop = _Loop(network, loss, given, run, config.train, *parts)
     loop.prepare()
     return loop
@@ -92,14 +92,14 @@ def main() -> None:
                     shared._wrapped = shared._ddp()
                 seconds(loops[way], given.warm, device)
             times: dict[str, list[float]] = {way: [] for way in loops}
-            tokens = {way: -loop.course.tokens for way, loop in loops.items()}
+            tokens = {way: -loop.state.tokens for way, loop in loops.items()}
             for turn in range(given.turns):
                 order = list(loops)[turn % len(loops) :] + list(loops)[: turn % len(loops)]
                 for way in order:
                     times[way].append(seconds(loops[way], given.steps, device))
             for way, each in times.items():
                 ratios = [one / plain for one, plain in zip(each, times["plain"], strict=True)]
-                pace = (tokens[way] + loops[way].course.tokens) / sum(each)
+                pace = (tokens[way] + loops[way].state.tokens) / sum(each)
                 found = {
                     "model": name,
                     "way": way,

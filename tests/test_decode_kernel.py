@@ -28,7 +28,7 @@ def score_of(weight: Tensor | None) -> Any:
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize(("queries", "keys", "workers", "name"), CASES)
 def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, name: str, groups: int) -> None:
-    from regard.core.backends.triton_decode import decode
+    from regard.kernels.triton.decode_attention import decode
 
     torch.manual_seed(5)
     query, key = torch.randn(3, 4, queries, 19), torch.randn(3, groups, keys, 19)
@@ -48,7 +48,7 @@ def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, na
 @pytest.mark.parametrize(("queries", "keys", "workers", "name"), CASES)
 def test_masks_under_the_interpreter(queries: int, keys: int, workers: int, name: str) -> None:
     """Some keys masked one by one, whole blocks of them, all of them; what is masked holds NaN."""
-    from regard.core.backends.triton_decode import decode
+    from regard.kernels.triton.decode_attention import decode
 
     torch.manual_seed(5)
     query, weight = torch.randn(3, 4, queries, 19), WEIGHTS[name]()

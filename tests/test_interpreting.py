@@ -13,7 +13,7 @@ import interpreting
 def test_a_marked_item_meets_the_interpreter(tmp_path):
     from triton.runtime.interpreter import InterpretedFunction
 
-    from regard.nn.triton_dropout import _relu_dropout
+    from regard.kernels.triton.relu_dropout import _relu_dropout
 
     assert isinstance(_relu_dropout, InterpretedFunction)
     assert tmp_path.is_dir()  # fixtures are those of any test

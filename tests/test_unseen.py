@@ -14,8 +14,8 @@ import regard
 from regard.core.backends import sdpa
 from regard.core.clauses import clauses
 from regard.core.masks import Band
+from regard.core.nonfinite import seen_by_any, seen_keys
 from regard.core.problem import build
-from regard.core.unseen import seen_by_any, seen_keys
 
 QUERIES, KEYS = 5, 11
 IDS = (

@@ -36,7 +36,7 @@ def explicit(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, sca
 )
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_outputs_and_gradients(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> None:
-    from regard.core.backends.triton_window import window_attention
+    from regard.kernels.triton.window_attention import window_attention
 
     most = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
     torch.manual_seed(3)

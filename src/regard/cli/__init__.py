@@ -1,4 +1,15 @@
-"""The `regard` command. It may import every layer, but only inside the command that needs it: help stays instant."""
+"""The `regard` command. May import every layer, but only inside the command that needs it, so that help is fast.
+
+- `run_commands`: tasks, train, evaluate
+- `predict_command`: predict
+- `input_lines`: lines of standard input
+- `page_commands`: look, studio
+- `demo`: demo
+- `worked_example`: the example of the documentation, step by step
+- `error_messages`: errors as one line and an exit status
+
+The typer commands are below.
+"""
 
 import os
 import signal
@@ -12,7 +23,7 @@ import typer
 
 from regard import __version__
 
-# Plain help: drawing it with rich would double the time it takes.
+# Plain help: rendering it with rich would double its time.
 app = typer.Typer(
     name="regard",
     help="Attention for PyTorch: compute any mechanism, and see where it looks.",
@@ -32,10 +43,10 @@ def main() -> None:
     try:
         app(prog_name="regard")
     except SystemExit as end:
-        if "RANK" in os.environ:  # torchrun asks all workers to end when one does: this one does already
+        if "RANK" in os.environ:  # torchrun signals all workers when one ends: this one is already ending
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if end.code in _ENDED and any(thread.daemon for thread in threading.enumerate()):
-            # Native code in a thread that is left behind aborts the process when the interpreter is torn down under it.
+            # Native code in a remaining thread aborts the process when the interpreter is finalised.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(int(end.code))
@@ -43,7 +54,7 @@ def main() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """Raised and not killed, so that what is half made is removed on the way out."""
+    """Raises instead of killing the process, so that incomplete files are removed."""
     if os.environ.get("RANK", "0") == "0":  # of several workers, the first
         sys.stderr.write(f"\nregard: ended by {signal.Signals(number).name}\n")
     raise SystemExit(128 + number)

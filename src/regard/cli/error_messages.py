@@ -1,4 +1,4 @@
-"""What a user can put right is one line on standard error and an exit status, never a traceback."""
+"""Errors that a user can correct become one line on standard error and an exit status, never a traceback."""
 
 import contextlib
 import os
@@ -18,13 +18,13 @@ from regard.train.run_directory import RunError
 def reported() -> Iterator[None]:
     """Errors of the user's input are reported in one line; an interruption has its own exit status.
 
-    Of several workers, the first reports what all of them know, and each what it alone met with.
+    With several workers, the first reports errors that all have, and each worker reports its own.
     """
     rank = int(os.environ.get("RANK", "0"))
     name = f"regard: worker {rank}" if rank else "regard"
     try:
         yield
-    except BrokenPipeError:  # whoever read has gone: typer ends it quietly
+    except BrokenPipeError:  # the reader has closed the pipe: typer exits silently
         raise
     except WorkerFailed as error:
         raise typer.Exit(1) from error

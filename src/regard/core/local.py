@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core import sharding
-from regard.core.attention import AnyScore, Attended, attention
+from regard.core.attention import AnyScore, Attended, gathered_attention
 from regard.core.masks import check_lengths, extent
 from regard.core.requests import full
 from regard.core.scores import ScaledDot
@@ -61,7 +61,7 @@ def local_attention(
     inside = position.clamp(0, max(0, keys - 1))
     near_key, near_value = (_gathered(tensor, inside) for tensor in (key, value))
     # Each query is a memory of its own now: (…, h, q, 1, d) against (…, h, q, window, d).
-    found = attention(
+    found = gathered_attention(
         query.unsqueeze(-2), near_key, near_value, score=score, mask=allowed.unsqueeze(-2), weights=full()
     )
     weights = found.weights

@@ -1,4 +1,4 @@
-"""Checksums of a folder's files: a damaged index is an error and not another text."""
+"""Checksums of a folder's files: a damaged index is an error and not a wrong text."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""JSON records as people have them: one object a line, or one array of entries; plain or gzipped."""
+"""Reader of JSON records: one object a line, or one array of entries; plain or gzipped."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _LONGEST_ARRAY = 1 << 28  # bytes of a line of an array: programs write all of i
 
 
 class Record(NamedTuple):
-    """One entry: where it stands ("file:line" or "file: entry n"), and its value or what is wrong with it."""
+    """One entry: its place ("file:line" or "file: entry n"), and its value or its fault."""
 
     where: str
     value: Any = None
@@ -48,7 +48,7 @@ def _parsed(where: str, text: str) -> Record:
 
 
 def _whole(path: Path) -> list[Any] | None:
-    """The array that the file is; None where its first line is an array of its own, with others below."""
+    """The array of the file; None if its first line is a complete array with others below."""
     text = []
     for line in lines(path, longest=_LONGEST_ARRAY):
         if line.fault:

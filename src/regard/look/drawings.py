@@ -1,4 +1,4 @@
-"""One head of one record as a drawing: SVG, or PNG where a program cannot read SVG."""
+"""One head of one record as a drawing, SVG or PNG."""
 
 import math
 from pathlib import Path
@@ -35,7 +35,7 @@ def _titled(record: Record, head: int, batch: int) -> str:
 
 
 def _overlaid(record: Record, batch: int, view: str) -> bool:
-    """Whether a record is drawn over the picture that its columns are the cells of."""
+    """Whether the columns of a record are cells of a picture, over which its rows are drawn."""
     if view not in image_overlays.VIEWS:
         raise ValueError(f"view must be one of {', '.join(image_overlays.VIEWS)}, got {view!r}")
     if view in ("auto", "heatmap"):
@@ -80,7 +80,7 @@ def _heatmap_png(record: Record, path: str | Path, head: int, batch: int, side: 
     picture = Image.new("RGB", (width, top + high * side + 12), "#ffffff")
     pen = ImageDraw.Draw(picture)
     pen.text((12, 8), title, fill="#1b1f24", font=font)
-    for column, name in enumerate(columns):  # written upwards, so that long names find room
+    for column, name in enumerate(columns):  # written upwards, so that long names fit
         length = int(font.getlength(name))
         word = Image.new("RGB", (max(1, length), side), "#ffffff")
         ImageDraw.Draw(word).text((0, 2), name, fill="#1b1f24", font=font)

@@ -11,7 +11,7 @@ _NAMES = ("NotoSansCJK-Regular.ttc", "NotoSansSC-Regular.otf", "wqy-zenhei.ttc",
 
 @functools.lru_cache(maxsize=16)
 def font_of(size: int) -> "FreeTypeFont | ImageFont":
-    """The first of some fonts that is there; else the one that Pillow brings."""
+    """The first of some fonts that is installed; else Pillow's default."""
     from PIL import ImageFont
 
     for name in _NAMES:

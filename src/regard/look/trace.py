@@ -1,4 +1,4 @@
-"""A trace: the attention calls that were seen, by (module name, call number), with names for rows and columns."""
+"""A trace: the recorded attention calls, by (module name, call number), with labels for rows and columns."""
 
 import sys
 import tempfile
@@ -24,7 +24,7 @@ from regard.look.trace_files import LARGEST_FILE, read, write
 class Trace:
     """Records of attention, in the order of the calls.
 
-    `dropped` says what was left out or cannot be seen, and why.
+    `dropped` lists what was left out or could not be captured, and why.
 
     >>> import torch
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"])
@@ -94,11 +94,11 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """Memory kept by all records."""
+        """Memory held by all records."""
         return nbytes(tensor for record in self.records for tensor in record.holds())
 
     def select(self, pattern: str) -> "Trace":
-        """The records of a name, or else those whose name fits a pattern such as `encoder.*`."""
+        """The records of a name, or else those whose name matches a pattern such as `encoder.*`."""
         return Trace(self.title, named(self.records, pattern), self.dropped)
 
     def label(
@@ -109,14 +109,14 @@ class Trace:
         of: "str | tuple[str, int] | Record | None" = None,
         batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """Name rows and columns; gives the trace itself back.
+        """Name rows and columns; returns the trace itself.
 
         Of one sequence: a list of strings, `Labels`, or (tokenizer, ids). Of each sequence of a batch: a list of lists,
-        (tokenizer, 2-D ids), or what a tokenizer made of the texts, as (tokenizer, encoding), (texts, encoding) or the
-        encoding alone; its attention mask tells the padding, which is then not shown. `batch` says which sequence the
-        labels of one are for; `batch=range(n)` are all.
+        (tokenizer, 2-D ids), or an encoding of the texts, as (tokenizer, encoding), (texts, encoding) or the
+        encoding alone; its attention mask marks the padding, which is then not shown. `batch` is the sequence that the
+        labels are for; `batch=range(n)` are all.
 
-        Without `of`, every axis of the right length gets them; with a name, (name, call), a record, or a pattern such
+        Without `of`, every axis of the right length is labelled; with a name, (name, call), a record, or a pattern such
         as `decoder.*`, those records must fit, or it is an error.
         """
         chosen = self._chosen(of)
@@ -128,8 +128,8 @@ class Trace:
     def joined(self) -> "Trace":
         """Calls under one name as one map, as generation makes them: a row or more for each step.
 
-        Joined are names with several calls of one batch and head count whose keys never become fewer. What beams
-        stood for at each step cannot be told: with several sequences, rows are those of the batch as it was. Labels of
+        Names are joined if their calls have one batch size and head count and a number of keys that never falls. Beams
+        of each step are unknown: with several sequences, rows are those of the batch at that step. Labels of
         rows are joined where each call has them; those of columns are the last call's.
         """
         records: list[Record] = []
@@ -160,7 +160,7 @@ class Trace:
 
     @property
     def sequences(self) -> int:
-        """How many sequences the largest batch has."""
+        """The number of sequences of the largest batch."""
         return max((record.batch for record in self.records), default=0)
 
     def rollout(
@@ -183,7 +183,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path, *, limit: int = LARGEST_FILE) -> "Trace":
-        """A trace from a file; whatever is out of bounds is refused with a ValueError that says what."""
+        """A trace from a file; ValueError if the file is not valid."""
         title, records, dropped = read(path, limit=limit)
         return cls(title, records, dropped)
 
@@ -234,7 +234,7 @@ class Trace:
         webbrowser.open(self.html(Path(folder) / "trace.html", **options).as_uri())
 
     def _repr_html_(self, **options: Any) -> str:
-        """What a notebook shows. A frame of its own keeps the page's style from the notebook's."""
+        """The page in a notebook, in an iframe that separates its style from the notebook's."""
         inside = escape(self._page(**options))
         frame = (
             'style="width:100%;height:640px;border:0" sandbox="allow-scripts allow-downloads" allow="clipboard-write"'
@@ -247,7 +247,7 @@ class Trace:
         return page(self, **options)
 
     def _chosen(self, of: "str | tuple[str, int] | Record | None") -> list[Record]:
-        """The records that are meant: all, one, those of a name, or those that fit a pattern."""
+        """The selected records: all, one, those of a name, or those that match a pattern."""
         if of is None:
             chosen = list(self.records)
         elif isinstance(of, str):

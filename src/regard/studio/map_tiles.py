@@ -1,8 +1,8 @@
-"""Parts of a map that is too large to draw at once: pooled where they are large, exact where they are small.
+"""Tiles of a map that is too large to draw at once: pooled where they are large, exact where they are small.
 
-Weights are computed again from what the record kept, some rows at a time, so a map of 8,192 × 8,192 is scrolled
-without ever standing in memory. A cell holds the mean of the block × block weights it stands for. Where that would be
-too much work for one picture, some rows of each block, evenly spaced, stand for all of them; `read` says how many.
+Weights are recomputed from the record, some rows at a time, so a map of 8,192 × 8,192 is scrolled
+without ever being in memory. A cell is the mean of the block × block weights it covers. If that would be
+too much work for one picture, only some rows of each block, evenly spaced, are read; `read` says how many.
 """
 
 import json
@@ -18,7 +18,7 @@ from regard.look.attention_records import Record
 from regard.studio.limits import LIMITS, RefusedError, within
 
 CELLS = LIMITS.tile  # rows, and columns, of the largest picture that is sent
-AT_ONCE = 2**21  # weights that stand in memory at a time
+AT_ONCE = 2**21  # weights in memory at a time
 WORK = 2**23  # weights computed for one tile: less than 0.1 s on two cores
 OVERVIEW = 2**24  # and for a whole map
 THUMBNAIL = 32
@@ -36,7 +36,7 @@ class Grid:
     def packed(self, type: Literal["uint8", "float16"]) -> tuple[bytes, str]:
         """The numbers divided by the largest, in bytes or half floats, and a JSON header that says how to read them.
 
-        NaN, infinite and negative numbers are sent as half floats, which have them.
+        NaN, infinite and negative numbers are sent as half floats, which can represent them.
         """
         sizes = self.cells.abs().nan_to_num(0.0, 0.0, 0.0)
         highest = float(sizes.max()) if sizes.numel() else 0.0
@@ -66,7 +66,7 @@ class Grid:
 def whole(record: Record, head: int, batch: int = 0) -> Grid:
     """The whole map in at most CELLS × CELLS cells."""
     record = _inside(record, head, batch)
-    known = getattr(record.source, "overview", None)  # a large map from a file brings its own
+    known = getattr(record.source, "overview", None)  # a large map from a file includes one
     if known is not None and known(0, head) is not None and max(record.queries, record.keys) > CELLS:
         cells = record.overview(CELLS, head=head).float()
         block = (record.queries / cells.shape[0], record.keys / cells.shape[1])
@@ -94,7 +94,7 @@ def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
 
 
 def row(record: Record, head: int, at: int, batch: int = 0) -> Float[Tensor, "k"]:
-    """What one query looks at, exactly."""
+    """The exact weights of one query."""
     record = _inside(record, head, batch)
     within(at, 0, record.queries - 1, "row")
     return _rows(record, head, [at])[0]
@@ -164,5 +164,5 @@ def _rows(record: Record, head: int, rows: slice | list[int]) -> Float[Tensor, "
 
 
 def _mean(weights: Float[Tensor, "q k"], block: tuple[int, int]) -> Float[Tensor, "r c"]:
-    """Means over blocks; those at the far edges stand for what is there of them."""
+    """Means over blocks; those at the edges are over fewer weights."""
     return weights if block == (1, 1) or not weights.numel() else F.avg_pool2d(weights[None], block, ceil_mode=True)[0]

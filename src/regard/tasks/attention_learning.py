@@ -17,7 +17,7 @@ NormalizerName = Literal["softmax", "sparsemax", "entmax", "sigmoid", "hard"]
 
 
 class MovingBaseline(nn.Module):
-    """The moving average of the reward; a buffer of the network, so that every checkpoint holds it."""
+    """The moving average of the reward; a buffer of the network, so that every checkpoint contains it."""
 
     value: Tensor
     seen: Tensor
@@ -29,7 +29,7 @@ class MovingBaseline(nn.Module):
 
 
 def hard(settings: LearningSettings) -> Hard:
-    """The normaliser of hard attention with the estimator chosen."""
+    """The normaliser of hard attention with the configured estimator."""
     expected = settings.expected if settings.estimator == "reinforce" else 0.0
     return Hard(settings.estimator, temperature=settings.temperature, expected=expected)
 
@@ -43,21 +43,21 @@ def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float
 
 
 def with_baseline(network: nn.Module, settings: LearningSettings, *, is_hard: bool) -> nn.Module:
-    """The network; where hard attention learns by REINFORCE, with a baseline of its own."""
+    """The network; with a baseline if hard attention learns by REINFORCE."""
     if is_hard and settings.estimator == "reinforce":
         network.add_module("baseline", MovingBaseline())
     return network
 
 
 def asks_attention(network: nn.Module, settings: LearningSettings) -> bool:
-    """Whether the loss needs weights or choices beside the answer."""
+    """Whether the loss needs weights or samples besides the output."""
     return settings.penalty != "none" or _baseline(network) is not None
 
 
 def loss_of(outcome: Outcome, network: nn.Module, settings: LearningSettings, *, acts: bool | Tensor = True) -> Loss:
-    """The loss of a batch with what is added to it: all of it summed over the batch, as the task's own loss is.
+    """The loss of a batch with penalty and estimator terms, summed over the batch as the task's own loss is.
 
-    `acts` says whether the penalty counts already: a tensor where it changes between the replays of a CUDA graph.
+    `acts` says whether the penalty is active: a tensor, as it changes between the replays of a CUDA graph.
     """
     total = outcome.total
     if settings.penalty != "none" and outcome.weights and acts is not False:
@@ -85,9 +85,9 @@ def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSett
 
 
 def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSettings) -> Tensor:
-    """REINFORCE over single choices. The entropy is rewarded too: E[−ln p] is it, and so is the mean of samples.
+    """REINFORCE over single samples. The entropy is rewarded too, estimated by the mean of −ln p over samples.
 
-    A query that read the expected value has the log-probability 0 and no gradient here; its reward counts in the
+    A query with soft attention has the log-probability 0 and no gradient here; its reward counts in the
     baseline, as in Xu et al. (2015).
     """
     assert outcome.log_prob is not None

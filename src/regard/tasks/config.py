@@ -1,4 +1,4 @@
-"""What can be chosen about every task; each task adds its own settings."""
+"""Settings that every task has; each task adds its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from regard.train.train_settings import Seed, TrainSettings
 
-# Larger ones fit no machine: a slip of the finger is an error before anything is made.
+# Larger ones fit no machine: a typing mistake is an error before anything is built.
 Count = Annotated[int, Field(gt=0, le=10**7)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
 Depth = Annotated[int, Field(gt=0, le=1000)]
@@ -91,7 +91,7 @@ class TaskConfig(Settings):
 
 @dataclass(frozen=True)
 class Need:
-    """What a setting needs to have an effect: that the value of `place` is accepted by `holds`."""
+    """A condition under which a setting has an effect: `holds` accepts the value of `place`."""
 
     place: str
     holds: Callable[[Any], bool]

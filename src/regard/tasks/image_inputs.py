@@ -1,4 +1,4 @@
-"""Pictures as inputs of tasks, and where attention over their cells points."""
+"""Pictures as inputs of tasks, and the cells that attention points at."""
 
 import io
 from collections.abc import Sequence

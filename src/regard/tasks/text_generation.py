@@ -1,4 +1,4 @@
-"""What tasks share that write words one after another: the loss of a text, and the search for one."""
+"""Shared by tasks that generate text: the loss of a text, and beam search."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.data.text.vocabulary import Vocabulary
 from regard.decode.beam import beam
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.decode.greedy import greedy
 from regard.decode.penalties import Gnmt
 from regard.decode.records import Hypothesis
@@ -17,15 +17,15 @@ from regard.nn.cross_entropy import linear_cross_entropy
 from regard.tasks.task import Outcome
 
 PAD, BOS, EOS = Vocabulary.pad, Vocabulary.bos, Vocabulary.eos
-NEVER = (PAD, BOS, Vocabulary.unknown)  # what no text is to have
+NEVER = (PAD, BOS, Vocabulary.unknown)  # tokens that are never generated
 
 
 def word_outcome(
     network: Any, decoded: Decoded, target: Tensor, *, keys: Tensor | None, smoothing: float, attention: bool
 ) -> Outcome:
-    """The loss of what a model wrote against the target (b, t), −100 where there is none.
+    """The loss of a model's output against the target (b, t), −100 where there is none.
 
-    With `attention` also the weights, and of hard attention the choices: each is rewarded with the log-probability of
+    With `attention` also the weights, and the samples of hard attention: each is rewarded with the log-probability of
     its own word. `keys` (b, k) says which keys are real; None: all are.
     """
     model: EncoderDecoder = getattr(network, "_orig_mod", network)
@@ -45,7 +45,7 @@ def word_outcome(
     with torch.no_grad():
         scores = model.logits(decoded.states).float().log_softmax(-1)
         reward = scores.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
-    # Masked and not picked out: a CUDA graph has no shapes that depend on the data.
+    # Masked, not indexed: a CUDA graph has no shapes that depend on the data.
     return Outcome(summed.loss, summed.count, weights, mask, decoded.log_prob, reward, real)
 
 

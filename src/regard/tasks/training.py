@@ -1,4 +1,4 @@
-"""Training any task, from its configuration to a run directory that holds everything."""
+"""Training of any task, from its configuration to a complete run directory."""
 
 import functools
 import hashlib
@@ -35,7 +35,7 @@ from regard.train.updates import Loss
 
 _GRID = 8  # lengths of batches are multiples of it where steps are captured as CUDA graphs
 _HELD_OUT_ROWS = 64
-# What a run of any task may change when it goes on.
+# Settings that may change when a run of any task is resumed.
 CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard", "train.pieces")
 
 
@@ -51,7 +51,7 @@ def train(
 ) -> dict[str, Any]:
     """Train into the run directory `out`, evaluate on the test part, and return the result that is written there.
 
-    A run that goes on must find its data files as they were, unless changed data is accepted. Of several workers all
+    A resumed run must find its data files unchanged, unless changed data is accepted. With several workers, all
     call this, with the same configuration and files; the first writes the run directory, and all must see it.
     """
     with ExitStack() as stack:
@@ -117,8 +117,8 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
 
 
 def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, workers: Workers) -> Material:
-    """What the run learns from. Of files, the first worker learns the codec and writes an index, which others read."""
-    # Weights belong to the codec they were trained with; without any weights, an interrupted start is begun again.
+    """The data of the run. From files, the first worker builds the codec and writes an index, which the others read."""
+    # Weights need the codec they were trained with; without any weights, an interrupted start begins again.
     trained = bool(run.checkpoints.steps()) or run.model_path.is_file()
 
     def make() -> Material:
@@ -138,7 +138,7 @@ def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, work
 
 @functools.cache
 def _in_trees() -> None:
-    """FSDP2 looks for tensors in what a layer returns: it must know the record."""
+    """Registers the record as a pytree: FSDP2 searches the outputs of a layer for tensors."""
     from torch.export import register_dataclass
 
     register_dataclass(Layered)
@@ -151,7 +151,7 @@ def gathered_layers(network: nn.Module) -> Iterator[nn.Module]:
 
 
 def _quicker(task: Task, config: TaskConfig) -> str:
-    """What takes minutes on a CPU, where the run is on one and is of a larger preset."""
+    """A hint to a preset that takes minutes on a CPU, if the run is on one and uses a larger preset."""
     tiny = task.presets.get("tiny")
     if tiny is None or config.preset == "tiny" or torch.cuda.is_available():
         return ""
@@ -167,12 +167,12 @@ class TaskLoss:
         self._acts = torch.ones((), device=device)
 
     def starting(self, step: int) -> None:
-        """Before an update: after so many steps, does the penalty act?"""
+        """Called before an update: activates the penalty after a number of steps."""
         self._acts.fill_(step >= self._config.learning.penalty_after * self._config.train.steps)
 
     def __call__(self, model: nn.Module, batch: Any) -> Loss:
         outcome = self._task.outcome(model, batch.to(self._device), self._config, self._attention)
-        # Validation always counts the penalty: the losses of all checkpoints are then of one kind.
+        # Validation always includes the penalty, so that the losses of all checkpoints are comparable.
         later = model.training and self._config.learning.penalty_after > 0
         return loss_of(outcome, model, self._config.learning, acts=self._acts if later else True)
 
@@ -201,7 +201,7 @@ def _held_out(task: Task, config: TaskConfig, material: Material) -> list[Any]:
 
 
 def _renewed(task: Task, stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration as today's version would record it: with the defaults of settings it does not know."""
+    """A stored configuration in the current format, with the defaults of settings that it lacks."""
     try:
         return recorded(task, task.config.model_validate(stored))
     except ValueError:  # of another task, or edited by hand: compared as it is
@@ -209,7 +209,7 @@ def _renewed(task: Task, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts(config: TaskConfig, material: Material, network: nn.Module, fitted: Fitted, seconds: float) -> dict[str, Any]:
-    """What a result says about the run beside its figures."""
+    """The facts of a result about the run, besides its figures."""
     return {
         "task": config.task,
         "data": material.about,

@@ -1,4 +1,4 @@
-"""Checkpoints that exist whole or not at all, and are believed only when their checksums hold."""
+"""Checkpoints on disk: written atomically, and loaded only if their checksums match."""
 
 import json
 import os
@@ -25,26 +25,26 @@ FILES = (*(f"{kind}.safetensors" for kind in KINDS), STATE)  # of a checkpoint t
 
 
 class CheckpointError(RunError):
-    """A checkpoint that is damaged or missing, with what is wrong with it."""
+    """A checkpoint is damaged or missing; the message says what is wrong."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that was found whole: every file has the checksum that the manifest says."""
+    """A verified checkpoint: every file has the checksum of the manifest."""
 
     path: Path
     step: int
 
     def model(self) -> tuple[Mapping[str, Tensor], dict[str, str]]:
-        """The weights as they were trained, and the further names of shared ones."""
+        """The trained weights, and the additional names of shared tensors."""
         return self._tensors("model")
 
     def optimizer(self) -> Mapping[str, Tensor]:
-        """What the optimiser, the moving average and the random numbers need."""
+        """Tensors of the optimiser, the moving average and the random generators."""
         return self._tensors("optimizer")[0]
 
     def average(self) -> Mapping[str, Tensor]:
-        """The moving average of the weights, by name; empty where none is kept."""
+        """The moving average of the weights, by name; empty if there is none."""
         return Part(self.optimizer(), "average")
 
     def _tensors(self, kind: str) -> tuple[Mapping[str, Tensor], dict[str, str]]:
@@ -54,7 +54,7 @@ class Checkpoint:
         return read_tensors(self.path / f"{kind}.safetensors")
 
     def state(self) -> dict[str, Any]:
-        """Where training stood."""
+        """The training state: counts, position in the data, settings."""
         return json.loads((self.path / "state.json").read_text())
 
 
@@ -62,8 +62,8 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of a run: `step-000123/` with weights, optimiser, state, and a manifest written last.
 
-    A checkpoint is written into a folder of another name, forced to the disk, and renamed. So a process that is killed
-    at any moment leaves the checkpoints before it as they were.
+    A checkpoint is written to a temporary folder, synced to the disk, and renamed. A process that is killed
+    at any moment leaves the earlier checkpoints intact.
     """
 
     folder: Path
@@ -72,7 +72,7 @@ class Checkpoints:
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        """The steps that have a folder, oldest first; whether it is good is not yet known."""
+        """The steps that have a folder, oldest first; the folders are not verified."""
         found = (re.fullmatch(r"step-(\d{6,})", path.name) for path in self.folder.glob("step-*"))
         return sorted(int(match[1]) for match in found if match)
 
@@ -85,7 +85,7 @@ class Checkpoints:
         optimizer: Mapping[str, Tensor],
         state: Mapping[str, Any],
     ) -> Path:
-        """Writes a checkpoint; one of that step that is already there, and good, is left as it is."""
+        """Writes a checkpoint, unless a valid one of the same step exists already."""
         target = self.path(step)
         if self._is_there(step):
             return target
@@ -187,9 +187,9 @@ class Checkpoints:
     def newest(
         self, say: Callable[[str], None], usable: Callable[[Checkpoint], None] = lambda _: None
     ) -> Checkpoint | None:
-        """The newest good checkpoint; `say` hears of each bad one that is passed over.
+        """The newest valid checkpoint; `say` is called with a message for each invalid one that is skipped.
 
-        `usable` raises `CheckpointError` for one that is whole but cannot be taken up.
+        `usable` raises `CheckpointError` for a valid checkpoint from which training cannot resume.
         """
         for step in reversed(self.steps()):
             try:
@@ -207,12 +207,12 @@ class Checkpoints:
                 self._remove(self.path(step))
 
     def sweep(self) -> None:
-        """Removes what killed processes left half written or half removed."""
+        """Removes the temporary folders of processes that were killed while writing or removing."""
         for path in self.folder.glob(".step-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _remove(self, path: Path) -> None:
-        # Renamed first: a removal that is cut short must not leave a folder that looks like a checkpoint.
+        # Renamed first: an interrupted removal must not leave a folder that looks like a checkpoint.
         aside = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)

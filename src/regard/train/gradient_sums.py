@@ -18,7 +18,7 @@ BUCKET = 25 * 2**20  # bytes of gradients that DDP sends together
 
 @dataclass(frozen=True, eq=False)
 class Uncounted:
-    """A batch of which nothing counts: the share of a worker where a batch has fewer rows than there are workers.
+    """A batch with weight 0: the share of a worker where a batch has fewer rows than there are workers.
 
     It runs all the same, so that the same parameters have gradients on every worker.
     """
@@ -42,9 +42,9 @@ class GradientSums:
     """Leaves in the parameters of every worker the gradients of the totals of all workers, summed.
 
     The first update sums all gradients at once, after the backward pass: it shows which parameters have any, and DDP
-    need not search the graph for those that do not. Models whose gradients are one message of DDP keep to that way, as
-    there is nothing to overlap and DDP would copy each gradient by itself; so do recorded CUDA graphs, whose gradients
-    stay in one place. `step` is sharded already where `sharded`.
+    need not search the graph for those that do not. Models whose gradients are one message of DDP do this in every
+    update, as there is nothing to overlap and DDP would copy each gradient by itself; so do CUDA graphs, whose
+    gradients stay in one place. `step` is sharded already where `sharded`.
     """
 
     def __init__(

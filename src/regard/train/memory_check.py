@@ -1,4 +1,4 @@
-"""Whether a model can be trained on this machine, found out before any memory is taken; and what a process took."""
+"""Whether the memory of this machine suffices to train a model, checked before any is allocated; peak memory."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ def check_capacity(build: Callable[[], nn.Module], device: torch.device, *, shar
 
     Of several `shards` a worker holds one, and the whole model when it starts and while it validates.
 
-    Linux promises memory that it does not have and ends the process when it is used: asking is not enough.
+    Linux overcommits memory and kills the process when it is used: trying to allocate is no check.
 
     >>> check_capacity(lambda: nn.Linear(2**20, 2**24), torch.device("cpu"))
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""What can be chosen about a training run. Nothing here knows what is trained."""
+"""The settings of a training run, the same for every model."""
 
 from typing import Annotated, Literal
 
@@ -57,7 +57,7 @@ class TrainSettings(BaseModel):
     shard: bool = False
     """Under torchrun, whether parameters, gradients and optimiser state are divided among the workers (FSDP2)."""
     pieces: bool | None = None
-    """Whether each worker writes its part of a checkpoint; none: where more than 4 GiB are sharded."""
+    """Whether each worker writes its part of a checkpoint; none: where more than 256 MiB are sharded."""
     log_every: Count = 50
     """Updates between two lines of metrics."""
     validate_every: Count = 500

@@ -1,4 +1,4 @@
-"""Reading recordings with transcripts: a folder of sounds and a TSV or JSONL beside it, or LibriSpeech's layout.
+"""Readers of recordings with transcripts: a folder of sounds and a TSV or JSONL beside it, or LibriSpeech's layout.
 
 A transcript whose sound is missing is an error that names the file and the line, or is skipped and counted. A sound
 without a transcript is left out and counted.

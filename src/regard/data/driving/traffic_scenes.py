@@ -1,4 +1,4 @@
-"""Traffic scenes as JSON: one scene a line, with what the driver did there.
+"""Reader of traffic scenes as JSON: one scene a line, with the driver's action.
 
 A scene is `{"ego": {"speed": 10, "limit": 12}, "objects": [{"kind": "car", "x": 20, "y": 0, "heading": 0, "speed": 4}],
 "action": "brake", "steering": 0.0, "forced": [0]}`; docs/driving.md says what each field means.

@@ -1,4 +1,4 @@
-"""Word alignments: reading gold, reading them off attention weights, and the alignment error rate."""
+"""Word alignments: gold files, alignments from attention weights, and the alignment error rate."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -87,8 +87,8 @@ def words_of_weights(
 ) -> Float[Tensor, "words others"]:
     """Weights between pieces as weights between words: summed over a source word's pieces, averaged over a target's.
 
-    `source` and `target` tell which word each piece belongs to; None: each piece is a word. Columns and rows after
-    those told (end marks) are left out. A target word keeps the share of its attention that went to source words.
+    `source` and `target` give the word of each piece; None: each piece is a word. Columns and rows after
+    those (end marks) are left out. A target word keeps the share of its attention that went to source words.
 
     >>> weights = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]])
     >>> words_of_weights(weights, source=[0, 1, 1], target=[0, 0])

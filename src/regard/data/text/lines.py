@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 
 def text_lines(path: Path, *, longest: int = LONGEST) -> Iterator[Line]:
-    """The lines of a UTF-8 file; one that is too long or no UTF-8 comes with its fault, and reading goes on."""
+    """The lines of a UTF-8 file; one that is too long or not UTF-8 has a fault, and reading continues."""
     number = 0
     try:
         with _opened(path) as stream:

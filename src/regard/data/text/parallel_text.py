@@ -1,7 +1,7 @@
-"""Reading parallel text as people have it: two files line by line, TSV, JSONL, plain or gzipped.
+"""Readers of parallel text: two line-aligned files, TSV, JSONL, plain or gzipped.
 
-What is wrong with a file is an error that names the file and the line. What people expect to be left out (an empty
-line, a sentence too long) is left out, counted and reported.
+A fault in a file is an error that names the file and the line. Lines that are expected to be left out (an empty
+line, a sentence too long) are left out, counted and reported.
 """
 
 import gzip
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 Couple = tuple[str, str]
 
-# A Chinese or Japanese character counts as a word: nobody writes spaces between them. Escaped, for the character
+# A Chinese or Japanese character counts as a word: there are no spaces between them. Escaped, because the character
 # U+F900 is easily normalised to U+8C48, and the range would then hold Korean, which is written with spaces.
 _UNSPACED = r"\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 UNSPACED = re.compile(f"[{_UNSPACED}]")
@@ -29,14 +29,14 @@ class DataError(ValueError):
 
 
 class Row(NamedTuple):
-    """One line of the input: where it stands, and its two sentences, or what is wrong with it."""
+    """One line of the input: its place, and its two sentences, or its fault."""
 
     file: Path
     line: int
     source: str = ""
     target: str = ""
     fault: str = ""
-    ignored: str = ""  # what else the line holds and nobody asked for
+    ignored: str = ""  # further columns of the line, which are not read
 
 
 @runtime_checkable
@@ -202,7 +202,7 @@ class Tsv:
                 yield Row(self.path, line.number, source, target, ignored=self._others(len(cells)))
 
     def _fault(self, count: int, first: tuple[int, int]) -> str:
-        """What is wrong with a row of so many cells."""
+        """The fault of a row of `count` cells."""
         line, expected = first
         if count <= max(self.columns):
             return f"expected at least {max(self.columns) + 1} columns parted by tabs, found {count}"
@@ -374,7 +374,7 @@ def lines(path: Path, *, longest: int = LONGEST_LINE) -> Iterator[_Line]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-# What is stripped around a line; a tab is left, for it parts cells.
+# Characters stripped around a line; a tab is kept, because it separates cells.
 _BLANKS = " \r\n\f\v\u00a0\u3000\ufeff"
 
 

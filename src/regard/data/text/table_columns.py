@@ -17,7 +17,7 @@ LABEL_NAMES = (
 
 
 class Columns(NamedTuple):
-    """Where text and label stand, from 0, whether the first row is a header, and what was guessed, in words."""
+    """The columns of text and label, from 0, whether the first row is a header, and a description of the guess."""
 
     text: int
     label: int

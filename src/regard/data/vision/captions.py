@@ -1,4 +1,4 @@
-"""Reading pictures with captions: a folder of pictures and a TSV or JSONL beside it, or Flickr8k's own files.
+"""Readers of pictures with captions: a folder of pictures and a TSV or JSONL beside it, or Flickr8k's own files.
 
 A caption whose picture is missing is an error that names the file and the line, or is skipped and counted. A picture
 without a caption is left out and counted.
@@ -104,7 +104,7 @@ def _collected(rows: Iterable[_Caption], folders: ImageFolders, tally: Counter[s
 
 
 def _count_silent(folders: ImageFolders, parts: Iterable[Found], tally: Counter[str]) -> None:
-    """Counts the pictures that no caption speaks of."""
+    """Counts the pictures without a caption."""
     spoken = set(chain.from_iterable(parts))
     silent = sum(image not in spoken for image in folders.images())
     if silent:

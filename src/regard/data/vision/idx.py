@@ -1,7 +1,7 @@
-"""Reading idx files, the format of MNIST: a magic number, the sizes of the axes, the numbers; gzipped or not.
+"""Reader of idx files, the format of MNIST: a magic number, the sizes of the axes, the numbers; gzipped or not.
 
 Two zero bytes, the type of the numbers, how many axes; then each axis as 4 bytes, big end first (LeCun's page on
-MNIST, "The IDX file format"). The header is checked before anything is read: what it promises must be in the file.
+MNIST, "The IDX file format"). The header is checked against the size of the file before anything is read.
 """
 
 import gzip
@@ -97,7 +97,7 @@ def _read(path: Path, stream: BufferedIOBase, most_bytes: int) -> NDArray[Any]:
     sizes = "×".join(map(str, shape))
     if expected > most_bytes:
         raise DataError(f"{path}: {sizes} is {expected:,} bytes, more than the {most_bytes:,} allowed")
-    # Read in parts: a header may promise gigabytes that the file does not have.
+    # Read in parts: a header may claim gigabytes that the file does not have.
     content = bytearray()
     while len(content) <= expected and (part := stream.read(min(1 << 24, expected + 1 - len(content)))):
         content += part

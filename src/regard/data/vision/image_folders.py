@@ -1,4 +1,4 @@
-"""Where the pictures of a data file stand, and which files hold which part of the data."""
+"""The folders with the pictures of a data file, and the files of each part of the data."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from regard.data.text.parallel_text import DataError
 from regard.data.vision.image_files import SUFFIXES
 
 PARTS = ("train", "valid", "test")
-# What people call them.
+# Common names of the parts.
 NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
 _FOLDERS = ("images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
 
@@ -37,7 +37,7 @@ class ImageFolders:
                 yield from (folder / f"{name}{suffix}" for suffix in (".png", ".jpg", ".jpeg"))
 
     def images(self) -> Iterator[Path]:
-        """The pictures in the first of the folders, by their suffix; one at a time, there may be very many."""
+        """Iterates over the pictures in the first of the folders, by suffix."""
         return (path for path in self.folders[0].iterdir() if path.suffix.lower() in SUFFIXES)
 
     def __str__(self) -> str:

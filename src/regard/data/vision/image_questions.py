@@ -1,4 +1,4 @@
-"""Reading questions about pictures: easy-VQA's layout, or JSON and JSONL of image, question and answer.
+"""Readers of questions about pictures: easy-VQA's layout, or JSON and JSONL of image, question and answer.
 
 A question whose picture is missing is an error that names the entry, or is skipped and counted.
 """
@@ -32,7 +32,7 @@ class QuestionFiles:
     """Questions to train on, to validate with and to test with, as far as the files part them; else all in `train`.
 
     `unseen` counts in the other parts the questions whose answer no question of `train` has. They stay: a model that
-    chooses among the answers of training cannot get them right, and its accuracy has to say so.
+    chooses among the answers of training cannot get them right, and its accuracy must include them.
     """
 
     train: tuple[ImageQuestion, ...]

@@ -1,8 +1,8 @@
-"""Many pictures decoded once, at the size needed, into one file: any of them at once, in the same small memory.
+"""Pictures decoded once, at one size, into one file on disk, and read one by one in constant memory.
 
 `pixels.bin` holds the pictures one after another, (3, height, width) bytes each; `rows.bin` holds for each of them a
 digest of what it was made from (path, size of the file, time of its last change) and a checksum of its pixels. Both
-only grow, the pixels first: a pass that was killed goes on where it stopped, a file that changed is decoded again and
+only grow, the pixels first: a pass that was killed continues where it stopped, a changed file is decoded again and
 all others are kept, and several lists of pictures share one store.
 """
 
@@ -150,7 +150,7 @@ def _digest(path: Path) -> bytes:
 
 
 def _decoded(path: Path, *, size: tuple[int, int], fit: str, most_pixels: int) -> Pixels | str:
-    """The picture, or why there is none."""
+    """The picture, or the reason why it cannot be decoded."""
     try:
         return decode(path, size, fit=fit, most_pixels=most_pixels)
     except DataError as error:
@@ -183,7 +183,7 @@ def _append(folder: Path, pictures: Mapping[bytes, Pixels]) -> int:
 
 
 def _rows(folder: Path, count: int) -> NDArray[Any]:
-    """The rows whose pixels are there; what a killed pass left half written is cut off."""
+    """The rows whose pixels are complete; the incomplete end of a killed pass is cut off."""
     pixels, index = folder / "pixels.bin", folder / "rows.bin"
     for path in (pixels, index):
         path.touch()
@@ -196,7 +196,7 @@ def _rows(folder: Path, count: int) -> NDArray[Any]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time writes; the lock goes with the process, however it ends."""
+    """One process writes at a time; the operating system releases the lock when it ends."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

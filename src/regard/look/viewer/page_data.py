@@ -1,6 +1,6 @@
-"""What the viewer is told of a trace: a description in JSON, and maps of weights small enough to send.
+"""The data of a trace for the viewer: a description in JSON, and maps of weights small enough to send.
 
-The interface is written down in `page/source.js`. Positions of lists count from 0.
+The interface is documented in `assets/source.js`. Positions of lists count from 0.
 """
 
 import base64
@@ -20,15 +20,15 @@ from regard.look.labels import Labels
 from regard.look.trace import Trace
 
 THUMBNAIL = 32  # cells a side
-WHOLE = 512  # queries or keys; a longer map is pooled, and its rows keep their largest weights only
-KEPT = 8  # weights of each row that are kept to 16 bits
+WHOLE = 512  # queries or keys; a longer map is pooled, with the largest weights of its rows
+KEPT = 8  # weights of each row that are stored in 16 bits
 FINE = 4_000_000  # weights up to which every map has all 256 steps; above, none is finer than COARSE
 COARSE = 2e-4
 POOLED_CELLS = 3_000_000  # in all pooled maps of a page
 KEPT_WEIGHTS = 1_200_000  # in all rows of the pooled maps
-SOUND = 2**20  # bytes of a sound that a page plays; a longer one is left out
-BLOCK = 2**22  # weights that stand in memory at a time
-NUMBERS = (  # that labels may have
+SOUND = 2**20  # bytes of a sound in a page; a longer one is left out
+BLOCK = 2**22  # weights in memory at a time
+NUMBERS = (  # numeric lists of labels
     *("x", "y", "heading", "speed", "sides", "probability", "length", "width", "present", "ego"),
     *("lanes", "crossings", "zebras", "ramps"),
 )
@@ -38,12 +38,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Budget:
-    """How finely the maps of a page are kept, chosen from how much there is to keep."""
+    """The resolution of the maps of a page, chosen from their total size."""
 
     step: float  # no row of a whole map has finer steps
     side: int  # of a pooled map
     kept: int  # largest weights of each row of a pooled map
-    stride: int  # every how-manieth row of a pooled map is kept
+    stride: int  # distance between stored rows of a pooled map
 
     @classmethod
     def of(cls, traces: Sequence[Trace], sequences: int = 1) -> "Budget":
@@ -61,7 +61,7 @@ class Budget:
 
 
 class Odd(NamedTuple):
-    """How many weights are none of a usual map, which has finite ones that are not negative."""
+    """The number of NaN, infinite and negative weights of a map."""
 
     nan: int
     infinite: int
@@ -76,7 +76,7 @@ class Odd(NamedTuple):
         return Odd(self.nan + other.nan, self.infinite + other.infinite, self.negative + other.negative)
 
     def told(self) -> str | None:
-        """A sentence about them; None where there are none.
+        """A sentence about them; None if there are none.
 
         >>> Odd(3, 0, 1).told()
         'Of the weights 3 are NaN, 1 negative.'
@@ -87,7 +87,7 @@ class Odd(NamedTuple):
 
 
 class _Swept(NamedTuple):
-    """What each row sums to, each key received, the mean entropy of each head, and how far each looks.
+    """The sum of each row, the weight each key received, the mean entropy of each head, and its mean distance.
 
     The distance is None where rows and columns are not the same positions, or where not every weight is known.
     """
@@ -109,18 +109,18 @@ class Packed:
 
 
 def is_whole(record: Record) -> bool:
-    """Whether every weight of a record is kept."""
+    """Whether every weight of a record is stored."""
     return max(record.queries, record.keys) <= WHOLE
 
 
 def one_of(record: Record, batch: int) -> tuple[int, Record]:
-    """A sequence of a record without its padding, and which one; of fewer sequences it is the last."""
+    """A sequence of a record without its padding, and its index; the last one if the record has fewer."""
     item = max(0, min(batch, record.batch - 1))
     return item, record.sequence(item) if record.batch else record
 
 
 def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = None) -> Json:
-    """What can be told of one sequence of a trace without computing any weights; `sequences` are those to choose from.
+    """The description of one sequence of a trace, without computing weights; `sequences` are those to choose from.
 
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"])
     >>> about(trace)["records"][0]["rows"], about(trace)["labels"][0]["items"]
@@ -156,7 +156,7 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
 
 
 def beginning(trace: Trace, batch: int, longest: int = 40) -> str:
-    """How a sequence begins, for a list to choose from; empty where nothing is labelled."""
+    """The first words of a sequence, for a menu; empty if nothing is labelled."""
     for record in trace.records:
         axes = record.labels(batch=batch) if batch < record.batch else ()
         for labels in axes:
@@ -167,7 +167,7 @@ def beginning(trace: Trace, batch: int, longest: int = 40) -> str:
 
 
 def sentences(*parts: str | None) -> str | None:
-    """What there is to say, as sentences one after another; None where there is nothing.
+    """Notes joined as sentences; None if there are none.
 
     >>> sentences("dropout was active", None, "Sequence 1 of 2 is shown.")
     'Dropout was active. Sequence 1 of 2 is shown.'
@@ -224,7 +224,7 @@ def as_json(value: Mapping[str, Any]) -> str:
 def _thumbnails(cells: Tensor, *, odd: bool) -> tuple[bytes, list[int]]:
     """Each head in at most 32 × 32 cells: roots of shares of the largest, so that faint traits are seen.
 
-    Of an odd map they are half floats with a sign, in which NaN and infinite means stay what they are.
+    For a map with odd weights they are signed half floats, which keep NaN and infinite means.
     """
     if not cells.numel():
         return b"", [0, 0]
@@ -270,7 +270,7 @@ def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) ->
     kept = min(KEPT, record.keys)
     best = weights.topk(min(kept + 1, record.keys), -1)
     largest, indices = best.values[..., :kept], best.indices[..., :kept]
-    # The largest are written over whatever the steps say, so the steps need to reach the first one after them.
+    # The largest are stored separately, so the steps only need to reach the next largest.
     after = best.values[..., kept:].sum(-1, keepdim=True)
     steps = (after / 255).clamp_min(budget.step if record.keys > kept else 0.0)
     codes = (weights / steps.clamp_min(1e-30)).round().clamp_max(255)
@@ -322,10 +322,10 @@ def _written(
 
 
 def _swept(record: Record) -> _Swept:
-    """One pass over the rows of a record of one sequence.
+    """Statistics of a record of one sequence, in one pass over its rows.
 
     A distance is Σ w·|i − j|, on average over the rows. With a cache there are more keys than queries: the last query
-    stands at the last key.
+    is at the position of the last key.
     """
     place = torch.arange(record.keys) + record.queries - record.keys
     sums, entropy = torch.zeros(2, record.heads, record.queries)
@@ -342,7 +342,7 @@ def _swept(record: Record) -> _Swept:
         received += weights.sum(-2)
         apart += (part * (torch.arange(record.queries)[rows, None] - place).abs()).sum((-2, -1))
     rest = getattr(record.source, "rest", None)
-    if rest is not None:  # its rows have their largest weights alone, the rest it knows in sum
+    if rest is not None:  # only the largest weights of a row are known, and the sum of the rest
         known = record.received(), record.entropy().mean(-1)
         return _Swept(sums + rest[0].float(), *known, None, odd)
     rows, columns = ((label.items if label else ()) for label in (record.row_labels, record.column_labels))
@@ -352,7 +352,7 @@ def _swept(record: Record) -> _Swept:
 
 
 def _place(label: Labels | None, labels: list[Labels]) -> int | None:
-    """Where a label stands in the list; a new one is put at its end."""
+    """The index of a label in the list; a new one is appended."""
     if label is None:
         return None
     for place, known in enumerate(labels):
@@ -380,7 +380,7 @@ def _picture(label: Labels) -> bytes | None:
 
 
 def _sane(weights: Tensor) -> Tensor:
-    """Weights of which rounding has left some below zero."""
+    """Weights with rounding errors below zero set to zero."""
     return weights.float().clamp_min(0)
 
 

@@ -1,4 +1,4 @@
-"""What can be chosen about a captioner: its data, its model, its training and its decoding."""
+"""The settings of a captioner: its data, its model, its training and its decoding."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""Pictures with captions of one's own as material: decoded once, and where the encoder does not learn, its maps too."""
+"""The user's pictures with captions as material: decoded once; feature maps of a frozen encoder are computed once."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class Lines(Sequence[Record]):
 
 
 def make_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | None, say: Say) -> Material:
-    """The pictures of a run; those of files are kept decoded in the folder `cache`."""
+    """The pictures of a run; those of files are stored decoded in the folder `cache`."""
     if not config.data.files:
         return world_material(config, codec)
     settings = config.data
@@ -69,7 +69,7 @@ def _one(files: Sequence[Path]) -> Path:
 
 
 def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) -> tuple[Part, Part, Part]:
-    """The parts; of files that bring no validation or test part, pictures of the training part are held out."""
+    """The parts; if files have no validation or test part, pictures of the training part are held out."""
     order = list(train)
     random.Random(config.data.seed).shuffle(order)
     parts: dict[str, Part] = {"valid": valid, "test": test}
@@ -121,13 +121,13 @@ def _lines(examples: Sequence[Example], mirrored: int, codec: CaptionCodec, conf
 
 
 def _pictures(store: ImageStore) -> Callable[[int], Pixels]:
-    """Pictures by their place; places past the last are of the mirrored ones."""
+    """Pictures by index; indices past the last are of the mirrored ones."""
     count = len(store)
     return lambda place: store[place] if place < count else np.ascontiguousarray(store[place - count][..., ::-1])
 
 
 def _maps(config: CaptioningConfig, store: ImageStore, cache: Path, say: Say) -> Maps | None:
-    """The maps of all pictures, where the network that makes them does not learn."""
+    """The feature maps of all pictures, if the backbone is frozen."""
     model = config.model
     if model.encoder != "efficientnet":
         return None

@@ -1,4 +1,4 @@
-"""What a driver learns from and is judged by: drives of the built-in world, or the user's scenes with decisions."""
+"""Training and evaluation data of a driver: drives of the built-in world, or the user's scenes with decisions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -146,7 +146,7 @@ def _material(
 
 
 def encode(codec: DrivingCodec, example: Example) -> dict[str, Any]:
-    """An example as the network takes it."""
+    """An example as input of the network."""
     return Records(codec, gathered([example]))[0]
 
 

@@ -1,4 +1,4 @@
-"""Glimpses as a task: what is its own of the shared training, evaluation and prediction."""
+"""The task record of glimpses: its functions for the shared training, evaluation and prediction."""
 
 from collections.abc import Sequence
 from pathlib import Path

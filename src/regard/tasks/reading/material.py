@@ -1,4 +1,4 @@
-"""What a reader learns from and is judged by: the built-in stories, or the user's files."""
+"""Training and evaluation data of a reader: the built-in stories, or the user's files."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

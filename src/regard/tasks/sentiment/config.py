@@ -1,4 +1,4 @@
-"""What can be chosen about a text classifier: its data, its model and its training."""
+"""The settings of a text classifier: its data, its model and its training."""
 
 from pathlib import Path
 from typing import Literal

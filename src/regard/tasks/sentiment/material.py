@@ -1,4 +1,4 @@
-"""What a text classifier learns from and is judged by: the built-in reviews, or the user's files."""
+"""Training and evaluation data of a text classifier: the built-in reviews, or the user's files."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +97,7 @@ def _material(
 
 
 def encode(codec: SentimentCodec, example: Example) -> dict[str, Any]:
-    """An example as the network takes it."""
+    """An example as input of the network."""
     return {"text": codec.encode(example.text)[0], "label": codec.classes.index(example.label)}
 
 

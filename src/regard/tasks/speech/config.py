@@ -1,4 +1,4 @@
-"""What can be chosen about a recogniser of speech: its data, its features, its model, its training and its search."""
+"""The settings of a recogniser of speech: its data, its features, its model, its training and its search."""
 
 from pathlib import Path
 from typing import Annotated, Literal

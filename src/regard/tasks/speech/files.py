@@ -1,4 +1,4 @@
-"""Recordings of one's own as material: read once, their features kept in the run's data folder."""
+"""The user's recordings as material: read once, their features stored in the run's data folder."""
 
 import hashlib
 import os

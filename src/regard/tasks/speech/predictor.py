@@ -15,7 +15,7 @@ from regard.core.requests import full
 from regard.data.audio.sound_files import Samples, read_sound, wav_bytes
 from regard.data.record_batches import groups_by_length
 from regard.data.text.parallel_text import DataError
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.decode.records import Hypothesis
 from regard.look.labels import Labels
 from regard.look.trace import Trace
@@ -210,7 +210,7 @@ class SpeechPredictor:
             batch = collate([record(features[place], ()) for place in places], self.config).to(self.device)
             with self._evaluating():
                 state = self.network.start(batch.frames, batch.frames_lengths)
-                # Nobody says more than one symbol in a step of the encoder.
+                # At most one symbol is said in a step of the encoder.
                 steps = (batch.frames_lengths // self.config.reduction + 1).clamp_max(self.config.data.longest)
                 given: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
                 given |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
@@ -270,7 +270,7 @@ class SpeechPredictor:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Without dropout and masks; afterwards as before."""
+        """Evaluation mode, without dropout and masks; restored afterwards."""
         training = self.network.training
         self.network.eval()
         try:

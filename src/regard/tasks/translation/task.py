@@ -1,4 +1,4 @@
-"""Translation as a task: what is its own of the shared training, evaluation and prediction."""
+"""The task record of translation: its functions for the shared training, evaluation and prediction."""
 
 from collections.abc import Sequence
 from pathlib import Path

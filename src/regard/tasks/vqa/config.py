@@ -1,4 +1,4 @@
-"""What can be chosen about a model that answers questions about pictures: its data, its model and its training."""
+"""The settings of a model that answers questions about pictures: its data, its model and its training."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a model learns from and is judged by: the built-in scenes, or the user's pictures and questions."""
+"""Training and evaluation data of a model: the built-in scenes, or the user's pictures and questions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -177,7 +177,7 @@ def _material(codec: VqaCodec, parts: Parts, about: str) -> Material:
 
 
 def encode(codec: VqaCodec, one: Example) -> dict[str, Any]:
-    """An example as the network takes it: a picture with one question."""
+    """An example as input of the network: a picture with one question."""
     return {"image": one.pixels, "question": (codec.encode(one.question),), "answer": (codec.label(one.answer),)}
 
 

@@ -1,4 +1,4 @@
-"""Visual question answering as a task: what is its own of the shared training, evaluation and prediction."""
+"""The task record of visual question answering: its functions for the shared training, evaluation and prediction."""
 
 from collections.abc import Sequence
 from pathlib import Path
