@@ -246,7 +246,7 @@ class Trace:
         name = self._named(chosen)
         return drawings.png(chosen, path, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
 
-    def _named(self, record: Record) -> str:
+    def _named(self, record: Record) -> str | None:
         """What a drawing calls the record: the trace's title where the drawing shows everything, else the layer."""
         whole = len(self.records) == 1 and record.heads == record.batch == 1 and self.title != _UNTITLED
         return self.title if whole else self._said(record)
