@@ -1,6 +1,7 @@
 """The house rules that a reader relies on: imports go downwards, nothing is heavy, and the public names are these."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -121,6 +122,44 @@ def test_every_folder_is_a_known_floor():
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= floors
 
 
+# `core`, `nn`, `parallel` and `kernels` hold several forms of one mechanism under its name.
+LAYERED = {"core", "nn", "parallel", "kernels"}
+TASK_FOLDERS = sorted(path.parent for path in (PACKAGE / "tasks").glob("*/__init__.py"))
+DESCRIBED = sorted(
+    path.parent
+    for path in PACKAGE.rglob("__init__.py")
+    if path.parent not in (PACKAGE, *TASK_FOLDERS) and name_of(path)[1] not in {*LAYERED, "decode"}
+)
+
+
+@pytest.mark.parametrize("folder", DESCRIBED, ids=lambda folder: ".".join(folder.relative_to(PACKAGE).parts))
+def test_a_folder_lists_its_files(folder):
+    about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    folders = {path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"} - {*TASK_FOLDERS}
+    assert set(re.findall(r"^- `([\w/]+)`:", about, re.M)) == files | {f"{path.name}/" for path in folders}
+
+
+@pytest.mark.parametrize("folder", TASK_FOLDERS, ids=lambda folder: folder.name)
+def test_a_task_lists_the_files_that_others_do_not_have(folder):
+    about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    shared = {"task", "config", "presets", "material", "codec", "network", "predictor", "scoring"}
+    assert files == shared | set(re.findall(r"^- `(\w+)`:", about, re.M))
+
+
+def test_a_file_name_occurs_once():
+    homes: dict[str, set[str]] = {}
+    for path in MODULES:
+        if path.parent not in (PACKAGE, *TASK_FOLDERS) and path.stem != "__init__":
+            homes.setdefault(path.stem, set()).add(str(path.parent.relative_to(PACKAGE)))
+    assert not {
+        name: folders
+        for name, folders in homes.items()
+        if len(folders) > 1 and not {folder.split("/")[0] for folder in folders} <= LAYERED
+    }
+
+
 @named([path for path in MODULES if path not in KERNELS])
 def test_optional_packages_are_imported_where_used(path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -131,6 +170,7 @@ def test_optional_packages_are_imported_where_used(path):
     assert not [name for name in imports(path, tree) if name in kernels or name.rpartition(".")[0] in kernels]
 
 
+@pytest.mark.process
 def test_importing_the_package_imports_no_torch():
     code = "import sys, regard; dir(regard); {}; print('torch' in sys.modules)"
     for use, expected in {"regard.__version__": "False", "regard.Dot": "True"}.items():
@@ -177,6 +217,7 @@ def test_checkers_see_the_same_names(package):
     assert declared == {**package._HOME, **dict.fromkeys(whole, package.__name__)}
 
 
+@pytest.mark.process
 def test_every_folder_is_found_by_its_name():
     """In a process of its own: here others have imported them already."""
     names = ["bench", "cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"]
@@ -185,6 +226,7 @@ def test_every_folder_is_found_by_its_name():
     assert done.stdout.split() == [f"regard.{name}" for name in names], done.stderr
 
 
+@pytest.mark.process
 def test_an_unknown_name_is_refused_with_a_suggestion():
     code = "import regard; regard.atention"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

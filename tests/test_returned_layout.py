@@ -97,3 +97,20 @@ def test_gradients_in_every_layout_on_cuda(call: str, dtype: torch.dtype, by_row
         for part, found, known in zip(("query", "key", "value"), ours, theirs, strict=True):
             off = ((found.double() - known).norm() / known.norm()).item()
             assert off < 2e-2, f"gradient of {part} with one {name}: {off:.1e} off"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [32, 64, 80, 96, 128])
+@pytest.mark.parametrize("shape", [(85, 1, 9, 64), (9, 85, 1, 64), (85, 9, 64, 64), (3, 5, 17, 41)], ids=str)
+def test_gradients_in_half_precision_are_those_of_float64(shape: tuple[int, ...], size: int) -> None:
+    """cuDNN gave NaN gradients for a head size of 96: `regard.core.backends.torch_sdpa` says for which calls."""
+    batch, heads, queries, keys = shape
+    tensors = [torch.randn(batch, heads, n, size, device="cuda", dtype=torch.bfloat16) for n in (queries, keys, keys)]
+    upstream = torch.randn(batch, heads, queries, size, device="cuda", dtype=torch.bfloat16)
+    found = []
+    for dtype, backend in ((torch.bfloat16, "sdpa"), (torch.float64, "reference")):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
+        output = regard.attention(*leaves, backend=backend).output
+        found.append(torch.autograd.grad(output, leaves, upstream.to(dtype)))
+    for actual, expected in zip(*found, strict=True):
+        assert (actual.double() - expected).norm() <= 2e-2 * expected.norm()

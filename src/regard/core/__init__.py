@@ -8,7 +8,8 @@ The call:
 - `normalizers`, `hard`: from scores to weights; sampling one key;
 - `masks`, `clauses`, `spans`: which pairs may attend, as the simple parts that kernels know, for some rows and columns;
 - `biases`: what is added to scores;
-- `requests`, `recompute`: which weights to return, and how they are computed where a backend does not have them;
+- `requests`, `recompute`, `summaries`: which weights to return, and how they are computed where a backend does not
+  have them, plainly or by kernels;
 - `merging`, `key_parts`: attention over parts of the keys, joined.
 
 Checks and conditions:
@@ -19,6 +20,6 @@ Checks and conditions:
 - `torch_names`: keywords of torch's attention and what to write instead.
 
 Other attention:
-- `linear`, `features`, `linear_masks`: attention in linear time;
+- `linear`, `features`, `linear_masks`, `linear_kernel`: attention in linear time, plainly or by a kernel;
 - `local`: attention around a centre.
 """

@@ -232,7 +232,7 @@ def _run(problem: Problem, chosen: Backend) -> Attended:
         result = reference.attend(problem) if problem.empty else chosen.attend(problem)
     weights = result.weights
     if problem.request is not None and weights is None:
-        weights = recompute.weights(problem, result.chosen)
+        weights = recompute.weights(problem, result.chosen, result.lse)
     output, log_prob = result.output, result.log_prob
     if isinstance(weights, Top):
         weights = Top(weights.values.to(problem.query.dtype), weights.indices)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.core import summaries
 from regard.core.backward_checks import Unchanged
 from regard.core.custom import Custom
 from regard.core.nonfinite import cleaned
@@ -26,10 +27,12 @@ _BLOCK_BYTES = 8 * 2**20  # scores of one block of rows
 _FEATURE_BYTES = 32 * 2**20  # what a score may make on the way to them (additive: a hidden layer for each pair)
 
 
-def weights(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
-    """What the problem requests of its weights."""
+def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) -> Tensor | Top:
+    """What the problem requests of its weights; `lse` is the log-sum-exp of its rows where a backend has it."""
     request = problem.request
     assert request is not None
+    if summaries.serves(problem):
+        return summaries.weights(problem, lse)
     problem, _ = cleaned(problem)
     queries = problem.shape[-2]
     if isinstance(request, Full):

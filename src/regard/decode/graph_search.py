@@ -1,15 +1,12 @@
 """Beam search with every shape fixed: on CUDA a whole step, the search's own work in it, is one graph.
 
-A state takes part when its `grouped()` has `static(width, steps, kernels)`: that gives a state with storage of its
+A state takes part when its `grouped()` has `static(width, steps)`: that gives a state with storage of its
 own, into which `load(state)` puts a search, and whose step asks nothing of the host. `fits(state, width, steps)` says
 whether it can serve another search. The step itself must be marked pure, as those of this library's models are.
 """
 
-import gc
-import importlib.util
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -21,6 +18,8 @@ from regard.decode.beam_state import Front, advance
 from regard.decode.penalties import best_divisors
 from regard.decode.ranking import ranked
 from regard.decode.records import Bounds, Hypothesis, StepFunction, check_step, refuse_broken
+from regard.kernels import cuda_graphs
+from regard.kernels.availability import TRITON
 
 _SHORTEST = 4  # steps below which a capture costs more than it saves
 _LOOK = 8  # steps between looks at what has ended: a look waits for the device
@@ -31,20 +30,17 @@ class Captures:
 
     A capture takes as long as two or three steps without it. Who searches many batches keeps one of these and gives it
     to every `beam` and `greedy`; the `keep` last used stay, each with its storage. The model's parameters may change in
-    place. `devices` are those whose searches go this way; elsewhere shapes that follow the search are less work.
-    `kernels=True` takes kernels of this library, in Triton, for attention, ranking and the search's own bookkeeping;
-    they have been checked under Triton's interpreter alone so far.
+    place. `devices` are those whose searches go this way; elsewhere shapes that follow the search are less work. On
+    CUDA, Triton kernels do the attention, the ranking and the bookkeeping of a step, where Triton is installed.
 
     >>> Captures(keep=2)
     Captures(keep=2, held=0)
     """
 
-    def __init__(self, keep: int = 4, *, devices: Sequence[str] = ("cuda",), kernels: bool = False) -> None:
+    def __init__(self, keep: int = 4, *, devices: Sequence[str] = ("cuda",)) -> None:
         if keep < 1:
             raise ValueError(f"keep must be 1 or more; got {keep}")
-        if kernels and importlib.util.find_spec("triton") is None:
-            raise ValueError("kernels need Triton, which is not installed")
-        self.keep, self.devices, self.kernels = keep, tuple(devices), kernels
+        self.keep, self.devices = keep, tuple(devices)
         self.lock = threading.RLock()  # storage serves one search at a time
         self.held: list[_Session] = []
 
@@ -56,10 +52,10 @@ class Captures:
         steps = limits.longest + 1
         found = next((one for one in self.held if one.fits(step, state, limits, width, n_best)), None)
         if found is None:
-            static = state.static(width, steps, kernels=self.kernels)
+            static = state.static(width, steps)
             if static is None:
                 return None
-            found = _Session(step, static, limits, width, n_best, self.kernels and limits.start.is_cuda)
+            found = _Session(step, static, limits, width, n_best)
         self.held = [one for one in self.held if one is not found][-(self.keep - 1) :] if self.keep > 1 else []
         self.held.append(found)
         return found
@@ -98,8 +94,9 @@ def captured_search(
 class _Session:
     """Storage for searches of one size, and the graph of one of their steps."""
 
-    def __init__(self, step: StepFunction, static: Any, limits: Bounds, width: int, n_best: int, kernels: bool) -> None:
-        self.step, self.static, self.width, self.n_best, self.kernels = step, static, width, n_best, kernels
+    def __init__(self, step: StepFunction, static: Any, limits: Bounds, width: int, n_best: int) -> None:
+        self.step, self.static, self.width, self.n_best = step, static, width, n_best
+        self.kernels = TRITON and limits.start.is_cuda
         rows, device, steps = static.rows, limits.start.device, static.steps
         self.device = device
         self.limits = replace(
@@ -138,7 +135,7 @@ class _Session:
             self._first(state, limits)
             self._load(state, limits, table)
         if self.graph is None and self.device.type == "cuda":
-            self._capture(captures)
+            self.graph, _ = cuda_graphs.capture(self._once, self.device, pool=captures.pool(self.device))
         done = 0
         while done <= limits.longest:
             count = min(_LOOK, limits.longest + 1 - done)
@@ -180,7 +177,7 @@ class _Session:
 
     def _first(self, state: Any, limits: Bounds) -> None:
         """A step to see what comes: what there is to keep, and on CUDA all that libraries load."""
-        with _aside(self.device):
+        with cuda_graphs.aside(self.device):
             produced = self.step(self.static, self.front.tokens.flatten())
             check_step(produced, self.static.rows * self.width, limits.stop)
             values = self.front.values.to(torch.promote_types(produced.logits.dtype, torch.float32))
@@ -233,45 +230,9 @@ class _Session:
             trail=self.trail,
         )
 
-    def _capture(self, captures: Captures) -> None:
-        """Record a step. Nothing runs meanwhile, and nothing may be freed by Python's collector."""
-        with _aside(self.device), _uncollected():
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=captures.pool(self.device), capture_error_mode="thread_local")
-            try:
-                self._once()
-            finally:
-                graph.capture_end()
-        self.graph = graph
-
 
 def _put(new: Front, held: Front) -> None:
     """The values of one front into the storage of another."""
     for each in fields(Front):
         if each.name != "width":
             getattr(held, each.name).copy_(getattr(new, each.name))
-
-
-@contextmanager
-def _aside(device: torch.device) -> Iterator[None]:
-    """On a stream of the device's own, as a capture needs; the usual one waits for it."""
-    if device.type != "cuda":
-        yield
-        return
-    with torch.cuda.device(device):  # which need not be the current one
-        usual, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(usual)
-        with torch.cuda.stream(side):
-            yield
-        usual.wait_stream(side)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

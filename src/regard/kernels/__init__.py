@@ -11,6 +11,7 @@ for attention, `models` for recurrent loops, `decode` for search.
 - `products`: matrix products on the CPU, by MKL or oneDNN;
 - `cuda_graphs`: a loop of small CUDA kernels recorded once and replayed;
 - `compilation`: a function compiled to C++ when first called, and kept;
+- `native_library`: a C file of this package, compiled once for a machine and loaded from the user's cache;
 - `derivatives`: the error of a backward pass that cannot be differentiated again;
 - `availability`: is Triton installed, is a CUDA graph being captured;
 - `dtypes`: groups of dtypes.

@@ -1,18 +1,65 @@
-"""Loops of many small CUDA kernels, recorded once for each shape and replayed as one graph."""
+"""CUDA graphs: work recorded once and replayed as one launch; loops of small kernels, recorded for each shape."""
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Loop = Callable[..., tuple[Tensor | None, ...]]
+Outcome = TypeVar("Outcome")
 
 _MOST = 16  # graphs kept
 _AGAIN = 2  # a graph is recorded when a shape comes so often; recording costs as much as some ten runs
 _OFTEN = 32  # ... and when all places are taken so often, in place of the one used longest ago
 _SHAPES = 1024  # shapes counted
+
+
+def capture(
+    work: Callable[[], Outcome], device: torch.device, *, pool: Any = None
+) -> tuple[torch.cuda.CUDAGraph, Outcome]:
+    """Record what `work` launches on a device, without running it: the graph, and what `work` returned.
+
+    Tensors that it returned are filled by each replay. Everything that it calls must have run before: nothing may be
+    compiled or loaded while recording. Graphs that share a `pool` must run one after another.
+    """
+    with aside(device), _uncollected():
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            outcome = work()
+        finally:
+            graph.capture_end()
+    return graph, outcome
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """On a stream of the device's own, as recording needs; the usual stream waits for it. On the CPU, nothing."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):  # which need not be the current one
+        usual, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(usual)
+        with torch.cuda.stream(side):
+            yield
+        usual.wait_stream(side)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Python's collector must not free a tensor while a graph is recorded."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def run(loop: Loop, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -65,12 +112,9 @@ class _Graph:
 
     def __init__(self, loop: Loop, tensors: Sequence[Tensor | None], device: torch.device) -> None:
         self.inputs = [None if tensor is None else tensor.detach().clone() for tensor in tensors]
-        # The stream that torch records on by itself is one for all devices, and of the first that was recorded on.
         with torch.cuda.device(device):
             loop(*self.inputs)  # at these places kernels may be others than before: compiled now, not while recording
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
-                self.outputs = loop(*self.inputs)
+        self.graph, self.outputs = capture(lambda: loop(*self.inputs), device)
 
     def replay(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         for place, tensor in zip(self.inputs, tensors, strict=True):

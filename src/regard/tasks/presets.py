@@ -1,4 +1,4 @@
-"""What the presets of all tasks are made with."""
+"""Functions that the presets of all tasks use."""
 
 from collections.abc import Callable
 from typing import Any

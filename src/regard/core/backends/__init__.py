@@ -10,5 +10,6 @@ The backends:
 - `blocked`: any mechanism in blocks; `block_grid`: how the score matrix is cut; `online_normalizers`: normalisers that
   get a row in pieces; `sparse_rows`: sparsemax and entmax on CUDA;
 - `decoding_step`: a few queries on CUDA, used by `sdpa` and `additive`;
+- `kernel_arguments`: mask and bias as tensors and numbers, for kernels that judge each pair;
 - `result`: what a backend returns.
 """

@@ -1,11 +1,10 @@
 """Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
 
-On the CPU the blocks of `blocked` with the score in its exponential form, compiled where there is a C++ compiler: any
+On the CPU the blocks of `blocked` with the score in its exponential form, compiled where there is a C compiler: any
 normaliser, mask and bias; where that would not be worth compiling, the logistic form. On CUDA Triton kernels from rows
 to output, for softmax: the exponential form in float32, a sine series on the tensor cores in half precision.
 """
 
-import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,18 +14,19 @@ from torch import Tensor
 
 from regard.core import recompute
 from regard.core.backends import blocked, decoding_step, reference
+from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
 from regard.core.backends.result import Result
-from regard.core.biases import DenseBias, Relative, Rule
+from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
 from regard.core.problem import HALF, Problem
+from regard.core.requests import LogSumExp
 from regard.core.scores import Additive
-from regard.kernels import compilation
-from regard.kernels.additive import exponential, logistic
+from regard.kernels.additive import exponential, logistic, pair_loops
 from regard.kernels.availability import TRITON
 
 NAME = "additive"
-_WORTH = 2**26  # pair-features from which a compiled loop earns its compilation
-_WORTH_LEARNING = 2**24  # the same where gradients are wanted: there more is gained, and calls are many
+_WORTH = 2**22  # pair-features from which compiled loops serve: compiling them takes a second, once on a machine
+_MANY = 2**24  # pair-features from which, without a compiler, the exponential form is faster than the logistic one
 _SOME = 2**17  # pair-features from which the logistic form is faster than tanh
 
 
@@ -81,7 +81,8 @@ def _kernels_refuse(problem: Problem) -> str | None:
 
 def not_worth_it(problem: Problem) -> str | None:
     """Where the plain form is as fast."""
-    if problem.device.type != "cpu" or _features(problem) >= _worth(problem) or _logistic_serves(problem):
+    least = _SOME if problem.dtype == torch.float32 and not torch.compiler.is_compiling() else _MANY
+    if problem.device.type != "cpu" or _features(problem) >= least:
         return None
     return "small: the plain form is the fastest"
 
@@ -135,21 +136,23 @@ def _features(problem: Problem) -> int:
     return math.prod(problem.shape) * problem.query.shape[-1]
 
 
-def _worth(problem: Problem) -> int:
-    return _WORTH_LEARNING if problem.differentiated else _WORTH
+def _builds(problem: Problem) -> bool:
+    """Do compiled loops serve? Decided by the call alone, so that a run that goes on computes the same numbers."""
+    if torch.compiler.is_compiling() or _SOME <= _features(problem) < _WORTH:
+        return False
+    return exponential.worth_building(problem.dtype, *problem.shape[-2:]) and pair_loops.available()
 
 
 def _logistic_serves(problem: Problem) -> bool:
-    """Is this too little to compile, and enough to gain by the logistic form? It looks at the data."""
-    if torch.compiler.is_compiling() or problem.dtype != torch.float32:
+    """Is this too little for the exponential form, and enough to gain by the logistic one? It looks at the data."""
+    if torch.compiler.is_compiling() or problem.dtype != torch.float32 or not _SOME <= _features(problem) < _MANY:
         return False
-    return _SOME <= _features(problem) < _worth(problem)
+    return not _builds(problem)
 
 
 def _exponential(problem: Problem) -> Problem:
     assert isinstance(problem.score, Additive)
-    build = not torch.compiler.is_compiling() and compilation.compiler()
-    return replace(problem, score=Exponential(problem.score.weight, build=build))
+    return replace(problem, score=Exponential(problem.score.weight, build=_builds(problem)))
 
 
 def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tensor | None:
@@ -194,7 +197,7 @@ def _by_kernels(problem: Problem) -> Result:
     if _is_step(problem):
         return Result(decoding_step.attend(problem, problem.query, problem.key, weight, 1.0))
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (problem.query, problem.key, problem.value))
-    output, _ = additive_attention(
+    output, lse = additive_attention(
         query,
         key,
         value,
@@ -202,44 +205,9 @@ def _by_kernels(problem: Problem) -> Result:
         activation=problem.score.activation,
         dropout=problem.dropout,
         seed=blocked.seed(problem),
-        **_pairs(problem, lead),
-        **_numbers(problem, lead),
+        **mask_arguments(problem, lead),
+        **bias_arguments(problem, lead),
     )
-    return Result(output.reshape(*lead, *output.shape[-3:]))
-
-
-def _pairs(problem: Problem, lead: torch.Size) -> dict[str, Any]:
-    """The mask as the kernels take it."""
-    found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # refuses() has said so
-    pairs: dict[str, Any] = {"band": (found.low, found.high)}
-    if found.lengths is not None:
-        pairs["lengths"] = found.lengths.expand(*lead, 1).reshape(-1)
-    if found.segments:
-        ids = (t.expand(*lead, 1, -1).reshape(-1, t.shape[-1]) for t in found.segments[0])
-        pairs["query_ids"], pairs["key_ids"] = ids
-    if found.dense:
-        pairs["mask"] = _four_axes(functools.reduce(torch.logical_and, found.dense), lead)
-    return pairs
-
-
-def _numbers(problem: Problem, lead: torch.Size) -> dict[str, Any]:
-    """The bias as the kernels take it."""
-    heads, bias = problem.shape[-3], problem.bias
-    if isinstance(bias, DenseBias):
-        return {"bias": _four_axes(bias.tensor, lead)}
-    if bias is None or (isinstance(bias, Relative) and bias.offset == 0):
-        return {} if bias is None else {"relative": bias.table.expand(heads, -1)}
-    assert isinstance(bias, Rule)  # refuses() has said so
-    # A rule as a table of all distances j - i that matter: as long as the sequences, not as large as their pairs.
-    reach = bias.reach if isinstance(bias, Relative) else max(problem.shape[-2:])
-    far = reach + abs(bias.offset)
-    table = bias.values(range(1), range(-far, far + 1), torch.float32).squeeze(-2)
-    return {"relative": table.expand(heads, -1)}
-
-
-def _four_axes(tensor: Tensor, lead: torch.Size) -> Tensor:
-    """(batch, heads, queries, keys), with ones where the tensor broadcasts."""
-    if len(lead) < 2:
-        return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
-    return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+    lse = lse.reshape(*lead, *lse.shape[-2:])
+    weights = lse if isinstance(problem.request, LogSumExp) else None
+    return Result(output.reshape(*lead, *output.shape[-3:]), weights)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.core import summaries
 from regard.core.backends import banded, decoding_step, reference, torch_sdpa
 from regard.core.backends.block_grid import survey
 from regard.core.backends.result import Result
@@ -148,6 +149,7 @@ def attend(problem: Problem) -> Result:
         problem = replace(problem, query=product.query, key=product.key)
     query, key, value = _as_kernels_want(problem)
 
+    lse: Tensor | None = None
     banding = problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:])
     # The rows with which a band fills its last block may see nothing, whatever the others see.
     emptied = _wants_full_rows(problem.device) and (banding or not _every_row_sees(found, *problem.shape[-2:]))
@@ -169,7 +171,13 @@ def attend(problem: Problem) -> Result:
     if problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
-        output = kernel(query, key, value, mask, causal=found.banded)
+        both = None
+        if mask is None and problem.dropout == 0.0 and summaries.serves(problem):  # which begin with the log-sum-exp
+            both = torch_sdpa.attend_with_lse(query, key, value, causal=found.banded, scale=product.scale)
+        if both is not None:
+            output, lse = both[0], both[1].reshape(problem.shape[:-1])
+        else:
+            output = kernel(query, key, value, mask, causal=found.banded)
     elif banding and found is not None and query.numel() > 0:
         output = banded.attend(query, key, value, found, lead, kernel)
     else:
@@ -181,7 +189,7 @@ def attend(problem: Problem) -> Result:
         ]
         output = torch.cat(parts, -2)
     output = output[..., :size]
-    return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
+    return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]), lse=lse)
 
 
 def _with_log_sum_exp(problem: Problem) -> Result | None:

@@ -8,7 +8,6 @@ Among small numbers 1 − 2 r loses the digits that tanh x ≈ x keeps. There ta
 u = e^{2(a + b)} − 1 = A + B (1 + A) for A = e^{2a} − 1 and B = e^{2b} − 1, which keep them.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,12 +16,12 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 
-from regard.kernels.compilation import compiled
+from regard.kernels.additive import pair_loops
 from regard.kernels.derivatives import REFERENCE, once_only
 
 # e^{2a} and its inverse are normal float32 numbers up to here. The product of two may overflow or vanish: then
 # tanh has long reached ±1, and so has the form.
-_REACH = 43.0
+REACH = 43.0
 _NEAR = 2.0  # the largest |q| + |k| up to which numbers are small
 
 
@@ -77,7 +76,7 @@ def _form(query: Tensor, key: Tensor, build: bool) -> tuple[Tensor, Tensor, "_Fo
 
 
 def worth_building(dtype: torch.dtype, queries: int, keys: int) -> bool:
-    """Are the loops compiled? Single rows and other dtypes than float32 would each compile anew, and gain little."""
+    """Do compiled loops serve? They are written for float32, and single rows gain little."""
     return dtype == torch.float32 and min(queries, keys) > 1
 
 
@@ -100,11 +99,11 @@ def _factors(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
     largest = _largest(query), _largest(key)
     if any(map(math.isnan, largest)):
         return None
-    if max(largest) > _REACH:
+    if max(largest) > REACH:
         middles = [(t.amin(-2, keepdim=True) + t.amax(-2, keepdim=True)) / 2 for t in (query, key)]
         shift = (middles[1] - middles[0]) / 2
         query, key = query + shift, key - shift
-        if not max(_largest(query), _largest(key)) <= _REACH:
+        if not max(_largest(query), _largest(key)) <= REACH:
             return None
     return torch.exp(2 * query), torch.exp(2 * key)
 
@@ -123,54 +122,26 @@ class _Forms:
 
 # Checks of shapes, which the tests put around every function, are no part of a compiled loop.
 @no_type_check
-def _pair_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
+def pair_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
+    """Scores (z, q, k) from e^{2 query} (z, q, f), e^{2 key} (z, k, f) and the weight (z, f)."""
     pairs = weight[:, None, None] / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
     return weight.sum(-1)[:, None, None] - 2 * pairs.sum(-1)
 
 
 @no_type_check
-def _pair_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
+def pair_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_j ds r (1 − r) and Σ_j ds r, (z, q, f), with r = 1 / (1 + e^{2 query} e^{2 key})."""
     inverse = 1 / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
     weighted = dscores.unsqueeze(-1) * inverse
     return (weighted * (1 - inverse)).sum(-2), weighted.sum(-2)
 
 
-@no_type_check
-def _small_scores(small_query: Tensor, small_key: Tensor, weight: Tensor) -> Tensor:
-    query = small_query.unsqueeze(-2)
-    power = query + small_key.unsqueeze(-3) * (1 + query)
-    return (weight[:, None, None] * (power / (power + 2))).sum(-1)
-
-
-@no_type_check
-def _small_sums(small_query: Tensor, small_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
-    query = small_query.unsqueeze(-2)
-    power = query + small_key.unsqueeze(-3) * (1 + query)
-    hidden = power / (power + 2)
-    weighted = dscores.unsqueeze(-1) * hidden
-    return (dscores.unsqueeze(-1) - weighted * hidden).sum(-2), weighted.sum(-2)
-
-
-@functools.cache
 def _compiled_far() -> _Forms:
-    """The loops as C++, built when first used and kept by torch on disk."""
-    scores, pair_sums = _built(_pair_scores, "forward"), _built(_pair_sums, "backward")
-
-    def sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
-        # What is left is O(n · f), and inside the loop it would keep the two sums from sharing one pass.
-        slope, inverse = pair_sums(large_query, large_key, dscores)
-        return 4 * slope, dscores.sum(-1, keepdim=True) - 2 * inverse
-
-    return _Forms(scores, sums)
+    return _Forms(pair_loops.scores(near=False), pair_loops.sums(near=False))
 
 
-@functools.cache
 def _compiled_near() -> _Forms:
-    return _Forms(_built(_small_scores, "forward"), _built(_small_sums, "backward"))
-
-
-def _built(form: Callable[..., Any], which: str) -> Callable[..., Any]:
-    return compiled(form, f"the {which} pass of additive attention for this CPU")
+    return _Forms(pair_loops.scores(near=True), pair_loops.sums(near=True))
 
 
 # Without a compiler: feature by feature, over one matrix that stays in the cache.

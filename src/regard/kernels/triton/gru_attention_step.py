@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.kernels.triton.gru_step import gru_backward, gru_forward
+
 _TILE = 32 << 10  # bytes of keys or values a program takes at a time; it holds the scores of all keys
 
 
@@ -69,17 +71,16 @@ def _forward_step(
         inside = d < D
         reset = _read(inputs, d, inside) + _read(product, d, inside)
         reset += tl.sum(share[:, None] * _tile(values, j, d, real, inside, 3 * D), 0)
-        reset = tl.sigmoid(reset)
         update = _read(inputs + D, d, inside) + _read(product + D, d, inside)
         update += tl.sum(share[:, None] * _tile(values + D, j, d, real, inside, 3 * D), 0)
-        update = tl.sigmoid(update)
-        new = _read(inputs + 2 * D, d, inside) + reset * _read(product + 2 * D, d, inside)
+        new = _read(inputs + 2 * D, d, inside)
         new += tl.sum(share[:, None] * _tile(values + 2 * D, j, d, real, inside, 3 * D), 0)
-        new = 1.0 - 2.0 * _inverse(new)
+        last, hidden_new = _read(before + row * D, d, inside), _read(product + 2 * D, d, inside)
+        reset, update, new, state = gru_forward(reset, update, new, hidden_new, last)
         _write(gates, d, reset, inside)
         _write(gates + D, d, update, inside)
         _write(gates + 2 * D, d, new, inside)
-        _write(after + row * D, d, new + update * (_read(before + row * D, d, inside) - new), inside)
+        _write(after + row * D, d, state, inside)
 
 
 @triton.jit
@@ -105,10 +106,8 @@ def _backward_step(
         for part in tl.static_range(PARTS):
             dstate += _read(through + part * step + row * D, d, inside)
         reset, update, new = _read(gates, d, inside), _read(gates + D, d, inside), _read(gates + 2 * D, d, inside)
-        direct = dstate * update
-        dnew = (dstate - direct) * (1.0 - new * new)
-        dreset = dnew * _read(product + 2 * D, d, inside) * reset * (1.0 - reset)
-        dupdate = dstate * (_read(before + row * D, d, inside) - new) * update * (1.0 - update)
+        last, hidden_new = _read(before + row * D, d, inside), _read(product + 2 * D, d, inside)
+        direct, dreset, dupdate, dnew = gru_backward(dstate, reset, update, new, hidden_new, last)
         _write(share + row * D, d, direct, inside)
         _write(dgates, d, dreset, inside)
         _write(dgates + D, d, dupdate, inside)

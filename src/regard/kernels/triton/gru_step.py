@@ -1,4 +1,4 @@
-"""What a GRU does beside its matrix product, one kernel each way."""
+"""What a GRU does beside its matrix product: one kernel forward, one backward, and their formulas for other kernels."""
 
 import torch
 import triton
@@ -9,6 +9,26 @@ _BLOCK = 512
 
 
 @triton.jit
+def gru_forward(reset, update, new, hidden_new, before):
+    """r, z, n and the next state from the sums that enter r and z, and from what enters n beside r · hidden_new."""
+    reset = tl.sigmoid(reset)
+    update = tl.sigmoid(update)
+    new = new + reset * hidden_new
+    new = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * new))
+    return reset, update, new, new + update * (before - new)
+
+
+@triton.jit
+def gru_backward(dstate, reset, update, new, hidden_new, before):
+    """The direct part of the gradient of the state before, and those of what enters r, z and n."""
+    direct = dstate * update
+    dnew = (dstate - direct) * (1.0 - new * new)
+    dreset = dnew * hidden_new * reset * (1.0 - reset)
+    dupdate = dstate * (before - new) * update * (1.0 - update)
+    return direct, dreset, dupdate, dnew
+
+
+@triton.jit
 def _forward(gates, hidden, before, mask, after, D, MASKED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -16,13 +36,11 @@ def _forward(gates, hidden, before, mask, after, D, MASKED: tl.constexpr, BLOCK:
     gates += row * 3 * D + d
     hidden += row * 3 * D + d
     reset = tl.load(gates, inside).to(tl.float32) + tl.load(hidden, inside).to(tl.float32)
-    reset = tl.sigmoid(reset)
     update = tl.load(gates + D, inside).to(tl.float32) + tl.load(hidden + D, inside).to(tl.float32)
-    update = tl.sigmoid(update)
-    new = tl.load(gates + 2 * D, inside).to(tl.float32) + reset * tl.load(hidden + 2 * D, inside).to(tl.float32)
-    new = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * new))
+    new = tl.load(gates + 2 * D, inside).to(tl.float32)
     last = tl.load(before + row * D + d, inside).to(tl.float32)
-    state = new + update * (last - new)
+    hidden_new = tl.load(hidden + 2 * D, inside).to(tl.float32)
+    reset, update, new, state = gru_forward(reset, update, new, hidden_new, last)
     if MASKED:
         state = tl.where(tl.load(mask + row) != 0, state, last)
     kind = gates.dtype.element_ty
@@ -51,10 +69,9 @@ def _backward(
     here = dstate
     if MASKED:
         here = tl.where(tl.load(mask + row) != 0, dstate, 0.0)
-    direct = here * update
-    dnew = (here - direct) * (1.0 - new * new)
-    dreset = dnew * tl.load(hidden + at + 2 * D, inside).to(tl.float32) * reset * (1.0 - reset)
-    dupdate = here * (tl.load(before + row * D + d, inside).to(tl.float32) - new) * update * (1.0 - update)
+    last = tl.load(before + row * D + d, inside).to(tl.float32)
+    hidden_new = tl.load(hidden + at + 2 * D, inside).to(tl.float32)
+    direct, dreset, dupdate, dnew = gru_backward(here, reset, update, new, hidden_new, last)
     kind = gates.dtype.element_ty
     tl.store(dgates + at, dreset.to(kind), inside)
     tl.store(dgates + at + D, dupdate.to(kind), inside)

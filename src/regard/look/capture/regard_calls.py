@@ -1,4 +1,4 @@
-"""Calls of `regard.attention` itself: any score, normaliser, mask and bias, on whichever backend."""
+"""Calls of `regard.attention`: any score, normaliser, mask and bias, on any backend."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Which decoders the loops written by hand serve, and how they are given what the decoders own."""
+"""Which decoders the hand-written loops serve, and the calls of these loops with the decoder's parameters."""
 
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from regard.nn.protocol import Projected
 class Found(NamedTuple):
     """States, or with feeding what the output layer sees, (b, t, d); weights (b, t, k); what was read (b, t, e).
 
-    `turned` says that states and contexts have time first: on the CPU they are mapped further as they lie.
+    `turned` means that states and contexts have time first: on the CPU they are mapped further in that layout.
     """
 
     states: Tensor
@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 
 def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = False) -> bool:
-    """A GRU of one layer with additive attention and softmax; compilers and watchers see the plain loop instead.
+    """Whether it is a GRU of one layer with additive attention and softmax; torch.compile and watch get the plain loop.
 
     Under autocast on the CPU it is bfloat16 without input feeding.
     """
@@ -89,7 +89,7 @@ def feeding(
 
 
 def _narrow(gates: Tensor, *others: Tensor | None) -> list[Any]:
-    """All in the dtype of the gates, which under autocast is its own."""
+    """All in the dtype of the gates, which under autocast is the autocast dtype."""
     return [gates, *(None if other is None else other.to(gates.dtype) for other in others)]
 
 

@@ -1,4 +1,4 @@
-"""Recurrent networks one step at a time, with the parameters of torch's own, which run whole sequences at once."""
+"""Single steps of GRU and LSTM with the parameters of torch's modules, which run whole sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from regard.kernels.recurrent import gru
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 
-# (h,) of a GRU or (h, c) of an LSTM, each (layers, b, d), as torch keeps them.
+# (h,) of a GRU or (h, c) of an LSTM, each (layers, b, d), as in torch.
 Hidden = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What a recurrent decoder is made of, beside its sizes.
+    """The settings of a recurrent decoder, besides its sizes.
 
     `dropout` is on the embeddings, between layers and before the output layer, in training.
 
@@ -42,7 +42,7 @@ class Recurrence:
 
     @property
     def parts(self) -> int:
-        """How many vectors make a layer's state: h, or h and c."""
+        """The number of vectors of a layer's state: h, or h and c."""
         return 2 if self.cell == "lstm" else 1
 
     def network(self, input_size: int, size: int, *, bidirectional: bool = False) -> nn.GRU | nn.LSTM:

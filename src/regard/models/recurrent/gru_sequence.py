@@ -11,14 +11,14 @@ from regard.models.recurrent.token_embeddings import Tokens
 
 
 class Read(NamedTuple):
-    """States of a source (b, k, directions · d), zeros where it is padded, and the last states side by side."""
+    """States of a source (b, k, directions · d), zeros at padding, and the last states concatenated."""
 
     states: Tensor
     last: Tensor
 
 
 def serves(network: nn.GRU | nn.LSTM) -> bool:
-    """A GRU of one layer on the CPU; for compilers, and under an autocast to float16, torch's own."""
+    """Whether it is a GRU of one layer on the CPU; under torch.compile and float16 autocast torch's GRU is used."""
     plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
     known = not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16
     return plain and network.get_parameter("weight_hh_l0").device.type == "cpu" and known
@@ -41,7 +41,7 @@ def read(network: nn.GRU | nn.LSTM, words: Tokens, lengths: Tensor | None) -> Re
 
 
 def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
-    """How many rows have a token at each position."""
+    """The number of rows that have a token at each position."""
     steps, batch, _ = gates.shape
     if lengths is None:
         return [batch] * steps
@@ -49,7 +49,7 @@ def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
 
 
 def _last(states: Tensor, lengths: Tensor | None, back: bool) -> Tensor:
-    """The states (b, d) after the last token of each row in the direction of reading; zeros for a row of nothing."""
+    """The states (b, d) after the last token of each row in the given direction; zeros for an empty row."""
     if back:
         return states[0]
     if lengths is None:

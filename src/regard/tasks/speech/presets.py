@@ -1,4 +1,4 @@
-"""Configurations by name: functions that return them."""
+"""Presets: functions that return a configuration."""
 
 from regard.tasks.config import DecodeSettings
 from regard.tasks.presets import cosine, presets
@@ -21,7 +21,7 @@ def tiny() -> SpeechConfig:
 
 
 def small() -> SpeechConfig:
-    """Hours of recordings of one's own, characters out, 16 kHz sound; for a GPU."""
+    """Hours of your own recordings, characters out, 16 kHz sound; for a GPU."""
     return SpeechConfig(
         preset="small",
         data=DataSettings(rate=16_000, symbols="characters", batch_tokens=24_000),

@@ -20,8 +20,8 @@ def _spans(ids: Tensor) -> tuple[Tensor, Tensor]:
     return spans.amin(-1), spans.amax(-1)
 
 
-def _pairs(
-    shape: tuple[int, int, int, int],
+def kernel_pairs(
+    shape: tuple[int, ...],
     low: int | None,
     high: int | None,
     lengths: Tensor | None,
@@ -33,6 +33,7 @@ def _pairs(
     dropout: float,
     seed: int,
 ) -> Pairs:
+    """Which pairs of (b, h, q, k) attend, as the kernels take it."""
     fields: dict[str, Any] = {"low": low, "high": high, "lengths": lengths}
     if query_ids is not None and key_ids is not None:
         names = ("query_ids", "key_ids", "query_least", "query_most", "key_least", "key_most")
@@ -59,7 +60,7 @@ def _run_forward(
     key_ids: Tensor | None, mask: Tensor | None, bias: Tensor | None, table: Tensor | None, low: int | None,
     high: int | None, activation: str, dropout: float, seed: int, form: str, learning: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    pairs = _pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
+    pairs = kernel_pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
     return forward(Inputs(query, key, value, weight, lengths, activation), pairs, form=form, learning=learning)
 
 
@@ -131,7 +132,7 @@ def _run_backward(
     lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None, low: int | None, high: int | None, activation: str,
     dropout: float, seed: int, form: str, bias_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    pairs = _pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
+    pairs = kernel_pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
     found = backward(
         Inputs(query, key, value, weight, lengths, activation), pairs, output, lse.contiguous(), grad_output,
         None if grad_lse is None else grad_lse.contiguous(),
