@@ -18,6 +18,7 @@ from regard.core.backends import blocked, dot, flex, fused_additive, reference, 
 from regard.core.backends.blocks import grid, out_of_sight
 from regard.core.biases import Bias
 from regard.core.custom import Custom
+from regard.core.fields import as_lines, as_table
 from regard.core.hygiene import quickly_finite
 from regard.core.masks import Band, Mask
 from regard.core.normalizers import Normalizer, Softmax
@@ -32,7 +33,6 @@ BACKENDS: dict[str, ModuleType] = {
 }
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
-_SCALED_DOT, _SOFTMAX = ScaledDot(), Softmax()
 
 Listener = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
 # Who hears of every call: each gets the problem and what computes its result, and gives that result. Nearly always
@@ -52,12 +52,19 @@ class Attended:
         raise TypeError("Attended is no tuple: read its output, weights and log_prob by name")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """How a call would be computed: the backend, why others were refused, the work and the memory.
 
     `flops` counts multiplications and additions of the forward pass over the pairs the mask leaves (estimated by
     blocks); `bytes` is the working memory beside inputs, output and requested weights.
+
+    >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8))
+    Plan
+      backend  sdpa
+      ...
+      flops    640
+      bytes    0
     """
 
     backend: str
@@ -65,14 +72,20 @@ class Plan:
     flops: int
     bytes: int
 
+    def __repr__(self) -> str:
+        return as_lines(self)
+
+    def _repr_html_(self) -> str:
+        return as_table(self)
+
 
 def attention(
     query: Float[Tensor, "... q d"],
     key: Float[Tensor, "... k d2"],
     value: Float[Tensor, "... k e"],
     *,
-    score: AnyScore = _SCALED_DOT,
-    normalize: Normalizer = _SOFTMAX,
+    score: AnyScore = ScaledDot(),
+    normalize: Normalizer = Softmax(),
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     dropout: float = 0.0,
@@ -113,8 +126,8 @@ def explain(
     key: Float[Tensor, "... k d2"],
     value: Float[Tensor, "... k e"],
     *,
-    score: AnyScore = _SCALED_DOT,
-    normalize: Normalizer = _SOFTMAX,
+    score: AnyScore = ScaledDot(),
+    normalize: Normalizer = Softmax(),
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     dropout: float = 0.0,

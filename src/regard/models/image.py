@@ -85,7 +85,7 @@ class ImageEncoder(nn.Module):
         """The memory of maps that the backbone made, now or earlier."""
         rows, columns = maps.shape[-2:]
         for gates in (self.channel, self.spatial):
-            maps = maps if gates is None else gates(maps).output
+            maps = maps if gates is None else gates(maps)
         found = maps.flatten(2).mT
         found = found if self.gate is None else self.gate(found).output
         cells = self.norm(self.project(found))

@@ -17,7 +17,6 @@ from regard.nn.products import linear
 from regard.nn.protocol import Attends, Projected
 
 ORDERS = ("bahdanau", "luong")
-_GRU = Recurrence()
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +80,7 @@ class RecurrentDecoder(nn.Module):
         attention: Attends | None = None,
         order: Literal["bahdanau", "luong"] = "bahdanau",
         input_feeding: bool = False,
-        recurrence: Recurrence = _GRU,
+        recurrence: Recurrence = Recurrence(),
         summary_size: int | None = None,
     ) -> None:
         super().__init__()

@@ -12,8 +12,6 @@ from regard.nn.expected import check_sizes
 from regard.nn.protocol import Projected
 from regard.nn.steps import alignment, blank, check_query, clean_memory, gathered, read, sampling, score_vector
 
-_SOFTMAX = Softmax()
-
 
 class CoverageAttention(nn.Module):
     """w · tanh(W s_i + V h_j + u c_ij + b) with c_i = Σ_{t<i} α_t, what was read so far (See et al. 2017, eq. 11).
@@ -39,7 +37,7 @@ class CoverageAttention(nn.Module):
         memory_size: int | None = None,
         *,
         hidden_size: int | None = None,
-        normalize: Normalizer = _SOFTMAX,
+        normalize: Normalizer = Softmax(),
         fertility: float | None = None,
     ) -> None:
         super().__init__()
