@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from html import escape
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from typing import Any
 
 
-def as_lines(record: "DataclassInstance") -> str:
+def as_lines(record: Any) -> str:
     """The name of the record, then its fields: numbers with commas, an entry of a mapping on each line.
 
     >>> from dataclasses import dataclass
@@ -31,7 +28,7 @@ def as_lines(record: "DataclassInstance") -> str:
     return "\n".join([type(record).__name__, *lines])
 
 
-def as_table(record: "DataclassInstance") -> str:
+def as_table(record: Any) -> str:
     """The fields as a table of HTML."""
     rows = (
         f'<tr><th style="text-align:left;vertical-align:top">{escape(field.name)}</th>'

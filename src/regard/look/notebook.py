@@ -3,7 +3,7 @@
 import sys
 from html import escape
 
-_TALLEST = 1600  # pixels; a higher page scrolls inside its frame
+_TALLEST = 2400  # pixels; a higher page scrolls inside its frame
 
 # The frame is sandboxed, so the notebook cannot read the height of the page: the page reports it.
 _REPORT = """<script>

@@ -237,8 +237,7 @@ class Trace:
 
     def _repr_html_(self, **options: Any) -> str:
         """What a notebook shows."""
-        rows = max((record.queries for record in self.records), default=0)
-        return framed(self._page(**options), height=560 + 24 * min(rows, 20))
+        return framed(self._page(**options), height=860)
 
     def _page(self, **options: Any) -> str:
         from regard.look.page import page
