@@ -31,8 +31,8 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes are forked
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import regard.cli.pages
-import regard.cli.runs
+import regard.cli.page_commands
+import regard.cli.run_commands
 from regard.cli import app
 
 SLOWEST = 600.0  # seconds after which a command hangs
@@ -316,8 +316,8 @@ def main() -> None:
     for name, default in (("damaged", 300), ("settings", 60), ("kills", 40), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N")
     chosen = parser.parse_args()
-    assert regard.cli.runs.TASKS  # imported before anything is forked
-    assert regard.cli.pages.look
+    assert regard.cli.run_commands.TASKS  # imported before anything is forked
+    assert regard.cli.page_commands.look
     with tempfile.TemporaryDirectory() as name:
         place = Place(Path(name))
         place.write_files()

@@ -12,14 +12,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from regard.data.alignment import Link, alignment_error_rate, joined_links
+from regard.data.text.alignment import Link, alignment_error_rate, joined_links
 from regard.tasks.loading import material_of
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.material import Example
+from regard.tasks.translation.predictor import Translator
 from regard.tasks.translation.scoring import Told, links_told
 from regard.tasks.translation.task import TRANSLATION
-from regard.tasks.translation.translator import Translator
-from regard.train.run import Run
+from regard.train.run_directory import Run
 
 All = list[set[Link]]
 

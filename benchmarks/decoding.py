@@ -21,7 +21,7 @@ import torch
 import typer
 from torch.profiler import ProfilerActivity, profile
 
-from regard.cli import decoding_bench as bench
+from regard.bench import decoding_bench as bench
 from regard.decode.captured import Captures
 from regard.models.quantized import quantize
 

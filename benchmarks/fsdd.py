@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import numpy as np
 
-from regard.data.sound import Samples, read_sound, resampled, wav_bytes
+from regard.data.audio.sound_files import Samples, read_sound, resampled, wav_bytes
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 RATE = 8000

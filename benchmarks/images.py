@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import numpy as np
 from PIL import Image
 
-from regard.data.captions import load_captions
-from regard.data.idx import read_labelled
-from regard.data.image_questions import load_image_questions
-from regard.data.image_store import ImageStore, store_images
+from regard.data.vision.captions import load_captions
+from regard.data.vision.idx import read_labelled
+from regard.data.vision.image_questions import load_image_questions
+from regard.data.vision.image_store import ImageStore, store_images
 
 DIFFERENT = 200
 BATCH = 64

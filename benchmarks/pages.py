@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from regard.look.labels import Labels
-from regard.look.page import page
-from regard.look.page_data import pack
 from regard.look.trace import Trace
+from regard.look.viewer.page import page
+from regard.look.viewer.page_data import pack
 
 LAYERS, HEADS = 12, 12
 BERTVIZ = {32: "6.4", 128: "104", 256: "421"}  # megabytes of its model view, measured on the same shapes

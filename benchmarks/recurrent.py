@@ -26,7 +26,7 @@ from regard.models import EncoderDecoder, RecurrentDecoder, RecurrentEncoder
 from regard.nn.attention import Attention
 from regard.nn.cross_entropy import linear_cross_entropy
 from regard.train.optimizer import make_optimizer
-from regard.train.settings import TrainSettings
+from regard.train.train_settings import TrainSettings
 
 _SETTINGS = TrainSettings(learning_rate=1e-5)
 

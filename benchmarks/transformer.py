@@ -31,8 +31,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.models.frame import EncoderDecoder
-from regard.models.transformer import TransformerDecoder, TransformerEncoder
-from regard.models.transformer_training import CapturedStep, compile_layers, sequence_loss
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
+from regard.models.transformer.training_step import CapturedStep, compile_layers, sequence_loss
 
 SMOOTHING = 0.1
 

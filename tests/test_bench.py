@@ -14,7 +14,10 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from regard.cli import bench, cases, chart, measure
+from regard.bench import attention_bench as bench
+from regard.bench import attention_cases as cases
+from regard.bench import bar_chart as chart
+from regard.bench import measurement as measure
 from time_limits import HANG_SECONDS
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,8 +11,8 @@ import pytest
 import torch
 import typer
 
-from regard.cli import decoding_bench, decoding_peers
-from regard.cli.decoding_bench import TINY
+from regard.bench import decoding_bench, decoding_peers
+from regard.bench.decoding_bench import TINY
 from time_limits import HANG_SECONDS
 
 PEERS = pytest.importorskip("transformers")
@@ -91,7 +91,7 @@ def test_all_search_alike():
 
 def test_a_model_marian_cannot_be_is_refused():
     from regard.models.frame import EncoderDecoder
-    from regard.models.transformer import TransformerDecoder, TransformerEncoder
+    from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
 
     options = {"layers": 1, "heads": 2}
     model = EncoderDecoder(TransformerEncoder(11, 8, **options), TransformerDecoder(11, 8, **options))

@@ -13,8 +13,9 @@ import torch
 import typer
 from torch import nn
 
-from regard.cli import curves, layers_bench
-from regard.cli.layer_kinds import KINDS, Convolution, Formed, Met, Setting, meet
+from regard.bench import layers_bench
+from regard.bench import line_chart as curves
+from regard.bench.layer_kinds import KINDS, Convolution, Formed, Met, Setting, meet
 from regard.nn.multihead import MultiHeadAttention
 from time_limits import HANG_SECONDS
 

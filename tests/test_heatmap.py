@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from regard.look.color_scale import DARK, LIGHT, RGB, ink, shade
 from regard.look.heatmap import html, svg, terminal
-from regard.look.shades import DARK, LIGHT, RGB, ink, shade
 
 ROWS = ["汤姆", "追逐"]
 COLUMNS = ["Tom", "chases", "Jerry"]

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "src" / "regard"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top floor to the ground. A floor may import the floors below it, and rooms of its own.
-FLOORS = ["cli", "studio", "tasks", "train decode data", "models", "look", "nn", "parallel", "core"]
+FLOORS = ["cli", "studio", "bench", "tasks", "train decode data", "models", "look", "nn", "parallel", "core"]
 # What knows no model takes callables and records; pictures need the mathematics but no layers.
 NARROWER = {"train": set(), "decode": set(), "data": set(), "look": {"core"}}
 
@@ -172,7 +172,7 @@ def test_checkers_see_the_same_names(package):
 
 def test_every_folder_is_found_by_its_name():
     """In a process of its own: here others have imported them already."""
-    names = ["cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"]
+    names = ["bench", "cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"]
     code = f"import regard; print(*({', '.join(f'regard.{name}.__name__' for name in names)},))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == [f"regard.{name}" for name in names], done.stderr

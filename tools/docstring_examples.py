@@ -52,7 +52,9 @@ def _complete(obj: griffe.Object) -> None:
         if "unknown" in function.parameters:
             del function.parameters["unknown"]
         names = [parameter.name.lstrip("*") for parameter in function.parameters]
-        lines = [f"    {name}: {described(key, name)}" for name in names if name not in _HIDDEN and described(key, name)]
+        lines = [
+            f"    {name}: {described(key, name)}" for name in names if name not in _HIDDEN and described(key, name)
+        ]
         if lines:
             place = next((n for n, paragraph in enumerate(rest) if paragraph.startswith("```pycon")), len(rest))
             rest.insert(place, "\n".join(["Args:", *lines]))

@@ -55,7 +55,7 @@ _HOME = {
     "load": "regard.tasks.loading",
 }
 _FOLDERS = ("nn", "models", "parallel")  # imported when first used, like the names
-_MORE = ("cli", "core", "data", "decode", "look", "studio", "tasks", "train")  # the same, but not listed
+_MORE = ("bench", "cli", "core", "data", "decode", "look", "studio", "tasks", "train")  # the same, but not listed
 
 __all__ = ["__version__", *_HOME, *_FOLDERS]
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.cli.runs import show_result
-from regard.data.bpe import train_bpe
+from regard.cli.run_commands import show_result
+from regard.data.text.bpe import train_bpe
 from regard.look.trace import Trace
-from regard.tasks.settings import changed, listed
+from regard.tasks.config_overrides import changed, listed
 from regard.tasks.task import SettingError
 from regard.tasks.translation.presets import tiny
 from regard.tasks.translation.task import TRANSLATION

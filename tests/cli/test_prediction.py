@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.cli.input_lines import read_lines
-from regard.data.bpe import Codes, train_bpe
-from regard.data.vocabulary import Vocabulary
-from regard.tasks.translation.coding import PieceCoder
-from regard.tasks.translation.translator import Translation, Translator
-from regard.train.run import Run
+from regard.data.text.bpe import Codes, train_bpe
+from regard.data.text.vocabulary import Vocabulary
+from regard.tasks.translation.codec import PieceCoder
+from regard.tasks.translation.predictor import Translation, Translator
+from regard.train.run_directory import Run
 
 FEW = (
     *("--preset", "tiny", "--set", "steps=2", "--set", "validate_every=2", "--set", "data.valid=8"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.data.alignment import (
+from regard.data.text.alignment import (
     alignment_error_rate,
     joined_links,
     links_from_weights,
@@ -11,7 +11,7 @@ from regard.data.alignment import (
     read_links,
     words_of_weights,
 )
-from regard.data.parallel import DataError
+from regard.data.text.parallel_text import DataError
 
 
 def test_hansards_gold(tmp_path):

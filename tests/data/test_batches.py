@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data.batches import TokenBatches, collate
-from regard.data.corpus import encode, index
-from regard.data.parallel import Tsv
+from regard.data.text.corpus import encode, index
+from regard.data.text.parallel_text import Tsv
+from regard.data.token_batches import TokenBatches, collate
 
 RANDOM = np.random.Generator(np.random.PCG64(3))
 SOURCE = RANDOM.integers(1, 40, 997)

@@ -6,8 +6,8 @@ import json
 import pytest
 from PIL import Image
 
-from regard.data.captions import load_captions
-from regard.data.parallel import DataError
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.captions import load_captions
 
 
 @pytest.fixture

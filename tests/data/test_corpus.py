@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard.data.corpus import encode, index, open_text
-from regard.data.parallel import DataError, Limits, Tsv, TwoFiles
+from regard.data.text.corpus import encode, index, open_text
+from regard.data.text.parallel_text import DataError, Limits, Tsv, TwoFiles
 
 TEXTS = [("one", "一"), ("two 🐭 words", "两 个 词"), ("three", "三"), ("a b c d e f", "长")]
 
@@ -106,8 +106,8 @@ MEASURE = """
 import json, resource, sys
 from pathlib import Path
 import numpy as np
-from regard.data.corpus import index
-from regard.data.parallel import TwoFiles
+from regard.data.text.corpus import index
+from regard.data.text.parallel_text import TwoFiles
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 folder = Path(sys.argv[1])
 before = peak()

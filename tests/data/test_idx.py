@@ -6,8 +6,8 @@ import struct
 import numpy as np
 import pytest
 
-from regard.data.idx import load_mnist, read_idx, read_labelled
-from regard.data.parallel import DataError
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.idx import load_mnist, read_idx, read_labelled
 
 IMAGES = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
 LABELS = np.array([3, 1, 4, 1, 5], np.uint8)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from regard.data.image_questions import ImageQuestion, answer_list, hold_out, load_image_questions
-from regard.data.parallel import DataError
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.image_questions import ImageQuestion, answer_list, hold_out, load_image_questions
 
 
 def pictures(folder, names):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from regard.data.image_store import store_images
-from regard.data.images import decode
-from regard.data.parallel import DataError
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.image_files import decode
+from regard.data.vision.image_store import store_images
 
 RED, BLUE = (200, 30, 40), (20, 60, 210)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.corpus import index
-from regard.data.parallel import (
+from regard.data.text.corpus import index
+from regard.data.text.parallel_text import (
     DataError,
     Jsonl,
     Limits,

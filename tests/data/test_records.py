@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data.records import RecordBatches, padded
+from regard.data.record_batches import RecordBatches, padded
 
 RECORDS = [
     {"text": [5, 6, 7], "frames": np.ones((2, 3)), "label": 1, "box": (0.5, 1.5)},

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from regard.data.parallel import DataError
-from regard.data.sound import read_sound, resampled, wav_bytes
+from regard.data.audio.sound_files import read_sound, resampled, wav_bytes
+from regard.data.text.parallel_text import DataError
 
 RATE = 8000
 

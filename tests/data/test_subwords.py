@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data.bpe import SMALLEST, Codes, Subwords, train_bpe
-from regard.data.parallel import DataError
-from regard.data.vocabulary import Vocabulary
+from regard.data.text.bpe import SMALLEST, Codes, Subwords, train_bpe
+from regard.data.text.parallel_text import DataError
+from regard.data.text.vocabulary import Vocabulary
 
 TEXTS = ["Tom chases Jerry .", "the cat chases the mouse", "汤姆 追逐 杰瑞 。", "der Hund läuft schnell"] * 5
 SUBWORDS = train_bpe(TEXTS, size=400)

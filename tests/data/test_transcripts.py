@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from regard.data.parallel import DataError
-from regard.data.transcripts import load_transcripts
+from regard.data.audio.transcripts import load_transcripts
+from regard.data.text.parallel_text import DataError
 
 
 def sounds(folder, *names):

@@ -10,14 +10,14 @@ from random import Random
 
 import pytest
 
-from regard.data.lexicon import ADJECTIVES, INTRANSITIVE, NAMES, NOUNS, TRANSITIVE
-from regard.data.world import Pair, chinese_text, english_text, example, sentences, splits, words
+from regard.data.worlds.grammar.lexicon import ADJECTIVES, INTRANSITIVE, NAMES, NOUNS, TRANSITIVE
+from regard.data.worlds.sentence_pairs import Pair, chinese_text, english_text, example, sentences, splits, words
 
 
 def written(seed: int, count: int, shortest: int = 3, longest: int = 30) -> list[Pair]:
     """Many sentences, made in a process of its own: the checks of types at every call would take a minute here."""
     code = (
-        "import json, sys; from regard.data.world import sentences;"
+        "import json, sys; from regard.data.worlds.sentence_pairs import sentences;"
         f"made = sentences({seed}, count={count}, lengths=({shortest}, {longest}));"
         "json.dump([(p.source, p.target, sorted(p.links), sorted(p.possible)) for p in made], sys.stdout)"
     )
@@ -91,7 +91,7 @@ def test_its_words_are_those_of_the_grammar(sample):
 
 
 def test_every_verb_has_the_forms_of_the_table():
-    import regard.data.lexicon as lexicon
+    import regard.data.worlds.grammar.lexicon as lexicon
 
     groups = [*TRANSITIVE, *INTRANSITIVE, lexicon.LIVING, lexicon.HAVING]
     for name in ("GIVING", "SENDING", "PUTTING", "STAYING", "GOING", "SAYING", "ASKING"):
@@ -278,7 +278,7 @@ def test_the_test_pairs_do_not_depend_on_the_size_of_training():
 
 def test_the_same_seed_gives_the_same_pairs_in_every_process():
     code = (
-        "from regard.data.world import sentences; import hashlib;"
+        "from regard.data.worlds.sentence_pairs import sentences; import hashlib;"
         "text = repr([(p.source, p.target, sorted(p.links), sorted(p.possible)) for p in sentences(4, count=60)]);"
         "print(hashlib.sha256(text.encode()).hexdigest())"
     )
@@ -305,7 +305,7 @@ def test_running_out_of_sentences_is_an_error(monkeypatch):
         def random(self) -> float:
             return 0.125
 
-    monkeypatch.setattr("regard.data.world.Random", Stuck)
+    monkeypatch.setattr("regard.data.worlds.sentence_pairs.Random", Stuck)
     found = sentences(1, count=2)
     assert next(found)
     with pytest.raises(ValueError, match="too few sentences of 3 to 30 words: 1 missing"):

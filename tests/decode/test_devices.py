@@ -12,7 +12,7 @@ from regard.decode.beam import beam
 from regard.decode.captured import Captures
 from regard.models import recurrent_graphs
 from regard.models.frame import EncoderDecoder
-from regard.models.transformer import TransformerDecoder, TransformerEncoder
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
 
 TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 

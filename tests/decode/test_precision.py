@@ -9,11 +9,11 @@ from torch import nn
 
 from regard.models.quantized import QuantizedLinear, TensorQuantizedLinear
 from regard.tasks.task import SettingError
-from regard.tasks.translation import translator as module
-from regard.tasks.translation.coding import Reading, Words
+from regard.tasks.translation import predictor as module
+from regard.tasks.translation.codec import Reading, Words
 from regard.tasks.translation.config import DecodeSettings, ModelSettings, TranslationConfig
 from regard.tasks.translation.network import build
-from regard.tasks.translation.translator import Translator
+from regard.tasks.translation.predictor import Translator
 
 
 class Numbers:

@@ -16,8 +16,8 @@ from regard.decode.records import Hypothesis
 from regard.decode.sample import sample
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
-from regard.models.transformer import TransformerDecoder, TransformerEncoder, TransformerState
-from regard.models.transformer_beams import TransformerBeams, why_not
+from regard.models.transformer.beams import TransformerBeams, why_not
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder, TransformerState
 from regard.nn.multihead import MultiHeadAttention
 
 BEGIN, END, WORDS, MOST = 1, 2, 11, 13

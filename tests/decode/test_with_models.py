@@ -9,9 +9,9 @@ from regard.decode.beam import beam
 from regard.decode.greedy import greedy
 from regard.decode.records import Hypothesis
 from regard.models.frame import EncoderDecoder
-from regard.models.recurrent_decoder import RecurrentDecoder
-from regard.models.recurrent_encoder import RecurrentEncoder
-from regard.models.transformer import TransformerDecoder, TransformerEncoder
+from regard.models.recurrent.decoder import RecurrentDecoder
+from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
 from regard.nn.attention import Attention
 
 BEGIN, END, WORDS = 1, 2, 11

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from regard.look.attention_records import Given, Record
 from regard.look.labels import Labels
-from regard.look.page import page
-from regard.look.page_data import about
-from regard.look.records import Given, Record
 from regard.look.trace import Trace
+from regard.look.viewer.page import page
+from regard.look.viewer.page_data import about
 from regard.look.watch import watch
 
 WORDS = ["[PAD]", "the", "cat", "sat", "it", "rains", "[UNK]"]
@@ -142,7 +142,7 @@ def test_a_page_has_all_sequences_or_says_which_it_has_not(monkeypatch):
     trace = Trace.from_weights({"layer": torch.rand(5, 1, 2, 2)})
     assert [one["sequence"] for one in told(page(trace))] == [0, 1, 2, 3, 4]
     assert [one["sequence"] for one in told(page(trace, batch=[3, 1]))] == [3, 1]
-    monkeypatch.setattr("regard.look.page.WEIGHTS", 8)
+    monkeypatch.setattr("regard.look.viewer.page.WEIGHTS", 8)
     first, second = told(page(trace))
     assert len(first["sequences"]) == 2
     assert "sequences 3 to 5 of the batch" in second["dropped"][0]

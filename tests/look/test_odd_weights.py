@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from regard.look import heatmap
-from regard.look.page import page
-from regard.look.page_data import as_json, pack
-from regard.look.shades import LIGHT
+from regard.look.color_scale import LIGHT
 from regard.look.trace import Trace
+from regard.look.viewer.page import page
+from regard.look.viewer.page_data import as_json, pack
 
 NAN, INF = float("nan"), float("inf")
 ODD = {"NaN": NAN, "infinite": INF, "minus infinite": -INF, "negative": -0.25, "large": 1e6}

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from regard.look.labels import Labels, patches
-from regard.look.page_data import about
 from regard.look.trace import Trace
+from regard.look.viewer.page_data import about
 
 SVG = "{http://www.w3.org/2000/svg}"
 LEFT, TOP, SIDE, STEP = 16, 44, 144, 160  # where tiles of a picture of 48 pixels stand

@@ -8,11 +8,11 @@ import re
 import pytest
 import torch
 
+from regard.look.attention_records import Given, Record
 from regard.look.labels import Labels
-from regard.look.page import FOLDER, bundle, page
-from regard.look.page_data import COARSE, FINE, KEPT, KEPT_WEIGHTS, WHOLE, Budget, about, pack, pictures
-from regard.look.records import Given, Record
 from regard.look.trace import Trace
+from regard.look.viewer.page import FOLDER, bundle, page
+from regard.look.viewer.page_data import COARSE, FINE, KEPT, KEPT_WEIGHTS, WHOLE, Budget, about, pack, pictures
 
 
 def softmax(*shape: int) -> torch.Tensor:
@@ -243,7 +243,7 @@ def test_both_languages_have_every_word():
 
 def test_colours_are_those_of_the_drawings():
     """The same numbers stand in Python for drawings and in JavaScript for the screen."""
-    from regard.look.shades import DARK, LIGHT
+    from regard.look.color_scale import DARK, LIGHT
 
     text = (FOLDER / "colors.js").read_text(encoding="utf-8")
     for name, scale in (("light", LIGHT), ("dark", DARK)):

@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 
 from regard.look.labels import Labels, glimpses, patches
-from regard.look.page import FOLDER, page
-from regard.look.page_data import pack
 from regard.look.trace import Trace
+from regard.look.viewer.page import FOLDER, page
+from regard.look.viewer.page_data import pack
 from time_limits import BROWSER_MILLISECONDS
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested in a browser: install playwright")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.data.bpe import train_bpe
+from regard.data.text.bpe import train_bpe
 from regard.look.labels import as_labels
-from regard.look.pieces import readable
+from regard.look.readable_tokens import readable
 
 
 @pytest.mark.parametrize(

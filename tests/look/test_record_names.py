@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from regard.look.page import page
 from regard.look.trace import Trace
-from regard.tasks.translation.coding import Reading
-from regard.tasks.translation.translator import Translation
-from regard.tasks.views import joined_trace
+from regard.look.viewer.page import page
+from regard.tasks.joined_traces import joined_trace
+from regard.tasks.translation.codec import Reading
+from regard.tasks.translation.predictor import Translation
 
 NAMES = ["a [b] c", "[…]", "*", "?", "[!a]*", "[[]", "a*[", "]["]
 

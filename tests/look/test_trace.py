@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+from regard.look.attention_records import Given, Record
 from regard.look.labels import Labels, as_labels, patches
-from regard.look.records import Given, Record
+from regard.look.recomputed_weights import Joined
 from regard.look.rollout import rollout
-from regard.look.sources import Joined
 from regard.look.trace import Trace
 
 B, H, Q, K = 2, 3, 5, 7
@@ -57,7 +57,7 @@ def test_a_zero_weight_adds_no_entropy():
 
 def test_summaries_do_not_depend_on_the_block(record, monkeypatch):
     whole = record.received(), record.entropy(), record.top(3).values, record.overview(4, head=1)
-    monkeypatch.setattr("regard.look.records._BLOCK_NUMBERS", 2 * H * K)
+    monkeypatch.setattr("regard.look.attention_records._BLOCK_NUMBERS", 2 * H * K)
     parts = record.received(), record.entropy(), record.top(3).values, record.overview(4, head=1)
     for expected, found in zip(whole, parts, strict=True):
         torch.testing.assert_close(found, expected)

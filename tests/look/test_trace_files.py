@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
+from regard.look.attention_records import Given, Record
 from regard.look.labels import Labels
-from regard.look.records import Given, Record
 from regard.look.trace import Trace
 
 

@@ -565,7 +565,7 @@ def test_a_fault_in_watching_does_not_stop_the_model(monkeypatch):
     def fail(*_, **__):
         raise ValueError("cannot be told")
 
-    monkeypatch.setattr("regard.look.capture_sdpa.build", fail)
+    monkeypatch.setattr("regard.look.capture.sdpa_calls.build", fail)
     query, key, value = tensors()
     expected = F.scaled_dot_product_attention(query, key, value)
     model = Bare(F.scaled_dot_product_attention)
@@ -643,7 +643,7 @@ LONG = {
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("way", LONG)
 def test_a_large_matrix_by_hand_is_traced_to_queries_and_keys(monkeypatch, way, dropout):
-    monkeypatch.setattr("regard.look.capture_scores.LARGE", 100)
+    monkeypatch.setattr("regard.look.capture.score_matrices.LARGE", 100)
     query, key, value = tensors(queries=60, keys=60)
     kept = []
 
@@ -658,7 +658,7 @@ def test_a_large_matrix_by_hand_is_traced_to_queries_and_keys(monkeypatch, way, 
 
 
 def test_a_large_matrix_that_took_another_way_is_kept_as_it_is(monkeypatch):
-    monkeypatch.setattr("regard.look.capture_scores.LARGE", 100)
+    monkeypatch.setattr("regard.look.capture.score_matrices.LARGE", 100)
     query, key, value = tensors(queries=60, keys=60)
     for change in (lambda s: s.clamp(-1, 1), lambda s: s.clamp_(-1, 1), lambda s: 2 * (s + torch.ones(60, 60)) ** 2):
         kept = []
@@ -707,7 +707,9 @@ def test_a_check_with_large_values_is_made_at_once():
 
 
 def test_a_wrong_record_would_fail_its_check(monkeypatch):
-    monkeypatch.setattr("regard.look.capture_sdpa.ScaledDot", lambda scale, softcap: ScaledDot(scale * 1.1, softcap))
+    monkeypatch.setattr(
+        "regard.look.capture.sdpa_calls.ScaledDot", lambda scale, softcap: ScaledDot(scale * 1.1, softcap)
+    )
     [record] = seen(F.scaled_dot_product_attention, *tensors())
     assert record.check() > 1e-3
 

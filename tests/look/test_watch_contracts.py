@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from regard.look.capture_multihead import open_form
+from regard.look.capture.multihead_modules import open_form
 
 
 class Names(TorchFunctionMode):

@@ -10,7 +10,7 @@ from torch import nn
 from regard.core.attention import attention
 from regard.core.masks import causal
 from regard.core.scores import Additive
-from regard.look.short import Short
+from regard.look.compact_floats import Short
 from regard.look.watch import watch
 
 pytestmark = pytest.mark.cuda

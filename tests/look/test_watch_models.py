@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regard.look.labels import Labels, patches
-from regard.look.page_data import about
+from regard.look.viewer.page_data import about
 from regard.look.watch import watch
 
 PATH = Path(__file__).parents[2] / "tools" / "works_with.py"
@@ -54,7 +54,7 @@ def test_every_call_is_seen_as_it_was(as_installed, name):
 
 @pytest.mark.parametrize("name", [name for name in CASES if "eager" in name or "by hand" in name])
 def test_matrices_traced_to_queries_and_keys_are_the_same(as_installed, monkeypatch, name):
-    monkeypatch.setattr("regard.look.capture_scores.worth_it", lambda *_: True)
+    monkeypatch.setattr("regard.look.capture.score_matrices.worth_it", lambda *_: True)
     found = outcome(name, compiling=False)
     assert found.calls == found.expected
     assert found.weights < 1e-5

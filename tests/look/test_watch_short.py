@@ -12,7 +12,7 @@ from watching import seen
 
 from regard.core.attention import attention
 from regard.core.scores import Additive, ScaledDot
-from regard.look.short import ROUNDING, Exact, Short, shorter, worst_score
+from regard.look.compact_floats import ROUNDING, Exact, Short, shorter, worst_score
 from regard.look.watch import watch
 
 B, H, G, Q, K, D = 2, 6, 3, 37, 41, 8

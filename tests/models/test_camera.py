@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.core.requests import full, top
-from regard.models.camera import CameraDriver, FrameEncoder
+from regard.models.vision.camera_driver import CameraDriver, FrameEncoder
 
 HIGH, WIDE = 24, 40
 

@@ -14,8 +14,8 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 import regard
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
-from regard.models.transformer import TransformerDecoder, TransformerEncoder
-from regard.models.transformer_training import compile_layers, sequence_loss
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
+from regard.models.transformer.training_step import compile_layers, sequence_loss
 
 WORDS, SIZE, HEADS = 23, 12, 3
 # The checks of shapes and types are woven into the library as it loads, and the compiler would have to compile them:

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 import oracles
 from regard.core.normalizers import Hard
 from regard.core.requests import full, top
-from regard.models.controller import Controller
 from regard.models.memory import Memory
-from regard.models.scene import SceneEncoder
+from regard.models.scene.controller import Controller
+from regard.models.scene.object_encoder import SceneEncoder
 
 BATCH, KEYS, SIZE, ACTIONS = 2, 7, 5, 3
 MASK = torch.tensor([[True] * 7, [True, True, False, True, False, False, True]])
@@ -163,9 +163,9 @@ def test_errors_say_what_was_expected():
 COMPILED = """
 import torch
 from regard.models.classifier import Classifier
-from regard.models.controller import Controller
-from regard.models.image import ImageEncoder, ResidualNetwork
-from regard.models.scene import SceneEncoder
+from regard.models.scene.controller import Controller
+from regard.models.vision.image_encoder import ImageEncoder, ResidualNetwork
+from regard.models.scene.object_encoder import SceneEncoder
 
 drive, present = (SceneEncoder(5, 8, layers=1), Controller(8, actions=3)), torch.rand(2, 7) < 0.8
 see = (ImageEncoder(8, backbone=ResidualNetwork(widths=(4, 6))), Classifier(3, memory_size=8))

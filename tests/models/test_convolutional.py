@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.models.convolutional import ConvolutionalNetwork
+from regard.models.vision.convolutional import ConvolutionalNetwork
 
 
 @pytest.mark.parametrize(

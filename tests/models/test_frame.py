@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from regard.core.requests import full
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Decoded, Memory, Step
-from regard.models.recurrent_decoder import RecurrentDecoder
-from regard.models.recurrent_encoder import RecurrentEncoder
+from regard.models.recurrent.decoder import RecurrentDecoder
+from regard.models.recurrent.encoder import RecurrentEncoder
 from regard.nn.attention import Attention
 
 B, K, T, VOCABULARY = 3, 7, 5, 11

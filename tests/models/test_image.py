@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from regard.models.efficientnet import EfficientNetLite0
-from regard.models.image import ImageEncoder, ResidualNetwork, grid_positions
+from regard.models.vision.efficientnet import EfficientNetLite0
+from regard.models.vision.image_encoder import ImageEncoder, ResidualNetwork, grid_positions
 
 LITE0_CHANNELS = {1: 16, 2: 24, 3: 40, 4: 80, 5: 112, 6: 192, 7: 320, 8: 1280}
 LITE0_STRIDES = {1: 2, 2: 4, 3: 8, 4: 16, 5: 16, 6: 32, 7: 32, 8: 32}

@@ -8,10 +8,10 @@ from regard.core.requests import full
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
 from regard.models.memory_words import with_words
-from regard.models.recurrent_cells import Recurrence
-from regard.models.recurrent_decoder import RecurrentDecoder
-from regard.models.recurrent_encoder import RecurrentEncoder
-from regard.models.transformer import TransformerDecoder, TransformerEncoder
+from regard.models.recurrent.cells import Recurrence
+from regard.models.recurrent.decoder import RecurrentDecoder
+from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
 from regard.nn.attention import Attention
 from regard.nn.local import LocalAttention
 

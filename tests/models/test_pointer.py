@@ -12,7 +12,7 @@ import oracles
 from regard.core.requests import full, top
 from regard.core.scores import ScaledDot
 from regard.models.memory import Memory
-from regard.models.pointer import SpanPointer, best_span
+from regard.models.span_pointer import SpanPointer, best_span
 
 BATCH, WORDS, ASKED, PASSAGE, QUESTION, SIZE = 2, 11, 5, 7, 3, 4
 

@@ -6,7 +6,7 @@ import torch
 from regard.core.normalizers import Hard
 from regard.core.requests import full
 from regard.models.memory import Memory
-from regard.models.pointer import SpanPointer
+from regard.models.span_pointer import SpanPointer
 
 BATCH, WORDS, ASKED, PASSAGE, QUESTION, SIZE = 2, 11, 5, 7, 3, 4
 

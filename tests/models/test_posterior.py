@@ -6,9 +6,9 @@ from torch import Tensor
 
 from regard.models.memory import Memory
 from regard.models.posterior import log_likelihood, posterior
-from regard.models.recurrent_cells import Recurrence
-from regard.models.recurrent_decoder import RecurrentDecoder
-from regard.models.transformer import TransformerDecoder
+from regard.models.recurrent.cells import Recurrence
+from regard.models.recurrent.decoder import RecurrentDecoder
+from regard.models.transformer.encoder_decoder import TransformerDecoder
 from regard.nn.attention import Attention
 
 B, K, T, D, VOCABULARY = 3, 7, 5, 8, 13

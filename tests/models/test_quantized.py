@@ -18,10 +18,10 @@ from regard.models.quantized import (
     pack,
     quantize,
 )
-from regard.models.recurrent_decoder import RecurrentDecoder
-from regard.models.recurrent_encoder import RecurrentEncoder
-from regard.models.transformer import TransformerDecoder, TransformerEncoder
-from regard.models.transformer_beams import why_not
+from regard.models.recurrent.decoder import RecurrentDecoder
+from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.transformer.beams import why_not
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
 from regard.nn.attention import Attention
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.projection import HeadProjection

@@ -13,9 +13,9 @@ from regard.core.requests import entropy, full, received, rows, top
 from regard.models import recurrent_cpu, recurrent_gates, recurrent_scores
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
-from regard.models.recurrent_cells import Recurrence
-from regard.models.recurrent_decoder import RecurrentDecoder
-from regard.models.recurrent_encoder import RecurrentEncoder
+from regard.models.recurrent.cells import Recurrence
+from regard.models.recurrent.decoder import RecurrentDecoder
+from regard.models.recurrent.encoder import RecurrentEncoder
 from regard.nn.attention import Attention
 from regard.nn.coverage import CoverageAttention
 from regard.nn.local import LocalAttention
@@ -494,7 +494,7 @@ def test_eight_examples_are_learned_by_heart(mechanism, order):
 COMPILED = """
 import torch
 from regard.models.memory import Memory
-from regard.models.recurrent_decoder import RecurrentDecoder
+from regard.models.recurrent.decoder import RecurrentDecoder
 from regard.nn.attention import Attention
 torch.manual_seed(0)
 decoder = RecurrentDecoder(13, 7, memory_size=10, attention=Attention(7, 10)).double()

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.models import recurrent_captured
-from regard.models.recurrent_encoder import RecurrentEncoder
-from regard.models.recurrent_reading import Read, read
-from regard.models.recurrent_tokens import Tokens
+from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.recurrent.gru_sequence import Read, read
+from regard.models.recurrent.token_embeddings import Tokens
 
 B, K, D, E, VOCABULARY = 3, 7, 5, 4, 13
 LENGTHS = [None, [7, 3, 0], [5, 5, 2]]

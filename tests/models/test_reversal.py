@@ -5,8 +5,8 @@ import torch.nn.functional as F
 
 from regard.core.requests import full
 from regard.models.frame import EncoderDecoder
-from regard.models.recurrent_decoder import RecurrentDecoder
-from regard.models.recurrent_encoder import RecurrentEncoder
+from regard.models.recurrent.decoder import RecurrentDecoder
+from regard.models.recurrent.encoder import RecurrentEncoder
 from regard.nn.attention import Attention
 
 LENGTH, SYMBOLS, SIZE, BATCH, STEPS = 24, 12, 40, 64, 130

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from regard.models.scene import SceneEncoder
+from regard.models.scene.object_encoder import SceneEncoder
 
 BATCH, OBJECTS, FEATURES, SIZE = 2, 7, 5, 6
 PRESENT = torch.tensor([[True] * 7, [True, True, False, True, False, False, True]])

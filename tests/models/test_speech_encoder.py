@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.models.speech import BothWays, SpeechEncoder
+from regard.models.speech.pyramidal_encoder import BothWays, SpeechEncoder
 
 FEATURES, SIZE = 5, 3
 

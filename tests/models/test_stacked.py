@@ -8,7 +8,7 @@ from regard.core.normalizers import Hard
 from regard.core.requests import full
 from regard.models.classifier import Classifier
 from regard.models.memory import Memory
-from regard.models.stacked import StackedClassifier
+from regard.models.stacked_attention import StackedClassifier
 
 
 def memory(*, mask: Tensor | None = None) -> Memory:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from regard.core.requests import full
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
-from regard.models.transformer import TransformerDecoder, TransformerEncoder
-from regard.models.transformer_training import CapturedStep, compile_layers, sequence_loss
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
+from regard.models.transformer.training_step import CapturedStep, compile_layers, sequence_loss
 from regard.nn.feedforward import FeedForward
 from regard.nn.positions import LearnedPositions, RelativePositions
 

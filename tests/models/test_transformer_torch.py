@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from regard.core.masks import causal, padding
 from regard.models.frame import EncoderDecoder
-from regard.models.transformer import TransformerDecoder, TransformerEncoder
-from regard.models.transformer_stack import DecoderStack, EncoderStack
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
+from regard.models.transformer.stacks import DecoderStack, EncoderStack
 
 BATCH, SOURCE, TARGET, SIZE, HEADS, HIDDEN, LAYERS, WORDS = 3, 7, 5, 12, 2, 17, 3, 19
 LENGTHS = torch.tensor([7, 2, 4])

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from regard.models.visual import Looked, RecurrentVisualAttention, looked_loss, stepwise_loss
+from regard.models.vision.visual_attention import Looked, RecurrentVisualAttention, looked_loss, stepwise_loss
 from regard.nn.glimpse import Glimpse
 
 
@@ -195,7 +195,7 @@ def test_state_dict_round_trip_and_autocast():
 # In a process of its own: a compiler cannot trace the checks of shapes that run in these tests.
 COMPILED = """
 import torch
-from regard.models.visual import RecurrentVisualAttention
+from regard.models.vision.visual_attention import RecurrentVisualAttention
 from regard.nn.glimpse import Glimpse
 
 model = RecurrentVisualAttention(5, glimpse=Glimpse(3, scales=2), steps=3, size=11, hidden_size=7).eval()

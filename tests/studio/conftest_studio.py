@@ -14,7 +14,7 @@ import pytest
 
 from regard.studio.app import create
 from regard.studio.limits import LIMITS, Limits
-from regard.studio.serve import bind, server
+from regard.studio.server import bind, server
 from time_limits import BROWSER_MILLISECONDS, HANG_SECONDS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

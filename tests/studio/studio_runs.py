@@ -14,11 +14,11 @@ from PIL import Image
 from regard.look.trace import Trace
 from regard.tasks.catalog import TASKS
 from regard.tasks.config import TaskConfig
-from regard.tasks.settings import configure
+from regard.tasks.config_overrides import configure
 from regard.tasks.task import Figure, Input, InputError, Task, View
 from regard.tasks.training import train
-from regard.train.progress import Silent
-from regard.train.run import Run, RunError
+from regard.train.progress_display import Silent
+from regard.train.run_directory import Run, RunError
 
 SETTINGS = {
     "steps": "4", "validate_every": "2", "log_every": "1", "warmup": "2", "data.train": "60", "data.valid": "6",

@@ -22,9 +22,9 @@ from conftest_studio import ARGUMENTS, CHROMIUM, running
 from measure_tiles import watched
 
 from regard.look.labels import Labels
-from regard.look.page import page
+from regard.look.viewer.page import page
 from regard.look.watch import watch
-from regard.studio.runs import open_run
+from regard.studio.translation_api import open_run
 
 
 def sentence(page: Page) -> None:

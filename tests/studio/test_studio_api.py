@@ -15,8 +15,8 @@ from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.studio.limits import Limits
 from regard.studio.playground import Question, Sentence, answer, embed
-from regard.studio.runs import Alternative, Translated, Translates, Translation
-from regard.studio.toy import Toy, toys
+from regard.studio.toy_translator import Toy, toys
+from regard.studio.translation_api import Alternative, Translated, Translates, Translation
 
 TOM = {"query": [[10.0, 5.0, 10.0]], "key": [[5.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]}
 

@@ -12,8 +12,8 @@ from conftest_studio import Studio, running
 from studio_runs import PICTURE, SCENE, Stub, beginning, png, task_of, translator
 
 from regard.studio.limits import Limits
-from regard.studio.runs import open_run
-from regard.studio.serve import serve
+from regard.studio.server import serve
+from regard.studio.translation_api import open_run
 from regard.tasks.task import Input
 
 IMAGE = base64.b64encode(png()).decode()
@@ -374,7 +374,7 @@ def test_an_example_never_names_a_file():
 
 def test_the_studio_serves_a_run_that_is_training(trained: Path, tmp_path: Path, monkeypatch):
     """`regard studio RUN` opens it; the server is not started here."""
-    import regard.studio.serve as serving
+    import regard.studio.server as serving
 
     begun = beginning(trained, tmp_path / "begun")
     said: list[str] = []

@@ -11,13 +11,13 @@ import pytest
 from conftest_studio import running
 from studio_runs import SCENE, Stub, beginning, png, task_of, translator
 
-from regard.studio.runs import open_run
+from regard.studio.translation_api import open_run
 from regard.tasks.catalog import TASKS
-from regard.tasks.settings import configure
+from regard.tasks.config_overrides import configure
 from regard.tasks.task import Input
 from regard.tasks.training import train
-from regard.train.progress import Silent
-from regard.train.run import Run
+from regard.train.progress_display import Silent
+from regard.train.run_directory import Run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tasks"))
 from picture_task import ASKED

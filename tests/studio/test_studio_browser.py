@@ -14,7 +14,7 @@ from conftest_studio import running
 
 from regard.look.labels import Labels
 from regard.look.trace import Trace
-from regard.studio.runs import Translated, Translation
+from regard.studio.translation_api import Translated, Translation
 
 NASTY = "<img src=x onerror=alert(1)>"
 

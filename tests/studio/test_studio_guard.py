@@ -8,8 +8,8 @@ import sys
 import pytest
 from conftest_studio import Studio, running
 
-from regard.studio.guard import hosts, is_loopback
 from regard.studio.limits import Limits
+from regard.studio.request_guard import hosts, is_loopback
 from time_limits import HANG_SECONDS
 
 EXAMPLE = {"query": [[10.0, 5.0, 10.0]], "key": [[5.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]}
@@ -261,14 +261,14 @@ def test_the_server_starts_without_torch_and_stops_on_interrupt():
 
 
 def test_a_port_that_is_taken(studio: Studio):
-    from regard.studio.serve import serve
+    from regard.studio.server import serve
 
     with pytest.raises(OSError, match=rf"127.0.0.1:{studio.port} cannot be used .*--port chooses another"):
         serve(port=studio.port)
 
 
 def test_paths_that_are_no_traces(tmp_path):
-    from regard.studio.serve import serve
+    from regard.studio.server import serve
 
     with pytest.raises(ValueError, match=r"nowhere does not exist: expected a trace file or the directory of a run"):
         serve([tmp_path / "nowhere"], port=0)

@@ -6,10 +6,10 @@ import struct
 import pytest
 import torch
 
+from regard.look.attention_records import Record
 from regard.look.labels import Labels
-from regard.look.records import Record
 from regard.look.trace import Trace
-from regard.studio import tiles
+from regard.studio import map_tiles as tiles
 from regard.studio.limits import RefusedError
 
 

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.data.records import padded
+from regard.data.record_batches import padded
 from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.tasks.config import TaskConfig, TaskData
-from regard.tasks.pictures import cell_labels, read_picture, scaled
+from regard.tasks.image_inputs import cell_labels, read_picture, scaled
 from regard.tasks.task import Figure, Input, InputError, Judged, Material, Outcome, Preset, Task, View
-from regard.train.settings import TrainSettings
+from regard.train.train_settings import TrainSettings
 
 ANSWERS = ("dark", "bright")
 SIZE = (16, 16)

@@ -12,10 +12,10 @@ from tiny_runs import one_line, regard
 
 import regard as package
 from regard.tasks.catalog import TASKS
+from regard.tasks.config_overrides import configure
 from regard.tasks.driving.camera_material import CameraCodec, camera_material
 from regard.tasks.driving.camera_predictor import CameraPredictor
 from regard.tasks.driving.camera_scoring import baselines
-from regard.tasks.settings import configure
 from regard.tasks.task import SettingError
 
 DRIVING = TASKS["driving"]

@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 
 from regard.core.requests import full
-from regard.data.parallel import DataError
+from regard.data.text.parallel_text import DataError
 from regard.data.worlds.scene_captions import captioned
-from regard.models.efficientnet import EfficientNetLite0
-from regard.models.image import MAP_ATTENTIONS
+from regard.models.vision.efficientnet import EfficientNetLite0
+from regard.models.vision.image_encoder import MAP_ATTENTIONS
+from regard.tasks.attention_learning import loss_of
 from regard.tasks.captioning.codec import CaptionCodec, words_of
 from regard.tasks.captioning.config import (
     CaptioningConfig,
@@ -31,7 +32,6 @@ from regard.tasks.captioning.presets import PRESETS
 from regard.tasks.captioning.scoring import corpus_bleu, judge, pointing, sacrebleu_figures, text_figures
 from regard.tasks.captioning.task import CAPTIONING
 from regard.tasks.config import LearningSettings
-from regard.tasks.learning import loss_of
 from regard.tasks.task import InputError, SettingError
 
 TINY = ModelSettings(widths=(4,), patch=4, size=12, embedding=8, dropout=0.0)
@@ -338,7 +338,7 @@ def test_other_files_are_examples(tmp_path, world):
 @pytest.fixture
 def weights_package(monkeypatch, tmp_path):
     """The package of ImageNet weights with random ones, as if it were installed."""
-    from regard.models.efficientnet import _published
+    from regard.models.vision.efficientnet import _published
 
     torch.manual_seed(5)
     state = {_published(name): value for name, value in EfficientNetLite0(stage=3).state_dict().items()}

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from regard.data.bpe import train_bpe
+from regard.data.text.bpe import train_bpe
 from regard.tasks.translation.config import DataSettings
 from regard.tasks.translation.material import file_material
 

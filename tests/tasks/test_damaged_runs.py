@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_runs import FILES, WORLD, copy, data_of, one_line, regard, train, write_files
 
-from regard.tasks.live import open_run
-from regard.train.run import Run, RunError
+from regard.tasks.live_runs import open_run
+from regard.train.run_directory import Run, RunError
 
 TEXT = "the lazy dog 7"
 

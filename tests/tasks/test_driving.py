@@ -10,19 +10,19 @@ from tiny_runs import one_line, regard, tiny_settings
 
 import regard as package
 from regard.core.requests import full
-from regard.data.records import padded
-from regard.data.traffic_scenes import parse_scene, scene_json, write_scenes
+from regard.data.driving.traffic_scenes import parse_scene, scene_json, write_scenes
+from regard.data.record_batches import padded
 from regard.data.worlds.traffic import Recorded, record
 from regard.data.worlds.traffic_expert import ACTIONS, Decisions, expert
+from regard.tasks.attention_learning import asks_attention, loss_of
 from regard.tasks.catalog import TASKS
+from regard.tasks.config_overrides import configure
 from regard.tasks.driving.codec import DrivingCodec
 from regard.tasks.driving.config import DriverLearning, DrivingConfig, ModelSettings
 from regard.tasks.driving.material import Records
 from regard.tasks.driving.network import build
 from regard.tasks.driving.predictor import DrivingPredictor
 from regard.tasks.driving.scoring import agreement, pointing
-from regard.tasks.learning import asks_attention, loss_of
-from regard.tasks.settings import configure
 from regard.tasks.task import SettingError
 
 DRIVING = TASKS["driving"]

@@ -13,7 +13,7 @@ import regard as package
 from regard.data.worlds.digits import ink_box
 from regard.tasks.glimpse.codec import GlimpseCodec
 from regard.tasks.glimpse.config import DataSettings, GlimpseConfig, ModelSettings
-from regard.tasks.glimpse.images import grey_png
+from regard.tasks.glimpse.grey_images import grey_png
 from regard.tasks.glimpse.material import Example, encode, examples_of, make_material
 from regard.tasks.glimpse.network import build, places_of
 from regard.tasks.glimpse.placing import ink_boxes, placed

@@ -7,16 +7,16 @@ from typing import Literal
 import pytest
 import torch
 
-from regard.data.bpe import Codes, train_bpe
-from regard.data.parallel import DataError
-from regard.data.vocabulary import Vocabulary
+from regard.data.text.bpe import Codes, train_bpe
+from regard.data.text.parallel_text import DataError
+from regard.data.text.vocabulary import Vocabulary
 from regard.models.memory import Memory
 from regard.tasks.translation import scoring
-from regard.tasks.translation.coding import PieceCoder, WordCoder
+from regard.tasks.translation.codec import PieceCoder, WordCoder
 from regard.tasks.translation.config import DataSettings, DecodeSettings, ModelSettings, TranslationConfig
 from regard.tasks.translation.material import Example, examples_of
 from regard.tasks.translation.network import build
-from regard.tasks.translation.translator import Translator
+from regard.tasks.translation.predictor import Translator
 
 SOURCES = ("the cat sleeps", "a dog")
 UNUSED = WordCoder(Vocabulary(()), Vocabulary(()))

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from regard.tasks.attention_learning import asks_attention, hard, loss_of, with_baseline
 from regard.tasks.config import LearningSettings, TaskConfig
-from regard.tasks.learning import asks_attention, hard, loss_of, with_baseline
 from regard.tasks.sentiment.task import SENTIMENT
 from regard.tasks.task import Outcome
 from regard.tasks.training import TaskLoss
-from regard.train.settings import TrainSettings
+from regard.train.train_settings import TrainSettings
 
 WEIGHTS = torch.tensor([[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]])
 MASK = torch.tensor([[[True, True, False], [True, True, False]]])

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from regard.data.vocabulary import Vocabulary
-from regard.tasks.translation.coding import WordCoder
+from regard.data.text.vocabulary import Vocabulary
+from regard.tasks.translation.codec import WordCoder
 from regard.tasks.translation.config import DecodeSettings, ModelSettings
-from regard.tasks.translation.live import LiveTranslator
+from regard.tasks.translation.interactive import LiveTranslator
 from regard.tasks.translation.network import build
-from regard.tasks.translation.translator import Translator
+from regard.tasks.translation.predictor import Translator
 
 SOURCE = ("Tom", "chases", "Jerry", "sees", "the")
 TARGET = ("汤姆", "追逐", "杰瑞", "看见")

@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 from regard.core.requests import full
-from regard.tasks.settings import configure
+from regard.tasks.config_overrides import configure
 from regard.tasks.task import SettingError
 from regard.tasks.training import train
 from regard.tasks.translation.config import ModelSettings, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import tiny
 from regard.tasks.translation.task import TRANSLATION
-from regard.train.progress import Silent
-from regard.train.run import RunError
+from regard.train.progress_display import Silent
+from regard.train.run_directory import RunError
 
 SIZES = (11, 13)
 

@@ -18,7 +18,7 @@ from regard.cli import app
 from regard.tasks.catalog import TASKS
 from regard.tasks.example_files import example_arguments, example_file, store_example
 from regard.tasks.task import Input, InputError
-from regard.train.run import Run
+from regard.train.run_directory import Run
 
 RED = (200, 30, 30)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.tasks.pictures import cell_labels, covered, points_at, read_picture, scaled
+from regard.tasks.image_inputs import cell_labels, covered, points_at, read_picture, scaled
 from regard.tasks.task import InputError
 
 

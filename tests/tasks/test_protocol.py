@@ -18,10 +18,10 @@ from tiny_runs import NAMES, one_line, regard, tiny, tiny_settings
 
 import regard as package
 from regard.tasks.catalog import TASKS
+from regard.tasks.config_overrides import configure
 from regard.tasks.inputs import from_arguments, named
-from regard.tasks.settings import configure
 from regard.tasks.task import Input, InputError, SettingError
-from regard.train.run import Run
+from regard.train.run_directory import Run
 
 LOADED = """
 import json, sys, regard

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.data.text.passages import Passage
-from regard.models.pointer import Pointed
+from regard.models.span_pointer import Pointed
 from regard.tasks.reading.answers import answers
 
 LOW = torch.finfo(torch.float32).min / 2

@@ -11,8 +11,8 @@ from regard.core.requests import full
 from regard.data.text.passages import Passage
 from regard.data.text.questions import Asked
 from regard.data.worlds.stories import example, stories
-from regard.models.pointer import best_span
-from regard.tasks.reading.coding import FEATURES, LETTERS, ReadingCodec, asked, encode
+from regard.models.span_pointer import best_span
+from regard.tasks.reading.codec import FEATURES, LETTERS, ReadingCodec, asked, encode
 from regard.tasks.reading.config import ModelSettings, ReadingConfig
 from regard.tasks.reading.network import Texts, build, loss
 from regard.tasks.reading.presets import PRESETS

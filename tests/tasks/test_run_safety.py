@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tiny_runs import FILES, contents, copy, data_of, one_line, regard, train, write_files
 
-from regard.train.lock import locked
-from regard.train.run import Run, RunError
-from regard.train.weights import read_tensors
+from regard.train.directory_lock import locked
+from regard.train.run_directory import Run, RunError
+from regard.train.weight_files import read_tensors
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_a_directory_that_another_process_begins_is_locked_and_not_foreign(tmp_p
 
 def test_of_two_processes_that_start_at_once_one_wins(tmp_path):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["regard.train.run"])
+    context.set_forkserver_preload(["regard.train.run_directory"])
     for attempt in range(5):
         folder, gate, found = tmp_path / str(attempt), context.Barrier(2), context.Queue()
         processes = [context.Process(target=start, args=(str(folder), number, gate, found)) for number in (1, 2)]

@@ -7,11 +7,11 @@ from regard.core.requests import full
 from regard.models.classifier import Classifier
 from regard.models.memory import Memory
 from regard.models.ngrams import NgramEncoder
+from regard.tasks.config_overrides import configure, recorded
 from regard.tasks.sentiment.config import ATTENTIONS, ModelSettings, SentimentConfig
 from regard.tasks.sentiment.network import build, count_parameters, stop_words
 from regard.tasks.sentiment.presets import PRESETS
 from regard.tasks.sentiment.task import SENTIMENT
-from regard.tasks.settings import configure, recorded
 from regard.tasks.task import SettingError
 
 WORDS, CLASSES = 41, 3

@@ -9,12 +9,12 @@ import torch
 from tiny_runs import one_line, regard
 
 import regard as package
-from regard.data.sound import wav_bytes
+from regard.data.audio.sound_files import wav_bytes
 from regard.data.worlds.utterances import utterances
 from regard.tasks.catalog import TASKS
-from regard.tasks.settings import configure
+from regard.tasks.config_overrides import configure
 from regard.tasks.speech.codec import SpeechCodec, words_of
-from regard.tasks.speech.features import frames_of, heard
+from regard.tasks.speech.log_mel_frames import frames_of, heard
 from regard.tasks.speech.material import Example, collate, encode
 from regard.tasks.speech.network import build
 from regard.tasks.speech.predictor import SpeechPredictor, Transcript

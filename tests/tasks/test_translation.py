@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.tasks.settings import changed, configure, parsed
+from regard.tasks.config_overrides import changed, configure, parsed
 from regard.tasks.task import SettingError
 from regard.tasks.translation.config import ATTENTIONS, TranslationConfig
 from regard.tasks.translation.network import build
@@ -130,8 +130,8 @@ def test_a_command_that_failed_leaves_nothing_behind(tmp_path, monkeypatch, as_i
 
 
 def test_an_unknown_name_is_copied_from_where_the_model_looks():
-    from regard.data.vocabulary import Vocabulary
-    from regard.tasks.translation.coding import WordCoder
+    from regard.data.text.vocabulary import Vocabulary
+    from regard.tasks.translation.codec import WordCoder
 
     coder = WordCoder(Vocabulary(("Tom", "chases")), Vocabulary(("汤姆", "追逐")))
     source = coder.read("Tom chases Zork")

@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.data.parallel import DataError
-from regard.data.worlds.scene_further import further
+from regard.data.text.parallel_text import DataError
+from regard.data.worlds.further_questions import further
 from regard.data.worlds.scene_questions import FORMS, asked
+from regard.tasks.attention_learning import loss_of
 from regard.tasks.config import LearningSettings
-from regard.tasks.learning import loss_of
-from regard.tasks.pictures import png_of
+from regard.tasks.image_inputs import png_of
 from regard.tasks.task import InputError
 from regard.tasks.vqa.config import DataSettings, ModelSettings, VqaConfig
 from regard.tasks.vqa.material import Example

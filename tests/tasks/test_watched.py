@@ -15,8 +15,8 @@ import regard as package
 from regard.core.requests import full
 from regard.look.trace import Trace
 from regard.nn.multihead import MultiHeadAttention
-from regard.tasks import watched as module
-from regard.tasks.watched import watched
+from regard.tasks import watched_predictions as module
+from regard.tasks.watched_predictions import watched
 
 TRANSFORMERS = ("translation", "sentiment")
 LAYERS = ["encoder.stack.layers.0.attention", "encoder.stack.layers.1.attention"]

@@ -11,15 +11,15 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.data.sound import wav_bytes
-from regard.data.traffic_scenes import scene_json
+from regard.data.audio.sound_files import wav_bytes
+from regard.data.driving.traffic_scenes import scene_json
 from regard.data.worlds.digits import digits
 from regard.data.worlds.scene_captions import captioned
 from regard.data.worlds.traffic import record
 from regard.data.worlds.utterances import utterances
 from regard.tasks.catalog import TASKS
-from regard.tasks.glimpse.images import grey_png
-from regard.tasks.pictures import png_of
+from regard.tasks.glimpse.grey_images import grey_png
+from regard.tasks.image_inputs import png_of
 
 NAMES = sorted(TASKS)
 STEPS = ("--set", "steps=4", "--set", "validate_every=2", "--set", "log_every=1", "--set", "warmup=2")

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from regard.data.batches import Batch, TokenBatches, collate
+from regard.data.token_batches import Batch, TokenBatches, collate
 from regard.tasks.training import TaskLoss, train
 from regard.tasks.translation.config import ModelSettings
 from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import tiny
 from regard.tasks.translation.task import TRANSLATION
-from regard.train.captured import Captured
-from regard.train.progress import Silent
+from regard.train.cuda_graph_gradients import Captured
+from regard.train.progress_display import Silent
 from regard.train.updates import Loss, differentiated
 
 CPU = torch.device("cpu")

@@ -18,15 +18,15 @@ from rich.console import Console
 from tiny_training import Shuffled, Tied, make, same_weights, summed
 from torch import Tensor, nn
 
+from regard.train.interruption import Diverged, Interrupted, OutOfMemory
+from regard.train.learning_rate import learning_rate
 from regard.train.listeners import tensorboard, trackio
 from regard.train.loop import Fitted, fit
-from regard.train.progress import Bar, Lines, Silent
-from regard.train.run import Run, RunError
-from regard.train.schedule import learning_rate
-from regard.train.settings import TrainSettings
-from regard.train.stops import Diverged, Interrupted, OutOfMemory
+from regard.train.progress_display import Bar, Lines, Silent
+from regard.train.run_directory import Run, RunError
+from regard.train.train_settings import TrainSettings
 from regard.train.updates import Loss
-from regard.train.weights import load_model, read_tensors
+from regard.train.weight_files import load_model, read_tensors
 
 SMALL = {"warmup": 5, "log_every": 3, "validate_every": 5, "checkpoint_every": 4}
 

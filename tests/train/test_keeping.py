@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from regard.train import checkpoint as checkpoint_module
-from regard.train.average import mean_weights
-from regard.train.checkpoint import FILES, CheckpointError, Checkpoints
-from regard.train.durable import write_whole
-from regard.train.metrics import Metrics
+from regard.train import checkpoint_files as checkpoint_module
+from regard.train.atomic_files import write_whole
+from regard.train.checkpoint_files import FILES, CheckpointError, Checkpoints
+from regard.train.metrics_log import Metrics
 from regard.train.random_state import RandomState
-from regard.train.run import Run, RunError
-from regard.train.weights import load_model, model_tensors, read_tensors, save_model, shared_names
+from regard.train.run_directory import Run, RunError
+from regard.train.weight_averaging import mean_weights
+from regard.train.weight_files import load_model, model_tensors, read_tensors, save_model, shared_names
 
 
 def save(checkpoints: Checkpoints, step: int) -> Path:

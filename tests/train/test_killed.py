@@ -13,8 +13,8 @@ import pytest
 import tiny_training
 from tiny_training import same_weights
 
-from regard.train.run import Run
-from regard.train.weights import read_tensors
+from regard.train.run_directory import Run
+from regard.train.weight_files import read_tensors
 from time_limits import HANG_SECONDS
 
 STEPS = 120

@@ -3,8 +3,8 @@
 from tiny_training import Shuffled, make, summed
 
 from regard.train.loop import fit
-from regard.train.run import Run
-from regard.train.settings import TrainSettings
+from regard.train.run_directory import Run
+from regard.train.train_settings import TrainSettings
 from regard.train.updates import Loss
 
 

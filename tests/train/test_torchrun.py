@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from worker_process import Started, killed_once, start
 
-from regard.train.run import Run
-from regard.train.weights import read_tensors
+from regard.train.run_directory import Run
+from regard.train.weight_files import read_tensors
 
 TINY = (
     *("steps=6", "validate_every=2", "log_every=1", "warmup=1", "keep_last=3", "data.train=60", "data.valid=5"),

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.train.interruption import Interrupted
 from regard.train.loop import fit
-from regard.train.run import Run
-from regard.train.settings import TrainSettings
-from regard.train.stops import Interrupted
+from regard.train.run_directory import Run
+from regard.train.train_settings import TrainSettings
 from regard.train.updates import Loss
 
 WORDS = 13

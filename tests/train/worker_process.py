@@ -20,7 +20,7 @@ import torch.export
 import torch.nn.parallel
 from torch.distributed import TCPStore
 
-import regard.cli.predicting  # noqa: F401
+import regard.cli.predict_command  # noqa: F401
 import regard.tasks.training as training
 from regard.cli import main
 from regard.train.errors import RunError

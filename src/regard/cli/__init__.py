@@ -78,12 +78,12 @@ def _demo(
     """Train a translator on this machine, and see where each word came from: about two minutes."""
     try:
         if stages:
-            from regard.cli.story import tell
+            from regard.cli.worked_example import tell
 
             tell(out)
         else:
             from regard.cli.demo import demo
-            from regard.cli.messages import reported
+            from regard.cli.error_messages import reported
 
             with reported():
                 demo(out, steps=steps)
@@ -94,7 +94,7 @@ def _demo(
 @app.command("tasks")
 def _tasks() -> None:
     """What can be trained, on what data, with which presets."""
-    from regard.cli.runs import list_tasks
+    from regard.cli.run_commands import list_tasks
 
     list_tasks()
 
@@ -123,7 +123,7 @@ def _train(
     ] = False,
 ) -> None:
     """Train a model for a task; everything goes into a run directory."""
-    from regard.cli.runs import train
+    from regard.cli.run_commands import train
 
     train(
         task,
@@ -145,7 +145,7 @@ def _evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """How good a run is: its answers, where it looks, and whether that matters."""
-    from regard.cli.runs import evaluate
+    from regard.cli.run_commands import evaluate
 
     evaluate(run, data=data or [], as_json=as_json)
 
@@ -178,7 +178,7 @@ def _predict(
     ] = None,
 ) -> None:
     """Answers of a trained model. The exit status is 1 where some of the texts were not answered."""
-    from regard.cli.predicting import predict
+    from regard.cli.predict_command import predict
 
     predict(
         run,
@@ -197,7 +197,7 @@ def _look(
     language: Annotated[str, typer.Option(help="Of the page.", metavar="en|zh")] = "en",
 ) -> None:
     """Write a page that shows where a model attends, and opens anywhere."""
-    from regard.cli.pages import look
+    from regard.cli.page_commands import look
 
     look(what, out, language)
 
@@ -214,7 +214,7 @@ def _studio(
     open_page: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Look at attention in a web page: a playground, translations, traces."""
-    from regard.cli.pages import studio
+    from regard.cli.page_commands import studio
 
     studio(paths or [], host=host, port=port, open_page=open_page)
 
@@ -237,7 +237,7 @@ def _bench_attention(
     ] = None,
 ) -> None:
     """Time, memory and error of every attention mechanism against its peers."""
-    from regard.cli.bench import attention
+    from regard.bench.attention_bench import attention
 
     attention(only=only or [], quick=quick, as_json=as_json, out=out)
 
@@ -254,7 +254,7 @@ def _bench_decoding(
     ] = None,
 ) -> None:
     """Sentences a second of beam search, against HF generate and CTranslate2 with the same weights."""
-    from regard.cli.decoding_bench import decoding
+    from regard.bench.decoding_bench import decoding
 
     decoding(device=device, quick=quick, as_json=as_json, out=out)
 
@@ -278,6 +278,6 @@ def _bench_layers(
     ] = None,
 ) -> None:
     """Time, memory and steps over length: self-attention, recurrent, convolutional and linear layers."""
-    from regard.cli.layers_bench import layers
+    from regard.bench.layers_bench import layers
 
     layers(lengths=lengths, width=width, kernel=kernel, reach=reach, device=device, as_json=as_json, out=out)

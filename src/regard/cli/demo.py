@@ -10,16 +10,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from regard.cli.pages import write_page
-from regard.cli.runs import show_result
+from regard.cli.page_commands import write_page
+from regard.cli.run_commands import show_result
 from regard.look import heatmap
-from regard.look.page import page
+from regard.look.viewer.page import page
+from regard.tasks.config_overrides import configure
 from regard.tasks.demonstration import DEMO
+from regard.tasks.joined_traces import joined_trace
 from regard.tasks.loading import load
-from regard.tasks.settings import configure
 from regard.tasks.task import Prediction
 from regard.tasks.training import train
-from regard.tasks.views import joined_trace
 
 
 def demo(out: Path, *, steps: int | None = None) -> None:

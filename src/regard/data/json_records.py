@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data.parallel import DataError, lines
+from regard.data.text.parallel_text import DataError, lines
 
 _LONGEST_ARRAY = 1 << 28  # bytes of a line of an array: programs write all of it on one line
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from regard.look.color_scale import DARK, LIGHT, RGB, Scale, hexadecimal, ink, shade
 from regard.look.notebook import Document, Drawing
-from regard.look.shades import DARK, LIGHT, RGB, Scale, hexadecimal, ink, shade
 
 
 @runtime_checkable

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from regard.look.attention_records import Record
 from regard.look.labels import Labels
-from regard.look.records import Record
 
 
 def named(records: Sequence[Record], name: str) -> list[Record]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.look.tokenized import Named, is_encoding, of_encodings, of_texts, of_tokenizer
+from regard.look.token_labels import Named, is_encoding, of_encodings, of_texts, of_tokenizer
 
 if TYPE_CHECKING:
     from PIL.Image import Image

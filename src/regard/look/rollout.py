@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.look.records import Record
+from regard.look.attention_records import Record
 
 
 def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5, gradients: bool = False) -> Tensor:
@@ -16,7 +16,7 @@ def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5,
     what came before, R ← R + Ā R from R = I (Chefer et al. 2021, eq. 5 and 6). Positions that the labels of a sequence
     tell to be padding are left out.
 
-    >>> from regard.look.records import Given
+    >>> from regard.look.attention_records import Given
     >>> layer = Record("layer", "given", Given(torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])))
     >>> rollout([layer, layer])
     tensor([[0.5000, 0.5000],

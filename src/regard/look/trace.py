@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.look import pictures
-from regard.look.files import LARGEST_FILE, read, write
+from regard.look import drawings
+from regard.look.attention_records import Given, Record, nbytes
 from regard.look.labelling import in_a_row, named, put
 from regard.look.labels import Labelling, labels_of
 from regard.look.notebook import Displayed, framed, in_notebook
-from regard.look.records import Given, Record, nbytes
+from regard.look.recomputed_weights import Joined, Worst
 from regard.look.rollout import rollout
-from regard.look.sources import Joined, Worst
+from regard.look.trace_files import LARGEST_FILE, read, write
 
 
 class Trace:
@@ -207,7 +207,7 @@ class Trace:
         Where the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth"
         is interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
         """
-        drawing = pictures.svg(self._record(record), head=head, batch=batch, view=view)
+        drawing = drawings.svg(self._record(record), head=head, batch=batch, view=view)
         target = Path(path)
         target.write_text(drawing, encoding="utf-8")
         return target
@@ -222,7 +222,7 @@ class Trace:
         view: str = "auto",
     ) -> Path:
         """Write the map of a head as a PNG picture; what is drawn is as in `svg`."""
-        return pictures.png(self._record(record), path, head=head, batch=batch, view=view)
+        return drawings.png(self._record(record), path, head=head, batch=batch, view=view)
 
     def show(self, **options: Any) -> None:
         """Show the page: in a notebook below the cell, elsewhere in the browser. Options are those of `html`.
@@ -240,7 +240,7 @@ class Trace:
         return framed(self._page(**options), height=860)
 
     def _page(self, **options: Any) -> str:
-        from regard.look.page import page
+        from regard.look.viewer.page import page
 
         return page(self, **options)
 

@@ -17,12 +17,12 @@ from torch.overrides import TorchFunctionMode
 from regard.core import attention as core
 from regard.core.attention import Attended
 from regard.core.problem import Problem
-from regard.look import capture_flex, capture_multihead, capture_regard, capture_sdpa, capture_softmax
-from regard.look.capture import Backward, Call, Function, Handler, checked, shortened
-from regard.look.capture_transformers import interface
-from regard.look.capture_unseen import Expected, named, times
-from regard.look.records import Given, Record, nbytes
-from regard.look.sources import Modified, Pairs
+from regard.look.attention_records import Given, Record, nbytes
+from regard.look.capture import flex_calls, multihead_modules, regard_calls, sdpa_calls, softmax_calls
+from regard.look.capture.captured_call import Backward, Call, Function, Handler, checked, shortened
+from regard.look.capture.missed_modules import Expected, named, times
+from regard.look.capture.transformers_calls import interface
+from regard.look.recomputed_weights import Modified, Pairs
 from regard.look.trace import Trace
 
 Keep = str | Sequence[str] | Callable[[str], bool]
@@ -79,7 +79,7 @@ def watch(
         stack.enter_context(interface(eye))
         stack.enter_context(_listening(eye))
         stack.enter_context(eye.expecting())
-        stack.enter_context(capture_multihead.unpacked(model))
+        stack.enter_context(multihead_modules.unpacked(model))
         stack.enter_context(eye)
         yield trace
 
@@ -105,10 +105,10 @@ class _Eye(TorchFunctionMode):
         self._held: set[int] = set()
         self._deaf = 0
         self._handlers: dict[Function, Handler] = {
-            **capture_softmax.handlers(capture_softmax.Tags()),
-            **capture_sdpa.HANDLERS,
-            **capture_multihead.HANDLERS,
-            **capture_flex.HANDLERS,
+            **softmax_calls.handlers(softmax_calls.Tags()),
+            **sdpa_calls.HANDLERS,
+            **multihead_modules.HANDLERS,
+            **flex_calls.HANDLERS,
         }
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -270,7 +270,7 @@ def _listening(eye: _Eye) -> Iterator[None]:
     def listener(problem: Problem, run: Callable[[], Attended]) -> Attended:
         if threading.get_ident() != eye.thread:
             return run()
-        return capture_regard.heard(eye, problem, run)
+        return regard_calls.heard(eye, problem, run)
 
     core.listeners = (*core.listeners, listener)
     try:

@@ -16,8 +16,8 @@ class EncoderDecoder(nn.Module):
     C = F(x_1..x_m), y_i = G(C, y_1..y_{i-1}); with attention each step has its own C_i (Bahdanau et al. 2015).
     Any encoder `encoder(source, lengths) -> Memory` goes with any decoder that takes a `Memory`.
 
-    >>> from regard.models.recurrent_decoder import RecurrentDecoder
-    >>> from regard.models.recurrent_encoder import RecurrentEncoder
+    >>> from regard.models.recurrent.decoder import RecurrentDecoder
+    >>> from regard.models.recurrent.encoder import RecurrentEncoder
     >>> model = EncoderDecoder(RecurrentEncoder(11, 4), RecurrentDecoder(7, 4, memory_size=8))
     >>> decoded = model(torch.tensor([[3, 4, 5]]), torch.tensor([[1, 2]]))
     >>> model.logits(decoded.states).shape

@@ -19,7 +19,7 @@ def log_likelihood(
     `target` is the prefix one token on; where it is negative, as padding may be, and at padded positions nothing is
     known and the logarithm is 0. A decoder that starts from the memory's summary starts from the whole one.
 
-    >>> from regard.models.transformer import TransformerDecoder
+    >>> from regard.models.transformer.encoder_decoder import TransformerDecoder
     >>> decoder, states = TransformerDecoder(7, 8, layers=1, heads=2).eval(), torch.randn(1, 3, 8)
     >>> memory = Memory(states, states, None, states.mean(1))
     >>> log_likelihood(decoder, memory, torch.tensor([[1, 4]]), torch.tensor([[4, 2]])).shape

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.models.recurrent_decoder import RecurrentDecoder
+from regard.models.recurrent.decoder import RecurrentDecoder
 from regard.nn.projection import HeadProjection
 
 Model = TypeVar("Model", bound=nn.Module)

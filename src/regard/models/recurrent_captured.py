@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.core.machine import TRITON
 from regard.core.problem import HALF
 from regard.models import recurrent_graphs
-from regard.models.recurrent_reading import Read
+from regard.models.recurrent.gru_sequence import Read
 
 
 def serves(network: nn.GRU | nn.LSTM) -> bool:

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from regard import __version__
-from regard.studio.asking import Asked, Asks, add_examples, answer, kept_at
-from regard.studio.guard import Guard
 from regard.studio.limits import LIMITS, Limits, RefusedError, within
 from regard.studio.playground import Question, Sentence
-from regard.studio.runs import Ask, Judge, Scores, Translates, judge, translate, translators
-from regard.studio.shelf import Book, Shelf
+from regard.studio.prediction_api import Asked, Asks, add_examples, answer, kept_at
+from regard.studio.request_guard import Guard
+from regard.studio.trace_store import Book, Shelf
+from regard.studio.translation_api import Ask, Judge, Scores, Translates, judge, translate, translators
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
 
+    from regard.look.attention_records import Record
     from regard.look.faithfulness import Curve, Faithfulness
-    from regard.look.records import Record
     from regard.look.trace import Trace
-    from regard.studio.curves import Curves
+    from regard.studio.metric_curves import Curves
 
 TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
-FOLDERS = {"static": ("regard.studio", "static"), "page": ("regard.look", "page")}
+FOLDERS = {"static": ("regard.studio", "static"), "page": ("regard.look.viewer", "assets")}
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -119,7 +119,7 @@ def _add_traces(app: "FastAPI", shelf: Shelf) -> None:
 
     @app.get("/api/traces/{id}/records")
     def records(id: str, request: Request) -> dict[str, Any]:
-        from regard.studio.describe import described
+        from regard.studio.trace_descriptions import described
 
         return described(shelf[id], *_numbers(request, "batch"))
 
@@ -127,7 +127,7 @@ def _add_traces(app: "FastAPI", shelf: Shelf) -> None:
     def picture(id: str, label: str, request: Request) -> "Response":
         from fastapi import Response
 
-        from regard.look.page_data import pictures
+        from regard.look.viewer.page_data import pictures
 
         [batch] = _numbers(request, "batch")
         trace = shelf[id].trace
@@ -163,39 +163,39 @@ def _add_pictures(app: "FastAPI", shelf: Shelf) -> None:
 
     @app.get("/api/traces/{id}/thumbnail")
     def thumbnail(id: str, request: Request) -> Response:
-        from regard.studio import tiles
+        from regard.studio import map_tiles
 
         record, head, batch = _numbers(request, "record", "head", "batch")
-        return sent(tiles.thumbnail(record_of(id, record), head, batch), "uint8")
+        return sent(map_tiles.thumbnail(record_of(id, record), head, batch), "uint8")
 
     @app.get("/api/traces/{id}/map")
     def whole(id: str, request: Request) -> Response:
-        from regard.studio import tiles
+        from regard.studio import map_tiles
 
         record, head, batch = _numbers(request, "record", "head", "batch")
-        return sent(tiles.whole(record_of(id, record), head, batch), "float16")
+        return sent(map_tiles.whole(record_of(id, record), head, batch), "float16")
 
     @app.get("/api/traces/{id}/tile")
     def tile(id: str, request: Request) -> Response:
-        from regard.studio import tiles
+        from regard.studio import map_tiles
 
         record, head, batch, *part = _numbers(request, "record", "head", "batch", "row", "column", "rows", "columns")
         row, column, rows, columns = part
-        return sent(tiles.tile(record_of(id, record), head, row, column, rows, columns, batch), "float16")
+        return sent(map_tiles.tile(record_of(id, record), head, row, column, rows, columns, batch), "float16")
 
     @app.get("/api/traces/{id}/rows")
     def rows(id: str, request: Request) -> Response:
-        from regard.studio import tiles
+        from regard.studio import map_tiles
 
         record, head, batch, row = _numbers(request, "record", "head", "batch", "row")
-        return floats(tiles.row(record_of(id, record), head, row, batch))
+        return floats(map_tiles.row(record_of(id, record), head, row, batch))
 
     @app.get("/api/traces/{id}/received")
     def received(id: str, request: Request) -> Response:
-        from regard.studio import tiles
+        from regard.studio import map_tiles
 
         record, head, batch = _numbers(request, "record", "head", "batch")
-        return floats(tiles.received(record_of(id, record), head, batch))
+        return floats(map_tiles.received(record_of(id, record), head, batch))
 
 
 def _add_runs(app: "FastAPI", runs: list[Translates | Asks], shelf: Shelf, limits: Limits) -> None:
@@ -225,7 +225,7 @@ def _add_runs(app: "FastAPI", runs: list[Translates | Asks], shelf: Shelf, limit
 
     @app.get("/api/runs/{number}/curves")
     def drawn(number: str) -> dict[str, Any]:
-        from regard.studio.curves import Curves
+        from regard.studio.metric_curves import Curves
 
         place = _whole(number, "run")
         run = kept_at(runs, place)
@@ -243,9 +243,9 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
         """What translates, in the place of each run; toys are added where no run translates."""
         given = translators(runs)
         if not any(given) and not toys:  # something to show before anything was trained
-            from regard.studio import toy
+            from regard.studio import toy_translator
 
-            toys.extend(toy.toys())
+            toys.extend(toy_translator.toys())
         return [*given, *toys]
 
     @app.get("/api/status")

@@ -145,13 +145,13 @@ def scene() -> Example:
 
 
 def _image() -> Example:
-    from regard.studio.drawn import image
+    from regard.studio.picture_examples import image
 
     return image()
 
 
 def _sound() -> Example:
-    from regard.studio.drawn import sound
+    from regard.studio.picture_examples import sound
 
     return sound()
 

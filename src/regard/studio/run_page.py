@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.studio.asking import plain
 from regard.studio.limits import LIMITS, RefusedError
+from regard.studio.prediction_api import plain
 
 if TYPE_CHECKING:
-    from regard.tasks.live import LiveRun
+    from regard.tasks.live_runs import LiveRun
     from regard.tasks.task import Input, Task
 
 _FACTS = ("data", "parameters", "steps", "ended", "training_seconds", "seconds", "device", "seed", "command")
@@ -116,7 +116,7 @@ def _path(run: Any) -> Path | None:
 
 
 def _weights(run: "LiveRun") -> str | None:
-    from regard.train.run import RunError
+    from regard.train.run_directory import RunError
 
     try:
         return run.weights
@@ -138,7 +138,7 @@ def _result(path: Path | None) -> dict[str, Any]:
 
 def _config(run: "LiveRun") -> list[dict[str, Any]]:
     """Every setting with its value and its meaning."""
-    from regard.tasks.settings import listed
+    from regard.tasks.config_overrides import listed
 
     config = run.run.config_as(run.task.config)
     return [{"name": one.name, "value": _written(one.value), "about": one.about} for one in listed(config)]

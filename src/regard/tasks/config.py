@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from regard.train.settings import Seed, TrainSettings
+from regard.train.train_settings import Seed, TrainSettings
 
 # Larger ones fit no machine: a slip of the finger is an error before anything is made.
 Count = Annotated[int, Field(gt=0, le=10**7)]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from regard.tasks.pictures import png_of
+from regard.tasks.image_inputs import png_of
 from regard.tasks.task import Input
-from regard.train.run import Run
+from regard.train.run_directory import Run
 
 FILES = {"image": "example.png", "sound": "example.wav"}  # of a run directory, by the kind of input
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.data.image_store import ImageStore
+from regard.data.vision.image_store import ImageStore
 
 Maps = NDArray[np.float16]
 _BATCH = 64

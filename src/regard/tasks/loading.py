@@ -11,7 +11,7 @@ from regard.tasks.config import TaskConfig
 from regard.tasks.inputs import named
 from regard.tasks.task import InputError, Material, Prediction, SettingError, Task
 from regard.train.distributed import in_shares
-from regard.train.run import Run, RunError
+from regard.train.run_directory import Run, RunError
 
 
 @dataclass(frozen=True, eq=False, repr=False)

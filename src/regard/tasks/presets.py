@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from regard.tasks.task import Preset
-from regard.train.settings import TrainSettings
+from regard.train.train_settings import TrainSettings
 
 
 def cosine(watch: str, steps: int, learning_rate: float, *, weight_decay: float = 0.0, **others: Any) -> TrainSettings:

@@ -15,22 +15,22 @@ import torch
 from torch import nn
 
 from regard import __version__
-from regard.data.records import RecordBatches
+from regard.data.record_batches import RecordBatches
 from regard.nn.transformer import Layered, TransformerDecoderLayer, TransformerEncoderLayer
+from regard.tasks.attention_learning import asks_attention, loss_of
 from regard.tasks.config import TaskConfig
+from regard.tasks.config_overrides import recorded
 from regard.tasks.evaluation import judged
 from regard.tasks.example_files import store_example
-from regard.tasks.learning import asks_attention, loss_of
 from regard.tasks.loading import codec_of
-from regard.tasks.settings import recorded
 from regard.tasks.task import Material, Task
-from regard.train.capacity import check_capacity
+from regard.train.atomic_files import sha256
 from regard.train.distributed import ALONE, Workers
-from regard.train.durable import sha256
 from regard.train.gradient_sums import Uncounted
 from regard.train.loop import Fitted, fit
-from regard.train.progress import Progress, Silent, default_progress
-from regard.train.run import Run, RunError
+from regard.train.memory_check import check_capacity
+from regard.train.progress_display import Progress, Silent, default_progress
+from regard.train.run_directory import Run, RunError
 from regard.train.updates import Loss
 
 _GRID = 8  # lengths of batches are multiples of it where steps are captured as CUDA graphs

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.train.captured import Captured
+from regard.train.cuda_graph_gradients import Captured
 from regard.train.distributed import Workers
 from regard.train.updates import LossFunction
 

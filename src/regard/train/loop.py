@@ -10,25 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.train.average import MovingAverage
-from regard.train.batches import Batches, Passes
-from regard.train.captured import Captured
-from regard.train.course import Course
+from regard.train.checkpointing import Keeper
+from regard.train.cuda_graph_gradients import Captured
 from regard.train.distributed import ALONE, Workers
-from regard.train.divided_tensors import local_part
 from regard.train.gradient_sums import GradientSums, Step
-from regard.train.keeping import Keeper
+from regard.train.interruption import SIGNALS, Diverged, Interrupted, OutOfMemory, Signals, memory_ran_out
+from regard.train.learning_rate import learning_rate
 from regard.train.listeners import Listener
 from regard.train.optimizer import make_optimizer
-from regard.train.progress import Progress, Silent, Standing, default_progress
+from regard.train.progress_display import Progress, Silent, Standing, default_progress
 from regard.train.random_state import RandomState, seed_worker
-from regard.train.run import Run
-from regard.train.schedule import learning_rate
-from regard.train.settings import TrainSettings
+from regard.train.resumable_batches import Batches, Passes
+from regard.train.run_directory import Run
 from regard.train.sharded_model import Layers, Sharded
-from regard.train.stops import SIGNALS, Diverged, Interrupted, OutOfMemory, Signals, memory_ran_out
+from regard.train.sharded_tensors import local_part
+from regard.train.train_settings import TrainSettings
+from regard.train.training_state import Course
 from regard.train.updates import Gradients, LossFunction, differentiated, gather, settle
 from regard.train.validation import Validate, Validation, undisturbed
+from regard.train.weight_averaging import MovingAverage
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def fit(
     `OutOfMemory` end training early, each with a good checkpoint.
 
     >>> import tempfile
-    >>> from regard.train.progress import Silent
+    >>> from regard.train.progress_display import Silent
     >>> from regard.train.updates import Loss
     >>> class Two:
     ...     place = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.train.durable import as_os_error, force, sha256, write_whole
+from regard.train.atomic_files import as_os_error, force, sha256, write_whole
 from regard.train.errors import RunError
 
 NAME = "manifest.json"

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from regard.train.divided_tensors import part_of
-from regard.train.settings import TrainSettings
+from regard.train.sharded_tensors import part_of
+from regard.train.train_settings import TrainSettings
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:

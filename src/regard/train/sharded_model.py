@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.train.distributed import Workers
-from regard.train.divided_tensors import whole
 from regard.train.gradient_sums import Step
+from regard.train.sharded_tensors import whole
 from regard.train.updates import LossFunction
 
 # layers(model): the parts of a model that are gathered one after another. Each is called as a module.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.train.divided_tensors import whole
+from regard.train.sharded_tensors import whole
 
 
 @dataclass(frozen=True, eq=False)

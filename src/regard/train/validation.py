@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.train.average import MovingAverage
 from regard.train.distributed import ALONE, Workers
 from regard.train.random_state import RandomState
 from regard.train.updates import LossFunction
+from regard.train.weight_averaging import MovingAverage
 
 # validate(model): figures by name, of a model in eval mode.
 Validate = Callable[[nn.Module], Mapping[str, float]]

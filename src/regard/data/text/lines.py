@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data.parallel import DataError
+from regard.data.text.parallel_text import DataError
 
 LONGEST = 1_000_000  # bytes of a line
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data.parallel import DataError, lines
+from regard.data.text.parallel_text import DataError, lines
 from regard.data.text.passages import Passage, words
 
 _PASSAGES = ("passage", "context")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from regard.data.bpe import Subwords, train_bpe
-from regard.data.vocabulary import Vocabulary
+from regard.data.text.bpe import Subwords, train_bpe
+from regard.data.text.vocabulary import Vocabulary
 
 Cut = Literal["words", "characters", "subwords"]
 

@@ -8,7 +8,7 @@ something: of a group that stands alone, or where two groups differ in it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from regard.data.dice import Dice
+from regard.data.worlds.random_choices import Dice
 from regard.data.worlds.scenes import OPPOSITE, Splits, around, box_of, check_objects, describe, relation, split, spots
 from regard.data.worlds.shapes import COLOURS, KINDS, PLURALS, SIZES, Box, Scene, Shape, draw
 

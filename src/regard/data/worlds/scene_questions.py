@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from regard.data.dice import Dice
+from regard.data.worlds.random_choices import Dice
 from regard.data.worlds.scenes import (
     PLACES,
     RELATIONS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from regard.data.dice import Dice
+from regard.data.worlds.random_choices import Dice
 from regard.data.worlds.shapes import RADII, SIZES, Box, Scene, Spot
 
 RELATIONS = ("left of", "right of", "above", "below")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from regard.data.dice import Dice
+from regard.data.worlds.random_choices import Dice
 
 PEOPLE = ("Anna", "Bill", "Carla", "David", "Emma", "Fred", "Grace", "Henry", "Julie", "Omar")
 PLACES = (

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from regard.models.image import MapAttention
+from regard.models.vision.image_encoder import MapAttention
 from regard.tasks.config import (
     FILES,
     WORLD,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.data.captions import CaptionedImage, load_captions
-from regard.data.image_store import ImageStore, store_images
-from regard.data.images import Pixels
-from regard.data.parallel import DataError
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.captions import CaptionedImage, load_captions
+from regard.data.vision.image_files import Pixels
+from regard.data.vision.image_store import ImageStore, store_images
 from regard.tasks.captioning.codec import CaptionCodec, words_of
 from regard.tasks.captioning.config import CaptioningConfig
 from regard.tasks.captioning.material import Example, Record, Say, first_picture, record, world_material

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.images import Pixels, decode
+from regard.data.vision.image_files import Pixels, decode
 from regard.data.worlds import scene_captions
 from regard.data.worlds.scene_captions import Captioned, Regions
 from regard.tasks.captioning.codec import CaptionCodec, Words
 from regard.tasks.captioning.config import MOST_OBJECTS, CaptioningConfig
 from regard.tasks.task import Material
-from regard.tasks.worlds import parts_of
-from regard.tasks.writing import BOS, EOS
+from regard.tasks.text_generation import BOS, EOS
+from regard.tasks.world_examples import parts_of
 
 Record = dict[str, Any]
 Say = Callable[[str], Any]

@@ -9,17 +9,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.models.efficientnet import EfficientNetLite0
 from regard.models.frame import EncoderDecoder
-from regard.models.image import ImageEncoder, ResidualNetwork
 from regard.models.memory import Memory
-from regard.models.recurrent_cells import Recurrence
-from regard.models.recurrent_decoder import RecurrentDecoder
+from regard.models.recurrent.cells import Recurrence
+from regard.models.recurrent.decoder import RecurrentDecoder
+from regard.models.vision.efficientnet import EfficientNetLite0
+from regard.models.vision.image_encoder import ImageEncoder, ResidualNetwork
 from regard.nn.attention import Attention
+from regard.tasks.attention_learning import hard
 from regard.tasks.captioning.config import ModelSettings
 from regard.tasks.config import LearningSettings
-from regard.tasks.learning import hard
-from regard.tasks.pictures import scaled
+from regard.tasks.image_inputs import scaled
 
 _LEARNING = LearningSettings()
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.core.requests import full
-from regard.data.images import Pixels
-from regard.data.records import padded
-from regard.data.vocabulary import Vocabulary
+from regard.data.record_batches import padded
+from regard.data.text.vocabulary import Vocabulary
+from regard.data.vision.image_files import Pixels
 from regard.decode.captured import Captures
 from regard.look.labels import Labels
 from regard.look.trace import Trace
@@ -19,10 +19,10 @@ from regard.models.frame import EncoderDecoder
 from regard.tasks.captioning.codec import CaptionCodec
 from regard.tasks.captioning.config import CaptioningConfig
 from regard.tasks.captioning.material import Example, Record, record
-from regard.tasks.deletion import Score
-from regard.tasks.pictures import Grid, cell_labels, covered, read_picture
+from regard.tasks.deletion_test import Score
+from regard.tasks.image_inputs import Grid, cell_labels, covered, read_picture
 from regard.tasks.task import InputError
-from regard.tasks.writing import BOS, PAD, hypotheses
+from regard.tasks.text_generation import BOS, PAD, hypotheses
 from regard.train.distributed import shareable
 
 _AT_ONCE = 64  # pictures

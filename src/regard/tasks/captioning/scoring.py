@@ -9,8 +9,8 @@ from regard.tasks.captioning.codec import Words
 from regard.tasks.captioning.config import CaptioningConfig
 from regard.tasks.captioning.material import Example
 from regard.tasks.captioning.predictor import Caption, CaptionPredictor
-from regard.tasks.deletion import deletion
-from regard.tasks.pictures import cell_of, points_at
+from regard.tasks.deletion_test import deletion
+from regard.tasks.image_inputs import cell_of, points_at
 from regard.tasks.task import Judged
 
 ORDERS = 4

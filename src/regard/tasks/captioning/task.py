@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from regard.core.requests import full
+from regard.tasks.attention_learning import with_baseline
 from regard.tasks.captioning.codec import FILES, CaptionCodec
 from regard.tasks.captioning.config import NEEDS, CaptioningConfig
 from regard.tasks.captioning.files import examples_of, input_files, make_material
@@ -15,10 +16,9 @@ from regard.tasks.captioning.network import build
 from regard.tasks.captioning.predictor import CaptionPredictor, collate
 from regard.tasks.captioning.presets import PRESETS
 from regard.tasks.captioning.scoring import judge, text_figures
-from regard.tasks.learning import with_baseline
-from regard.tasks.pictures import png_of
+from regard.tasks.image_inputs import png_of
 from regard.tasks.task import Figure, Input, Outcome, Task, View
-from regard.tasks.writing import word_outcome
+from regard.tasks.text_generation import word_outcome
 
 
 def _network(config: CaptioningConfig, codec: CaptionCodec) -> nn.Module:

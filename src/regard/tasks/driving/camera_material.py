@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.driving_log import DrivingLog, Frame, history, load_driving_log, log_file, split_blocks
-from regard.data.image_store import store_images
-from regard.data.images import Pixels, decode
-from regard.data.parallel import DataError
+from regard.data.driving.driving_log import DrivingLog, Frame, history, load_driving_log, log_file, split_blocks
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.image_files import Pixels, decode
+from regard.data.vision.image_store import store_images
 from regard.tasks.driving.codec import FILE
 from regard.tasks.driving.config import DrivingConfig
 from regard.tasks.task import Material, SettingError

@@ -6,10 +6,10 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
 from regard.core.requests import Request, full
-from regard.models.camera import CameraDriver, Driven, FrameEncoder
+from regard.models.vision.camera_driver import CameraDriver, Driven, FrameEncoder
 from regard.tasks.driving.camera_material import CameraCodec
 from regard.tasks.driving.config import DrivingConfig, ModelSettings
-from regard.tasks.pictures import Grid, scaled
+from regard.tasks.image_inputs import Grid, scaled
 from regard.tasks.task import Outcome
 
 

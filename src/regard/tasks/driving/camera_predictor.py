@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.core.requests import full
-from regard.data.driving_log import CONTROLS
-from regard.data.images import SUFFIXES, Pixels
-from regard.data.parallel import DataError
-from regard.data.records import padded
+from regard.data.driving.driving_log import CONTROLS
+from regard.data.record_batches import padded
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.image_files import SUFFIXES, Pixels
 from regard.look.trace import Trace
 from regard.tasks.driving.camera_material import CameraCodec, CameraExample, Footage, Record, log_of, read_footage
 from regard.tasks.driving.camera_network import Camera
 from regard.tasks.driving.config import DrivingConfig
-from regard.tasks.pictures import Grid, cell_labels, read_picture
+from regard.tasks.image_inputs import Grid, cell_labels, read_picture
 from regard.tasks.task import InputError
 
 _ROWS = 64  # frames that are answered together

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.driving_log import CONTROLS
+from regard.data.driving.driving_log import CONTROLS
 from regard.tasks.driving.camera_material import CameraExample
 from regard.tasks.driving.camera_predictor import CameraPredictor
 from regard.tasks.task import Judged

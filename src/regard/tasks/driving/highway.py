@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from regard.core.requests import Request
-from regard.models.controller import Controlled, Controller
-from regard.models.scene import SceneEncoder
+from regard.models.scene.controller import Controlled, Controller
+from regard.models.scene.object_encoder import SceneEncoder
 from regard.tasks.driving.network import Driver
 
 FEATURES = ("presence", "x", "y", "vx", "vy", "cos_h", "sin_h")

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 from regard.core.requests import Request
 from regard.data.worlds.traffic_expert import ACTIONS
-from regard.models.controller import Controlled, Controller
 from regard.models.memory import Memory
-from regard.models.scene import SceneEncoder
+from regard.models.scene.controller import Controlled, Controller
+from regard.models.scene.object_encoder import SceneEncoder
+from regard.tasks.attention_learning import normalizer
 from regard.tasks.config import LearningSettings
 from regard.tasks.driving.config import ModelSettings
-from regard.tasks.learning import normalizer
 
 _LEARNING = LearningSettings()
 

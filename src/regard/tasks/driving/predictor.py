@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.core.requests import full
-from regard.data.traffic_scenes import SceneError, nearest, parse_scene, stacked
+from regard.data.driving.traffic_scenes import SceneError, nearest, parse_scene, stacked
 from regard.data.worlds.traffic_expert import ACTIONS, Scenes
 from regard.data.worlds.traffic_roads import KINDS
 from regard.look.labels import Labels
 from regard.look.trace import Trace
-from regard.tasks.deletion import Score
+from regard.tasks.deletion_test import Score
 from regard.tasks.driving.codec import DrivingCodec
 from regard.tasks.driving.config import DrivingConfig
 from regard.tasks.driving.network import Driver

@@ -4,7 +4,7 @@ from typing import Any
 
 from regard.tasks.driving.config import DataSettings, DrivingConfig, ModelSettings
 from regard.tasks.presets import presets
-from regard.train.settings import TrainSettings
+from regard.train.train_settings import TrainSettings
 
 
 def _training(steps: int, rate: float, *, every: int = 1000, **others: Any) -> TrainSettings:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from regard.data.worlds.traffic import Recorded, drive, expert_policy, idle_policy, random_policy
 from regard.data.worlds.traffic_roads import road
-from regard.tasks.deletion import deletion
+from regard.tasks.deletion_test import deletion
 from regard.tasks.driving.config import DrivingConfig
 from regard.tasks.driving.material import Example, gathered
 from regard.tasks.driving.predictor import DrivingPredictor

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.requests import full
-from regard.data.records import padded
+from regard.data.record_batches import padded
+from regard.tasks.attention_learning import with_baseline
 from regard.tasks.driving.camera_material import (
     CameraCodec,
     CameraExample,
@@ -26,7 +27,6 @@ from regard.tasks.driving.network import build
 from regard.tasks.driving.predictor import DrivingPredictor
 from regard.tasks.driving.presets import PRESETS
 from regard.tasks.driving.scoring import agreement, judge
-from regard.tasks.learning import with_baseline
 from regard.tasks.task import Figure, Input, Judged, Material, Outcome, Task, View
 
 # What `input` chooses: objects as vectors, or frames of a camera. Examples and codecs of the two are of two types.

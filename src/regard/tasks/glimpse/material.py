@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.idx import Labelled, load_mnist
-from regard.data.images import Pixels
-from regard.data.parallel import DataError
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.idx import Labelled, load_mnist
+from regard.data.vision.image_files import Pixels
 from regard.data.worlds import digits
 from regard.data.worlds.digits import SIDES, Digit, ink_box, on_canvas
 from regard.data.worlds.shapes import Box
 from regard.tasks.glimpse.codec import GlimpseCodec
 from regard.tasks.glimpse.config import DataSettings, GlimpseConfig
-from regard.tasks.glimpse.images import grey_png
+from regard.tasks.glimpse.grey_images import grey_png
 from regard.tasks.task import Material
-from regard.tasks.worlds import Parts
+from regard.tasks.world_examples import Parts
 
 _CLUTTER = 1000  # images that the clutter of held-out examples is cut from
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from regard.models.visual import Looked, RecurrentVisualAttention
+from regard.models.vision.visual_attention import Looked, RecurrentVisualAttention
 from regard.nn.glimpse import Glimpse
 from regard.tasks.glimpse.config import ModelSettings
 

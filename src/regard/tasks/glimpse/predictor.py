@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.requests import full
-from regard.data.images import Pixels
+from regard.data.vision.image_files import Pixels
 from regard.look.labels import glimpses
 from regard.look.trace import Trace
-from regard.tasks.deletion import Score
+from regard.tasks.deletion_test import Score
 from regard.tasks.glimpse.codec import GlimpseCodec
 from regard.tasks.glimpse.config import GlimpseConfig
-from regard.tasks.glimpse.images import read_grey
+from regard.tasks.glimpse.grey_images import read_grey
 from regard.tasks.glimpse.network import Gazer
-from regard.tasks.pictures import Grid, cell_labels, covered
+from regard.tasks.image_inputs import Grid, cell_labels, covered
 from regard.tasks.task import InputError
 from regard.train.distributed import shareable
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.data.worlds.shapes import Box
-from regard.tasks.deletion import deletion
+from regard.tasks.deletion_test import deletion
 from regard.tasks.glimpse.config import GlimpseConfig
 from regard.tasks.glimpse.material import Example
 from regard.tasks.glimpse.predictor import GlimpsePredictor, Seen
-from regard.tasks.pictures import Size
+from regard.tasks.image_inputs import Size
 from regard.tasks.task import Judged
 
 _EXPLAINED = 100  # images whose faithfulness is measured

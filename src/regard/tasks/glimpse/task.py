@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.data.records import padded
+from regard.data.record_batches import padded
 from regard.data.worlds.digits import SIDES
-from regard.models.visual import stepwise_loss
+from regard.models.vision.visual_attention import stepwise_loss
 from regard.tasks.glimpse.codec import FILE, GlimpseCodec
 from regard.tasks.glimpse.config import NEEDS, GlimpseConfig
-from regard.tasks.glimpse.images import grey_png
+from regard.tasks.glimpse.grey_images import grey_png
 from regard.tasks.glimpse.material import Example, encode, examples_of, input_files, make_material
 from regard.tasks.glimpse.network import Gazer, build
 from regard.tasks.glimpse.placing import placed

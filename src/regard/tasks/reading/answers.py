@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from regard.data.text.passages import Passage
-from regard.models.pointer import Pointed, best_span
+from regard.models.span_pointer import Pointed, best_span
 
 
 @dataclass(frozen=True, eq=False)

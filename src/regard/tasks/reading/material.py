@@ -5,15 +5,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from regard.data.parallel import DataError
 from regard.data.text.babi import candidates
 from regard.data.text.labelled_parts import find_parts
+from regard.data.text.parallel_text import DataError
 from regard.data.text.questions import Asked, load_questions
 from regard.data.worlds import stories
-from regard.tasks.reading.coding import ReadingCodec, asked, encode
+from regard.tasks.reading.codec import ReadingCodec, asked, encode
 from regard.tasks.reading.config import ReadingConfig
 from regard.tasks.task import Material
-from regard.tasks.worlds import Parts, parts_of
+from regard.tasks.world_examples import Parts, parts_of
 
 
 def make_material(

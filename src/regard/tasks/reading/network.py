@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from regard.core.normalizers import Hard, Normalizer, Softmax
 from regard.core.requests import Request
 from regard.models.memory import Memory
-from regard.models.pointer import Pointed, SpanPointer
-from regard.models.speech import BothWays
-from regard.tasks.reading.coding import ALPHABET, FEATURES
+from regard.models.span_pointer import Pointed, SpanPointer
+from regard.models.speech.pyramidal_encoder import BothWays
+from regard.tasks.reading.codec import ALPHABET, FEATURES
 from regard.tasks.reading.config import ModelSettings
 
 _HARD = Hard("straight_through")

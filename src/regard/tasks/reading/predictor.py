@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from regard.core.requests import full
-from regard.data.records import groups_by_length, padded
+from regard.data.record_batches import groups_by_length, padded
 from regard.data.text.passages import Passage, words
 from regard.data.text.questions import Asked
 from regard.look.trace import Trace
-from regard.tasks.deletion import Score
+from regard.tasks.deletion_test import Score
 from regard.tasks.reading.answers import Answer, answers
-from regard.tasks.reading.coding import ReadingCodec
+from regard.tasks.reading.codec import ReadingCodec
 from regard.tasks.reading.config import ReadingConfig
 from regard.tasks.reading.material import encoded
 from regard.tasks.reading.network import Reader, Texts

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from regard.core.requests import full
 from regard.data.text.questions import Asked
-from regard.tasks.deletion import deletion
-from regard.tasks.learning import hard, with_baseline
-from regard.tasks.reading.coding import ReadingCodec
+from regard.tasks.attention_learning import hard, with_baseline
+from regard.tasks.deletion_test import deletion
+from regard.tasks.reading.codec import ReadingCodec
 from regard.tasks.reading.config import NEEDS, ReadingConfig
 from regard.tasks.reading.material import encoded, examples_of, input_files, make_material
 from regard.tasks.reading.network import Reader, Texts, build, loss

@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from regard.tasks.attention_learning import NormalizerName
 from regard.tasks.config import FILES, WORLD, Depth, Need, Settings, TaskConfig, TaskData, Width, shared_needs
-from regard.tasks.learning import NormalizerName
 
 ATTENTIONS = ("none", "dot", "scaled_dot", "cosine", "bilinear", "additive")
 AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive"]

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from regard.data.parallel import DataError
 from regard.data.text.labelled import Asked, Labelled
 from regard.data.text.labelled_parts import find_parts, load_parts, parts_of_test
+from regard.data.text.parallel_text import DataError
 from regard.data.text.tokens import Span, build_coder, cut
 from regard.data.worlds import reviews
 from regard.tasks.sentiment.codec import SentimentCodec
 from regard.tasks.sentiment.config import DataSettings, SentimentConfig
 from regard.tasks.sentiment.network import stop_words
 from regard.tasks.task import Material
-from regard.tasks.worlds import Parts, parts_of
+from regard.tasks.world_examples import Parts, parts_of
 
 
 @dataclass(frozen=True)

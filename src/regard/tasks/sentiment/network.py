@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from regard.core.requests import Request
 from regard.models.classifier import Classified, Classifier
 from regard.models.ngrams import NgramEncoder
-from regard.models.recurrent_encoder import RecurrentEncoder
-from regard.models.transformer import TransformerEncoder
+from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.transformer.encoder_decoder import TransformerEncoder
+from regard.tasks.attention_learning import normalizer
 from regard.tasks.config import LearningSettings
-from regard.tasks.learning import normalizer
 from regard.tasks.sentiment.config import ModelSettings
 
 _LEARNING = LearningSettings()

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from regard.core.requests import full
-from regard.data.records import groups_by_length, padded
+from regard.data.record_batches import groups_by_length, padded
 from regard.data.text.tokens import Span, phrases, sentences, summed
 from regard.look.trace import Trace
-from regard.tasks.deletion import Score
+from regard.tasks.deletion_test import Score
 from regard.tasks.sentiment.codec import SentimentCodec
 from regard.tasks.sentiment.network import TextClassifier
 from regard.tasks.task import InputError

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.data.text.tokens import cut, summed
-from regard.tasks.deletion import deletion
+from regard.tasks.deletion_test import deletion
 from regard.tasks.sentiment.config import SentimentConfig
 from regard.tasks.sentiment.material import Example
 from regard.tasks.sentiment.predictor import SentimentPredictor, Verdict

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.requests import full
-from regard.data.records import padded
-from regard.tasks.learning import with_baseline
+from regard.data.record_batches import padded
+from regard.tasks.attention_learning import with_baseline
 from regard.tasks.sentiment.codec import FILES, SentimentCodec
 from regard.tasks.sentiment.config import COUNTED, NEEDS, SentimentConfig
 from regard.tasks.sentiment.material import Example, encode, examples_of, input_files, make_material

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from regard.data.text.tokens import cut
-from regard.data.vocabulary import Vocabulary
+from regard.data.text.vocabulary import Vocabulary
 
 TOKENIZER, FACTS = "tokenizer.json", "codec.json"
 BLANK = "␣"

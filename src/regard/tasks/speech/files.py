@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.parallel import DataError
-from regard.data.transcripts import SpokenFile, load_transcripts
+from regard.data.audio.transcripts import SpokenFile, load_transcripts
+from regard.data.text.parallel_text import DataError
 from regard.tasks.speech.codec import SpeechCodec, words_of
 from regard.tasks.speech.config import SpeechConfig
-from regard.tasks.speech.features import Frames
+from regard.tasks.speech.log_mel_frames import Frames
 from regard.tasks.speech.material import Example, Record, Say, example_wav, record, world_material
 from regard.tasks.task import Material
 

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.data.records import padded
-from regard.data.sound import Samples, read_sound, wav_bytes
+from regard.data.audio.sound_files import Samples, read_sound, wav_bytes
+from regard.data.record_batches import padded
 from regard.data.worlds import utterances
 from regard.data.worlds.utterances import MOST, Times, Utterance
 from regard.tasks.speech.codec import SpeechCodec
 from regard.tasks.speech.config import SpeechConfig
-from regard.tasks.speech.features import Frames, frames_of
+from regard.tasks.speech.log_mel_frames import Frames, frames_of
 from regard.tasks.task import Material
-from regard.tasks.worlds import parts_of
-from regard.tasks.writing import BOS, EOS, PAD
+from regard.tasks.text_generation import BOS, EOS, PAD
+from regard.tasks.world_examples import parts_of
 
 Record = dict[str, Any]
 Say = Callable[[str], Any]

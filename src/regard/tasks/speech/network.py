@@ -5,15 +5,15 @@ from torch import Tensor, nn
 
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
-from regard.models.recurrent_cells import Recurrence
-from regard.models.recurrent_decoder import RecurrentDecoder
-from regard.models.speech import SpeechEncoder
+from regard.models.recurrent.cells import Recurrence
+from regard.models.recurrent.decoder import RecurrentDecoder
+from regard.models.speech.pyramidal_encoder import SpeechEncoder
 from regard.nn.attention import Attention
 from regard.nn.location import LocationAttention
 from regard.nn.monotonic import MonotonicAttention
 from regard.nn.protocol import Attends
 from regard.nn.spec_augment import SpecAugment
-from regard.tasks.learning import hard
+from regard.tasks.attention_learning import hard
 from regard.tasks.speech.config import FeatureSettings, ModelSettings, SpeechConfig
 
 

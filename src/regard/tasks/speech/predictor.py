@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from regard.core.requests import full
-from regard.data.parallel import DataError
-from regard.data.records import groups_by_length
-from regard.data.sound import Samples, read_sound, wav_bytes
+from regard.data.audio.sound_files import Samples, read_sound, wav_bytes
+from regard.data.record_batches import groups_by_length
+from regard.data.text.parallel_text import DataError
 from regard.decode.captured import Captures
 from regard.decode.records import Hypothesis
 from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.models.frame import EncoderDecoder
-from regard.tasks.deletion import Score
+from regard.tasks.deletion_test import Score
 from regard.tasks.speech.codec import BLANK, SpeechCodec, Symbols
 from regard.tasks.speech.config import SpeechConfig
-from regard.tasks.speech.features import Frames, frames_of, heard, spectrogram
+from regard.tasks.speech.log_mel_frames import Frames, frames_of, heard, spectrogram
 from regard.tasks.speech.material import collate, record
 from regard.tasks.task import InputError
-from regard.tasks.writing import NEVER, hypotheses
+from regard.tasks.text_generation import NEVER, hypotheses
 
 _FRAMES = 16_384  # of a batch, padding counted
 

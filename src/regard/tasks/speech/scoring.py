@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from regard.tasks.deletion import deletion
+from regard.tasks.deletion_test import deletion
 from regard.tasks.speech.config import SpeechConfig
 from regard.tasks.speech.material import Example
 from regard.tasks.speech.predictor import SpeechPredictor, Transcript

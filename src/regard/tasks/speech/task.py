@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard.core.requests import full
-from regard.tasks.learning import with_baseline
+from regard.tasks.attention_learning import with_baseline
 from regard.tasks.speech.codec import FACTS, TOKENIZER, SpeechCodec
 from regard.tasks.speech.config import NEEDS, SpeechConfig
 from regard.tasks.speech.files import examples_of, input_files, make_material
@@ -18,7 +18,7 @@ from regard.tasks.speech.predictor import SpeechPredictor
 from regard.tasks.speech.presets import PRESETS
 from regard.tasks.speech.scoring import judge, text_figures
 from regard.tasks.task import Figure, Input, Outcome, Task, View
-from regard.tasks.writing import word_outcome
+from regard.tasks.text_generation import word_outcome
 
 
 def _network(config: SpeechConfig, codec: SpeechCodec) -> nn.Module:

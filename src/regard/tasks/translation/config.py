@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from regard.data.bpe import SMALLEST
+from regard.data.text.bpe import SMALLEST
 from regard.tasks.config import FILES, WORLD, Depth, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 
 ATTENTIONS = (

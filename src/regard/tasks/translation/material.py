@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data import world
-from regard.data.alignment import Gold, Links, read_links
-from regard.data.batches import Ids
-from regard.data.bpe import Codes, train_bpe
-from regard.data.bpe_dropout import MergeDropout
-from regard.data.corpus import TextCorpus, TokenCorpus, encode, index
-from regard.data.parallel import DataError, Limits, find_rows, load_pairs
-from regard.data.sentences import Pair
-from regard.data.vocabulary import Vocabulary
+from regard.data.text.alignment import Gold, Links, read_links
+from regard.data.text.bpe import Codes, train_bpe
+from regard.data.text.bpe_dropout import MergeDropout
+from regard.data.text.corpus import TextCorpus, TokenCorpus, encode, index
+from regard.data.text.parallel_text import DataError, Limits, find_rows, load_pairs
+from regard.data.text.vocabulary import Vocabulary
+from regard.data.token_batches import Ids
+from regard.data.worlds import sentence_pairs as world
+from regard.data.worlds.grammar.sentences import Pair
 from regard.tasks.task import Material
-from regard.tasks.translation.coding import Coder, PieceCoder, WordCoder
+from regard.tasks.translation.codec import Coder, PieceCoder, WordCoder
 from regard.tasks.translation.config import DataSettings, TranslationConfig
 
 

@@ -3,10 +3,10 @@
 from torch import nn
 
 from regard.models.frame import EncoderDecoder
-from regard.models.recurrent_cells import Recurrence
-from regard.models.recurrent_decoder import RecurrentDecoder
-from regard.models.recurrent_encoder import RecurrentEncoder
-from regard.models.transformer import TransformerDecoder, TransformerEncoder
+from regard.models.recurrent.cells import Recurrence
+from regard.models.recurrent.decoder import RecurrentDecoder
+from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
 from regard.nn.attention import Attention
 from regard.nn.coverage import CoverageAttention
 from regard.nn.local import LocalAttention
@@ -14,8 +14,8 @@ from regard.nn.location import LocationAttention
 from regard.nn.monotonic import MonotonicAttention
 from regard.nn.protocol import Attends
 from regard.nn.transformer import unnormalized
+from regard.tasks.attention_learning import hard
 from regard.tasks.config import LearningSettings
-from regard.tasks.learning import hard
 from regard.tasks.translation.config import ModelSettings
 
 _LEARNING = LearningSettings()

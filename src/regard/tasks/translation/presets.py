@@ -2,7 +2,7 @@
 
 from regard.tasks.presets import cosine, presets
 from regard.tasks.translation.config import DataSettings, DecodeSettings, ModelSettings, TranslationConfig
-from regard.train.settings import TrainSettings
+from regard.train.train_settings import TrainSettings
 
 
 def tiny() -> TranslationConfig:

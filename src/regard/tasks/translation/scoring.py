@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from regard.core.requests import full
-from regard.data.alignment import Link, alignment_error_rate, links_from_weights
+from regard.data.text.alignment import Link, alignment_error_rate, links_from_weights
 from regard.models.posterior import log_likelihood, posterior
-from regard.tasks.translation.coding import Reading
+from regard.tasks.translation.codec import Reading
 from regard.tasks.translation.material import Example
-from regard.tasks.translation.translator import Translation, Translator
+from regard.tasks.translation.predictor import Translation, Translator
 
 _TOLD = 64  # examples whose links are read off at once
 _BUCKETS = (5, 10, 15, 20, 25, 30, 40, 60)  # words of the source

@@ -8,19 +8,19 @@ import torch
 from torch import nn
 
 from regard.core.requests import full
-from regard.data.batches import Batch, Ids, collate
+from regard.data.token_batches import Batch, Ids, collate
 from regard.models.frame import EncoderDecoder
-from regard.tasks.learning import with_baseline
+from regard.tasks.attention_learning import with_baseline
 from regard.tasks.task import Figure, Input, Judged, Outcome, Task, View
-from regard.tasks.translation.coding import TOKENIZERS, Coder, load_coder
+from regard.tasks.text_generation import word_outcome
+from regard.tasks.translation.codec import TOKENIZERS, Coder, load_coder
 from regard.tasks.translation.config import NEEDS, TranslationConfig
-from regard.tasks.translation.live import LiveTranslator
+from regard.tasks.translation.interactive import LiveTranslator
 from regard.tasks.translation.material import Example, examples_of, input_files, make_material
 from regard.tasks.translation.network import build
+from regard.tasks.translation.predictor import BOS, EOS, PAD, Translator
 from regard.tasks.translation.presets import PRESETS
 from regard.tasks.translation.scoring import faithfulness, judge, text_figures
-from regard.tasks.translation.translator import BOS, EOS, PAD, Translator
-from regard.tasks.writing import word_outcome
 
 _EXPLAINED = 40  # translations whose faithfulness is measured
 Pair = tuple[Ids, Ids]

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from regard.data.text.tokens import cut
-from regard.data.vocabulary import Vocabulary
+from regard.data.text.vocabulary import Vocabulary
 
 _SPELLINGS = {"color": "colour", "colour": "color", "colors": "colours", "colours": "colors"}
 

@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from regard.data.worlds.scene_questions import FORMS
+from regard.tasks.attention_learning import NormalizerName
 from regard.tasks.config import FILES, WORLD, Count, Need, Settings, TaskConfig, TaskData, Width, shared_needs
-from regard.tasks.learning import NormalizerName
 
 Form = Literal["colour", "shape", "count", "presence", "place", "relation", "comparison"]
 

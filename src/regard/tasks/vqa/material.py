@@ -8,26 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.image_questions import (
+from regard.data.record_batches import padded
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.image_files import Pixels, decode
+from regard.data.vision.image_questions import (
     ImageQuestion,
     answer_list,
     hold_out,
     load_image_questions,
     question_files,
 )
-from regard.data.image_store import store_images
-from regard.data.images import Pixels, decode
-from regard.data.parallel import DataError
-from regard.data.records import padded
+from regard.data.vision.image_store import store_images
 from regard.data.worlds import scene_questions
-from regard.data.worlds.scene_further import further
+from regard.data.worlds.further_questions import further
 from regard.data.worlds.scene_questions import written
 from regard.data.worlds.shapes import Box
-from regard.tasks.pictures import png_of
+from regard.tasks.image_inputs import png_of
 from regard.tasks.task import Material
 from regard.tasks.vqa.codec import VqaCodec
 from regard.tasks.vqa.config import DataSettings, VqaConfig
-from regard.tasks.worlds import Parts, parts_of
+from regard.tasks.world_examples import Parts, parts_of
 
 _LARGEST = 6  # objects of a scene of the world
 

@@ -5,14 +5,14 @@ from jaxtyping import Int, UInt8
 from torch import Tensor, nn
 
 from regard.core.requests import Request
-from regard.models.convolutional import ConvolutionalNetwork
-from regard.models.image import ImageEncoder
 from regard.models.memory import Memory
-from regard.models.recurrent_encoder import RecurrentEncoder
-from regard.models.stacked import Stacked, StackedClassifier
+from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.stacked_attention import Stacked, StackedClassifier
+from regard.models.vision.convolutional import ConvolutionalNetwork
+from regard.models.vision.image_encoder import ImageEncoder
+from regard.tasks.attention_learning import normalizer
 from regard.tasks.config import LearningSettings
-from regard.tasks.learning import normalizer
-from regard.tasks.pictures import Grid, scaled
+from regard.tasks.image_inputs import Grid, scaled
 from regard.tasks.vqa.config import ModelSettings
 
 _LEARNING = LearningSettings()

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from regard.core.requests import full
-from regard.data.images import Pixels
+from regard.data.vision.image_files import Pixels
 from regard.look.trace import Trace
-from regard.tasks.deletion import Score
-from regard.tasks.pictures import Grid, cell_labels, covered, read_picture
+from regard.tasks.deletion_test import Score
+from regard.tasks.image_inputs import Grid, cell_labels, covered, read_picture
 from regard.tasks.task import InputError
 from regard.tasks.vqa.codec import VqaCodec
 from regard.tasks.vqa.config import VqaConfig

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from regard.tasks.deletion import deletion
-from regard.tasks.pictures import cell_of, points_at
+from regard.tasks.deletion_test import deletion
+from regard.tasks.image_inputs import cell_of, points_at
 from regard.tasks.task import Judged
 from regard.tasks.vqa.config import VqaConfig
 from regard.tasks.vqa.material import Example

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.requests import full
-from regard.tasks.learning import with_baseline
+from regard.tasks.attention_learning import with_baseline
 from regard.tasks.task import Figure, Input, Outcome, Task, View
 from regard.tasks.vqa.codec import VqaCodec
 from regard.tasks.vqa.config import NEEDS, VqaConfig

@@ -1,0 +1,303 @@
+"""`regard bench attention`: regard and its peers in one run, as a table, a chart and JSON."""
+
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from regard import __version__
+from regard.bench import bar_chart
+from regard.bench.attention_cases import Case, cases
+from regard.bench.measurement import measure
+
+PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")  # beside torch, where installed
+COLUMNS = ("contender", "time", "× regard", "G/s", "peak memory", "error", "by norm")
+NOTE = (
+    "Times are the {best} of readings taken in turns{again}; “× regard” is a contender's time divided by regard's in "
+    "the same run, so more than 1 is slower than regard; memory is the peak beyond what was there before the call, the "
+    "output and gradients included; the error is the largest one against float64, relative to the largest output, and "
+    "by norm that of all outputs by theirs (of the last 64 queries)."
+)
+AGAIN = ", those within a tenth of the fastest oftener and among themselves"
+PAGE = """# Benchmarks
+
+`regard bench attention` runs regard and its peers side by side, on the GPU where there is one: times, ratios, peak \
+memory and errors. This page is written by the command itself (`regard bench attention --out docs`), a part for each \
+kind of machine; between two runs, and on a machine that others use too (ours was), times move, so compare ratios \
+within one run.
+
+"""
+
+
+def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) -> None:
+    """Measure, then print and write what was found."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:  # before anything takes minutes
+        chosen = select(cases(device, quick), only)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--only") from error
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
+    if not as_json:
+        Console(highlight=False).print(header({"quick": quick, **machine(device)}), markup=False)
+
+    def done(record: dict[str, Any]) -> None:
+        """After each case: a run that is cut keeps what it has found."""
+        if not as_json:
+            show(record["cases"][-1])
+        if out is not None:
+            write(record, out)
+
+    with quiet():
+        record = run(chosen, device=device, quick=quick, say=say, done=done)
+    if as_json:
+        print(json.dumps(record, indent=2, ensure_ascii=False))
+    else:
+        for name, reason in _missing(record):
+            print(f"not run: {name}: {reason}")
+    if out is not None:
+        for path in write(record, out):
+            print(f"wrote {path}", file=sys.stderr)
+
+
+def select(known: list[Case], only: list[str]) -> list[Case]:
+    """The cases whose name has one of the given words in it; all, if none is given."""
+    for word in only:
+        if not any(word in case.name for case in known):
+            raise ValueError(
+                f"no case has {word!r} in its name; the cases are {', '.join(case.name for case in known)}"
+            )
+    return [case for case in known if not only or any(word in case.name for word in only)]
+
+
+def run(
+    chosen: list[Case],
+    *,
+    device: str,
+    quick: bool,
+    say: Callable[[str], None],
+    done: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """What `--json` prints: the machine, and for every case what was found of each contender.
+
+    `done` gets the record as it stands after each case.
+    """
+    record: dict[str, Any] = {"bench": "attention", "quick": quick, **machine(device), "cases": []}
+    for number, case in enumerate(chosen, 1):
+        measured = measure(
+            case, quick=quick, say=lambda what, n=number, c=case: say(f"{n}/{len(chosen)} {c.name}: {what}")
+        )
+        record["cases"].append(
+            {
+                "name": case.name,
+                "what": case.what,
+                "device": case.device,
+                "work": case.work,
+                "unit": case.unit if case.work else None,
+                "contenders": [asdict(one) for one in measured],
+            }
+        )
+        say("")
+        done(record)
+    return record
+
+
+def show(case: dict[str, Any]) -> None:
+    """One case of a record as a table on standard output."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"{case['name']}  {case['what']}", title_justify="left", title_style="")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == COLUMNS[0] else "right", overflow="fold")
+    for row in rows(case):
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
+def rows(case: dict[str, Any]) -> list[list[str]]:
+    """The cells of a case's table, a row for each contender that ran."""
+    return [
+        [
+            one["name"],
+            duration(one["seconds"]),
+            "–" if one["ratio"] is None else f"{one['ratio']:.3g}",
+            giga(one["rate"]),
+            size(one["memory"]),
+            *("–" if one[name] is None else f"{one[name]:.2e}" for name in ("error", "error_by_norm")),
+        ]
+        for one in case["contenders"]
+        if one["seconds"] is not None
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Three digits and a unit.
+
+    >>> duration(0.0123), duration(4.2e-6)
+    ('12.3 ms', '4.2 µs')
+    """
+    unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)
+    return f"{seconds * scale:.3g} {unit}"
+
+
+def giga(rate: float | None) -> str:
+    """Billions a second.
+
+    >>> giga(17.53e12), giga(20.24e9), giga(None)
+    ('17,530', '20.2', '–')
+    """
+    if rate is None:
+        return "–"
+    return f"{rate / 1e9:,.0f}" if rate >= 1e12 else f"{rate / 1e9:.3g}"
+
+
+def size(count: int | None) -> str:
+    """Bytes as MiB or GiB.
+
+    >>> size(3 * 2**20), size(5 * 2**29), size(None)
+    ('3 MiB', '2.5 GiB', '–')
+    """
+    if count is None:
+        return "–"
+    return f"{count / 2**30:.3g} GiB" if count >= 999.5 * 2**20 else f"{count / 2**20:.3g} MiB"
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The record as a part of a page, with its chart beside it."""
+    device = record["device"]
+    best, again = ("median", AGAIN) if device == "cuda" else ("best", "")
+    lines = [f"## {'GPU' if device == 'cuda' else 'CPU'}", "", header(record) + ".", ""]
+    lines += [NOTE.format(best=best, again=again), ""]
+    lines += [f"![Times relative to regard's](images/bench-{device}.svg)", ""]
+    for case in record["cases"]:
+        unit = f"; G/s: 10⁹ {case['unit']} a second" if case["unit"] else ""
+        lines += [f"**{case['name']}**: {case['what']}{unit}", ""]
+        lines += [f"| {' | '.join(COLUMNS)} |", "|---" + "|--:" * (len(COLUMNS) - 1) + "|"]
+        lines += [f"| {' | '.join(row)} |" for row in rows(case)]
+        lines.append("")
+    if missing := _missing(record):
+        lines += ["Not run:", "", *(f"- {name}: {reason}" for name, reason in missing), ""]
+    return "\n".join(lines)
+
+
+def drawing(record: dict[str, Any]) -> str:
+    """The record as bars."""
+    groups = [
+        bar_chart.Group(
+            f"{case['name']}: {case['what']}",
+            [
+                bar_chart.Bar(one["name"], None, one["reason"])
+                if one["seconds"] is None
+                else bar_chart.Bar(one["name"], one["ratio"], _figures(one))
+                for one in case["contenders"]
+                if not _absent(one)
+            ],
+        )
+        for case in record["cases"]
+    ]
+    absent = dict.fromkeys(one["name"] for case in record["cases"] for one in case["contenders"] if _absent(one))
+    note = f"not installed here: {', '.join(absent)}" if absent else ""
+    where = record["machine"]["gpu" if record["device"] == "cuda" else "cpu"]
+    return bar_chart.svg(groups, title=f"regard bench attention, {where}", note=note)
+
+
+def write(record: dict[str, Any], out: Path) -> list[Path]:
+    """The page and its chart into a folder; a page that is there keeps its part on the other kind of machine."""
+    page, image = out / "benchmarks.md", out / "images" / f"bench-{record['device']}.svg"
+    image.parent.mkdir(parents=True, exist_ok=True)
+    image.write_text(drawing(record), encoding="utf-8")
+    known = page.read_text(encoding="utf-8") if page.exists() else ""
+    parts = dict(re.findall(r"<!-- (cuda|cpu) -->\n(.*?)<!-- end -->\n", known, re.DOTALL))
+    parts[record["device"]] = markdown(record)
+    body = "\n".join(f"<!-- {name} -->\n{parts[name]}<!-- end -->\n" for name in ("cuda", "cpu") if name in parts)
+    page.write_text(PAGE + body, encoding="utf-8")
+    return [page, image]
+
+
+def _figures(one: dict[str, Any]) -> str:
+    times = "" if one["ratio"] is None else f" · {one['ratio']:.3g}×"
+    return duration(one["seconds"]) + times
+
+
+def _missing(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """Contenders that did not run and why, each reason once with the cases it holds for."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for case in record["cases"]:
+        for one in case["contenders"]:
+            if one["seconds"] is None:
+                found.setdefault((one["name"], one["reason"]), []).append(case["name"])
+    return [(f"{name} ({', '.join(where)})", reason) for (name, reason), where in found.items()]
+
+
+def _absent(one: dict[str, Any]) -> bool:
+    return one["reason"] is not None and one["reason"].endswith("is not installed")
+
+
+def header(record: dict[str, Any]) -> str:
+    """When, on what, with which versions."""
+    machine, versions = record["machine"], record["versions"]
+    gpu = f"{machine['gpu']}; " if machine["gpu"] else ""
+    tools = ", ".join(f"{name} {version}" for name, version in versions.items())
+    quick = "; quick: sizes too small to mean anything" if record["quick"] else ""
+    cpu = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
+    return f"{record['date']}; {gpu}{cpu}; {tools}{quick}"
+
+
+def machine(device: str, packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
+    """When and where: the processor, the versions of what matters."""
+    versions = {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": device,
+        "machine": {
+            "cpu": _processor(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        },
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if named:
+            return named[1]
+    return platform.processor() or platform.machine()
+
+
+def say(what: str) -> None:
+    """What is being measured, on standard error: in one line that changes, or line by line into a file."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
+    elif what:
+        print(what, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Compilers talk a lot. What torch logs stays: that it gave up compiling explains a slow figure."""
+    logging.getLogger("regard").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

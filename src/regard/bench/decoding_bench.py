@@ -1,0 +1,265 @@
+"""`regard bench decoding`: beam search of a Transformer against HF `generate` and CTranslate2, the same weights in all.
+
+Weights are random, so every side is made to write sentences of one length: the same number of steps each. Readings are
+taken in turns, in one process.
+"""
+
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from regard.bench.attention_bench import header, machine, quiet, say
+from regard.bench.decoding_peers import BEGIN, END, Decode, ctranslate2, generate, marian
+from regard.bench.marked_pages import try_writing, write_part
+from regard.decode.beam import beam
+from regard.decode.captured import Captures
+from regard.models.frame import EncoderDecoder
+from regard.models.quantized import pack, quantize
+from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
+
+PACKAGES = ("transformers", "ctranslate2", "triton")
+COLUMNS = ("contender", "sentences/s", "× HF", "time", "a step")
+ROUNDS = 5
+PAGE = "decoding.md"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is decoded, and by what."""
+
+    sentences: int
+    tokens: int  # of each source and of each output, with its end
+    vocabulary: int
+    size: int = 512
+    heads: int = 8
+    hidden: int = 2048
+    layers: int = 6
+    width: int = 4
+
+
+SETTINGS = {
+    "cuda": Setting(sentences=128, tokens=48, vocabulary=32_000),
+    "cpu": Setting(sentences=16, tokens=24, vocabulary=8_000),
+}
+TINY = Setting(sentences=3, tokens=5, vocabulary=31, size=16, heads=2, hidden=32, layers=2, width=3)
+
+
+@dataclass
+class Found:
+    """What was measured of one contender; `reason` says why nothing was."""
+
+    name: str
+    seconds: float | None = None
+    rate: float | None = None  # sentences a second
+    ratio: float | None = None  # to the rate of HF generate
+    reason: str | None = None
+
+
+def decoding(*, device: str | None, quick: bool, as_json: bool, out: Path | None) -> None:
+    """Measure, then print and write what was found."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in SETTINGS or (device == "cuda" and not torch.cuda.is_available()):
+        raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
+    if out is not None:
+        try:  # before anything takes minutes
+            try_writing(out / PAGE)
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
+    setting = TINY if quick else SETTINGS[device]
+    with quiet():
+        record = run(setting, device=device, quick=quick, say=say)
+    say("")
+    if as_json:
+        print(json.dumps(record, indent=2, ensure_ascii=False))
+    else:
+        show(record)
+    if out is not None:
+        print(f"wrote {write(record, out)}", file=sys.stderr)
+
+
+def model_of(setting: Setting, device: str) -> EncoderDecoder:
+    """A post-norm Transformer with one embedding, as in Vaswani et al. 2017; weights random, bfloat16 on CUDA."""
+    torch.manual_seed(0)
+    embedding = nn.Embedding(setting.vocabulary, setting.size)
+    nn.init.normal_(embedding.weight, std=setting.size**-0.5)
+    options: dict[str, Any] = {
+        "layers": setting.layers,
+        "heads": setting.heads,
+        "feed_forward": setting.hidden,
+        "norm": "post",
+        "embedding": embedding,
+    }
+    model = EncoderDecoder(
+        TransformerEncoder(setting.vocabulary, setting.size, **options),
+        TransformerDecoder(setting.vocabulary, setting.size, **options),
+    )
+    return model.eval().to(device=device, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+
+
+def regard(model: EncoderDecoder, width: int, captures: Captures | None = None) -> Decode:
+    """This library's beam search, as `regard predict` calls it."""
+
+    @torch.no_grad()
+    def decode(source: Tensor, tokens: int) -> list[list[int]]:
+        state = model.start(source, limit=tokens)
+        start = torch.full(source.shape[:1], BEGIN, device=source.device)
+        most = tokens - 1  # the end is a token, too
+        found = beam(model.step, state, start=start, stop=END, limit=most, minimum=most, width=width, captures=captures)
+        return [[*one.tokens, END] for [one] in found]
+
+    return decode
+
+
+def contenders(setting: Setting, device: str) -> dict[str, Callable[[], Decode]]:
+    """Name → what makes a side."""
+    model, width, threads = model_of(setting, device), setting.width, torch.get_num_threads()
+    peer = _once(lambda: marian(model, positions=2 * setting.tokens + 2))
+    if device == "cuda":
+        return {
+            "regard": lambda: regard(model, width, Captures()),
+            "regard, with its kernels": lambda: regard(model, width, Captures(kernels=True)),
+            "regard, every search captured anew": lambda: regard(model, width),
+            "HF generate": lambda: generate(peer(), width),
+            "CTranslate2 bfloat16": lambda: ctranslate2(peer(), width, "bfloat16", threads),
+        }
+    return {
+        "regard float32": lambda: regard(pack(model), width),
+        "regard int8": lambda: regard(quantize(model), width),
+        "HF generate": lambda: generate(peer(), width),
+        "CTranslate2 float32": lambda: ctranslate2(peer(), width, "float32", threads),
+        "CTranslate2 int8": lambda: ctranslate2(peer(), width, "int8", threads),
+    }
+
+
+def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """What `--json` prints: the machine, the setting, and what was found of each contender."""
+    generator = torch.Generator().manual_seed(1)
+    source = torch.randint(3, setting.vocabulary, (setting.sentences, setting.tokens), generator=generator).to(device)
+    found: dict[str, Found] = {}
+    sides: dict[str, Decode] = {}
+    for name, make in contenders(setting, device).items():
+        say(name)
+        found[name] = Found(name)
+        try:
+            decode = make()
+            outputs = decode(source, setting.tokens)
+            if len(outputs) != setting.sentences or any(len(each) != setting.tokens for each in outputs):
+                raise ValueError(f"wrote {len(outputs)} sentences of {sorted({len(each) for each in outputs})} tokens")
+            sides[name] = decode
+        except ImportError as problem:
+            found[name].reason = f"{(problem.name or str(problem)).partition('.')[0]} is not installed"
+        except Exception as problem:  # whatever stops a peer is a result, not the end of the run
+            found[name].reason = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0][:160]}"
+    readings: dict[str, list[float]] = {name: [] for name in sides}
+    order = list(sides.items())
+    gc.collect()
+    for number in range(2 if quick else ROUNDS):
+        say(f"round {number + 1}")
+        order = order[1:] + order[:1]  # who comes first finds another clock and other caches
+        for name, decode in order:
+            readings[name].append(_seconds(decode, source, setting.tokens))
+    settle = statistics.median if device == "cuda" else min
+    for name, each in readings.items():
+        found[name].seconds = settle(each)
+        found[name].rate = setting.sentences / settle(each)
+    peer = found["HF generate"].rate
+    for each in found.values():
+        each.ratio = each.rate / peer if each.rate is not None and peer is not None else None
+    return {
+        "bench": "decoding",
+        "quick": quick,
+        **machine(device, PACKAGES),
+        "setting": vars(setting),
+        "contenders": [vars(each) for each in found.values()],
+    }
+
+
+def show(record: dict[str, Any]) -> None:
+    """The record as a table on standard output."""
+    console = Console(highlight=False)
+    console.print(header(record), markup=False)
+    table = Table(box=box.SIMPLE_HEAD, title=what(record), title_justify="left", title_style="")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == COLUMNS[0] else "right", overflow="fold")
+    for row in rows(record):
+        table.add_row(*row)
+    console.print(table)
+    for each in record["contenders"]:
+        if each["reason"]:
+            console.print(f"not run: {each['name']}: {each['reason']}", markup=False)
+
+
+def what(record: dict[str, Any]) -> str:
+    """The work in one line."""
+    setting = Setting(**record["setting"])
+    dtype = "bfloat16" if record["device"] == "cuda" else "float32 or int8"
+    return (
+        f"beam {setting.width}, {setting.sentences} sentences × {setting.tokens} tokens, Transformer "
+        f"{setting.layers} + {setting.layers} layers of {setting.size}, vocabulary {setting.vocabulary:,}, {dtype}"
+    )
+
+
+def rows(record: dict[str, Any]) -> list[list[str]]:
+    """The cells of the table, a row for each contender that ran."""
+    steps = record["setting"]["tokens"]
+    return [
+        [
+            each["name"],
+            f"{each['rate']:,.0f}" if each["rate"] >= 100 else f"{each['rate']:.1f}",
+            "–" if each["ratio"] is None else f"{each['ratio']:.2f}",
+            f"{each['seconds'] * 1e3:,.0f} ms",
+            f"{each['seconds'] * 1e3 / steps:.2f} ms",
+        ]
+        for each in record["contenders"]
+        if each["seconds"] is not None
+    ]
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The record as a part of a page."""
+    device = record["device"]
+    best = "median" if device == "cuda" else "best"
+    command = f"`regard bench decoding --device {device}`; {header(record)}; the {best} of readings taken in turns."
+    lines = [f"**{'GPU' if device == 'cuda' else 'CPU'}**: {what(record)}. {command}", ""]
+    lines += [f"| {' | '.join(COLUMNS)} |", "|---" + "|--:" * (len(COLUMNS) - 1) + "|"]
+    lines += [f"| {' | '.join(row)} |" for row in rows(record)]
+    lines += [f"\nNot run: {each['name']}: {each['reason']}." for each in record["contenders"] if each["reason"]]
+    return "\n".join(lines) + "\n"
+
+
+def write(record: dict[str, Any], out: Path) -> Path:
+    """The table into decoding.md of a folder, between its marks; all else on the page stays."""
+    return write_part(out / PAGE, record["device"], markdown(record), title="Decoding")
+
+
+def _seconds(decode: Decode, source: Tensor, tokens: int) -> float:
+    if source.is_cuda:
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    decode(source, tokens)  # its answer is lists of numbers: the device has finished
+    return time.perf_counter() - begin
+
+
+def _once(make: Callable[[], Any]) -> Callable[[], Any]:
+    """The same thing at every call, made at the first."""
+    held: list[Any] = []
+
+    def get() -> Any:
+        if not held:
+            held.append(make())
+        return held[0]
+
+    return get

@@ -1,0 +1,326 @@
+"""`regard bench layers`: what self-attention costs over length, beside recurrent, convolutional and linear layers.
+
+All layers have one width and read one sequence. Times of all kinds are taken in turns; how many layers and steps it
+takes until both ends of the sequence meet is counted by running them (`regard.bench.layer_kinds.meet`).
+"""
+
+import gc
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from regard.bench import line_chart
+from regard.bench.attention_bench import duration, header, machine, quiet, say, size
+from regard.bench.attention_peers import Run
+from regard.bench.layer_kinds import KINDS, Kind, Setting, meet
+from regard.bench.marked_pages import try_writing, write_part
+from regard.bench.measurement import cuda_memory, peaks, peaks_apart, times, why
+
+PAGE = "layers.md"
+LENGTHS = {"cpu": tuple(2**power for power in range(7, 14)), "cuda": tuple(2**power for power in range(7, 16))}
+LONGEST = 2**20
+SLOW = 10.0  # seconds of a training step after which longer sequences of the kind are left out
+MATRICES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}  # bytes of the largest matrix of weights that is formed
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+
+
+@dataclass
+class Point:
+    """What was measured of one kind at one length; None is what was not, and `reason` says why."""
+
+    length: int
+    layers: int  # of a stack in which the ends meet
+    steps: int  # until they meet, each of which waits for the one before
+    expected: int  # steps by the formula
+    forward: float | None = None  # seconds of one layer, without gradients
+    training: float | None = None  # seconds of one layer, forward and backward
+    stack: float | None = None  # `training` times `layers`
+    memory: int | None = None  # bytes beyond what was there, at the peak of one layer's training call
+    reason: str | None = None
+
+
+def layers(
+    *, lengths: str | None, width: int, kernel: int, reach: int, device: str | None, as_json: bool, out: Path | None
+) -> None:
+    """Measure, then print and write the record."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in LENGTHS or (device == "cuda" and not torch.cuda.is_available()):
+        raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
+    chosen = LENGTHS[device] if lengths is None else _numbers(lengths)
+    if out is not None:
+        try:  # before anything takes minutes
+            try_writing(out / PAGE)
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
+    with quiet():
+        record = run(chosen, Setting(width, kernel, reach), device=device, say=say)
+    say("")
+    if as_json:
+        print(json.dumps(record, indent=2, ensure_ascii=False))
+    else:
+        show(record)
+    if out is not None:
+        for path in write(record, out):
+            print(f"wrote {path}", file=sys.stderr)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Lengths as they are given, shortest first."""
+    parts = text.split(",")
+    found = sorted({int(part) for part in parts if part.strip().isdecimal()})
+    if not all(part.strip().isdecimal() for part in parts) or found[0] < 2 or found[-1] > LONGEST:
+        raise typer.BadParameter(
+            f"must be numbers from 2 to {LONGEST:,} with commas between them, such as 128,256; got {text!r}",
+            param_hint="--lengths",
+        )
+    return tuple(found)
+
+
+def run(lengths: Sequence[int], setting: Setting, *, device: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """What `--json` prints: the machine, the setting, and what was measured of each kind at each length."""
+    points: dict[str, list[Point]] = {kind.name: [] for kind in KINDS}
+    for length in lengths:
+        for kind in KINDS:
+            say(f"{length:,} positions: steps of {kind.name}")
+            met = meet(KINDS[0] if kind.forms_matrix else kind, length, setting)
+            point = Point(length, met.layers, met.steps, kind.expected(length, setting))
+            point.reason = _too_much(kind, length, setting, device, points[kind.name])
+            points[kind.name].append(point)
+        _time(length, setting, device, {name: each[-1] for name, each in points.items()}, say)
+    if device == "cpu":
+        say("memory")
+        _remember(points, setting, say)
+    return {
+        "bench": "layers",
+        "quick": False,
+        **machine(device, ("triton",)),
+        "setting": {**asdict(setting), "heads": setting.heads, "dtype": str(DTYPES[device]).removeprefix("torch.")},
+        "lengths": list(lengths),
+        "kinds": [_summary(kind, points[kind.name], setting) for kind in KINDS],
+    }
+
+
+def _too_much(kind: Kind, length: int, setting: Setting, device: str, before: list[Point]) -> str | None:
+    """Why a length is left out, where it is."""
+    matrix = setting.heads * length**2 * DTYPES[device].itemsize
+    if kind.forms_matrix and matrix > MATRICES[device]:
+        return f"its matrix of weights would take {size(matrix)}"
+    if before and before[-1].reason is not None:
+        return before[-1].reason
+    if before and (before[-1].training or 0.0) > SLOW:
+        return f"{before[-1].length:,} positions took {duration(before[-1].training or 0.0)}"
+    return None
+
+
+def _time(length: int, setting: Setting, device: str, points: dict[str, Point], say: Callable[[str], None]) -> None:
+    """Fills in the times of all kinds at one length, and on CUDA the memory."""
+    forward: dict[str, Run] = {}
+    training: dict[str, Run] = {}
+    for kind in KINDS:
+        point = points[kind.name]
+        if point.reason is not None:
+            continue
+        say(f"{length:,} positions: {kind.name}")
+        try:
+            first, second = calls(kind, length, point.layers - 1, setting, device)
+            first()  # libraries load, kernels compile
+            second()
+            point.memory = cuda_memory(second) if device == "cuda" else None
+            forward[kind.name], training[kind.name] = first, second
+        except Exception as problem:  # whatever stops a kind is a result, not the end of the run
+            point.reason = why(problem)
+    say(f"{length:,} positions: times")
+    for name, seconds in times(forward, device).items():
+        points[name].forward = seconds
+    for name, seconds in times(training, device).items():
+        points[name].training = seconds
+        points[name].stack = seconds * points[name].layers
+    forward.clear()
+    training.clear()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) -> tuple[Run, Run]:
+    """A forward pass without gradients, and one with its backward pass, of the layer at some depth of a stack."""
+    torch.manual_seed(0)
+    layer = kind.make(setting, depth).to(device=device, dtype=DTYPES[device])
+    x = torch.randn(1, length, setting.size, device=device, dtype=DTYPES[device], requires_grad=True)
+    given = torch.randn_like(x)
+
+    @torch.no_grad()
+    def forward() -> Tensor:
+        return layer(x)
+
+    def training() -> Tensor:
+        output = layer(x)
+        output.backward(given)
+        x.grad = None  # freed here, so that gradients count in the peak of this call and not before the next
+        layer.zero_grad(set_to_none=True)
+        return output.detach()
+
+    return forward, training
+
+
+def _remember(points: dict[str, list[Point]], setting: Setting, say: Callable[[str], None]) -> None:
+    """Fills in the peaks of memory on the CPU, from a process of their own."""
+    measured = [(name, point) for name, each in points.items() for point in each if point.training is not None]
+    wanted = [(name, point.length, point.layers - 1) for name, point in measured]
+    found = peaks_apart("regard.bench.layers_bench", [json.dumps(asdict(setting)), json.dumps(wanted)], say)
+    for name, point in measured:
+        point.memory = found.get(f"{name} {point.length}")
+
+
+def _summary(kind: Kind, points: list[Point], setting: Setting) -> dict[str, Any]:
+    """One kind in the record."""
+    with torch.device("meta"):
+        parameters = sum(each.numel() for each in kind.make(setting, 0).parameters())
+    timed = [(point.length, point.training) for point in points if point.training]
+    growth = None
+    if len(timed) > 1:
+        (short, less), (long, more) = timed[-2:]
+        growth = math.log(more / less) / math.log(long / short)
+    return {
+        "name": kind.name,
+        **{name: getattr(kind, name) for name in ("work", "sequential", "path")},
+        "parameters": parameters,
+        "growth": growth,  # the exponent of the length in the training time, between the two longest
+        "points": [asdict(point) for point in points],
+    }
+
+
+FIGURES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
+    "steps": ("Steps until both ends of the sequence meet", "path", "{:,}".format),
+    "forward": ("Forward pass of one layer", "work", duration),
+    "training": ("Forward and backward pass of one layer", "work", duration),
+    "stack": ("The same for as many layers as it takes until the ends meet (time of one × layers)", "path", duration),
+    "memory": ("Peak memory of the forward and backward pass of one layer", "work", size),
+}
+"""Figure → the title of its table, the order of growth beside it, and how it is written."""
+
+
+def rows(record: dict[str, Any], figure: str) -> list[list[str]]:
+    """The cells of a figure's table: a row for each kind, a column for each length."""
+    _, order, written = FIGURES[figure]
+    return [
+        [
+            kind["name"],
+            kind[order],
+            *("–" if point[figure] is None else written(point[figure]) for point in kind["points"]),
+            *([] if figure != "training" else ["–" if kind["growth"] is None else f"n^{kind['growth']:.1f}"]),
+        ]
+        for kind in record["kinds"]
+    ]
+
+
+def columns(record: dict[str, Any], figure: str) -> list[str]:
+    """The heads of a figure's table."""
+    return ["layer", "order", *(f"{length:,}" for length in record["lengths"])] + ["grew as"] * (figure == "training")
+
+
+def left_out(record: dict[str, Any]) -> list[str]:
+    """What was not measured and why, a line for each kind and reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for kind in record["kinds"]:
+        for point in kind["points"]:
+            if point["reason"]:
+                found.setdefault((kind["name"], point["reason"]), []).append(f"{point['length']:,}")
+    return [f"{name} ({', '.join(lengths)}): {reason}" for (name, reason), lengths in found.items()]
+
+
+def what(record: dict[str, Any]) -> str:
+    """The setting in one line."""
+    setting = record["setting"]
+    return (
+        f"one sequence, {setting['size']} features, {setting['heads']} heads, kernel {setting['kernel']}, restricted "
+        f"attention to {setting['reach']} positions on either side, {setting['dtype']}"
+    )
+
+
+def show(record: dict[str, Any]) -> None:
+    """The record as tables on standard output."""
+    console = Console(highlight=False)
+    console.print(header(record), markup=False)
+    console.print(what(record), markup=False)
+    for figure, (title, _, _) in FIGURES.items():
+        table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="")
+        for column in columns(record, figure):
+            table.add_column(column, justify="left" if column in ("layer", "order") else "right", overflow="fold")
+        for row in rows(record, figure):
+            table.add_row(*row)
+        console.print(table)
+    for line in left_out(record):
+        console.print(f"not measured: {line}", markup=False)
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The record as a part of a page, with its drawing beside it."""
+    device = record["device"]
+    best = "medians" if device == "cuda" else "the best"
+    lines = [f"### {'GPU' if device == 'cuda' else 'CPU'}", ""]
+    lines += [
+        f"`regard bench layers --device {device}`; {header(record)}; {what(record)}. Times are {best} of readings "
+    ]
+    lines[-1] += "taken in turns; “grew as” is the exponent between the two longest lengths."
+    lines += ["", f"![Time, memory and steps over length](images/layers-{device}.svg)", ""]
+    for figure, (title, _, _) in FIGURES.items():
+        heads = columns(record, figure)
+        lines += [f"**{title}**", "", f"| {' | '.join(heads)} |", "|---|---" + "|--:" * (len(heads) - 2) + "|"]
+        lines += [f"| {' | '.join(row)} |" for row in rows(record, figure)] + [""]
+    lines += [f"Not measured: {line}.\n" for line in left_out(record)]
+    return "\n".join(lines)
+
+
+def drawing(record: dict[str, Any]) -> str:
+    """The record as curves: training time, memory, steps."""
+
+    def lines(figure: str, unit: int = 1) -> dict[str, list[tuple[float, float]]]:
+        found = {
+            kind["name"]: [(float(point["length"]), point[figure] / unit) for point in kind["points"] if point[figure]]
+            for kind in record["kinds"]
+        }
+        return {name: points for name, points in found.items() if points}
+
+    panels = [
+        line_chart.Panel("time, forward and backward", lines("training"), duration),
+        line_chart.Panel("peak memory of one layer", lines("memory", 2**20), "{:,g} MiB".format),
+        line_chart.Panel("steps until both ends meet", lines("steps"), "{:,.0f}".format),
+    ]
+    where = record["machine"]["gpu" if record["device"] == "cuda" else "cpu"]
+    return line_chart.svg(panels, title=f"regard bench layers, {where}", note=f"by length; {what(record)}")
+
+
+def write(record: dict[str, Any], out: Path) -> list[Path]:
+    """The tables into layers.md of a folder, between their marks, and the drawing beside it."""
+    image = out / "images" / f"layers-{record['device']}.svg"
+    image.parent.mkdir(parents=True, exist_ok=True)
+    image.write_text(drawing(record), encoding="utf-8")
+    return [write_part(out / PAGE, record["device"], markdown(record), title="What attention costs"), image]
+
+
+def _peaks(setting: Setting, wanted: list[tuple[str, int, int]]) -> dict[str, int]:
+    """Peaks of training calls, by name and length; each call runs once before, so that libraries load."""
+    by_name = {kind.name: kind for kind in KINDS}
+    contenders = {
+        f"{name} {length}": lambda name=name, length=length, depth=depth: calls(
+            by_name[name], length, depth, setting, "cpu"
+        )[1]
+        for name, length, depth in wanted
+    }
+    return peaks(contenders, dict.fromkeys(contenders, True))
+
+
+if __name__ == "__main__":
+    print(json.dumps(_peaks(Setting(**json.loads(sys.argv[1])), json.loads(sys.argv[2]))))

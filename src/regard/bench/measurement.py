@@ -1,0 +1,277 @@
+"""Time, peak memory and error of the contenders of one case.
+
+Times of contenders are taken in turns, so that a machine that slows down slows all of them. A contender that cannot
+run keeps its place in the result, with the reason.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.bench.attention_cases import ROWS, Case, Run, cases
+
+BATCH = 0.02  # seconds that one reading should at least take: shorter calls are repeated
+NEAR = 1.1  # by the time of the fastest: what is read once more
+SLOW = 10.0  # seconds from which one call is enough
+LARGE = 3.0  # seconds from which a call needs so much memory that what it loads first does not count
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured of one contender; None is what was not, and `reason` says why nothing was."""
+
+    name: str
+    seconds: float | None = None
+    ratio: float | None = None  # its time by that of the first contender, regard
+    rate: float | None = None  # work each second, in the case's unit
+    memory: int | None = None  # bytes beyond what was there before the call, at the peak
+    error: float | None = None  # the largest one, relative to the largest output, against float64
+    error_by_norm: float | None = None  # that of all of them, by the norm of the outputs
+    reason: str | None = None
+
+
+def measure(case: Case, *, quick: bool, say: Callable[[str], None]) -> list[Found]:
+    """Every contender of a case, in its order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(case.threads or threads)
+    try:
+        found = _measure(case, quick, say)
+    finally:
+        torch.set_num_threads(threads)
+        gc.collect()
+        if case.device == "cuda":
+            torch.cuda.empty_cache()
+    if case.memory and case.device == "cpu":
+        say("memory")
+        found = _with_memory(case, found, quick, say)
+    first = found[0].seconds
+    return [
+        one
+        if one.seconds is None
+        else replace(
+            one,
+            ratio=one.seconds / first if first else None,
+            rate=case.work / one.seconds if case.work else None,
+        )
+        for one in found
+    ]
+
+
+def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]:
+    field = case.build()
+    truth = field.truth() if field.truth else None
+    found: dict[str, Found] = {}
+    runs: dict[str, Run] = {}
+    readings: dict[str, list[float]] = {}
+    for name, make in field.contenders.items():
+        say(name)
+        try:
+            run = make()
+            errors = _errors(run(), truth)  # the first call: libraries load, kernels compile
+            readings[name] = [_seconds(run, 1, case.device)]
+            memory = cuda_memory(run) if case.memory and case.device == "cuda" else None
+        except Exception as problem:  # whatever stops a peer is a result, not the end of the run
+            found[name] = Found(name, reason=why(problem))
+            gc.collect()
+            if case.device == "cuda":
+                torch.cuda.empty_cache()
+        else:
+            found[name], runs[name] = Found(name, None, None, None, memory, *errors), run
+    say("times")
+    _take_turns(runs, readings, case.device, quick)
+    settle = statistics.median if case.device == "cuda" else min
+    return [replace(one, seconds=settle(readings[name]) if name in readings else None) for name, one in found.items()]
+
+
+def _take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: str, quick: bool) -> None:
+    """Adds readings until there are enough or they have taken long enough; slow calls keep the one they have."""
+    rounds, budget = (2, 0.2) if quick else (21, 0.4) if device == "cuda" else (9, 4.0)
+    numbers = {name: max(1, round(BATCH / readings[name][0])) for name in runs}
+    _turns(runs, readings, numbers, device, rounds, budget, quick)
+    if quick or device != "cuda":
+        return
+    # Those nearly as fast as the fastest differ by less than a clock wanders: once more, among themselves and oftener.
+    settled = {name: statistics.median(readings[name]) for name in runs}
+    near = {name: runs[name] for name in runs if settled[name] <= NEAR * min(settled.values())}
+    if len(near) > 1:
+        again = {name: [settled[name]] for name in near}
+        number = max(2, round(BATCH / 4 / min(settled.values())))  # one for all: read alike
+        _turns(near, again, dict.fromkeys(near, number), device, 4 * rounds, 2 * budget, quick)
+        readings.update(again)
+
+
+def _turns(
+    runs: dict[str, Run],
+    readings: dict[str, list[float]],
+    numbers: dict[str, int],
+    device: str,
+    rounds: int,
+    budget: float,
+    quick: bool,
+) -> None:
+    spent = dict.fromkeys(runs, 0.0)
+
+    def wanted(name: str) -> bool:
+        return readings[name][0] < SLOW and spent[name] < budget and len(readings[name]) <= rounds
+
+    while active := [name for name in runs if wanted(name)]:
+        for order in orders(len(active))[: rounds if quick else None]:
+            # Long calls stop when they have taken long enough, short ones after whole rounds of orders.
+            names = [name for name in (active[place] for place in order) if numbers[name] > 1 or wanted(name)]
+            if names and numbers[names[0]] > 1:  # the first of an order comes after itself
+                _seconds(runs[names[0]], numbers[names[0]], device)
+            for name in names:
+                reading = _seconds(runs[name], numbers[name], device)
+                readings[name].append(reading)
+                spent[name] += reading * numbers[name]
+
+
+def times(runs: dict[str, Run], device: str) -> dict[str, float]:
+    """Seconds of each call, which has been called before: readings in turns, for a second each or a few calls."""
+    readings = {name: [_seconds(run, 1, device)] for name, run in runs.items()}
+    numbers = {name: max(1, round(BATCH / each[0])) for name, each in readings.items()}
+    rounds, budget, settle = (21, 0.4, statistics.median) if device == "cuda" else (5, 1.0, min)
+    _turns(runs, readings, numbers, device, rounds, budget, True)
+    return {name: settle(each) for name, each in readings.items()}
+
+
+def orders(count: int) -> list[list[int]]:
+    """Orders in which each of some comes after each other one equally often (Williams 1949).
+
+    After one that heats a processor the next finds another clock than after one that waits for memory, and in turned
+    or seeded lists the same ones come after the same.
+
+    >>> orders(4)
+    [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]]
+    """
+    first = [(place + 1) // 2 if place % 2 else (count - place // 2) % count for place in range(count)]
+    found = [[(place + start) % count for place in first] for start in range(count)]
+    return found + [order[::-1] for order in found] if count % 2 else found
+
+
+def _seconds(run: Run, number: int, device: str) -> float:
+    """Time of one call, the mean of `number` in a row after one more, which finds others' data in the caches.
+
+    On a GPU the clock starts when that one ends: the next has been prepared meanwhile, as in any row of calls.
+    """
+    if device == "cuda":
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        if number > 1:
+            run()
+        start.record()
+        for _ in range(number):
+            run()
+        stop.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(stop) / 1e3 / number
+    if number > 1:
+        run()
+    begin = time.perf_counter()
+    for _ in range(number):
+        run()
+    return (time.perf_counter() - begin) / number
+
+
+def _errors(output: Tensor, truth: Tensor | None) -> tuple[float | None, float | None]:
+    """The largest, which the rounding of a large output decides in half precision, and that of all."""
+    if truth is None:
+        return None, None
+    off = output[..., ROWS, :].double() - truth
+    return float(off.abs().max() / truth.abs().max()), float(off.norm() / truth.norm())
+
+
+def cuda_memory(run: Run) -> int:
+    """Bytes beyond what was allocated before the call, at its peak."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def why(problem: Exception) -> str:
+    """Why a contender did not run, in a few words."""
+    if isinstance(problem, ModuleNotFoundError):
+        return f"{(problem.name or str(problem)).partition('.')[0]} is not installed"
+    if isinstance(problem, torch.OutOfMemoryError):
+        return "out of memory"
+    said = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {said[0][:160]}" if said else type(problem).__name__
+
+
+def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str], None]) -> list[Found]:
+    """The same with peaks from a process of their own."""
+    names = {one.name: (one.seconds or 0.0) < LARGE for one in found if one.seconds is not None}
+    arguments = [case.name, json.dumps(names), json.dumps(quick)]
+    apart = peaks_apart("regard.bench.measurement", arguments, say) if names else {}
+    return [replace(one, memory=apart.get(one.name)) for one in found]
+
+
+def peaks_apart(module: str, arguments: list[str], say: Callable[[str], None]) -> dict[str, int]:
+    """What a module, run as a program, prints as JSON on its last line: peaks by name; empty where none can be had.
+
+    In a process of its own the allocator gives freed blocks back at once. An ordinary one keeps them, so a later peak
+    would hide in what is resident already; it is also the faster one, so times are not taken there.
+    """
+    if sys.platform != "linux":
+        return {}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17), "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        say(f"memory could not be measured: {said[-1][:160]}")
+        return {}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _resident(what: str) -> int:
+    with open("/proc/self/status") as status:
+        return 1024 * next(int(line.split()[1]) for line in status if line.startswith(what))
+
+
+def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -> dict[str, int]:
+    """Bytes beyond what was resident, for each contender named; True first calls it once to load and compile."""
+    found = {}
+    for name, warm in names.items():
+        run = contenders[name]()
+        if warm:
+            run()
+        gc.collect()
+        _trim()
+        with open("/proc/self/clear_refs", "w") as refs:
+            refs.write("5")  # the peak starts again from what is resident
+        before = _resident("VmRSS")
+        run()
+        found[name] = max(0, _resident("VmHWM") - before)
+    return found
+
+
+def _trim() -> None:
+    """Gives the free pages of the heap back: small blocks of an earlier call may leave it large, and a later call that
+    finds room there would seem to need nothing."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+if __name__ == "__main__":
+    wanted, warm, small = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    [chosen] = [case for case in cases("cpu", small) if case.name == wanted]
+    print(json.dumps(peaks(chosen.build().contenders, warm)))

@@ -1,0 +1,50 @@
+"""What a user can put right is one line on standard error and an exit status, never a traceback."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import typer
+
+from regard.data.text.parallel_text import DataError
+from regard.tasks.task import InputError, SettingError
+from regard.train.distributed import WorkerFailed, WorkerLost
+from regard.train.interruption import Diverged, Interrupted, Stopped, memory_ran_out
+from regard.train.run_directory import RunError
+
+
+@contextlib.contextmanager
+def reported() -> Iterator[None]:
+    """Errors of the user's input are reported in one line; an interruption has its own exit status.
+
+    Of several workers, the first reports what all of them know, and each what it alone met with.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    name = f"regard: worker {rank}" if rank else "regard"
+    try:
+        yield
+    except BrokenPipeError:  # whoever read has gone: typer ends it quietly
+        raise
+    except WorkerFailed as error:
+        raise typer.Exit(1) from error
+    except WorkerLost as error:
+        if not rank:
+            print(f"{name}: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    except OSError as error:
+        print(f"{name}: {error.filename}: {error.strerror}" if error.filename else f"{name}: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except (SettingError, InputError, DataError, RunError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except Stopped as stop:
+        if not rank or not isinstance(stop, Interrupted | Diverged):
+            print(f"{name}: {stop}", file=sys.stderr)
+        raise typer.Exit(stop.code if isinstance(stop, Interrupted) else 1) from stop
+    except (RuntimeError, MemoryError) as error:
+        if not memory_ran_out(error):
+            raise
+        first = str(error).partition("\n")[0]
+        print(f"{name}: out of memory{f' ({first})' if first else ''}: choose smaller sizes", file=sys.stderr)
+        raise typer.Exit(2) from error

@@ -1,0 +1,146 @@
+"""`regard predict`: answers of a run, one for each input, in their order."""
+
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from regard.cli.error_messages import reported
+from regard.cli.input_lines import InputText, input_batches
+from regard.cli.page_commands import write_page
+from regard.cli.run_commands import report_weights
+from regard.look.viewer.page import page
+from regard.tasks.inputs import from_arguments, named
+from regard.tasks.joined_traces import joined_trace
+from regard.tasks.loading import Loaded, load, task_of
+from regard.tasks.task import InputError, Prediction, SettingError, Task
+from regard.tasks.watched_predictions import watched
+from regard.train.distributed import Workers, joined
+from regard.train.run_directory import Run, RunError
+
+CHARACTERS = 1_000_000  # of an input; how long a text may be is said by its task
+WATCHED = 12  # answers whose self-attention a page shows too
+TOGETHER = 64  # inputs given as arguments that are answered at once
+
+
+def predict(
+    run: Path,
+    *,
+    inputs: list[str],
+    as_json: bool,
+    look: Path | None,
+    loading: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Answer each input; lines of standard input where none is given, one by one at a terminal.
+
+    An input that cannot be answered is reported on standard error and leaves an empty line, or a record with "error".
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    chosen = {name: value for name, value in options.items() if value is not None}
+    seen: list[Prediction] = []
+    failed = 0
+    with reported(), joined() as workers:
+        with workers.agreed():
+            loaded = _loaded(run, loading, chosen)
+        if workers.is_first:
+            report_weights(loaded.weights)
+        for batch in workers.read_by_first(_batches(loaded.task, inputs)):
+            watching = look is not None and len(seen) < WATCHED
+            for place, found in _answers(loaded, batch, chosen, workers, watching=watching):
+                if isinstance(found, InputError):
+                    failed += 1
+                elif look is not None:
+                    seen.append(found)
+                if workers.is_first:
+                    _show(place, found, as_json=as_json)
+    if look is not None and workers.is_first:
+        _write_look(loaded, seen, look)
+    if failed and workers.is_first:
+        raise typer.Exit(1)
+
+
+def _loaded(run: Path, loading: dict[str, Any], chosen: dict[str, Any]) -> Loaded:
+    opened = Run.open(run)
+    given = {name: value for name, value in loading.items() if value is not None}
+    loaded = load(opened, **dict.fromkeys(task_of(opened).loading, "auto") | given)
+    refused = [name for name in chosen if name not in loaded.task.options]
+    if refused:
+        raise SettingError(f"--{refused[0]} is not an option of {loaded.task.name}")
+    return loaded
+
+
+def _show(place: str, found: Prediction | InputError, *, as_json: bool) -> None:
+    if isinstance(found, InputError):
+        fault = _line(f"{place}: {found}")
+        print(f"regard: {fault}: not answered", file=sys.stderr, flush=True)
+        print(json.dumps({"error": fault}) if as_json else "", flush=True)
+    else:
+        print(json.dumps(found.record(), ensure_ascii=False) if as_json else _line(found.line), flush=True)
+
+
+Given = tuple[str, Any]  # the place of an input, and the input or its error
+
+
+def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
+    """Inputs with their places: the arguments at once, or standard input some lines at a time."""
+    if arguments and (len(task.inputs) > 1 or task.inputs[0].kind != "text"):
+        groups = from_arguments(task.inputs, arguments)
+        numbered = [(f"input {number}", group) for number, group in enumerate(groups)]
+        yield from (numbered[first : first + TOGETHER] for first in range(0, len(numbered), TOGETHER))
+        return
+    for batch in input_batches(arguments, characters=CHARACTERS):
+        yield [(one.place, _given(task, one, from_line=not arguments)) for one in batch]
+
+
+def _given(task: Task, one: InputText, *, from_line: bool) -> Any:
+    """A text, or the JSON object of a line; tasks with several inputs take JSON alone."""
+    if one.fault:
+        return InputError(one.fault)
+    strictly = len(task.inputs) > 1 or task.inputs[0].kind != "text"  # else a brace may begin a text
+    if from_line and one.text.lstrip().startswith("{"):
+        try:
+            return named(task.inputs, json.loads(one.text))
+        except (json.JSONDecodeError, RecursionError) as error:
+            if strictly:
+                return InputError(f"not JSON: {error}")
+        except InputError as error:
+            if strictly:
+                return error
+    if len(task.inputs) > 1:
+        names = ", ".join(f'"{part.name}": …' for part in task.inputs)
+        return InputError(f"expected a JSON object {{{names}}}")
+    if not from_line:
+        return from_arguments(task.inputs, [one.text])[0]
+    return {task.inputs[0].name: one.text}
+
+
+def _answers(
+    loaded: Loaded, batch: Sequence[Given], options: dict[str, Any], workers: Workers, *, watching: bool
+) -> Iterator[tuple[str, Prediction | InputError]]:
+    good = [given for _, given in batch if not isinstance(given, InputError)]
+    first = watched(loaded, good[:WATCHED], **options) if watching else []
+    with workers.sharing():
+        found = iter([*first, *loaded.answers(good[len(first) :], **options)])
+    for place, given in batch:
+        yield place, given if isinstance(given, InputError) else next(found)
+
+
+def _line(text: str) -> str:
+    """A text as one line: line breaks that a model writes would shift the lines after it."""
+    return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
+
+
+def _write_look(loaded: Loaded, seen: list[Prediction], look: Path) -> None:
+    with reported():
+        trace = joined_trace(seen, loaded.task.view.title)
+        if trace is None:
+            why = "this run has no attention" if any(found.answer for found in seen) else "there was nothing to answer"
+            raise RunError(f"{why}: {look} was not written")
+        write_page(look, page(trace))
+    print(f"wrote {look}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Readers of sound files, and of recordings with transcripts. Imports only regard.data."""

@@ -1,0 +1,179 @@
+"""Reading recordings with transcripts: a folder of sounds and a TSV or JSONL beside it, or LibriSpeech's layout.
+
+A transcript whose sound is missing is an error that names the file and the line, or is skipped and counted. A sound
+without a transcript is left out and counted.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.data.audio.sound_files import SUFFIXES
+from regard.data.json_records import Record, records
+from regard.data.text.parallel_text import DataError, Report, Tsv, lines, report
+from regard.data.vision.image_folders import NAMES, PARTS, part_files
+
+Times = tuple[tuple[float, float], ...]
+
+_HEADERS = ("sound", "audio", "file", "filename", "path")
+_FOLDERS = ("sounds", "wavs", "wav", "recordings", "clips")
+_TABLES = (".tsv", ".jsonl")
+_LIBRI = "*.trans.txt"  # one such file in the folder of each chapter
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenFile:
+    """A recording, what is said in it, where that is written ("file:line"), and the seconds of each word if known."""
+
+    sound: Path
+    text: str
+    where: str
+    times: Times = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptFiles:
+    """Recordings to train on, to validate with and to test with, as far as the files part them; else all in `train`.
+
+    `report` counts transcripts read, kept and skipped, and sounds without a transcript; `files` are the transcripts'.
+    """
+
+    train: tuple[SpokenFile, ...]
+    valid: tuple[SpokenFile, ...]
+    test: tuple[SpokenFile, ...]
+    report: Report
+    files: tuple[Path, ...]
+
+
+class _Row(NamedTuple):
+    """Where a transcript stands, the name of its sound, its text and times, or what is wrong with it."""
+
+    where: str
+    sound: str = ""
+    text: str = ""
+    times: Times = ()
+    fault: str = ""
+
+
+def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFiles:
+    """Transcripts and their recordings, found by what is there.
+
+    A folder has LibriSpeech's layout (`train-clean-100/19/198/19-198.trans.txt`, sounds beside it), or `train.tsv`,
+    `valid.tsv` and `test.tsv`, or `transcripts.tsv`; a path may also be such a file itself. In a TSV the columns are
+    sound and text, in a JSONL the fields `sound` and `text`, and if it is known when each word is said, `times`: a
+    list of [start, end] in seconds for each word. Sounds stand beside the file or in its folder `sounds`, `wavs`,
+    `recordings` or `clips`.
+    """
+    path = Path(path)
+    tally: Counter[str] = Counter()
+    chapters = sorted(path.rglob(_LIBRI)) if path.is_dir() else []
+    if chapters:
+        files = tuple(chapters)
+        parts = _libri(path, chapters, tally, skip_faults)
+    else:
+        tables = part_files(path, "transcripts", _TABLES)
+        files = tuple(tables.values())
+        folder = path if path.is_dir() else path.parent
+        folders = [*(folder / name for name in _FOLDERS if (folder / name).is_dir()), folder]
+        parts = {part: _kept(_rows(file), folders, tally, skip_faults) for part, file in tables.items()}
+        _count_unused(folders[0], parts.values(), tally)
+    if not tally["kept"]:
+        raise DataError(f"{path}: no transcript is left ({report(tally)})")
+    return TranscriptFiles(*(tuple(parts.get(part, ())) for part in PARTS), report=report(tally), files=files)
+
+
+def _kept(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_faults: bool) -> list[SpokenFile]:
+    """The rows that have a sound and a text; what is wrong with another is an error, or counted."""
+    found: list[SpokenFile] = []
+    for row in rows:
+        tally["read"] += 1
+        sound = None if row.fault else _find(row.sound, folders)
+        reason, fault = "faulty", row.fault
+        if not fault and sound is None:
+            reason, fault = "transcript without sound", f"no sound {row.sound!r} in {' or '.join(map(str, folders))}"
+        if fault and not skip_faults:
+            raise DataError(f"{row.where}: {fault}")
+        if not fault and sound is not None and row.text:
+            found.append(SpokenFile(sound, row.text, row.where, row.times))
+            reason = "kept"
+        elif not fault:
+            reason = "empty"
+        tally[reason] += 1
+    return found
+
+
+def _find(name: str, folders: list[Path]) -> Path | None:
+    """The file of that name; its suffix may be left out."""
+    if not name:
+        return None
+    ends = ("",) if Path(name).suffix.lower() in SUFFIXES else (*sorted(SUFFIXES), "")
+    places = (folder / f"{name}{end}" for folder in folders for end in ends)
+    return next(filter(Path.is_file, places), None)
+
+
+def _count_unused(folder: Path, parts: Iterable[list[SpokenFile]], tally: Counter[str]) -> None:
+    """Counts the sounds of a folder that no transcript names."""
+    used = {one.sound for one in chain.from_iterable(parts)}
+    unused = sum(path.suffix.lower() in SUFFIXES and path not in used for path in folder.iterdir())
+    if unused:
+        tally["sound without transcript"] += unused
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        yield from map(_of_record, records(path))
+        return
+    for row in Tsv(path).rows():
+        if row.line > 1 or row.source.lower() not in _HEADERS:
+            yield _Row(f"{path}:{row.line}", row.source, row.target, fault=row.fault)
+
+
+def _of_record(entry: Record) -> _Row:
+    value = entry.value
+    if entry.fault:
+        return _Row(entry.where, fault=entry.fault)
+    if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in ("sound", "text")):
+        return _Row(entry.where, fault="expected an object with texts in the fields 'sound' and 'text'")
+    times = value.get("times", [])
+    words = len(value["text"].split())
+    if times and not _are_times(times, words):
+        return _Row(entry.where, fault=f"expected 'times' to have [start, end] in seconds for each of {words} words")
+    return _Row(entry.where, value["sound"], value["text"].strip(), tuple((float(a), float(b)) for a, b in times))
+
+
+def _are_times(times: Any, words: int) -> bool:
+    if not isinstance(times, list) or len(times) != words:
+        return False
+    pairs = [one for one in times if isinstance(one, list) and len(one) == 2]
+    numbers = [number for one in pairs for number in one]
+    fit = all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers)
+    return len(pairs) == words and fit and all(0 <= begin <= end for begin, end in pairs)
+
+
+def _libri(path: Path, chapters: list[Path], tally: Counter[str], skip_faults: bool) -> dict[str, list[SpokenFile]]:
+    """LibriSpeech: "19-198-0000 NORTHANGER ABBEY" in a file of each chapter; the set's name says the part."""
+    parts: dict[str, list[SpokenFile]] = {part: [] for part in PARTS}
+    for chapter in chapters:
+        found = _kept(_chapter(chapter), [chapter.parent], tally, skip_faults)
+        _count_unused(chapter.parent, [found], tally)
+        parts[_part(chapter.relative_to(path.parent).parts)] += found
+    return parts
+
+
+def _chapter(path: Path) -> Iterator[_Row]:
+    for line in lines(path):
+        name, _, text = line.text.partition(" ")
+        if line.text or line.fault:
+            yield _Row(f"{path}:{line.number}", name, text.strip(), fault=line.fault)
+
+
+def _part(folders: tuple[str, ...]) -> str:
+    """The part that a folder such as dev-clean belongs to; train where none says."""
+    for part, names in NAMES.items():
+        if any(folder.split("-")[0] in names for folder in folders):
+            return part
+    return "train"

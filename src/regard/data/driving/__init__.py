@@ -1,0 +1,1 @@
+"""Readers of driving logs and of traffic scenes. Imports only regard.data."""

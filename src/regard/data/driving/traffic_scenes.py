@@ -1,0 +1,221 @@
+"""Traffic scenes as JSON: one scene a line, with what the driver did there.
+
+A scene is `{"ego": {"speed": 10, "limit": 12}, "objects": [{"kind": "car", "x": 20, "y": 0, "heading": 0, "speed": 4}],
+"action": "brake", "steering": 0.0, "forced": [0]}`; docs/driving.md says what each field means.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.data.json_records import records
+from regard.data.text.parallel_text import DataError, Report, report
+from regard.data.vision.image_folders import PARTS, part_files
+from regard.data.worlds.traffic import Recorded
+from regard.data.worlds.traffic_expert import ACTIONS, Decisions, Scenes
+from regard.data.worlds.traffic_roads import KINDS, SIZES
+
+SUFFIXES = (".jsonl", ".json")
+_EGO = {"x": 0.0, "y": 0.0, "heading": 0.0, "speed": None, "limit": None}  # None: has to be there
+_OBJECT = ("x", "y", "heading", "speed")
+_LARGEST = 1e5  # of any number
+_MOST = 1000  # objects of a scene
+
+
+class SceneError(ValueError):
+    """What is wrong with a scene."""
+
+
+def parse_scene(value: Any) -> Scenes:
+    """One scene of JSON with all of its objects; `SceneError` says what is wrong with it.
+
+    >>> scene = parse_scene({"ego": {"speed": 9, "limit": 12}, "objects": []})
+    >>> scene.ego.tolist(), scene.present.shape
+    ([[0.0, 0.0, 0.0, 9.0, 12.0]], (1, 0))
+    """
+    if not isinstance(value, Mapping):
+        raise SceneError(f"expected a scene with ego and objects, got {type(value).__name__}")
+    ego, objects = value.get("ego"), value.get("objects")
+    if not isinstance(ego, Mapping) or not isinstance(objects, list):
+        raise SceneError(f"expected the fields ego and objects; the scene has {_names(value)}")
+    if len(objects) > _MOST:
+        raise SceneError(f"{len(objects):,} objects: at most {_MOST:,} are read")
+    own = [_number(ego, name, "ego", default) for name, default in _EGO.items()]
+    if own[3] < 0 or own[4] <= 0:
+        raise SceneError(f"ego: speed must be at least 0 and limit above 0, got {own[3]:g} and {own[4]:g}")
+    rows = [_object(one, number) for number, one in enumerate(objects)]
+    kind = np.array([[row[0] for row in rows]], np.int64).reshape(1, -1)
+    numbers = np.array([row[1:] for row in rows], float).reshape(1, len(rows), 6)
+    x, y, heading, speed, length, width = np.moveaxis(numbers, -1, 0)
+    velocity = np.stack([speed * np.cos(heading), speed * np.sin(heading)], -1)
+    size, place = np.stack([length, width], -1), np.stack([x, y], -1)
+    return Scenes(np.array([own]), kind, size, place, velocity, heading, np.ones_like(kind, bool))
+
+
+def parse_decision(value: Mapping[str, Any], objects: int) -> tuple[int, float, list[int]]:
+    """Action, steering and the objects that force them; `forced` may be left out."""
+    action = value.get("action")
+    if action not in ACTIONS:
+        raise SceneError(f"action must be one of {', '.join(ACTIONS)}, got {action!r}")
+    steering = _number(value, "steering", "the scene", 0.0)
+    if not -1 <= steering <= 1:
+        raise SceneError(f"steering must be from -1 (left) to 1, got {steering:g}")
+    forced = value.get("forced", [])
+    numbers = [n for n in forced if isinstance(n, int) and 0 <= n < objects] if isinstance(forced, list) else None
+    if numbers is None or len(numbers) != len(forced):
+        raise SceneError(f"forced must be a list of numbers of objects, from 0 to {objects - 1}, got {forced!r}")
+    return ACTIONS.index(action), steering, numbers
+
+
+def _object(value: Any, number: int) -> list[float]:
+    name = f"object {number}"
+    if not isinstance(value, Mapping):
+        raise SceneError(f"{name}: expected kind, {', '.join(_OBJECT)}, got {type(value).__name__}")
+    kind = value.get("kind")
+    if kind not in KINDS:
+        raise SceneError(f"{name}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    numbers = [_number(value, field, name, None) for field in _OBJECT]
+    sizes = [_number(value, *one) for one in zip(("length", "width"), (name, name), SIZES[kind], strict=True)]
+    if min(sizes) <= 0 or numbers[3] < 0:
+        raise SceneError(f"{name}: length and width must be above 0, speed at least 0")
+    return [float(KINDS.index(kind)), *numbers, *sizes]
+
+
+def _number(fields: Mapping[str, Any], name: str, where: str, default: float | None) -> float:
+    value = fields.get(name, default)
+    if value is None:
+        raise SceneError(f"{where}: the field {name} is missing; the fields are {_names(fields)}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise SceneError(f"{where}: {name} must be a number, got {value!r}")
+    if not math.isfinite(value) or abs(value) > _LARGEST:
+        raise SceneError(f"{where}: {name} must be a finite number of at most {_LARGEST:g}, got {value}")
+    return float(value)
+
+
+def _names(fields: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, list(fields)[:8])) or "no fields"
+
+
+def scene_json(scenes: Scenes, row: int) -> dict[str, Any]:
+    """One of some scenes as JSON."""
+    names = ("x", "y", "heading", "speed", "limit")
+    found: dict[str, Any] = {"ego": {name: _short(value) for name, value in zip(names, scenes.ego[row], strict=True)}}
+    found["objects"] = [
+        {
+            "kind": KINDS[scenes.kind[row, n]],
+            "x": _short(scenes.place[row, n, 0]),
+            "y": _short(scenes.place[row, n, 1]),
+            "heading": _short(scenes.heading[row, n]),
+            "speed": _short(np.hypot(*scenes.velocity[row, n])),
+        }
+        for n in np.flatnonzero(scenes.present[row])
+    ]
+    return found
+
+
+def _short(value: float) -> float:
+    return round(float(value), 3) + 0.0  # no −0.0
+
+
+def decided_json(recorded: Recorded, row: int) -> dict[str, Any]:
+    """A scene with its decision as JSON."""
+    decisions = recorded.decisions
+    there = np.flatnonzero(recorded.scenes.present[row])
+    return {
+        **scene_json(recorded.scenes, row),
+        "action": ACTIONS[decisions.action[row]],
+        "steering": _short(decisions.steering[row]),
+        "forced": np.flatnonzero(decisions.forced[row][there]).tolist(),
+    }
+
+
+def write_scenes(path: Path, recorded: Recorded) -> None:
+    """Scenes with decisions as JSONL, as `load_scenes` reads them."""
+    with Path(path).open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(decided_json(recorded, row)) + "\n" for row in range(len(recorded.roads)))
+
+
+def nearest(scenes: Scenes, most: int) -> tuple[Scenes, np.ndarray]:
+    """Scenes with the nearest objects alone, as many as `most` places, and which those were."""
+    apart = scenes.place - scenes.ego[:, None, :2]
+    far = np.where(scenes.present, np.hypot(apart[..., 0], apart[..., 1]), np.inf)
+    order = np.argsort(far, 1, kind="stable")[:, :most]
+    rows = np.arange(len(scenes))[:, None]
+    parts = (scenes.kind, scenes.size, scenes.place, scenes.velocity, scenes.heading, scenes.present)
+    kept = [_wide(part[rows, order], most) for part in parts]
+    return Scenes(scenes.ego, *kept), order
+
+
+def _wide(values: np.ndarray, most: int) -> np.ndarray:
+    """Filled up with zeros to so many places."""
+    missing = most - values.shape[1]
+    return np.pad(values, [(0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)]) if missing > 0 else values
+
+
+def stacked(scenes: Sequence[Scenes]) -> Scenes:
+    """Scenes that have as many places for objects each as one."""
+    names = ("ego", "kind", "size", "place", "velocity", "heading", "present")
+    return Scenes(*(np.concatenate([getattr(one, name) for one in scenes]) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class SceneFiles:
+    """Scenes to train on, to validate with and to test with, as far as the files part them; else all in `train`."""
+
+    train: Recorded | None
+    valid: Recorded | None
+    test: Recorded | None
+    report: Report
+
+
+def scene_files(path: Path) -> dict[str, Path]:
+    """The file of each part: one file is all of "train"."""
+    return part_files(Path(path), "scenes", SUFFIXES)
+
+
+def load_scenes(path: Path, *, seen: int) -> SceneFiles:
+    """Scenes with decisions of a JSON or JSONL file, or of a folder with train, valid and test files.
+
+    A scene that cannot be read is an error that names the file and the line.
+    """
+    tally: Counter[str] = Counter()
+    parts = {part: _read(file, seen, tally) for part, file in scene_files(path).items()}
+    if not tally["kept"]:
+        raise DataError(f"{path}: no scene is left ({report(tally)})")
+    return SceneFiles(*(parts.get(part) for part in PARTS), report=report(tally))
+
+
+def _read(path: Path, seen: int, tally: Counter[str]) -> Recorded | None:
+    scenes: list[Scenes] = []
+    decided: list[tuple[int, float, np.ndarray]] = []
+    for record in records(path):
+        tally["read"] += 1
+        if record.fault:
+            raise DataError(f"{record.where}: {record.fault}")
+        try:
+            whole = parse_scene(record.value)
+            action, steering, forced = parse_decision(record.value, whole.present.shape[1])
+        except SceneError as error:
+            raise DataError(f"{record.where}: {error}") from error
+        scene, order = nearest(whole, seen)
+        gold = _wide(np.isin(order, forced), seen)
+        scenes.append(scene)
+        decided.append((action, steering, gold[0]))
+        tally["kept"] += 1
+    if not scenes:
+        return None
+    return joined_decisions(stacked(scenes), decided)
+
+
+def joined_decisions(scenes: Scenes, decided: Iterable[tuple[int, float, np.ndarray]]) -> Recorded:
+    """Scenes with the decisions of each."""
+    actions, steering, forced = zip(*decided, strict=True)
+    decisions = Decisions(np.array(actions), np.array(steering, float), np.stack(forced))
+    nowhere = np.full(len(scenes), -1)
+    return Recorded(scenes, decisions, nowhere, nowhere)

@@ -1,0 +1,160 @@
+"""Padded batches of records with any fields, in an order that the seed alone decides and a checkpoint can continue."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, make_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from regard.data.token_batches import TokenBatches
+
+Record = Mapping[str, Any]
+
+
+class PaddedBatch:
+    """Base of the batches that `padded` makes: a dataclass with one tensor for each field.
+
+    A dataclass, so that a training step can be captured as a CUDA graph.
+    """
+
+    def to(self, device: torch.device | str) -> Any:
+        """The same batch on another device."""
+        return type(self)(*(getattr(self, one.name).to(device, non_blocking=True) for one in fields(self)))  # type: ignore
+
+
+def padded(records: Sequence[Record], fills: Mapping[str, int | float], *, grid: int = 1, rows: int = 0) -> Any:
+    """Records as one batch; its attributes are the fields of the records.
+
+    A number becomes an entry of a tensor (b,). A sequence of a field named in `fills` is padded with that value to
+    (b, n, …), and its lengths are the attribute `<name>_lengths` (b,). Any other array is stacked and must have one
+    shape. Padded lengths are multiples of `grid`. With `rows`, the batch is filled up to as many rows: the rows that
+    are added are empty (length 0) where a field is padded, and zeros elsewhere; the attribute `real` (b,) says which
+    rows are records.
+
+    >>> batch = padded([{"text": [5, 6, 7], "label": 1}, {"text": [8], "label": 0}], {"text": 0})
+    >>> batch.text.tolist(), batch.text_lengths.tolist(), batch.label.tolist()
+    ([[5, 6, 7], [8, 0, 0]], [3, 1], [1, 0])
+    >>> padded([{"text": [5, 6, 7]}], {"text": 0}, grid=4, rows=2).text.tolist()
+    [[5, 6, 7, 0], [0, 0, 0, 0]]
+    """
+    if not records:
+        raise ValueError("a batch needs at least one record")
+    if grid < 1:
+        raise ValueError(f"grid must be at least 1, got {grid}")
+    count = max(len(records), rows)
+    columns: dict[str, Tensor] = {}
+    for name in records[0]:
+        values = [np.asarray(record[name]) for record in records]
+        if name in fills:
+            columns[name], columns[f"{name}_lengths"] = _table(values, fills[name], grid, count)
+        else:
+            columns[name] = _stack(name, values, count)
+    columns["real"] = torch.arange(count) < len(records)
+    return _batch_type(tuple(columns))(**columns)
+
+
+@functools.cache
+def _batch_type(names: tuple[str, ...]) -> Callable[..., Any]:
+    made: Any = make_dataclass(
+        "Padded", [(name, Tensor) for name in names], bases=(PaddedBatch,), frozen=True, eq=False
+    )
+    return made
+
+
+def _table(values: Sequence[NDArray[Any]], fill: int | float, grid: int, count: int) -> tuple[Tensor, Tensor]:
+    lengths = np.zeros(count, np.int64)
+    lengths[: len(values)] = [len(value) for value in values]
+    width = max(1, -(-int(lengths.max()) // grid)) * grid
+    whole = np.full((count, width, *values[0].shape[1:]), fill, _kind(values))
+    for row, value in zip(whole, values, strict=False):
+        row[: len(value)] = value
+    return torch.from_numpy(whole), torch.from_numpy(lengths)
+
+
+def _stack(name: str, values: Sequence[NDArray[Any]], count: int) -> Tensor:
+    shapes = {value.shape for value in values}
+    if len(shapes) > 1:
+        raise ValueError(f"{name} must have one shape in every record of a batch, got {sorted(shapes)}")
+    whole = np.zeros((count, *values[0].shape), _kind(values))
+    whole[: len(values)] = np.stack(values)
+    return torch.from_numpy(whole)
+
+
+def _kind(values: Sequence[NDArray[Any]]) -> Any:
+    """The type of a column: an empty list has no type of its own, and says nothing."""
+    filled = [value for value in values if value.size] or values[:1]
+    kind = np.result_type(*(value.dtype for value in filled))
+    if kind == np.float64:
+        return np.float32
+    return np.int64 if np.issubdtype(kind, np.integer) and kind != np.uint8 else kind
+
+
+def groups_by_length(lengths: Sequence[int], *, tokens: int) -> list[list[int]]:
+    """Places of records of like length in groups, each of at most so many tokens with its padding.
+
+    >>> groups_by_length([5, 1, 9, 2], tokens=10)
+    [[1, 3], [0], [2]]
+    """
+    groups: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
+        if groups and (len(groups[-1]) + 1) * lengths[place] <= tokens:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
+
+
+class RecordBatches:
+    """Batches of a corpus in the order of `TokenBatches`, made by `collate(records, grid=…, rows=…)`.
+
+    With a `grid` above 1 they come in few shapes: lengths are multiples of it, and the rows are as many as fit.
+
+    Of `ranks` processes, the one of number `rank` gets its share of the rows of every batch. Where a batch has fewer
+    rows than there are processes, those that have none get its first row, marked by `idle`. The order, and so `state`,
+    are the same for any number of processes.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Any],
+        lengths: Sequence[ArrayLike],
+        *,
+        collate: Callable[..., Any],
+        tokens: int,
+        seed: int,
+        grid: int = 1,
+        rank: int = 0,
+        ranks: int = 1,
+        idle: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
+        self._records, self._collate, self._tokens, self._grid = records, collate, tokens, grid
+        self._rank, self._ranks, self._idle = rank, ranks, idle
+        self._widest = np.maximum.reduce([np.asarray(column) for column in lengths])
+        self._order = TokenBatches(*lengths, tokens=tokens, seed=seed, grid=grid)
+
+    def __iter__(self) -> Iterator[Any]:
+        for numbers in self._order:
+            # Every so-manieth row: a batch may be sorted by length, and shares are then of like cost.
+            mine = numbers[self._rank :: self._ranks]
+            records = [self._records[number] for number in mine or numbers[:1]]
+            rows = self._fitting(int(self._widest[numbers].max()))
+            batch = self._collate(records, grid=self._grid, rows=rows)
+            yield batch if mine else self._idle(batch)
+
+    def _fitting(self, widest: int) -> int:
+        """How many rows a share of a batch of such records is filled up to."""
+        if self._grid == 1:
+            return 0
+        return -(-(self._tokens // (-(-widest // self._grid) * self._grid)) // self._ranks)
+
+    def state(self) -> dict[str, Any]:
+        """Where the order stands, for a checkpoint."""
+        return self._order.state()
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Continues after the batch at which `state` was taken."""
+        self._order.resume(state)

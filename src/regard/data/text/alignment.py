@@ -1,0 +1,165 @@
+"""Word alignments: reading gold, reading them off attention weights, and the alignment error rate."""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.data.text.parallel_text import DataError, lines
+
+Link = tuple[int, int]
+Links = Collection[Link]
+
+_LINK = re.compile(r"(\d+)(-|p)(\d+)(-[PS])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """The links of one sentence, (source word, target word) from 0: sure ones, and possible ones with the sure."""
+
+    sure: frozenset[Link]
+    possible: frozenset[Link]
+
+    def reversed(self) -> "Gold":
+        """The same links from the target's side."""
+        return Gold(frozenset(link[::-1] for link in self.sure), frozenset(link[::-1] for link in self.possible))
+
+
+def parse_links(text: str, *, first: int = 1) -> Gold:
+    """`i-j` is a sure link, `ipj` (or `i-j-P`) a possible one; words are counted from `first`.
+
+    >>> gold = parse_links("1-1 2p1 3-2")
+    >>> sorted(gold.sure), sorted(gold.possible)
+    ([(0, 0), (2, 1)], [(0, 0), (1, 0), (2, 1)])
+    """
+    sure: set[Link] = set()
+    possible: set[Link] = set()
+    for part in text.split():
+        match = _LINK.fullmatch(part)
+        if match is None:
+            raise ValueError(f"expected links such as 1-2 or 1p2, found {part!r}")
+        left, sort, right, suffix = match.groups()
+        link = (int(left) - first, int(right) - first)
+        if min(link) < 0:
+            raise ValueError(f"words are counted from {first}, found {part!r}")
+        possible.add(link)
+        if sort == "-" and suffix != "-P":
+            sure.add(link)
+    return Gold(frozenset(sure), frozenset(possible))
+
+
+def read_links(path: Path, *, first: int = 1) -> list[Gold]:
+    """A file of gold alignments, a sentence a line; an empty line is a sentence without links."""
+    found = []
+    for line in lines(path):
+        try:
+            if line.fault:
+                raise ValueError(line.fault)
+            found.append(parse_links(line.text, first=first))
+        except ValueError as error:
+            raise DataError(f"{path}:{line.number}: {error}") from error
+    return found
+
+
+def alignment_error_rate(predicted: Iterable[Links], sure: Iterable[Links], possible: Iterable[Links]) -> float:
+    """1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|), over all sentences together (Och and Ney 2003); P holds S.
+
+    >>> alignment_error_rate([{(0, 0), (1, 1)}], [{(0, 0)}], [{(0, 0), (1, 1)}])
+    0.0
+    >>> alignment_error_rate([{(0, 0), (2, 1)}], [{(0, 0), (1, 1)}], [set()])
+    0.5
+    """
+    agreed = total = 0
+    for found, certain, allowed in zip(predicted, sure, possible, strict=True):
+        found, certain = set(found), set(certain)
+        agreed += len(found & certain) + len(found & (certain | set(allowed)))
+        total += len(found) + len(certain)
+    return 1 - agreed / total if total else 0.0
+
+
+def words_of_weights(
+    weights: Float[Tensor, "t s"], *, source: Sequence[int] | None = None, target: Sequence[int] | None = None
+) -> Float[Tensor, "words others"]:
+    """Weights between pieces as weights between words: summed over a source word's pieces, averaged over a target's.
+
+    `source` and `target` tell which word each piece belongs to; None: each piece is a word. Columns and rows after
+    those told (end marks) are left out. A target word keeps the share of its attention that went to source words.
+
+    >>> weights = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]])
+    >>> words_of_weights(weights, source=[0, 1, 1], target=[0, 0])
+    tensor([[0.2500, 0.7500]])
+    """
+    columns = list(range(weights.shape[1])) if source is None else list(source)
+    rows = list(range(weights.shape[0])) if target is None else list(target)
+    if len(columns) > weights.shape[1] or len(rows) > weights.shape[0]:
+        raise ValueError(f"weights are {tuple(weights.shape)}, but {len(rows)} × {len(columns)} pieces are told")
+    merged = weights.new_zeros(len(rows), max(columns, default=-1) + 1)
+    merged.index_add_(1, torch.tensor(columns, dtype=torch.long, device=weights.device), _part(weights, rows, columns))
+    owners = torch.tensor(rows, dtype=torch.long, device=weights.device)
+    counts = torch.bincount(owners, minlength=max(rows, default=-1) + 1).clamp(min=1)
+    return merged.new_zeros(len(counts), merged.shape[1]).index_add_(0, owners, merged) / counts[:, None]
+
+
+def _part(weights: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+    return weights[: len(rows), : len(columns)]
+
+
+def links_from_weights(
+    weights: Float[Tensor, "t s"],
+    *,
+    source: Sequence[int] | None = None,
+    target: Sequence[int] | None = None,
+    least: float = 0.0,
+) -> set[Link]:
+    """Each target word's link to the source word it attends most, (source, target); none below or at `least`.
+
+    >>> sorted(links_from_weights(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])))
+    [(0, 0), (2, 1)]
+    """
+    merged = words_of_weights(weights, source=source, target=target)
+    if not merged.numel():
+        return set()
+    best, place = merged.max(dim=1)
+    return {
+        (column, row)
+        for row, (weight, column) in enumerate(zip(best.tolist(), place.tolist(), strict=True))
+        if weight > least
+    }
+
+
+def joined_links(
+    forward: Links, backward: Links, *, way: Literal["intersection", "union", "grow"] = "grow"
+) -> set[Link]:
+    """Links (source, target) of two models, one for each direction, as one set (after Och and Ney 2003).
+
+    `backward` are those of the reversed model, turned to (source, target). "grow" starts from the links that both have
+    and adds, next to links it has, those of one side alone whose source or target word has no link yet.
+
+    >>> sorted(joined_links({(0, 0), (1, 1), (1, 2)}, {(0, 0), (1, 1), (3, 4)}))
+    [(0, 0), (1, 1), (1, 2)]
+    """
+    if way not in ("intersection", "union", "grow"):
+        raise ValueError(f"way must be intersection, union or grow, got {way!r}")
+    first, second = set(forward), set(backward)
+    if way != "grow":
+        return first & second if way == "intersection" else first | second
+    found, left = first & second, sorted(first ^ second)
+    while True:
+        sources, targets = {link[0] for link in found}, {link[1] for link in found}
+        new = next((link for link in left if _grows(link, found, sources, targets)), None)
+        if new is None:
+            return found
+        found.add(new)
+        left.remove(new)
+
+
+def _grows(link: Link, found: set[Link], sources: set[int], targets: set[int]) -> bool:
+    """Whether a word of the link has none yet, and a link that was found is next to it, corners counted."""
+    if link[0] in sources and link[1] in targets:
+        return False
+    return any((link[0] + i, link[1] + j) in found for i in (-1, 0, 1) for j in (-1, 0, 1))

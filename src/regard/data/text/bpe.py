@@ -1,0 +1,309 @@
+"""Sub-words: byte-level BPE trained on the user's own text. Every text can be written with it; nothing is unknown."""
+
+import functools
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tokenizers import Encoding, Tokenizer
+from tokenizers.decoders import ByteLevel as FromBytes
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from regard.data.text.parallel_text import UNSPACED
+from regard.data.text.vocabulary import BOS, EOS, PAD
+
+_SPECIALS = (PAD, BOS, EOS)
+_LONGEST_WORD = 500
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD}}}(?=\S)")
+SMALLEST = 256 + len(_SPECIALS)
+
+
+@functools.cache
+def _byte_letters() -> dict[str, int]:
+    """The byte behind each letter of byte-level BPE: printable ones are themselves, others follow from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+@dataclass(frozen=True, eq=False)
+class Subwords:
+    """Texts as numbers of sub-words (Sennrich et al. 2016, on bytes as in GPT-2), after padding, begin and end.
+
+    decode(encode(text)) = text, for any text.
+
+    >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
+    >>> subwords.decode(subwords.encode("Jerry 追逐 Tom 🐭"))
+    'Jerry 追逐 Tom 🐭'
+    """
+
+    model: Tokenizer
+
+    pad = 0
+    bos = 1
+    eos = 2
+
+    def __post_init__(self) -> None:
+        found = tuple(self.model.id_to_token(number) for number in range(len(_SPECIALS)))
+        if found != _SPECIALS:
+            raise ValueError(f"the first tokens must be {' '.join(_SPECIALS)}, not {found}")
+        # A text that happens to hold "<eos>" is text, and not the end. The file does not keep this setting.
+        self.model.encode_special_tokens = True
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return self.model.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def key(self) -> str:
+        """A name of what it does: the same tokenizer has the same key everywhere."""
+        return hashlib.sha256(self.model.to_str().encode()).hexdigest()[:20]
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers of a text."""
+        return [number for part in parts_of(text) for number in self._encoded(part).ids]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The numbers of many texts, on all cores."""
+        parts = [parts_of(text) for text in texts]
+        flat = [part for one in parts for part in one]
+        found = iter(self.model.encode_batch_fast(flat, add_special_tokens=False))
+        return [[number for _ in one for number in next(found).ids] for one in parts]
+
+    def _encoded(self, text: str) -> Encoding:
+        return self.model.encode(text, add_special_tokens=False)
+
+    def loosened(self, dropout: float) -> "Subwords":
+        """The same sub-words, found with each merge left out with this probability (Provilkov et al. 2020).
+
+        A word is then cut in many ways, and a model that learns from all of them knows its parts better. The draws are
+        the tokenizer library's own: no seed repeats them.
+
+        >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
+        >>> loose = subwords.loosened(1.0)
+        >>> len(subwords.encode("Tom")), len(loose.encode("Tom")), subwords.decode(loose.encode("Tom"))
+        (1, 3, 'Tom')
+        """
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"dropout must be from 0 to 1, got {dropout}")
+        described = json.loads(self.model.to_str())
+        described["model"]["dropout"] = dropout
+        return Subwords(Tokenizer.from_str(json.dumps(described)))
+
+    def decode(self, numbers: Iterable[int]) -> str:
+        """The text of these numbers, up to the end mark."""
+        kept = []
+        for number in numbers:
+            if number == self.eos:
+                break
+            if number not in (self.pad, self.bos):
+                kept.append(number)
+        return self.model.decode(kept, skip_special_tokens=True)
+
+    def label(self, number: int) -> str:
+        """A sub-word as people read it; bytes that are only a part of a character are shown as such.
+
+        >>> subwords = train_bpe(["Tom"], size=270)
+        >>> [subwords.label(number) for number in subwords.encode("To追")]
+        ['T', 'o', '<E8>', '<BF>', '<BD>']
+        """
+        text = self.decode([number])
+        if "\ufffd" not in text:
+            return text
+        raw = bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")
+        letters = raw.decode("utf-8", "surrogateescape")  # each stray byte n becomes the character DC00 + n
+        return "".join(f"<{ord(a) - 0xDC00:02X}>" if "\udc80" <= a <= "\udcff" else a for a in letters)
+
+    def pieces(self, words: Sequence[str], *, separator: str = " ") -> tuple[list[int], list[int]]:
+        """The numbers of these words joined, and which word each piece belongs to.
+
+        >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=270)
+        >>> subwords.pieces(("Tom", "jumps"))[1]
+        [0, 1, 1, 1, 1, 1, 1]
+        """
+        numbers: list[int] = []
+        lasts: list[int] = []  # where each piece ends in the text
+        start = 0
+        for part in parts_of(separator.join(words)):
+            found = self._encoded(part)
+            numbers += found.ids
+            lasts += [start + last for _, last in found.offsets]
+            start += len(part)
+        ends = []
+        end = 0
+        for word in words:
+            end += len(word)
+            ends.append(end)
+            end += len(separator)
+        owners = []
+        word = 0
+        for last in lasts:
+            # A piece belongs to the word in which it ends: a blank goes with the word after it.
+            while word < len(ends) - 1 and last > ends[word]:
+                word += 1
+            owners.append(word)
+        return numbers, owners
+
+    def words(self, numbers: Sequence[int]) -> tuple[tuple[str, ...], list[int]]:
+        """The words that these numbers write, and which word each number belongs to; of no words, no owners.
+
+        A word is what stands between blanks. A Chinese or Japanese character is a word too, unless a sub-word joins it
+        with its neighbours: a word is always a whole number of sub-words.
+
+        >>> subwords = train_bpe(["Tom sees", "追逐 追逐"] * 4, size=300)
+        >>> subwords.words(subwords.encode("Tom saw 追逐杰瑞"))
+        (('Tom', 'saw', '追逐', '杰', '瑞'), [0, 1, 1, 1, 1, 2, 3, 3, 3, 4, 4, 4])
+        """
+        raw = [self._bytes(number) for number in numbers]
+        # Each stray byte is one character here, so that places in the bytes are known.
+        letters = b"".join(raw).decode("utf-8", "surrogateescape")
+        places = {0: 0}  # where in the letters each character begins that begins at this byte
+        end = 0
+        for place, letter in enumerate(letters, 1):
+            end += len(letter.encode("utf-8", "surrogateescape"))
+            places[end] = place
+        starts = [0]
+        owners: list[int] = []
+        byte = 0
+        for piece in raw:
+            place = places.get(byte)
+            if piece and place is not None and _begins_word(letters, starts[-1], place):
+                starts.append(place)
+            owners.append(len(starts) - 1)
+            byte += len(piece)
+        if len(starts) > 1 and not letters[starts[-1] :].strip():  # blanks at the end go with the last word
+            starts.pop()
+            owners = [min(owner, len(starts) - 1) for owner in owners]
+        spans = zip(starts, [*starts[1:], len(letters)], strict=True)
+        words = tuple(_shown(letters[start:stop].strip()) for start, stop in spans)
+        return (words, owners) if words[0] else ((), [])
+
+    def _bytes(self, number: int) -> bytes:
+        """The bytes of a sub-word; the marks have none."""
+        if number < len(_SPECIALS):
+            return b""
+        return bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")
+
+    def save(self, path: Path) -> None:
+        """Writes tokenizer.json."""
+        self.model.save(str(path))
+
+    @classmethod
+    def load(cls, path: Path) -> "Subwords":
+        """Reads tokenizer.json."""
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such tokenizer")
+        return cls(Tokenizer.from_file(str(path)))
+
+
+def _begins_word(letters: str, start: int, place: int) -> bool:
+    """Whether a new word begins at this place of the letters, where the word before began at `start`."""
+    if not letters[start:place].strip():  # only blanks so far: they go with the word after them
+        return False
+    before, here = letters[place - 1], letters[place]
+    return before.isspace() or here.isspace() or bool(UNSPACED.match(before) or UNSPACED.match(here))
+
+
+def _shown(letters: str) -> str:
+    """Letters with every stray byte as a replacement character."""
+    return letters.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def train_bpe(texts: Iterable[str], *, size: int = 8000) -> Subwords:
+    """Sub-words of at most `size` numbers that write these texts shortest.
+
+    Give both languages' texts for a shared tokenizer, or train one for each. A signal ends it at once, as it ends
+    Python code: the tokenizer library would hold it back until all is learned.
+    """
+    if size < SMALLEST:
+        raise ValueError(f"size must be at least {SMALLEST}, for 256 bytes and {len(_SPECIALS)} marks; it is {size}")
+    model = Tokenizer(BPE())
+    model.pre_tokenizer = ByteLevel(add_prefix_space=False, trim_offsets=False)
+    model.decoder = FromBytes()
+    trainer = BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=list(_SPECIALS),
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    _interruptible(lambda stop: model.train_from_iterator(_until(stop, texts), trainer))
+    return Subwords(model)
+
+
+def parts_of(text: str) -> list[str]:
+    """A text in parts of which no word is longer than 500 characters; nearly always the text as it is.
+
+    The time of the tokenizer library grows with the square of a word's length.
+
+    >>> [len(part) for part in parts_of("short " + "x" * 1200 + " short")]
+    [506, 500, 206]
+    """
+    if len(text) <= _LONGEST_WORD or not _LONG_WORD.search(text):
+        return [text]
+    places = [0, *(match.end() for match in _LONG_WORD.finditer(text)), len(text)]
+    return [text[start:end] for start, end in pairwise(places)]
+
+
+def _until(stop: threading.Event, texts: Iterable[str]) -> Iterator[str]:
+    """The parts of the texts, as long as nobody stops it."""
+    for text in texts:
+        if stop.is_set():
+            raise InterruptedError("learning sub-words was stopped")
+        yield from parts_of(text)
+
+
+def _interruptible(work: Callable[[threading.Event], None]) -> None:
+    """Does the work in a thread, so that an exception raised by a signal handler is not held back meanwhile.
+
+    Work without Python code of its own cannot be stopped: the thread is left behind, and ends with the process.
+    """
+    failed: list[BaseException] = []
+    stop = threading.Event()
+
+    def run() -> None:
+        try:
+            work(stop)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="learning sub-words", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.2)
+    except BaseException:
+        stop.set()
+        thread.join(0.5)  # where it reads texts it ends at once
+        raise
+    if failed:
+        raise failed[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """The sub-words of the source and of the target language: the same object when they share one."""
+
+    source: Subwords
+    target: Subwords
+
+    def save(self, directory: Path) -> None:
+        """tokenizer.json when shared; else tokenizer.json for the source and tokenizer.target.json."""
+        self.source.save(directory / "tokenizer.json")
+        if self.target is not self.source:
+            self.target.save(directory / "tokenizer.target.json")
+
+    @classmethod
+    def load(cls, directory: Path) -> "Codes":
+        """What `save` wrote."""
+        source = Subwords.load(directory / "tokenizer.json")
+        other = directory / "tokenizer.target.json"
+        return cls(source, Subwords.load(other) if other.is_file() else source)

@@ -1,0 +1,285 @@
+"""Corpora larger than memory: read and checked once, then any pair at once, in the same small memory.
+
+The first pass writes the kept pairs into one file and their offsets beside it (`offsets.npy`, memory-mapped). The
+pairs themselves are read where they stand, so that pages read do not count as memory of the process.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.checksums import check, write_checksums
+from regard.data.text.parallel_text import EVERYTHING, Couple, DataError, Limits, Report, Rows, read_pairs, report
+
+Ids = NDArray[np.integer]
+_VERSION = 1
+_CHUNK = 1 << 16
+_CHARACTERS = 1 << 19  # encoded at once
+_ABANDONED = 24 * 3600
+
+
+@dataclass(frozen=True, eq=False)
+class TextCorpus:
+    """Pairs of sentences on disk: `corpus[i]` is (source, target), `len(corpus)` is their number.
+
+    Made by `index`; `report` says what was read and skipped.
+    """
+
+    directory: Path
+    offsets: NDArray[np.int64]
+    report: Report
+    _file: "_File"
+
+    def __len__(self) -> int:
+        return len(self.offsets) // 2
+
+    def __getitem__(self, position: int) -> Couple:
+        source, target = _read(self._file, self.offsets, _place(position, len(self)))
+        return source.decode("utf-8"), target.decode("utf-8")
+
+    def __iter__(self) -> Iterator[Couple]:
+        return (self[position] for position in range(len(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class TokenCorpus:
+    """Pairs of token numbers on disk: `corpus[i]` is (source, target), each an array.
+
+    Made by `encode`; `lengths_source` and `lengths_target` are in memory, for batches by length.
+    """
+
+    directory: Path
+    offsets: NDArray[np.int64]
+    dtype: np.dtype[np.integer]
+    _file: "_File"
+
+    def __len__(self) -> int:
+        return len(self.offsets) // 2
+
+    def __getitem__(self, position: int) -> tuple[Ids, Ids]:
+        source, target = _read(self._file, self.offsets, _place(position, len(self)))
+        return np.frombuffer(source, self.dtype), np.frombuffer(target, self.dtype)
+
+    def __iter__(self) -> Iterator[tuple[Ids, Ids]]:
+        return (self[position] for position in range(len(self)))
+
+    @property
+    def lengths_source(self) -> NDArray[np.int32]:
+        """How many tokens each source has."""
+        return self._lengths(0)
+
+    @property
+    def lengths_target(self) -> NDArray[np.int32]:
+        """How many tokens each target has."""
+        return self._lengths(1)
+
+    def _lengths(self, side: int) -> NDArray[np.int32]:
+        starts, ends = self.offsets[side:-1:2], self.offsets[side + 1 :: 2]
+        size = self.dtype.itemsize
+        lengths = np.empty(len(self), np.int32)
+        for first in range(0, len(self), _CHUNK):
+            part = slice(first, first + _CHUNK)
+            lengths[part] = (ends[part] - starts[part]) // size
+        return lengths
+
+
+def index(
+    rows: Rows,
+    cache: Path,
+    *,
+    limits: Limits = EVERYTHING,
+    skip_faults: bool = False,
+) -> TextCorpus:
+    r"""The corpus of these files: made in `cache` the first time, opened from there as long as the files are the same.
+
+    Nothing half made is ever opened: a pass that was killed is begun again.
+
+    >>> from regard.data.text.parallel_text import Tsv
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "a.tsv").write_text("Tom sleeps\t汤姆睡觉\n\nTom laughs\t汤姆笑\n", encoding="utf-8")
+    >>> corpus = index(Tsv(folder / "a.tsv"), folder / "cache")
+    >>> corpus[1], str(corpus.report)
+    (('Tom laughs', '汤姆笑'), '3 lines read, 2 pairs kept; skipped: 1 empty')
+    """
+    known = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in map(_present, rows.files)]
+    name = _name("text", known, repr(rows), asdict(limits), skip_faults)
+
+    def write(folder: Path) -> None:
+        tally: Counter[str] = Counter()
+        pairs = read_pairs(rows, limits=limits, skip_faults=skip_faults, tally=tally)
+        _store(folder, ((source.encode(), target.encode()) for source, target in pairs))
+        (folder / "report.json").write_text(json.dumps(asdict(report(tally))), encoding="utf-8")
+
+    folder = _made(Path(cache), name, write)
+    return open_text(folder)
+
+
+def open_text(directory: Path) -> TextCorpus:
+    """A text corpus that stands ready in its directory."""
+    found = json.loads((directory / "report.json").read_text(encoding="utf-8"))
+    return TextCorpus(directory, _offsets(directory), Report(**found), _File(directory / "pairs.bin"))
+
+
+Encode = Callable[[list[str]], Sequence[Sequence[int]]]
+
+
+def encode(
+    corpus: TextCorpus,
+    source: Encode,
+    target: Encode,
+    *,
+    size: int,
+    key: str,
+    cache: Path,
+    by_content: bool = False,
+) -> TokenCorpus:
+    """The corpus as token numbers, made once in `cache`.
+
+    `source` and `target` turn a list of texts into lists of numbers below `size`; `key` names them (their hash). What
+    would come out differently the next time is found `by_content`: also when the files were only copied or touched.
+    """
+    dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.uint32)
+    name = _name("tokens", _digest(corpus) if by_content else corpus.directory.name, key, str(dtype))
+
+    def write(folder: Path) -> None:
+        _store(folder, _encoded(corpus, source, target, dtype))
+        (folder / "dtype.json").write_text(json.dumps(dtype.name), encoding="utf-8")
+
+    return open_tokens(_made(Path(cache), name, write))
+
+
+def _digest(corpus: TextCorpus) -> str:
+    with (corpus.directory / "pairs.bin").open("rb") as pairs:
+        return hashlib.file_digest(pairs, "sha256").hexdigest()
+
+
+def open_tokens(directory: Path) -> TokenCorpus:
+    """A token corpus that stands ready in its directory."""
+    dtype = np.dtype(json.loads((directory / "dtype.json").read_text(encoding="utf-8")))
+    return TokenCorpus(directory, _offsets(directory), dtype, _File(directory / "pairs.bin"))
+
+
+def _encoded(
+    corpus: TextCorpus, source: Encode, target: Encode, dtype: np.dtype[np.integer]
+) -> Iterator[tuple[bytes, bytes]]:
+    for chunk in _chunks(corpus):
+        left, right = source([pair[0] for pair in chunk]), target([pair[1] for pair in chunk])
+        for one, other in zip(left, right, strict=True):
+            yield np.asarray(one, dtype).tobytes(), np.asarray(other, dtype).tobytes()
+
+
+def _chunks(pairs: Iterable[Couple]) -> Iterator[list[Couple]]:
+    """Pairs in lists of at most 1,024, and fewer of long texts: a signal waits until a list is encoded."""
+    chunk: list[Couple] = []
+    characters = 0
+    for pair in pairs:
+        chunk.append(pair)
+        characters += len(pair[0]) + len(pair[1])
+        if len(chunk) == 1024 or characters >= _CHARACTERS:
+            yield chunk
+            chunk = []
+            characters = 0
+    if chunk:
+        yield chunk
+
+
+def _store(folder: Path, pairs: Iterator[tuple[bytes, bytes]]) -> None:
+    """Writes the pairs one after another, and where each side ends."""
+    end = 0
+    with (folder / "pairs.bin").open("wb") as data, (folder / "ends.raw").open("wb") as ends:
+        ends.write(np.int64(0).tobytes())
+        while chunk := list(islice(pairs, 4096)):
+            sides = list(chain.from_iterable(chunk))
+            data.write(b"".join(sides))
+            places = end + np.cumsum([len(side) for side in sides], dtype=np.int64)
+            ends.write(places.tobytes())
+            end = int(places[-1])
+    _as_array(folder / "ends.raw", folder / "offsets.npy")
+
+
+def _as_array(raw: Path, path: Path) -> None:
+    """Raw numbers as a .npy file, which says its own length and can be memory-mapped."""
+    count = raw.stat().st_size // 8
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.int64)), "fortran_order": False, "shape": (count,)}
+    with path.open("wb") as stream, raw.open("rb") as numbers:
+        np.lib.format.write_array_header_1_0(stream, header)
+        shutil.copyfileobj(numbers, stream)
+    raw.unlink()
+
+
+def _offsets(directory: Path) -> NDArray[np.int64]:
+    return np.load(directory / "offsets.npy", mmap_mode="r")
+
+
+class _File:
+    """A file read in any order, also by threads and forked processes at once: there is no common position."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY)
+
+    def part(self, start: int, end: int) -> bytes:
+        return os.pread(self._descriptor, end - start, start)
+
+    def __reduce__(self) -> tuple[type["_File"], tuple[Path]]:
+        return _File, (self._path,)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+def _read(file: _File, offsets: NDArray[np.int64], position: int) -> tuple[bytes, bytes]:
+    start, middle, end = (int(place) for place in offsets[2 * position : 2 * position + 3])
+    both = file.part(start, end)
+    return both[: middle - start], both[middle - start :]
+
+
+def _place(position: int, count: int) -> int:
+    if not -count <= position < count:
+        raise IndexError(f"pair {position} of a corpus of {count}")
+    return position % count
+
+
+def _present(path: Path) -> Path:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    return path
+
+
+def _name(kind: str, *facts: object) -> str:
+    return f"{kind}-{hashlib.sha256(json.dumps([_VERSION, *facts]).encode()).hexdigest()[:20]}"
+
+
+def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
+    """The folder of that name in the cache. It is written under another name and renamed when it is whole."""
+    folder = cache / name
+    if folder.is_dir():
+        check(folder)
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    for old in cache.glob(f".{name}-*"):  # of a pass that was killed; a younger one may still be writing
+        if time.time() - old.stat().st_mtime > _ABANDONED:
+            shutil.rmtree(old, ignore_errors=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
+    try:
+        write(draft)
+        write_checksums(draft)
+        draft.rename(folder)
+    except OSError:
+        # Another process may have finished the same folder first; what it made is as good.
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder

@@ -1,0 +1,175 @@
+"""Reading pictures with captions: a folder of pictures and a TSV or JSONL beside it, or Flickr8k's own files.
+
+A caption whose picture is missing is an error that names the file and the line, or is skipped and counted. A picture
+without a caption is left out and counted.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.data.json_records import Record, records
+from regard.data.text.parallel_text import DataError, Report, Tsv, lines, report
+from regard.data.vision.image_folders import PARTS, ImageFolders, part_files
+
+_HEADERS = ("image", "file", "filename", "path")
+_NUMBER = re.compile(r"#\d+$")
+_SUFFIXES = (".tsv", ".jsonl")
+# The lists of Flickr8k, by what their names end in.
+_LISTS = {"train": "trainImages.txt", "valid": "devImages.txt", "test": "testImages.txt"}
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionedImage:
+    """A picture and all captions of it."""
+
+    image: Path
+    captions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionFiles:
+    """Pictures to train on, to validate with and to test with, as far as the files part them; else all in `train`.
+
+    `report` counts captions read, kept and skipped, and pictures without a caption.
+    """
+
+    train: tuple[CaptionedImage, ...]
+    valid: tuple[CaptionedImage, ...]
+    test: tuple[CaptionedImage, ...]
+    report: Report
+
+
+def load_captions(path: Path, *, skip_faults: bool = False) -> CaptionFiles:
+    """Captions and their pictures, found by what is there.
+
+    A folder holds Flickr8k's files (`*.token.txt`, `*trainImages.txt` …), or `train.tsv`, `valid.tsv` and `test.tsv`,
+    or `captions.tsv`; a path may also be such a file itself. In a TSV the columns are picture and caption, in a JSONL
+    the fields `image` and `caption` (or `captions`, a list). Pictures stand beside the file or in its folder `images`.
+    """
+    path = Path(path)
+    tally: Counter[str] = Counter()
+    tokens = sorted(path.glob("*.token.txt")) if path.is_dir() else []
+    if tokens:
+        parts = _flickr(tokens[0], tally, skip_faults)
+    else:
+        files = part_files(path, "captions", _SUFFIXES)
+        folders = ImageFolders.beside(path if path.is_dir() else path.parent)
+        parts = {part: _collected(_rows(file), folders, tally, skip_faults) for part, file in files.items()}
+        _count_silent(folders, parts.values(), tally)
+    if not tally["kept"]:
+        raise DataError(f"{path}: no caption is left ({report(tally)})")
+    made = {part: _images(found) for part, found in parts.items()}
+    return CaptionFiles(*(made.get(part, ()) for part in PARTS), report=report(tally))
+
+
+Found = dict[Path, list[str]]
+
+
+class _Caption(NamedTuple):
+    """Where a caption stands, the name of its picture and its text, or what is wrong with it."""
+
+    where: str
+    image: str = ""
+    text: str = ""
+    fault: str = ""
+
+
+def _images(found: Found) -> tuple[CaptionedImage, ...]:
+    return tuple(CaptionedImage(image, tuple(texts)) for image, texts in found.items())
+
+
+def _collected(rows: Iterable[_Caption], folders: ImageFolders, tally: Counter[str], skip_faults: bool) -> Found:
+    """Captions by picture, pictures in the order in which they first occur."""
+    found: Found = {}
+    for row in rows:
+        tally["read"] += 1
+        image = None if row.fault or not row.text else folders.find(row.image)
+        reason, fault = "faulty", row.fault
+        if image is not None:
+            reason = "kept"
+            found.setdefault(image, []).append(row.text)
+        elif not fault and not row.text:
+            reason = "empty"
+        elif not fault:
+            reason, fault = "caption without image", f"no picture {row.image!r} in {folders}"
+        if fault and not skip_faults:
+            raise DataError(f"{row.where}: {fault}")
+        tally[reason] += 1
+    return found
+
+
+def _count_silent(folders: ImageFolders, parts: Iterable[Found], tally: Counter[str]) -> None:
+    """Counts the pictures that no caption speaks of."""
+    spoken = set(chain.from_iterable(parts))
+    silent = sum(image not in spoken for image in folders.images())
+    if silent:
+        tally["image without caption"] += silent
+
+
+def _rows(path: Path) -> Iterator[_Caption]:
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        return chain.from_iterable(map(_of_record, records(path)))
+    return _of_table(path)
+
+
+def _of_table(path: Path) -> Iterator[_Caption]:
+    for row in Tsv(path).rows():
+        if row.line > 1 or row.source.lower() not in _HEADERS:
+            yield _Caption(f"{path}:{row.line}", row.source, row.target, row.fault)
+
+
+def _of_record(record: Record) -> Iterator[_Caption]:
+    """The captions of one object; all of them stand on its line."""
+    value = record.value
+    if record.fault:
+        yield _Caption(record.where, fault=record.fault)
+        return
+    if not isinstance(value, dict) or not isinstance(value.get("image"), str):
+        yield _Caption(record.where, fault="expected an object with a text in the field 'image'")
+        return
+    texts = value.get("captions", [value.get("caption")])
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        fault = "expected a text in the field 'caption', or a list of texts in 'captions'"
+        yield _Caption(record.where, fault=fault)
+        return
+    yield from (_Caption(record.where, value["image"], text.strip()) for text in texts)
+
+
+def _flickr(tokens: Path, tally: Counter[str], skip_faults: bool) -> Mapping[str, Found]:
+    """Flickr8k: "name.jpg#0", a tab, a caption; the lists name the pictures of each part, others are left out."""
+    folders = ImageFolders.beside(tokens.parent)
+    listed = {part: _list(tokens.parent, end) for part, end in _LISTS.items()}
+    if not any(listed.values()):
+        raise DataError(f"{tokens.parent}: no list of pictures whose name ends in {', '.join(_LISTS.values())}")
+    named = set(chain.from_iterable(listed.values()))
+    wanted = []
+    for row in _of_table(tokens):
+        name = _NUMBER.sub("", row.image)
+        if row.fault or name in named:
+            wanted.append(row._replace(image=name))
+        else:
+            tally["read"] += 1
+            tally["in no list"] += 1
+    found = {image.name: (image, texts) for image, texts in _collected(wanted, folders, tally, skip_faults).items()}
+    for where in (where for part in listed.values() for name, where in part.items() if name not in found):
+        if not skip_faults:
+            raise DataError(f"{where}: the picture has no caption in {tokens}")
+        tally["image without caption"] += 1
+    return {part: dict(found[name] for name in names if name in found) for part, names in listed.items()}
+
+
+def _list(folder: Path, end: str) -> dict[str, str]:
+    """The names of a list, and where each of them stands."""
+    names: dict[str, str] = {}
+    for path in sorted(folder.glob(f"*{end}")):
+        for line in lines(path):
+            if line.fault:
+                raise DataError(f"{path}:{line.number}: {line.fault}")
+            if line.text:
+                names[line.text] = f"{path}:{line.number}"
+    return names

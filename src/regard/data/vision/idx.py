@@ -1,0 +1,108 @@
+"""Reading idx files, the format of MNIST: a magic number, the sizes of the axes, the numbers; gzipped or not.
+
+Two zero bytes, the type of the numbers, how many axes; then each axis as 4 bytes, big end first (LeCun's page on
+MNIST, "The IDX file format"). The header is checked before anything is read: what it promises must be in the file.
+"""
+
+import gzip
+import math
+import zlib
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.text.parallel_text import DataError
+
+_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_NAMES = {"train": "train", "test": "t10k"}
+_MOST_AXES = 8
+MOST_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Labelled:
+    """Pictures (n, height, width) and the label of each."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def read_idx(path: Path, *, most_bytes: int = MOST_BYTES) -> NDArray[Any]:
+    """The numbers of one idx file, in the byte order of this machine.
+
+    A file that is truncated, too long, of another format or larger than `most_bytes` is a DataError that names it.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as plain:
+            packed = plain.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if packed else path.open("rb") as stream:
+            return _read(path, stream, most_bytes)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: the gzip file is damaged: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def read_labelled(images: Path, labels: Path) -> Labelled:
+    """Pictures and labels that belong together: as many of the one as of the other."""
+    pictures, marks = read_idx(images), read_idx(labels)
+    if pictures.ndim != 3 or pictures.dtype != np.uint8:
+        raise DataError(f"{images}: expected pictures as bytes on 3 axes, found {pictures.dtype} on {pictures.ndim}")
+    if marks.ndim != 1 or marks.dtype != np.uint8:
+        raise DataError(f"{labels}: expected labels as bytes on 1 axis, found {marks.dtype} on {marks.ndim}")
+    if len(pictures) != len(marks):
+        raise DataError(f"{labels}: {len(marks):,} labels for the {len(pictures):,} pictures of {images}")
+    if not len(pictures):
+        raise DataError(f"{images}: the file has no pictures")
+    return Labelled(pictures, marks)
+
+
+def load_mnist(folder: Path) -> dict[str, Labelled]:
+    """The parts "train" and "test" of a folder with MNIST's four files, under their usual names, gzipped or not."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    return {
+        part: read_labelled(_file(folder, name, "images", 3), _file(folder, name, "labels", 1))
+        for part, name in _NAMES.items()
+    }
+
+
+def _file(folder: Path, part: str, what: str, axes: int) -> Path:
+    names = [f"{part}-{what}{mark}idx{axes}-ubyte{end}" for mark in ("-", ".") for end in ("", ".gz")]
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise DataError(f"{folder}: no file {names[0]} (or .gz)")
+
+
+def _read(path: Path, stream: BufferedIOBase, most_bytes: int) -> NDArray[Any]:
+    magic = stream.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not 1 <= magic[3] <= _MOST_AXES:
+        raise DataError(f"{path}: not an idx file: it begins with {magic.hex(' ') or 'nothing'}, expected 00 00 08 03")
+    header = stream.read(4 * magic[3])
+    if len(header) < 4 * magic[3]:
+        raise DataError(f"{path}: truncated in the header")
+    shape = tuple(int(size) for size in np.frombuffer(header, ">u4"))
+    dtype = np.dtype(_TYPES[magic[2]])
+    expected = math.prod(shape) * dtype.itemsize
+    sizes = "×".join(map(str, shape))
+    if expected > most_bytes:
+        raise DataError(f"{path}: {sizes} is {expected:,} bytes, more than the {most_bytes:,} allowed")
+    # Read in parts: a header may promise gigabytes that the file does not have.
+    content = bytearray()
+    while len(content) <= expected and (part := stream.read(min(1 << 24, expected + 1 - len(content)))):
+        content += part
+    if len(content) < expected:
+        raise DataError(f"{path}: truncated: {sizes} needs {expected:,} bytes, found {len(content):,}")
+    if len(content) > expected:
+        raise DataError(f"{path}: goes on after the {expected:,} bytes of {sizes}")
+    return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,68 @@
+"""Where the pictures of a data file stand, and which files hold which part of the data."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.image_files import SUFFIXES
+
+PARTS = ("train", "valid", "test")
+# What people call them.
+NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
+_FOLDERS = ("images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
+
+
+class ImageFolders:
+    """Finds pictures by their names in some folders; each name is looked up on disk once."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = tuple(folders)
+        self._known: dict[str, Path | None] = {}
+
+    @classmethod
+    def beside(cls, folder: Path) -> "ImageFolders":
+        """The folder of pictures in a folder of data, and that folder itself."""
+        return cls([*(folder / name for name in _FOLDERS if (folder / name).is_dir()), folder])
+
+    def find(self, name: str) -> Path | None:
+        """The file of that name; its suffix may be left out."""
+        if name not in self._known:
+            self._known[name] = next(filter(Path.is_file, self._candidates(name)), None) if name else None
+        return self._known[name]
+
+    def _candidates(self, name: str) -> Iterator[Path]:
+        for folder in self.folders:
+            yield folder / name
+            if not Path(name).suffix:
+                yield from (folder / f"{name}{suffix}" for suffix in (".png", ".jpg", ".jpeg"))
+
+    def images(self) -> Iterator[Path]:
+        """The pictures in the first of the folders, by their suffix; one at a time, there may be very many."""
+        return (path for path in self.folders[0].iterdir() if path.suffix.lower() in SUFFIXES)
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self.folders))
+
+
+def part_files(path: Path, name: str, suffixes: Sequence[str]) -> dict[str, Path]:
+    """The data files of a path, by part: a file is all of "train"; a folder has a file a part, or one of that name."""
+    known = [*suffixes, *(f"{suffix}.gz" for suffix in suffixes)]
+    if path.is_file():
+        if not path.name.endswith(tuple(known)):
+            raise DataError(f"{path}: the name must end in {' or '.join(suffixes)} (or .gz of them)")
+        return {"train": path}
+    if not path.is_dir():
+        raise DataError(f"{path}: no such file or folder")
+
+    def first(stems: Sequence[str]) -> Path | None:
+        return next(
+            (path / f"{stem}{end}" for stem in stems for end in known if (path / f"{stem}{end}").is_file()), None
+        )
+
+    files = {part: file for part in PARTS if (file := first(NAMES[part]))}
+    if "train" not in files and (file := first([name])):
+        files["train"] = file
+    if "train" not in files and "test" not in files:
+        wanted = " or ".join(f"{stem}{suffix}" for stem in ("train", name) for suffix in suffixes)
+        raise DataError(f"{path}: the folder has no {wanted}")
+    return files

@@ -1,0 +1,138 @@
+"""Reading questions about pictures: easy-VQA's layout, or JSON and JSONL of image, question and answer.
+
+A question whose picture is missing is an error that names the entry, or is skipped and counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from regard.data.json_records import records
+from regard.data.text.parallel_text import DataError, Report, report
+from regard.data.vision.image_folders import NAMES, PARTS, ImageFolders, part_files
+
+_SUFFIXES = (".json", ".jsonl")
+_FIELDS = ("image", "question", "answer")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageQuestion:
+    """A question about a picture, and its answer."""
+
+    image: Path
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFiles:
+    """Questions to train on, to validate with and to test with, as far as the files part them; else all in `train`.
+
+    `unseen` counts in the other parts the questions whose answer no question of `train` has. They stay: a model that
+    chooses among the answers of training cannot get them right, and its accuracy has to say so.
+    """
+
+    train: tuple[ImageQuestion, ...]
+    valid: tuple[ImageQuestion, ...]
+    test: tuple[ImageQuestion, ...]
+    report: Report
+    unseen: Mapping[str, int] = field(default_factory=dict)
+
+
+def load_image_questions(path: Path, *, skip_faults: bool = False) -> QuestionFiles:
+    """Questions and their pictures, found by what is there.
+
+    A folder holds easy-VQA's layout (`train/questions.json`, `train/images/`, `test/…`), or `train.json`, `valid.json`
+    and `test.json`, or `questions.json`; `.jsonl` too; a path may also be such a file itself. An entry is an object
+    with `image`, `question` and `answer`, or easy-VQA's list of question, answer and image. An image is a file name,
+    with or without suffix, or a number. Pictures stand beside the file or in its folder `images`.
+    """
+    path = Path(path)
+    tally: Counter[str] = Counter()
+    parts: dict[str, tuple[ImageQuestion, ...]] = {}
+    for part, file in question_files(path).items():
+        parts[part] = tuple(_kept(file, tally, skip_faults))
+    if not tally["kept"]:
+        raise DataError(f"{path}: no question is left ({report(tally)})")
+    known = {item.answer for item in parts.get("train", ())}
+    others = {part: parts[part] for part in PARTS[1:] if part in parts and known}
+    unseen = {part: sum(item.answer not in known for item in items) for part, items in others.items()}
+    return QuestionFiles(*(parts.get(part, ()) for part in PARTS), report=report(tally), unseen=unseen)
+
+
+def answer_list(questions: Iterable[ImageQuestion], *, most: int | None = None) -> tuple[str, ...]:
+    """The answers, the most frequent first; `most` keeps so many of them."""
+    counted = Counter(item.answer for item in questions)
+    return tuple(sorted(counted, key=lambda answer: (-counted[answer], answer))[:most])
+
+
+def hold_out(
+    questions: Sequence[ImageQuestion], *, valid: int, test: int, seed: int = 0
+) -> tuple[tuple[ImageQuestion, ...], tuple[ImageQuestion, ...], tuple[ImageQuestion, ...]]:
+    """Questions in three parts, for training, for validation and for test, so that no picture is in two of them.
+
+    `valid` and `test` are numbers of pictures.
+    """
+    images = sorted({item.image for item in questions})
+    if valid + test >= len(images):
+        raise DataError(f"{valid} + {test} pictures cannot be held out of {len(images)}")
+    Random(seed).shuffle(images)
+    number = {image: place for place, image in enumerate(images)}
+    parts: tuple[list[ImageQuestion], ...] = ([], [], [])
+    for item in questions:
+        place = number[item.image]
+        parts[1 if place < valid else 2 if place < valid + test else 0].append(item)
+    train, validated, tested = map(tuple, parts)
+    return train, validated, tested
+
+
+def question_files(path: Path) -> dict[str, Path]:
+    """The file of questions of each part; easy-VQA has a folder a part."""
+    own = {
+        part: path / name / f"questions{suffix}"
+        for part in PARTS
+        for name in NAMES[part]
+        for suffix in _SUFFIXES
+        if (path / name / f"questions{suffix}").is_file()
+    }
+    return own or part_files(path, "questions", _SUFFIXES)
+
+
+def _kept(path: Path, tally: Counter[str], skip_faults: bool) -> Iterable[ImageQuestion]:
+    folders = ImageFolders.beside(path.parent)
+    for record in records(path):
+        tally["read"] += 1
+        entry = record.fault or _entry(record.value)
+        reason, fault, image = "faulty", "", None
+        if isinstance(entry, str):
+            fault = entry
+        elif not (entry["question"] and entry["answer"]):
+            reason = "empty"
+        else:
+            image = folders.find(entry["image"])
+            if image is None:
+                reason, fault = "question without image", f"no picture {entry['image']!r} in {folders}"
+        if fault and not skip_faults:
+            raise DataError(f"{record.where}: {fault}")
+        tally["kept" if image else reason] += 1
+        if image and not isinstance(entry, str):
+            yield ImageQuestion(image, entry["question"], entry["answer"])
+
+
+def _entry(value: Any) -> dict[str, str] | str:
+    """Image, question and answer of an entry as texts, or what is wrong with it."""
+    if isinstance(value, list) and len(value) == 3:
+        value = dict(zip(("question", "answer", "image"), value, strict=True))
+    if not isinstance(value, dict):
+        return "expected an object with image, question and answer, or a list of question, answer and image"
+    if "image" not in value and "image_id" in value:
+        value = {**value, "image": value["image_id"]}
+    for name in _FIELDS:
+        if isinstance(value.get(name), bool) or not isinstance(value.get(name), str | int):
+            return (
+                f"expected a text in the field {name!r}; the object has {', '.join(sorted(value)[:8]) or 'no fields'}"
+            )
+    return {name: str(value[name]).strip() for name in _FIELDS}

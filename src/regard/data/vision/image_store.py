@@ -1,0 +1,202 @@
+"""Many pictures decoded once, at the size needed, into one file: any of them at once, in the same small memory.
+
+`pixels.bin` holds the pictures one after another, (3, height, width) bytes each; `rows.bin` holds for each of them a
+digest of what it was made from (path, size of the file, time of its last change) and a checksum of its pixels. Both
+only grow, the pixels first: a pass that was killed goes on where it stopped, a file that changed is decoded again and
+all others are kept, and several lists of pictures share one store.
+"""
+
+import fcntl
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.image_files import MOST_PIXELS, Pixels, decode
+
+Progress = Callable[[int, int], None]
+
+_VERSION = 1
+_CHUNK = 64
+_ROW = np.dtype([("source", "V16"), ("check", "<u4")])
+
+
+@dataclass(frozen=True, eq=False)
+class ImageStore:
+    """Pictures on disk: `store[i]` is the i-th of `paths`, (3, height, width); made by `store_images`.
+
+    `faults` has the places of files that could not be decoded, with the reason; reading one of them raises.
+    """
+
+    folder: Path
+    size: tuple[int, int]
+    paths: tuple[Path, ...]
+    rows: NDArray[np.int64]  # where in the file each picture stands; -1 for a fault
+    checks: NDArray[np.uint32]
+    faults: Mapping[int, str]
+    decoded: int  # how many were decoded now and not found in the store
+    _descriptor: "_Descriptor" = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, place: int) -> Pixels:
+        """A copy of one picture. It is read, not mapped, so that pages read do not count as memory of the process."""
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"picture {place} of a store of {len(self)}")
+        place %= len(self)
+        if place in self.faults:
+            raise DataError(self.faults[place])
+        count = 3 * self.size[0] * self.size[1]
+        content = os.pread(self._descriptor.number, count, int(self.rows[place]) * count)
+        if len(content) != count or zlib.crc32(content) != self.checks[place]:
+            raise DataError(f"{self.folder / 'pixels.bin'}: damaged at picture {place}; delete {self.folder}")
+        return np.frombuffer(bytearray(content), np.uint8).reshape(3, *self.size)
+
+    def __iter__(self) -> Iterator[Pixels]:
+        return (self[place] for place in range(len(self)))
+
+    def take(self, places: Sequence[int]) -> Pixels:
+        """Several pictures as one batch, (n, 3, height, width)."""
+        batch = np.empty((len(places), 3, *self.size), np.uint8)
+        for number, place in enumerate(places):
+            batch[number] = self[place]
+        return batch
+
+    @property
+    def pixels(self) -> NDArray[np.uint8]:
+        """All pictures of the file, memory-mapped and unchecked, (rows, 3, height, width); `rows` leads to them."""
+        return np.memmap(self.folder / "pixels.bin", np.uint8, "r").reshape(-1, 3, *self.size)
+
+
+class _Descriptor:
+    """An open file that is closed when the last store that reads from it goes; it may be copied to processes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = os.open(path, os.O_RDONLY)
+
+    def __reduce__(self) -> tuple[type["_Descriptor"], tuple[Path]]:
+        return _Descriptor, (self.path,)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
+def store_images(
+    paths: Sequence[Path],
+    cache: Path,
+    *,
+    size: tuple[int, int],
+    fit: str = "crop",
+    most_pixels: int = MOST_PIXELS,
+    skip_faults: bool = False,
+    progress: Progress = lambda done, total: None,
+    threads: int = 2,
+) -> ImageStore:
+    """The pictures of these files at (height, width), decoded now or found in `cache` from an earlier time.
+
+    A file that cannot be decoded is a DataError, or with `skip_faults` a fault of the store. `progress` is called with
+    how many of how many pictures are there. A second process that wants the same pictures waits for the first.
+    """
+    high, wide = size
+    folder = Path(cache) / f"images-{high}x{wide}-{fit}-{_VERSION}"
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = [_digest(path) for path in paths]
+    opened = partial(_decoded, size=size, fit=fit, most_pixels=most_pixels)
+    bad: dict[bytes, str] = {}
+    decoded = 0
+    with _alone(folder):
+        there = set(_rows(folder, 3 * high * wide)["source"].tolist())
+        missing = {digest: path for digest, path in zip(wanted, paths, strict=True) if digest not in there}
+        progress(len(paths) - len(missing), len(paths))
+        for chunk in _chunks(missing, opened, threads):
+            faults = {digest: made for digest, made in chunk.items() if isinstance(made, str)}
+            decoded += _append(folder, {digest: made for digest, made in chunk.items() if not isinstance(made, str)})
+            if faults and not skip_faults:
+                raise DataError(next(iter(faults.values())))
+            bad |= faults
+            progress(len(paths) - len(missing) + decoded + len(bad), len(paths))
+        known = _rows(folder, 3 * high * wide)
+    row_of = {digest: row for row, digest in enumerate(known["source"].tolist())}
+    rows = np.array([row_of.get(digest, -1) for digest in wanted], np.int64)
+    checks = np.array([known["check"][row] if row >= 0 else 0 for row in rows], np.uint32)
+    faults = {place: bad[digest] for place, digest in enumerate(wanted) if digest in bad}
+    descriptor = _Descriptor(folder / "pixels.bin")
+    return ImageStore(folder, size, tuple(paths), rows, checks, faults, decoded, descriptor)
+
+
+def _digest(path: Path) -> bytes:
+    """What a row was made from, in 16 bytes: another file, size or time of change gives another digest."""
+    place = os.path.abspath(path)  # resolving links would cost more than everything else for a large store
+    try:
+        known = os.stat(place)
+        facts = f"{place}\n{known.st_size}\n{known.st_mtime_ns}"
+    except OSError:
+        facts = f"{place}\nmissing"
+    return hashlib.blake2b(facts.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+def _decoded(path: Path, *, size: tuple[int, int], fit: str, most_pixels: int) -> Pixels | str:
+    """The picture, or why there is none."""
+    try:
+        return decode(path, size, fit=fit, most_pixels=most_pixels)
+    except DataError as error:
+        return str(error)
+
+
+def _chunks(
+    missing: Mapping[bytes, Path], opened: Callable[[Path], Pixels | str], threads: int
+) -> Iterator[dict[bytes, Pixels | str]]:
+    """What is missing, decoded a few at a time; Pillow decodes in several threads at once."""
+    left = iter(missing.items())
+    with ThreadPoolExecutor(threads) as pool:
+        while chunk := dict(islice(left, _CHUNK)):
+            yield dict(zip(chunk, pool.map(opened, chunk.values()), strict=True))
+
+
+def _append(folder: Path, pictures: Mapping[bytes, Pixels]) -> int:
+    """Writes pictures, then the rows that say they are there; returns how many."""
+    contents = [picture.tobytes() for picture in pictures.values()]
+    checks = [zlib.crc32(content) for content in contents]
+    rows = np.array(list(zip(pictures, checks, strict=True)), _ROW)
+    try:
+        with (folder / "pixels.bin").open("ab") as pixels:
+            pixels.writelines(contents)
+        with (folder / "rows.bin").open("ab") as index:
+            index.write(rows.tobytes())
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    return len(contents)
+
+
+def _rows(folder: Path, count: int) -> NDArray[Any]:
+    """The rows whose pixels are there; what a killed pass left half written is cut off."""
+    pixels, index = folder / "pixels.bin", folder / "rows.bin"
+    for path in (pixels, index):
+        path.touch()
+    whole = min(pixels.stat().st_size // count, index.stat().st_size // _ROW.itemsize)
+    for path, size in ((pixels, whole * count), (index, whole * _ROW.itemsize)):
+        if path.stat().st_size != size:
+            os.truncate(path, size)
+    return np.fromfile(index, _ROW)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time writes; the lock goes with the process, however it ends."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,1 @@
+"""The grammar of the built-in English and Chinese sentences. Imports only regard.data."""

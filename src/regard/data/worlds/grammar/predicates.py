@@ -1,0 +1,205 @@
+"""Predicates: a verb with what belongs to it, and where Chinese puts each part."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from regard.data.worlds.grammar.adverbials import CITIES, SEATS, SURFACES, Setting, goal, place, ride, span
+from regard.data.worlds.grammar.lexicon import (
+    GIVING,
+    GOING,
+    HAVING,
+    INTRANSITIVE,
+    LASTING,
+    LIVING,
+    PUTTING,
+    SENDING,
+    STAYING,
+    TRANSITIVE,
+    Verb,
+)
+from regard.data.worlds.grammar.noun_phrases import BARE_PLURAL, DEFINITE, INDEFINITE, OBJECT, Nominal, phrase
+from regard.data.worlds.random_choices import Dice, Made, Token
+
+Phrases = Callable[..., Nominal]
+
+
+@dataclass(slots=True)
+class Predicate:
+    """What follows an English verb, and its parts in Chinese: `pre` 给 玛丽, `verb` 寄, `tail` 一 封 信.
+
+    `settled`: the place belongs to the verb (坐 在 椅子 上), so no other place is told, and 了 is left out.
+    """
+
+    english: list[Token]
+    tail: list[Made]
+    verb: str
+    joint: list[Made] = field(default_factory=list)  # 在, between a verb and its place
+    pre: list[Made] = field(default_factory=list)
+    settled: bool = False
+    placed: bool = False  # no further place
+    heavy: bool = False
+    short: bool = False  # nothing more after it
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A verb and the way to complete it; `tenses` restricts those of the verb's aspect."""
+
+    verb: Verb
+    complete: Callable[[Dice, bool, Phrases], Predicate]
+    tenses: str = ""
+
+
+def _given(indefinite: bool) -> Mapping[str, float]:
+    """What is denied is something definite: 没有 吃 一 个 苹果 would be odd."""
+    return OBJECT if indefinite else DEFINITE
+
+
+def frame(dice: Dice) -> Frame:
+    """A verb with its pattern, the everyday ones most often."""
+    return _PATTERNS[dice.weigh(_WEIGHTS)](dice)
+
+
+def transitive(verb: Verb) -> Frame:
+    """chases the cat, 追逐 猫."""
+
+    def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
+        kind = dice.pick(tuple(verb.chinese))
+        return with_object(verb, phrases(dice, (kind,), _given(indefinite)), kind)
+
+    return Frame(verb, complete)
+
+
+def with_object(verb: Verb, thing: Nominal, kind: str) -> Predicate:
+    """The verb's Chinese word is chosen by its object: wear a coat, 穿; wear a hat, 戴."""
+    return Predicate(thing.english, thing.words(), verb.chinese[kind], heavy=thing.heavy)
+
+
+def _simple(dice: Dice) -> Frame:
+    return transitive(dice.fresh(TRANSITIVE))
+
+
+def _alone(dice: Dice) -> Frame:
+    """sleeps, 睡觉; worked for two hours, 工作 了 两 个 小时."""
+    verb = dice.fresh(INTRANSITIVE)
+    lasting = verb.base in LASTING and dice.maybe(0.4)
+
+    def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
+        length = span(dice) if lasting and indefinite else Setting([], [])
+        return Predicate(length.english, length.chinese, verb.chinese[""], short=bool(length.english))
+
+    return Frame(verb, complete, "past future" if lasting else "")
+
+
+def _give(dice: Dice) -> Frame:
+    """gives Mary a book, or a book to Mary: 给 玛丽 一 本 书."""
+    verb = dice.pick(GIVING)
+
+    def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
+        kind = dice.pick(tuple(verb.chinese))
+        person = phrase(dice, ("person",), DEFINITE, plain=True)
+        if dice.chance(0.5):
+            thing = phrases(dice, (kind,), _given(indefinite))
+            english = [*person.english, *thing.english]
+        else:
+            thing = phrase(dice, (kind,), _given(indefinite))
+            to = Token("to")
+            person.chinese[0] = person.chinese[0]._replace(possible=(*person.chinese[0].possible, to))
+            english = [*thing.english, to, *person.english]
+        return Predicate(english, [*person.words(), *thing.words()], verb.chinese[kind], heavy=thing.heavy)
+
+    return Frame(verb, complete)
+
+
+def _send(dice: Dice) -> Frame:
+    """sends a letter to Mary, 给 玛丽 寄 一 封 信."""
+    verb = dice.pick(SENDING)
+
+    def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
+        kind = dice.pick(tuple(verb.chinese))
+        person, thing = phrase(dice, ("person",), DEFINITE, plain=True), phrase(dice, (kind,), _given(indefinite))
+        to = Token("to")
+        pre = [Made("给", (to,)), *person.words()]
+        return Predicate([*thing.english, to, *person.english], thing.words(), verb.chinese[kind], pre=pre)
+
+    return Frame(verb, complete)
+
+
+def _put(dice: Dice) -> Frame:
+    """puts the book on the table, 把 书 放 在 桌子 上."""
+    verb = dice.pick(PUTTING)
+
+    def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
+        kind = dice.pick(tuple(verb.chinese))
+        thing = phrase(dice, (kind,), DEFINITE)
+        where = place(dice, SURFACES)
+        pre = [Made("把", (), tuple(thing.english)), *thing.words()]
+        english = [*thing.english, *where.english]
+        word = verb.chinese[kind]
+        return Predicate(english, where.chinese[1:], word, where.chinese[:1], pre, placed=True, short=True)
+
+    return Frame(verb, complete, "past perfect future can should must want plan going habit")
+
+
+def _stay(dice: Dice) -> Frame:
+    """sits on the chair, 坐 在 椅子 上."""
+    verb = dice.pick(STAYING)
+
+    def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
+        where = place(dice, SEATS)
+        word = verb.chinese[""]
+        return Predicate(where.english, where.chinese[1:], word, where.chinese[:1], settled=True, placed=True)
+
+    return Frame(verb, complete, "past progressive habit")
+
+
+def _go(dice: Dice) -> Frame:
+    """goes to the park by bus, 坐 公共汽车 去 公园."""
+    verb = dice.pick(GOING)
+
+    def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
+        where = goal(dice)
+        means = ride(dice) if dice.maybe(0.4) else Setting([], [])
+        english = [*where.english, *means.english]
+        return Predicate(english, where.chinese, verb.chinese[""], pre=means.chinese, placed=True)
+
+    # "is going to the park" would be taken for a plan.
+    return Frame(verb, complete, "present past perfect future can should must want plan habit never")
+
+
+def _live(dice: Dice) -> Frame:
+    """lives in Beijing, 住 在 北京."""
+
+    def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
+        where = place(dice, CITIES)
+        settled = Predicate(where.english, where.chinese[1:], "住", where.chinese[:1], settled=True)
+        return replace(settled, placed=True, short=True)
+
+    return Frame(LIVING, complete, "present")
+
+
+def _have(dice: Dice) -> Frame:
+    """has a cat, 有 一 只 猫; does not have: 没有."""
+
+    def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
+        thing = phrases(dice, ("animal", "thing", "vehicle", "clothes"), INDEFINITE if indefinite else BARE_PLURAL)
+        return Predicate(thing.english, thing.words(), "有", placed=True, heavy=thing.heavy, short=True)
+
+    return Frame(HAVING, complete, "present")
+
+
+_PATTERNS = {
+    "simple": _simple,
+    "alone": _alone,
+    "give": _give,
+    "send": _send,
+    "put": _put,
+    "stay": _stay,
+    "go": _go,
+    "live": _live,
+    "have": _have,
+}
+_WEIGHTS = {
+    **{"simple": 10.0, "alone": 2.5, "give": 1.0, "send": 0.7, "put": 0.8, "stay": 0.7, "go": 1.2},
+    **{"live": 0.4, "have": 1.2},
+}

@@ -1,0 +1,182 @@
+"""Clauses: somebody does something somewhere. English order on one side, Chinese order on the other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from regard.data.worlds.grammar.adverbials import SCENES, SURFACES, Setting, manner, place, time
+from regard.data.worlds.grammar.lexicon import HAVING, TRANSITIVE, Verb
+from regard.data.worlds.grammar.noun_phrases import DEFINITE, SUBJECT, Nominal, phrase
+from regard.data.worlds.grammar.predicates import Frame, Predicate, frame, transitive, with_object
+from regard.data.worlds.grammar.verb_groups import Group, Tense, can_tell, conjugate, tense
+from regard.data.worlds.random_choices import Dice, Made, Token
+
+_NOTHING = Setting([], [])
+
+
+@dataclass(slots=True)
+class Clause:
+    """A clause in both languages, without its full stop."""
+
+    english: list[Token]
+    chinese: list[Made]
+    heavy: bool = False
+
+
+@dataclass(slots=True)
+class Circumstance:
+    """Where, how, with whom and when; `early` is a time told first in both languages."""
+
+    place: Setting = _NOTHING
+    manner: Setting = _NOTHING
+    company: Setting = _NOTHING
+    late: Setting = _NOTHING
+    early: Setting = field(default_factory=lambda: _NOTHING)
+
+    def english(self) -> list[Token]:
+        """What follows the verb in English."""
+        return [*self.manner.english, *self.company.english, *self.place.english, *self.late.english]
+
+
+def statement(
+    dice: Dice, *, question: bool = False, allowed: str = "", deny: float = 0.2, early: bool = True
+) -> Clause:
+    """Tom often reads a book in the park: 汤姆 经常 在 公园 里 读 一 本 书. Asked: does Tom …, 汤姆 … 吗.
+
+    `allowed` names the tenses to choose from, all when empty; `early` lets a time be told first.
+    """
+    chosen = frame(dice)
+    while allowed and not can_tell(chosen.verb, allowed, within=chosen.tenses):
+        chosen = frame(dice)
+    among = " ".join(name for name in allowed.split() if name in (chosen.tenses or allowed).split())
+    subject = described(dice, (dice.pick(chosen.verb.subjects),), SUBJECT, subject=True)
+    told = tense(dice, chosen.verb, subject.kind, question=question, allowed=among or chosen.tenses, deny=deny)
+    return tell(dice, chosen, subject, told, early=early)
+
+
+def tell(dice: Dice, chosen: Frame, subject: Nominal, told: Tense, *, early: bool) -> Clause:
+    """The clause of a subject and a frame, with such circumstances as suit them."""
+    if told.name == "progressive" and dice.maybe(0.3):
+        told = Tense("was", told.negative, told.question)
+    predicate = chosen.complete(dice, told.indefinite, described)
+    around = circumstance(dice, chosen.verb, predicate, told, subject, early=early and not told.question)
+    group = conjugate(dice, chosen.verb, subject.agreement, told)
+    chinese = verbal(group, predicate, told, chosen.verb, around)
+    words = [*around.early.chinese, *subject.words(), *around.late.chinese, *chinese]
+    after = [*predicate.english, *around.english()]
+    if told.question:
+        asked = [*group.auxiliary, *subject.english, *group.english, *after]
+        return Clause(asked, [*words, Made("吗", (), tuple(group.auxiliary))], predicate.heavy)
+    english = [*around.early.english, *subject.english, *group.auxiliary, *group.english, *after]
+    return Clause(english, words, predicate.heavy)
+
+
+def verbal(group: Group, predicate: Predicate, told: Tense, verb: Verb, around: Circumstance) -> list[Made]:
+    """The Chinese from the negation to the object: 没有 在 公园 里 读 书."""
+    before, word = group.before, Made(predicate.verb, (group.main,))
+    if verb is HAVING and told.negative:
+        before = list[Made]()
+        word = Made("没有", (group.english[0], group.main), tuple(group.auxiliary))
+    ongoing: list[Made] = []
+    if group.ongoing is not None:
+        # 在 stands for what is going on, unless a place brings its own: 正 在 公园 里 读 书.
+        near = bool(around.place.chinese) or predicate.settled
+        mark = "正" if near else "在"
+        if not (near and told.negative):
+            ongoing = [Made(mark, (group.ongoing,), (group.main,))]
+    # Grammar without a word of its own may be looked for anywhere in the verb and its object: 了, 把.
+    spread = (group.main, *predicate.english)
+    after = [] if predicate.settled else [_spread(made, spread) for made in group.after]
+    pre = [_spread(made, spread) if made.text == "把" else made for made in predicate.pre]
+    settings = [*around.place.chinese, *around.company.chinese, *around.manner.chinese]
+    return [*before, *ongoing, *settings, *pre, word, *predicate.joint, *after, *predicate.tail]
+
+
+def _spread(made: Made, tokens: tuple[Token, ...]) -> Made:
+    return made._replace(possible=(*made.possible, *tokens))
+
+
+def circumstance(
+    dice: Dice, verb: Verb, predicate: Predicate, told: Tense, subject: Nominal, *, early: bool = False
+) -> Circumstance:
+    """What the predicate leaves room for. After a clause inside the object nothing is added: it would belong there."""
+    around = Circumstance()
+    forced = told.name == "was"
+    free = not predicate.heavy
+    if free and not predicate.placed and not predicate.short and verb.aspect == "action":
+        if dice.maybe(0.4):
+            around.place = place(dice, SCENES)
+        if subject.kind == "person" and not told.negative and dice.maybe(0.12):
+            around.manner = manner(dice)
+        elif subject.kind == "person" and dice.maybe(0.08):
+            around.company = _company(dice)
+    timely = told.when and verb.aspect in ("action", "event") and told.name != "habit"
+    if timely and told.when and (forced or dice.maybe(0.45)):
+        when = time(dice, told.when)
+        if early and dice.chance(0.4 if free else 1.0):
+            around.early = when
+        elif free:
+            around.late = when
+    return around
+
+
+def _company(dice: Dice) -> Setting:
+    """with Mary, 跟 玛丽 一起."""
+    person = phrase(dice, ("person",), DEFINITE, plain=True)
+    token = Token("with")
+    return Setting([token, *person.english], [Made("跟", (token,)), *person.words(), Made("一起", (token,))])
+
+
+def described(dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float], *, subject: bool = False) -> Nominal:
+    """A noun phrase that may carry a clause or a place: the cat on the table, 桌子 上 的 猫."""
+    nominal = phrase(dice, kinds, determiners, subject=subject)
+    if not nominal.open:
+        return nominal
+    if subject and nominal.english[0].text == "the" and dice.maybe(0.15):
+        living = nominal.kind in ("person", "animal")
+        where = place(dice, SCENES if living else SURFACES, at=False)
+        of = Made("的", (), (*where.english, *nominal.english))
+        nominal.english += where.english
+        nominal.chinese = [*where.chinese, of, *nominal.chinese]
+    elif dice.maybe(0.22):
+        relative(dice, nominal)
+    return nominal
+
+
+def relative(dice: Dice, nominal: Nominal) -> None:
+    """Adds a relative clause: the cat that Tom saw, 汤姆 看见 的 猫; the boy who likes Mary, 喜欢 玛丽 的 男孩."""
+    that = Token("who" if nominal.kind == "person" else "that")
+    active = nominal.kind in ("person", "animal") and dice.chance(0.5)
+    allowed = "present past progressive"
+    if active:
+        chosen = transitive(dice.fresh(_DOERS[nominal.kind]))
+        told = tense(dice, chosen.verb, nominal.kind, allowed=allowed, deny=0.1)
+        predicate = chosen.complete(dice, told.indefinite, _plain)
+        group = conjugate(dice, chosen.verb, nominal.agreement, told)
+        english = [that, *group.auxiliary, *group.english, *predicate.english]
+        chinese = verbal(group, predicate, told, chosen.verb, Circumstance())
+    else:
+        verb = dice.fresh(_TAKERS[nominal.kind])
+        subject = phrase(dice, (dice.pick(verb.subjects),), SUBJECT, subject=True, plain=True)
+        told = tense(dice, verb, subject.kind, allowed=allowed, deny=0.1)
+        group = conjugate(dice, verb, subject.agreement, told)
+        group.after = []  # what is over needs no 了 before 的
+        gap = with_object(verb, Nominal([], [], "is", nominal.kind), nominal.kind)
+        english = [that, *subject.english, *group.auxiliary, *group.english]
+        chinese = [*subject.words(), *verbal(group, gap, told, verb, Circumstance())]
+    head = tuple(nominal.english)
+    nominal.english += english
+    clause = [*chinese, Made("的", (that,), (*head, group.main))]
+    if active:
+        nominal.chinese = [*clause, *nominal.chinese]
+    else:
+        nominal.lead = [*clause, *nominal.lead]  # 汤姆 看见 的 一 只 猫: 一 只 汤姆 would mislead
+    nominal.heavy = True
+
+
+def _plain(dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float]) -> Nominal:
+    return phrase(dice, kinds, determiners, plain=True)
+
+
+_DOERS = {kind: tuple(verb for verb in TRANSITIVE if kind in verb.subjects) for kind in ("person", "animal")}
+_KINDS = {kind for verb in TRANSITIVE for kind in verb.chinese}
+_TAKERS = {kind: tuple(verb for verb in TRANSITIVE if kind in verb.chinese) for kind in sorted(_KINDS)}

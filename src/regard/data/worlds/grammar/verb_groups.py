@@ -1,0 +1,186 @@
+"""Verb groups: tense, aspect and negation. English changes the verb, Chinese sets words around it."""
+
+from dataclasses import dataclass, field
+from functools import cache
+
+from regard.data.worlds.grammar.adverbials import FREQUENCIES
+from regard.data.worlds.grammar.lexicon import Verb
+from regard.data.worlds.random_choices import Dice, Made, Token
+
+# How often each tense is told, by the aspect of the verb.
+_TENSES = {
+    "action": {
+        **{"present": 5.0, "past": 6.0, "progressive": 4.0, "perfect": 2.0, "future": 3.0, "habit": 1.5, "never": 0.7},
+        **{"can": 1.0, "should": 0.7, "must": 0.7, "want": 1.2, "plan": 0.7, "going": 0.7},
+    },
+    "event": {"past": 6.0, "perfect": 2.0, "future": 1.5, "can": 0.7},
+    "state": {"present": 6.0, "habit": 0.7},
+    "saying": {"present": 3.0, "past": 2.0},
+    "asking": {"present": 1.5, "past": 2.0},
+}
+# Only people plan: what a dog wants is not told here.
+_HUMAN = ("should", "must", "want", "plan", "going")
+# What may be denied and asked; "does not always" is left out, for its Chinese depends on what is meant.
+_ASKED = frozenset(("present", "past", "progressive", "perfect", "future", "can", "should", "want"))
+_DENIED = _ASKED | {"must", "plan", "going"}
+
+# What Chinese says for an auxiliary, and for its negation.
+_AUXILIARIES = {"future": ("will", "会"), "can": ("can", "能"), "should": ("should", "应该"), "must": ("must", "必须")}
+_TO = {"want": ("want", "wants", "想"), "plan": ("plan", "plans", "计划")}
+
+
+@dataclass(frozen=True, slots=True)
+class Tense:
+    """What is said of a verb: its tense, whether it is denied, whether it is asked."""
+
+    name: str
+    negative: bool = False
+    question: bool = False
+
+    @property
+    def indefinite(self) -> bool:
+        """Whether it leaves room for 一 个: what never happens, happens to nothing in particular."""
+        return not self.negative and self.name != "never"
+
+    @property
+    def when(self) -> str | None:
+        """Which times of day and year go with it."""
+        return _WHEN.get(self.name)
+
+
+@dataclass(slots=True)
+class Group:
+    """An English verb group cut where a question cuts it, and the Chinese words around the verb.
+
+    auxiliary: what stands before the subject in a question. ongoing: the token of 在, for what is going on.
+    """
+
+    auxiliary: list[Token]
+    english: list[Token]
+    main: Token
+    before: list[Made] = field(default_factory=list)
+    after: list[Made] = field(default_factory=list)
+    ongoing: Token | None = None
+
+
+def tense(dice: Dice, verb: Verb, kind: str, *, question: bool = False, allowed: str = "", deny: float = 0.2) -> Tense:
+    """A tense that suits the verb and its subject; `allowed` names the tenses to choose from, all when empty."""
+    chosen = dice.weigh(_suited(verb.aspect, allowed, kind == "person", question))
+    return Tense(chosen, chosen in _DENIED and dice.chance(deny), question)
+
+
+@cache
+def _suited(aspect: str, allowed: str, person: bool, question: bool) -> dict[str, float]:
+    return {
+        name: weight
+        for name, weight in _TENSES[aspect].items()
+        if (not allowed or name in allowed.split())
+        and (person or name not in _HUMAN)
+        and (not question or name in _ASKED)
+    }
+
+
+def can_tell(verb: Verb, allowed: str, *, within: str = "") -> bool:
+    """Whether any of these tenses suits the verb, and the subjects of all kinds that it takes."""
+    names = set(allowed.split()) & (set(within.split()) if within else set(_TENSES[verb.aspect]))
+    return bool(names & set(_TENSES[verb.aspect]) - set(_HUMAN))
+
+
+def conjugate(dice: Dice, verb: Verb, agreement: str, told: Tense) -> Group:
+    """The verb group that agrees with a subject whose "be" is `agreement` (am, is, are)."""
+    if told.name in ("present", "past"):
+        return _simple(verb, agreement, told)
+    if told.name in ("habit", "never"):
+        return _adverb(dice, verb, agreement, told)
+    if told.name in _AUXILIARIES:
+        return _modal(verb, told)
+    if told.name in _TO:
+        return _wish(verb, agreement, told)
+    return _compound(verb, agreement, told)
+
+
+def present(verb: Verb, agreement: str) -> str:
+    """chase or chases."""
+    return verb.third if agreement == "is" else verb.base
+
+
+def _simple(verb: Verb, agreement: str, told: Tense) -> Group:
+    past = told.name == "past"
+    if not told.negative and not told.question:
+        # "they read" can only be the past: the present of verbs that look the same is not used in the plural.
+        past = past or (verb.base == verb.past and agreement != "is")
+        main = Token(verb.past if past else present(verb, agreement))
+        return Group([], [main], main, after=_ended(verb, main) if past else [])
+    auxiliary = Token("did" if past else "does" if agreement == "is" else "do")
+    main = Token(verb.base)
+    if not told.negative:
+        return Group([auxiliary], [main], main, after=_ended(verb, main, auxiliary) if past else [])
+    negation = Token("not")
+    word = Made("没有", (auxiliary, negation)) if past else Made("不", (negation,), (auxiliary,))
+    return Group([auxiliary], [negation, main], main, before=[word])
+
+
+def _ended(verb: Verb, main: Token, *auxiliary: Token) -> list[Made]:
+    """了, except after verbs of speech: 他 说 …."""
+    return [] if verb.aspect in ("saying", "asking") else [Made("了", (), (main, *auxiliary))]
+
+
+def _adverb(dice: Dice, verb: Verb, agreement: str, told: Tense) -> Group:
+    """often chases, 经常 追逐; never chases, 从来 不 追逐."""
+    main = Token(present(verb, agreement))
+    adverb = Token("never" if told.name == "never" else dice.pick(tuple(FREQUENCIES)))
+    words = ("从来", "不") if told.name == "never" else (FREQUENCIES[adverb.text],)
+    return Group([], [adverb, main], main, before=[Made(word, (adverb,)) for word in words])
+
+
+def _modal(verb: Verb, told: Tense) -> Group:
+    english, chinese = _AUXILIARIES[told.name]
+    auxiliary, main = Token(english), Token(verb.base)
+    if not told.negative:
+        return Group([auxiliary], [main], main, before=[Made(chinese, (auxiliary,))])
+    negation = Token("not")
+    may = "可以" if told.name == "must" else chinese  # must not: 不 可以
+    return Group([auxiliary], [negation, main], main, before=[Made("不", (negation,)), Made(may, (auxiliary,))])
+
+
+def _wish(verb: Verb, agreement: str, told: Tense) -> Group:
+    """wants to chase, 想 追逐."""
+    base, third, chinese = _TO[told.name]
+    to, main = Token("to"), Token(verb.base)
+    if not told.negative and not told.question:
+        wish = Token(third if agreement == "is" else base)
+        return Group([], [wish, to, main], main, before=[Made(chinese, (wish,), (to,))])
+    auxiliary, wish = Token("does" if agreement == "is" else "do"), Token(base)
+    wished = Made(chinese, (wish,), (to,))
+    if not told.negative:
+        return Group([auxiliary], [wish, to, main], main, before=[wished])
+    negation = Token("not")
+    return Group([auxiliary], [negation, wish, to, main], main, before=[Made("不", (negation,), (auxiliary,)), wished])
+
+
+def _compound(verb: Verb, agreement: str, told: Tense) -> Group:
+    """is chasing, 在 追逐; has chased, 已经 追逐 了; is going to chase, 打算 追逐."""
+    negation = [Token("not")] if told.negative else []
+    if told.name == "perfect":
+        auxiliary, main = Token("has" if agreement == "is" else "have"), Token(verb.participle)
+        if negation:
+            before = [Made("还", (auxiliary,), tuple(negation)), Made("没有", tuple(negation), (auxiliary,))]
+            return Group([auxiliary], [*negation, main], main, before=before)
+        after = [Made("了", (), (auxiliary, main))]
+        return Group([auxiliary], [main], main, before=[Made("已经", (auxiliary,))], after=after)
+    if told.name == "going":
+        auxiliary, going, to, main = Token(agreement), Token("going"), Token("to"), Token(verb.base)
+        denied = [Made("不", tuple(negation))] if negation else []
+        before = [*denied, Made("打算", (going,), (auxiliary, to))]
+        return Group([auxiliary], [*negation, going, to, main], main, before=before)
+    past = told.name == "was"
+    auxiliary, main = Token(("were" if agreement == "are" else "was") if past else agreement), Token(verb.gerund)
+    before = [Made("没有", tuple(negation), (auxiliary,))] if negation else []
+    return Group([auxiliary], [*negation, main], main, before=before, ongoing=auxiliary)
+
+
+_WHEN = {
+    **{"present": "habitual", "past": "past", "was": "past", "progressive": "now"},
+    **{"future": "future", "can": "future", "should": "future", "must": "future"},
+    **{"want": "future", "plan": "future", "going": "future"},
+}

@@ -1,0 +1,158 @@
+"""The built-in world of translation: English and Chinese sentence pairs with gold word alignments, without end.
+
+The Chinese is a function of the English: what the English does not tell is never chosen. Sure links join words that
+translate each other; possible links tie grammar that has no word of its own on the other side (the, do; 了, 的).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from regard.data.worlds.grammar.lexicon import NAMES
+from regard.data.worlds.grammar.sentences import Pair, compose, pair
+from regard.data.worlds.random_choices import Made, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Pairs to train on, to validate with and to test with; `longer` are longer than any of the others.
+
+    No English sentence and no Chinese sentence stands in two of them.
+    """
+
+    train: tuple[Pair, ...]
+    valid: tuple[Pair, ...]
+    test: tuple[Pair, ...]
+    longer: tuple[Pair, ...]
+
+
+def example() -> Pair:
+    """The first sentence of the world.
+
+    >>> pair = example()
+    >>> english_text(pair.source), chinese_text(pair.target), sorted(pair.links)
+    ('Tom chases Jerry', '汤姆追逐杰瑞', [(0, 0), (1, 1), (2, 2)])
+    """
+    made = tokens("Tom chases Jerry")
+    chinese = [Made(word, (token,)) for word, token in zip(("汤姆", "追逐", "杰瑞"), made, strict=True)]
+    return pair(made, chinese)
+
+
+def sentences(seed: int, *, count: int, lengths: tuple[int, int] = (3, 30)) -> Iterator[Pair]:
+    """Different pairs whose English has `lengths` words; the same seed gives the same pairs, everywhere.
+
+    >>> for pair in sentences(7, count=2, lengths=(5, 9)):
+    ...     print(english_text(pair.source), chinese_text(pair.target))
+    Do not drive the taxi. 不要开出租车。
+    Who wants to go to the station? 谁想去车站？
+    """
+    low, high = lengths
+    if not 3 <= low <= high:
+        raise ValueError(f"lengths must be (shortest, longest) with 3 ≤ shortest ≤ longest, not {lengths}")
+    return _distinct(Random(f"{seed} {low} {high}"), count, lengths, set())
+
+
+def splits(
+    seed: int,
+    *,
+    train: int,
+    valid: int,
+    test: int,
+    longer: int = 0,
+    lengths: tuple[int, int] = (3, 30),
+    beyond: tuple[int, int] = (31, 45),
+) -> Splits:
+    """Training, validation and test pairs of `lengths` English words, and `longer` ones of `beyond` words.
+
+    Tom chases Jerry is the first test sentence, where sentences of three words are asked for: it is never trained on.
+
+    >>> made = splits(1, train=50, valid=10, test=10, longer=5)
+    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)], made.test[0] == example()
+    ([50, 10, 10, 5], True)
+    """
+    if beyond[0] <= lengths[1]:
+        raise ValueError(f"beyond must be longer than lengths, not {beyond} after {lengths}")
+    first = [example()] if lengths[0] <= 3 and test else []
+    seen: set[tuple[str, ...]] = {side for pair in first for side in (pair.source, pair.target)}
+
+    def part(name: str, count: int, within: tuple[int, int]) -> tuple[Pair, ...]:
+        return tuple(_distinct(Random(f"{seed} {name} {within}"), count, within, seen))
+
+    tested = (*first, *part("test", test - len(first), lengths))
+    return Splits(
+        valid=part("valid", valid, lengths),
+        longer=part("longer", longer, beyond),
+        train=part("train", train, lengths),
+        test=tested,
+    )
+
+
+def words(text: str) -> tuple[str, ...]:
+    """English text as this world writes it: words apart, contractions in full, no capital but in names.
+
+    >>> words("The teacher's dog didn't chase Tom.")
+    ('the', 'teacher', "'s", 'dog', 'did', 'not', 'chase', 'Tom', '.')
+    """
+    text = text.replace("’", "'")
+    for short, full in _CONTRACTIONS.items():
+        text = text.replace(short, full)
+    for mark in (".", ",", "?", "!"):
+        text = text.replace(mark, f" {mark} ")
+    found = text.replace("'s", " 's").split()
+    if found and found[0] not in _CAPITALS:
+        found[0] = found[0].lower()
+    return tuple(found)
+
+
+def english_text(words: Sequence[str]) -> str:
+    """Words as one writes them: Tom's dog sleeps.
+
+    >>> english_text(("the", "cat", "sees", "Tom", "'s", "dog", "."))
+    "The cat sees Tom's dog."
+    """
+    text = " ".join(words)
+    for mark in (".", ",", "?", "'s"):
+        text = text.replace(f" {mark}", mark)
+    return text[:1].upper() + text[1:]
+
+
+def chinese_text(words: Sequence[str]) -> str:
+    """Chinese is written without spaces.
+
+    >>> chinese_text(("汤姆", "追逐", "杰瑞", "。"))
+    '汤姆追逐杰瑞。'
+    """
+    return "".join(words)
+
+
+# So many sentences in a row that were there already, and there are hardly any others.
+_PATIENCE = 400
+_TRIES = 3000  # sentences in a row of another length
+_CONTRACTIONS = {"can't": "can not", "cannot": "can not", "won't": "will not", "n't": " not", "I'm": "I am"}
+_CAPITALS = {"I", *(word for name in NAMES for word in name.split())}
+
+
+def _distinct(random: Random, count: int, lengths: tuple[int, int], seen: set[tuple[str, ...]]) -> Iterator[Pair]:
+    """Pairs of which neither side has been seen; each is marked as seen."""
+    tries = 0
+    while count > 0:
+        pair = _sentence(random, lengths)
+        tries += 1
+        if pair.source in seen or pair.target in seen:
+            if tries > _PATIENCE:
+                raise ValueError(f"there are too few sentences of {lengths[0]} to {lengths[1]} words: {count} missing")
+            continue
+        seen.update((pair.source, pair.target))
+        yield pair
+        count -= 1
+        tries = 0
+
+
+def _sentence(random: Random, lengths: tuple[int, int]) -> Pair:
+    """One sentence. The length to aim at is drawn first, so that long ones are not left to chance."""
+    low, high = lengths
+    for _ in range(_TRIES):
+        made = compose(random, low + int((high - low + 1) * random.random() ** 1.6))
+        if low <= len(made.source) <= high:
+            return made
+    raise ValueError(f"there are hardly any sentences of {low} to {high} words")

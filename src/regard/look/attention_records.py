@@ -1,0 +1,362 @@
+"""One attention call that was seen: nothing but what is asked is computed, a block of rows at a time."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from regard.core.requests import Entropy, Top
+from regard.look.batch_items import CheckOf, GradientPart, Part, Places
+from regard.look.labels import Labels
+from regard.look.pooling import Pool, pooled
+
+_BLOCK_NUMBERS = 2**22  # weights that stand in memory at a time
+ROUNDING = 1e-6  # a weight may be so far below 0 without being negative
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where weights come from: kept as they are, or computed again from queries and keys."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Batch, heads, queries, keys."""
+        ...
+
+    def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
+        """The weights (heads, rows, keys) of some queries, float32 on the CPU."""
+        ...
+
+    def holds(self) -> list[Tensor]:
+        """The tensors that stay in memory for it."""
+        ...
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Memory behind some tensors, what they share counted once."""
+    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+@runtime_checkable
+class Gradient(Protocol):
+    """The gradient of whatever was differentiated for the weights of a call."""
+
+    def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor: ...
+
+    def hear(self, grad: Tensor) -> None: ...
+
+
+@runtime_checkable
+class Check(Protocol):
+    """How far weights @ value is from the output that was seen."""
+
+    def of(self, batch: int) -> float: ...
+
+    def holds(self) -> list[Tensor]: ...
+
+
+class Kept:
+    """Tensors that were kept by reference, and whether anybody has written into them since."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+        self._versions = [_version(tensor) for tensor in tensors]
+
+    def check(self) -> None:
+        """Raise where a tensor is no longer what it was when it was kept."""
+        if [_version(tensor) for tensor in self.tensors] != self._versions:
+            raise RuntimeError(
+                "what this call was made of was changed in place since: where it attended can no longer be told"
+            )
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class Given:
+    """Weights kept as they are, (b, h, q, k)."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self._weights = weights
+        self._kept = Kept(weights)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        b, h, q, k = self._weights.shape
+        return b, h, q, k
+
+    def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
+        self._kept.check()
+        found = self._weights[batch, heads.start : heads.stop].index_select(-2, rows.to(self._weights.device))
+        return found.float().cpu()
+
+    def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor:
+        """The weights of a part, where they are."""
+        return self._weights[batch, heads.start : heads.stop].index_select(-2, rows)
+
+    def holds(self) -> list[Tensor]:
+        return [self._weights]
+
+
+class Axes(NamedTuple):
+    """The labels of the rows and of the columns of one sequence."""
+
+    rows: Labels | None
+    columns: Labels | None
+
+
+LabelsOfAll = Labels | Sequence[Labels | None] | None  # of the one sequence, or of each
+
+
+class Record:
+    """Where one call attended: its shape, and its weights as far as they are asked for.
+
+    >>> record = Record("layer", "given", Given(torch.eye(3)[None, None]))
+    >>> record.weights(head=0, queries=[2])
+    tensor([[0., 0., 1.]])
+    >>> record
+    Record('layer', call 0, given: 1 × 1 head, 3 queries, 3 keys)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        source: Source,
+        *,
+        call: int = 0,
+        scale: float | None = None,
+        note: str | None = None,
+        checked: Check | None = None,
+        row_labels: LabelsOfAll = None,
+        column_labels: LabelsOfAll = None,
+    ) -> None:
+        self.name = name
+        self.call = call
+        self.kind = kind
+        self.batch, self.heads, self.queries, self.keys = source.shape
+        self.scale = scale
+        self.note = note
+        self._rows = self._each(row_labels, "rows", self.queries)
+        self._columns = self._each(column_labels, "columns", self.keys)
+        self.source = source
+        self._checked = checked
+        self.backward: Gradient | None = None
+
+    def __repr__(self) -> str:
+        note = f"; {self.note}" if self.note else ""
+        heads, queries, keys = (
+            _counted(*each)
+            for each in ((self.heads, "head", "heads"), (self.queries, "query", "queries"), (self.keys, "key", "keys"))
+        )
+        where = f"{self.name!r}, call {self.call}, {self.kind}"
+        return f"Record({where}: {self.batch} × {heads}, {queries}, {keys}{note})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page of this record alone."""
+        from regard.look.trace import Trace
+
+        return Trace(self.name or "Attention", [self])._repr_html_()
+
+    @property
+    def row_labels(self) -> Labels | None:
+        """What the rows of sequence 0 stand for; `labels(batch=1)` has those of another sequence."""
+        return self._rows[0] if self._rows else None
+
+    @row_labels.setter
+    def row_labels(self, given: LabelsOfAll) -> None:
+        self._rows = self._each(given, "rows", self.queries)
+
+    @property
+    def column_labels(self) -> Labels | None:
+        """What the columns of sequence 0 stand for; `labels(batch=1)` has those of another sequence."""
+        return self._columns[0] if self._columns else None
+
+    @column_labels.setter
+    def column_labels(self, given: LabelsOfAll) -> None:
+        self._columns = self._each(given, "columns", self.keys)
+
+    def labels(self, *, batch: int = 0) -> Axes:
+        """What rows and columns of a sequence stand for."""
+        item = self._item(batch)
+        return Axes(self._rows[item], self._columns[item])
+
+    def _each(self, given: LabelsOfAll, what: str, length: int) -> list[Labels | None]:
+        """Labels for each sequence of the batch."""
+        if given is None:
+            return [None] * self.batch
+        if isinstance(given, Labels) and self.batch != 1:
+            raise ValueError(
+                f"{what} of {self.name!r} has labels for one sequence, but there are {self.batch}: give labels for each"
+            )
+        each: list[Labels | None] = [given] if isinstance(given, Labels) else list(given)
+        if len(each) != self.batch:
+            raise ValueError(f"{what} of {self.name!r} has labels for {len(each)} sequences; there are {self.batch}")
+        wrong = next((len(labels) for labels in each if labels is not None and len(labels) != length), None)
+        if wrong is not None:
+            raise ValueError(f"{what} of {self.name!r} has {wrong} labels, but there are {length} {what}")
+        return each
+
+    def sequence(self, batch: int) -> "Record":
+        """One sequence of the batch as a record of its own, with its labels and without its padding.
+
+        >>> labels = [Labels("tokens", ("a", "b")), Labels("tokens", ("c", "[PAD]"), shown=(0,))]
+        >>> record = Record("layer", "given", Given(torch.rand(2, 1, 2, 2)), row_labels=labels, column_labels=labels)
+        >>> record.sequence(1)
+        Record('layer', call 0, given: 1 × 1 head, 1 query, 1 key)
+        """
+        rows, columns = self.labels(batch=batch)
+        if self.batch == 1 and all(labels is None or labels.shown is None for labels in (rows, columns)):
+            return self
+        places = Places(batch, *(labels.shown if labels is not None else None for labels in (rows, columns)))
+        one = Record(
+            self.name,
+            self.kind,
+            Part(self.source, places),
+            call=self.call,
+            scale=self.scale,
+            note=self.note,
+            checked=None if self._checked is None else CheckOf(self._checked, batch),
+            row_labels=None if rows is None else rows.trimmed(),
+            column_labels=None if columns is None else columns.trimmed(),
+        )
+        one.backward = None if self.backward is None else GradientPart(self.backward, places)
+        return one
+
+    @property
+    def nbytes(self) -> int:
+        """Memory kept for this record."""
+        return nbytes(self.holds())
+
+    def holds(self) -> list[Tensor]:
+        """The tensors kept for this record and its check."""
+        return [*self.source.holds(), *(self._checked.holds() if self._checked is not None else ())]
+
+    def weights(
+        self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0
+    ) -> Tensor:
+        """The weights (heads, queries, keys), or (queries, keys) of one head; float32 on the CPU."""
+        rows = self._positions(queries)
+        found = self.source.rows(self._item(batch), self._range(head), rows)
+        return found if head is None else found[0]
+
+    def top(self, k: int, *, batch: int = 0, magnitude: bool = False) -> Top:
+        """The k largest weights of each query and their keys, (heads, queries, k); NaN comes first.
+
+        With `magnitude` those of the largest |weight|, for weights that may be negative.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        found = []
+        for _, weights in self._blocks(None, batch):
+            indices = (weights.abs() if magnitude else weights).topk(min(k, self.keys), -1).indices
+            found.append(Top(weights.gather(-1, indices), indices))
+        return Top(torch.cat([part.values for part in found], -2), torch.cat([part.indices for part in found], -2))
+
+    def received(self, *, batch: int = 0) -> Tensor:
+        """How much weight each key got from all queries, (heads, keys)."""
+        known = self._summary("received", self._item(batch))
+        if known is not None:
+            return known
+        total = torch.zeros(self.heads, self.keys)
+        for _, weights in self._blocks(None, batch):
+            total += weights.sum(-2)
+        return total
+
+    def entropy(self, *, batch: int = 0) -> Tensor:
+        """How spread each query's weights are, −Σ w ln w in nats, (heads, queries); NaN where a weight is below 0."""
+        known = self._summary("entropy", self._item(batch))
+        if known is not None:
+            return known
+        parts = [Entropy().of(shares(weights)) for _, weights in self._blocks(None, batch)]
+        return torch.cat([part for part in parts if isinstance(part, Tensor)], -1)
+
+    def overview(self, size: int = 256, *, head: int, batch: int = 0, pool: Literal["mean", "max"] = "mean") -> Tensor:
+        """The map of a head in at most size × size cells, each the mean (or largest) of the weights it covers."""
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        if pool not in ("mean", "max"):
+            raise ValueError(f"pool must be mean or max, got {pool!r}")
+        head = self._range(head).start
+        known = self._summary("overview", self._item(batch), head)
+        if known is not None and pool == "mean":
+            return known if max(known.shape) <= size else pooled(known, *(min(size, n) for n in known.shape))
+        if 0 in (self.queries, self.keys):
+            return torch.zeros(min(size, self.queries), min(size, self.keys))
+        found = Pool(self.queries, self.keys, min(size, self.queries), min(size, self.keys), pool)
+        for rows, weights in self._blocks(head, batch):
+            found.add(int(rows[0]), weights[0])
+        return found.cells()
+
+    def check(self, *, batch: int = 0) -> float | None:
+        """The largest |weights @ value − output| over the largest |output|; None where it cannot apply.
+
+        It was taken when the call was seen, on rows spread over the queries, with the weights that are shown here.
+        """
+        self._item(batch)
+        error = None if self._checked is None else self._checked.of(batch)
+        return None if error is None or math.isnan(error) else error
+
+    def gradient(
+        self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0
+    ) -> Tensor:
+        """∂L/∂weights = ∂L/∂output · valueᵀ, (heads, queries, keys), after `L.backward()`."""
+        if self.backward is None:
+            raise ValueError(
+                f"no gradients were kept for {self.name!r}: watch(model, gradients=True) with grad mode on"
+            )
+        found = self.backward.rows(self._item(batch), self._range(head), self._positions(queries))
+        return found if head is None else found[0]
+
+    def relevance(
+        self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0
+    ) -> Tensor:
+        """[weights ⊙ ∂L/∂weights]₊: where attention was both paid and of use (Chefer et al. 2021, eq. 5)."""
+        weights = self.weights(head=head, queries=queries, batch=batch)
+        return (weights * self.gradient(head=head, queries=queries, batch=batch)).clamp_min(0)
+
+    def _blocks(self, head: int | None, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows and their weights, as many at a time as fit the block."""
+        heads, item = self._range(head), self._item(batch)
+        step = max(1, _BLOCK_NUMBERS // max(1, len(heads) * self.keys))
+        for start in range(0, max(1, self.queries), step):
+            rows = torch.arange(start, min(start + step, self.queries))
+            yield rows, self.source.rows(item, heads, rows)
+
+    def _summary(self, what: str, *place: int) -> Tensor | None:
+        known = getattr(self.source, what, None)
+        return known(*place) if known is not None else None
+
+    def _item(self, batch: int) -> int:
+        if not 0 <= batch < self.batch:
+            there = "there is 1 sequence" if self.batch == 1 else f"there are {self.batch} sequences"
+            allowed = f": batch must be from 0 to {self.batch - 1}" if self.batch else ""
+            raise IndexError(f"batch {batch} of {self.name!r}: {there}{allowed}")
+        return batch
+
+    def _range(self, head: int | None) -> range:
+        if head is None:
+            return range(self.heads)
+        if not 0 <= head < self.heads:
+            raise IndexError(f"head {head} of {self.name!r}: there are {self.heads}, counted from 0")
+        return range(head, head + 1)
+
+    def _positions(self, queries: slice | Sequence[int] | None) -> Tensor:
+        if queries is None or isinstance(queries, slice):
+            return torch.arange(self.queries)[queries or slice(None)]
+        rows = torch.as_tensor(queries, dtype=torch.long).reshape(-1)
+        if rows.numel() and not -self.queries <= int(rows.min()) <= int(rows.max()) < self.queries:
+            raise IndexError(f"queries {list(queries)} of {self.name!r}: there are {self.queries}")
+        return torch.where(rows < 0, rows + self.queries, rows)
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
+
+
+def shares(weights: Tensor) -> Tensor:
+    """Weights whose logarithm can be taken: what rounding left below 0 is 0, what is really negative is NaN."""
+    return torch.where(weights < -ROUNDING, math.nan, weights.clamp_min(0))

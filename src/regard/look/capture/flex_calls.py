@@ -1,0 +1,50 @@
+"""FlexAttention, seen where its Python ends: at the higher-order operator, compiled or not."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch._higher_order_ops.flex_attention import flex_attention as operator
+
+from regard.look.capture.captured_call import Call, Function, Handler, Recorder
+from regard.look.recomputed_weights import Modified
+
+_SINKS = "the kernel knows nothing of this layer's sinks: these are the weights before the sinks take their part"
+
+
+def seen(recorder: Recorder, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the operator and record it."""
+    result = function(*args, **kwargs)
+    with recorder.safely():
+        _record(recorder, result[0], args, kwargs)
+    return result
+
+
+def _record(recorder: Recorder, output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    given = inspect.signature(type(operator).__call__).bind(operator, *args, **kwargs)
+    given.apply_defaults()
+    found = given.arguments
+    query, key, value = (_tensor(found[name]) for name in ("query", "key", "value"))
+    if query.shape[0] != key.shape[0]:
+        key, value = (tensor.expand(query.shape[0], -1, -1, -1) for tensor in (key, value))
+    mask_mod: Callable[..., Tensor] = found["block_mask"][-1]
+    source = Modified(
+        query,
+        key,
+        float(found["scale"]),
+        found["score_mod"],
+        mask_mod,
+        found["score_mod_other_buffers"],
+        found["mask_mod_other_buffers"],
+    )
+    sinks = recorder.sinks is not None
+    recorder.record(Call("flex", source, value, output, float(found["scale"]), note=_SINKS if sinks else None))
+
+
+def _tensor(thing: object) -> Tensor:
+    assert isinstance(thing, Tensor)
+    return thing
+
+
+HANDLERS: dict[Function, Handler] = {operator: seen}

@@ -1,0 +1,87 @@
+"""nn.MultiheadAttention and what is made of it: nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer.
+
+Torch hands the whole layer's function to a watcher at once, and runs it with the watcher off. A copy of the function
+that does not hand itself over again lets the calls inside be seen.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.look.capture.captured_call import Function, Handler, Recorder
+
+
+@functools.cache
+def open_form(function: FunctionType) -> FunctionType:
+    """The same function, which takes its tensors for plain ones; torch's own is left as it is."""
+    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def seen(recorder: Recorder, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the layer's function with the watcher on."""
+    heads = kwargs.get("num_heads", args[4] if len(args) > 4 else None)
+    assert isinstance(function, FunctionType)
+    with recorder.inside(heads):
+        return open_form(function)(*args, **kwargs)
+
+
+HANDLERS: dict[Function, Handler] = {F.multi_head_attention_forward: seen}
+
+
+@contextmanager
+def unpacked(model: nn.Module) -> Iterator[None]:
+    """While it lasts, every nn.TransformerEncoder gives at padded positions what it gives unwatched."""
+    # What is compiled does not pack, unwatched or not.
+    compiled = {id(part) for module in model.modules() if _is_compiled(module) for part in module.modules()}
+    encoders = [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
+    handles = [
+        encoder.register_forward_hook(as_unwatched, with_kwargs=True)
+        for encoder in encoders
+        if id(encoder) not in compiled and not isinstance(encoder, torch.jit.ScriptModule)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def as_unwatched(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+    """What nn.TransformerEncoder writes at padded positions in inference, when nobody watches: 0, then its norm.
+
+    It packs the sequences there. A watcher keeps it from that, so padded rows would hold other numbers.
+    """
+    assert isinstance(encoder, nn.TransformerEncoder)
+    names = ("src", "mask", "src_key_padding_mask", "is_causal")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    source, padding = given["src"], given.get("src_key_padding_mask")
+    if not isinstance(padding, Tensor) or given.get("mask") is not None or not _would_pack(encoder, source):
+        return None
+    padded = padding if padding.dtype == torch.bool else padding != 0
+    if getattr(encoder, "mask_check", True) and bool((padded[:, :-1] & ~padded[:, 1:]).any()):
+        return None  # not at the end alone
+    blank = torch.zeros((), dtype=output.dtype, device=output.device).expand(output.shape[-1])
+    if encoder.norm is not None:
+        blank = encoder.norm(blank)
+    return torch.where(padded[..., None], blank, output)
+
+
+def _would_pack(encoder: nn.TransformerEncoder, source: Tensor) -> bool:
+    first = encoder.layers[0]
+    if not torch.backends.mha.get_fastpath_enabled() or not getattr(encoder, "use_nested_tensor", False):
+        return False
+    learned = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (source, *first.parameters()))
+    return not (first.training or source.ndim != 3 or source.is_nested or torch.is_autocast_enabled() or learned)

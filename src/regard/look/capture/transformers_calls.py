@@ -1,0 +1,127 @@
+"""Hugging Face transformers: kernels it calls through its attention interface that nothing else can see.
+
+Models look the function up at every call, so exchanging the entries while watching is enough. What runs inside an
+entry is seen first; only where nothing was, as in a flash kernel, its arguments are recorded.
+"""
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.masks import Mask, causal, window
+from regard.look.capture.captured_call import Function, Recorder
+from regard.look.capture.sdpa_calls import product_call
+
+
+@contextmanager
+def interface(recorder: Recorder) -> Iterator[None]:
+    """Hear the calls that go through the attention interface of transformers, if it was imported."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    table = getattr(modeling, "ALL_ATTENTION_FUNCTIONS", None)
+    if table is None:
+        yield
+        return
+    own = dict(getattr(table, "_local_mapping", {}))  # entries that were exchanged before we came
+    names = list(table)
+    for name in names:
+        table[name] = _listening(recorder, table[name])
+    try:
+        yield
+    finally:
+        for name in names:
+            if name in own:
+                table[name] = own[name]
+            else:
+                del table[name]
+
+
+def _listening(recorder: Recorder, function: Function) -> Function:
+    @functools.wraps(function)
+    def heard(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        before = recorder.count
+        with recorder.telling(kwargs.get("s_aux")):
+            result = function(module, query, key, value, attention_mask, *args, **kwargs)
+        if recorder.count == before:
+            with recorder.safely():
+                _opaque(recorder, module, (query, key, value), attention_mask, result[0], kwargs)
+        return result
+
+    return heard
+
+
+def _opaque(
+    recorder: Recorder,
+    module: torch.nn.Module,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    attention_mask: Any,
+    output: Tensor,
+    options: dict[str, Any],
+) -> None:
+    """Record a kernel that could not be seen, from its arguments: flash kernels count causality from the end."""
+    query, key, value = tensors
+    if options.get("cache") is not None or options.get("cu_seq_lens_q") is not None:
+        recorder.cannot_see("a kernel on packed or paged sequences")
+        return
+    queries, keys = query.shape[-2], key.shape[-2]
+    mask = _mask(module, attention_mask, queries, keys, options)
+    turned = output.shape[1:3] == (queries, query.shape[1])
+    recorder.record(
+        product_call(
+            query,
+            key,
+            value,
+            output,
+            kind="kernel",
+            mask=mask,
+            scale=options.get("scaling"),
+            softcap=options.get("softcap"),
+            dropout=options.get("dropout") or 0.0,
+            sinks=options.get("s_aux"),
+            view=_turned if turned else _as_is,
+            note="recorded from a kernel's arguments: trust it as far as the check agrees",
+        )
+    )
+
+
+def _turned(output: Tensor) -> Tensor:
+    return output.transpose(1, 2)
+
+
+def _as_is(output: Tensor) -> Tensor:
+    return output
+
+
+def _mask(module: Any, given: Any, queries: int, keys: int, options: dict[str, Any]) -> Mask | Tensor | None:
+    """The mask a flash kernel applies: padding, causality from the end, a window."""
+    if isinstance(given, Tensor) and given.ndim == 4:
+        return given[..., :keys]
+    is_causal = options.get("is_causal")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", False)
+    mask: Mask | None = None
+    offset, reach = keys - queries, options.get("sliding_window")
+    if is_causal and queries > 1:
+        mask = causal(offset)
+    if reach is not None and keys > reach:
+        near = window(reach - 1, 0 if is_causal else reach - 1, offset)
+        mask = near if mask is None else mask & near
+    if isinstance(given, Tensor) and given.ndim == 2:
+        real = given.bool()
+        padding = real[:, None, None, :]
+        if queries == keys:  # rows of padding are packed away, and come back as zeros
+            padding = padding & real[:, None, :, None]
+        return padding if mask is None else mask & padding
+    return mask

@@ -1,0 +1,112 @@
+"""Queries and keys in three bytes a number instead of four, where a call is too large to be kept to the last bit.
+
+A float32 keeps its sign, its exponent and 15 bits of its fraction, rounded to nearest. So a number is off by at most
+2⁻¹⁶ of itself, and a product of a query and a key by at most 2⁻¹⁵ (and a little) of Σ |qᵢ kᵢ| ≤ ‖q‖ ‖k‖.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.look.attention_records import nbytes
+
+ROUNDING = 2.0**-16  # of a number, at most; numbers below 10⁻³⁸ aside
+
+
+class Exact:
+    """A tensor as it is."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self.shape, self.device = tensor.shape, tensor.device
+
+    def take(self, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """A part of it; `part` may choose among positions, but not compute."""
+        return part(self._tensor)
+
+    def holds(self) -> list[Tensor]:
+        return [self._tensor]
+
+
+class Short:
+    """A float32 tensor (b, h, n, d) in three bytes a number.
+
+    >>> x = torch.tensor([1.0, -3.0, 1 / 3]).expand(1, 1, 1, 3)
+    >>> short = Short(x)
+    >>> short.take(lambda part: part[..., :2])
+    tensor([[[[ 1., -3.]]]])
+    >>> bool((short.take(lambda part: part) - x).abs().max() <= ROUNDING / 3)
+    True
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.device = tensor.shape, tensor.device
+        self._high = torch.empty(tensor.shape, dtype=torch.int16, device=tensor.device)
+        self._low = torch.empty(tensor.shape, dtype=torch.uint8, device=tensor.device)
+        for item in range(tensor.shape[0]):
+            for head in range(tensor.shape[1]):  # one at a time: what stands beside it meanwhile stays small
+                self._high[item, head], self._low[item, head] = _split(tensor[item, head])
+
+    def take(self, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """A part of it, in float32."""
+        return _joined(part(self._high), part(self._low))
+
+    def holds(self) -> list[Tensor]:
+        return [self._high, self._low]
+
+
+Numbers = Exact | Short
+
+
+class _Halves(NamedTuple):
+    high: Tensor  # int16: sign, exponent and 7 bits of the fraction
+    low: Tensor  # uint8: 8 more
+
+
+def _split(tensor: Tensor) -> _Halves:
+    bits = tensor.contiguous().view(torch.int32)
+    # Half of the last bit that stays; a carry runs on into the exponent, as it should. Inf and NaN are left alone.
+    bits = torch.where(tensor.isfinite(), bits + 0x80, bits)
+    return _Halves((bits >> 16).to(torch.int16), ((bits >> 8) & 0xFF).to(torch.uint8))
+
+
+def _joined(high: Tensor, low: Tensor) -> Tensor:
+    bits = (high.to(torch.int32) << 16).add_(low.to(torch.int32) << 8)
+    return bits.view(torch.float32)
+
+
+class Shorter(NamedTuple):
+    """Queries and keys in fewer bits, and what that costs in one sentence."""
+
+    query: Short
+    key: Short
+    note: str
+
+
+def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None:
+    """Both in 24 bits a number; None where that saves nothing. `scale` is that of their product, if scores are one."""
+    if not isinstance(query, Exact) or not isinstance(key, Exact):
+        return None
+    [old_query], [old_key] = query.holds(), key.holds()
+    if old_query.dtype != torch.float32 or old_key.dtype != torch.float32:
+        return None
+    one = old_query.data_ptr() == old_key.data_ptr() and old_query.stride() == old_key.stride()
+    new_query = Short(old_query)
+    new_key = new_query if one and query.shape == key.shape else Short(old_key)
+    before, after = nbytes([old_query, old_key]), nbytes([*new_query.holds(), *new_key.holds()])
+    if after >= before:
+        return None
+    cost = "each is off by at most 2⁻¹⁶ of itself"
+    if scale is not None:
+        cost = f"no score is off by more than {worst_score(old_query, old_key, scale):.2g}"
+    sizes = f"{after / 2**20:.3g} MiB instead of {before / 2**20:.3g}"
+    return Shorter(new_query, new_key, f"queries and keys are kept in 24 bits a number, {sizes}: {cost}")
+
+
+def worst_score(query: Tensor, key: Tensor, scale: float) -> float:
+    """How far scale · q·k can be off at most, over all pairs: |scale| · 2⁻¹⁵ · largest ‖q‖ · largest ‖k‖ · 1.1."""
+    sizes = [float(torch.linalg.vector_norm(tensor.nan_to_num(0, 0, 0), dim=-1).max()) for tensor in (query, key)]
+    # Both are rounded; the product of the two roundings, and that of this figure where it is said, are in the tenth.
+    return abs(scale) * 2.2 * ROUNDING * sizes[0] * sizes[1]

@@ -1,0 +1,317 @@
+"""Weights that are not kept but computed again, from queries and keys, for the rows and heads that are asked."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.core.custom import Custom
+from regard.core.masks import Band
+from regard.core.normalizers import Hard
+from regard.core.problem import Problem
+from regard.core.scores import Additive, Bilinear, Dot, ScaledDot, Score
+from regard.look.attention_records import Kept, Record, Source
+from regard.look.compact_floats import Exact, Numbers, shorter
+
+_PAIR_NUMBERS = 2**25  # what a score may make on the way, where it makes many numbers for each pair
+
+
+def kept(tensor: Tensor) -> Tensor:
+    """The tensor to keep: itself, or a copy where it may be changed later or would hold a larger storage."""
+    tensor = tensor.detach()
+    return tensor.clone(memory_format=torch.contiguous_format) if lent(tensor) else tensor
+
+
+def lent(tensor: Tensor) -> bool:
+    """Is it part of something larger, or has it been written into before, as a cache is? Then it will be again.
+
+    In inference mode nobody counts what is written, so there everything is taken to be.
+    """
+    larger = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+    return larger or tensor.is_inference() or tensor._version > 0
+
+
+def _frozen(tensor: Tensor) -> Tensor:
+    """A learned tensor as it is now: training goes on changing it."""
+    return tensor.detach().clone() if tensor.requires_grad else tensor
+
+
+class Shortened(NamedTuple):
+    """A source that keeps less, and what that costs in one sentence."""
+
+    source: "Pairs | Modified"
+    note: str
+
+
+class Pairs:
+    """Weights of a problem of `regard.core`, whoever computed its output: any score, normaliser, mask and bias.
+
+    `sinks` (h,) are scores of keys without a value that take their part of each row (Xiao et al. 2024).
+    """
+
+    def __init__(self, problem: Problem, *, sinks: Tensor | None = None) -> None:
+        query, key = kept(problem.query), kept(problem.key)
+        self._problem = replace(
+            problem,
+            query=query,
+            key=key,
+            value=problem.value.new_empty((*problem.value.shape[:-1], 0)),
+            score=problem.score.holding(_frozen),
+            bias=problem.bias.holding(_frozen) if problem.bias is not None else None,
+            request=None,
+            generator=None,
+        )
+        self._lead = query.shape[:-3]
+        self._query: Numbers
+        self._key: Numbers
+        self._query, self._key = (Exact(t.reshape(-1, *t.shape[-3:])) for t in (query, key))
+        self._sinks = None if sinks is None else sinks.detach().clone().reshape(-1, 1, 1)
+        parts = (self._problem.score, self._problem.mask, self._problem.bias)
+        self._beside = [tensor for part in parts if part is not None for tensor in part.tensors()]
+        self._kept = Kept(query, key, *self._beside)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        b, h, q, _ = self._query.shape
+        return b, h, q, self._key.shape[-2]
+
+    def holds(self) -> list[Tensor]:
+        return list({t.untyped_storage().data_ptr(): t for t in (*self.numbers(), *self._kept.tensors)}.values())
+
+    def numbers(self) -> list[Tensor]:
+        """What queries and keys take."""
+        return [*self._query.holds(), *self._key.holds()]
+
+    def short(self) -> Shortened | None:
+        """The same from fewer bits; None where that cannot be, or saves nothing."""
+        score = self._problem.score
+        if isinstance(score, Custom):  # it may do anything with the last bits
+            return None
+        scale = 1.0 if isinstance(score, Dot) else None
+        if isinstance(score, ScaledDot):
+            scale = score.factor(self._query.shape[-1])
+        found = shorter(self._query, self._key, scale)
+        if found is None:
+            return None
+        other = copy.copy(self)
+        other._query, other._key, note = found
+        problem = self._problem
+        other._problem = replace(problem, query=_shape_of(problem.query), key=_shape_of(problem.key))
+        other._kept = Kept(*self._beside)
+        return Shortened(other, note)
+
+    def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
+        self._kept.check()
+        pairs = len(heads) * self._key.shape[-2] * self._problem.score.floats(self._query.shape[-1])
+        step = max(1, int(_PAIR_NUMBERS // max(1, pairs)))
+        found = torch.zeros(len(heads), len(rows), self._key.shape[-2])
+        for room, part in zip(found.split(step, -2), rows.split(step), strict=True):
+            end = self._end(part)  # of the keys that a causal mask leaves: nothing behind them need be computed
+            weights = self.block(slice(batch, batch + 1), heads, part.to(self._query.device), range(end))
+            room[..., :end] = weights[0]
+        return found
+
+    def _end(self, rows: Tensor) -> int:
+        mask, keys = self._problem.mask, self._key.shape[-2]
+        if not isinstance(mask, Band) or mask.high is None or isinstance(self._problem.score, Custom) or not len(rows):
+            return keys
+        return max(1, min(keys, int(rows.max()) + mask.high + 1))
+
+    @torch.no_grad()
+    def block(self, batch: slice, heads: range, rows: Tensor, columns: range | None = None) -> Tensor:
+        """The weights (batch, heads, rows, keys) of a part, where they were computed, in plain precision."""
+        problem = self._problem
+        columns = range(self._key.shape[-2]) if columns is None else columns
+        with torch.autocast(self._query.device.type, enabled=False):
+            scores = self._scores(batch, heads, rows, columns)
+            if problem.bias is not None:
+                scores = scores + self._part(problem.bias.values(rows, columns, scores.dtype), batch, heads)
+            allowed = problem.allowed(rows, columns)
+            if allowed is not None:
+                allowed = self._part(allowed, batch, heads).expand(scores.shape)
+            if isinstance(problem.score, Custom) or problem.bias is not None:
+                finite = scores != -math.inf
+                allowed = finite if allowed is None else allowed & finite
+            if self._sinks is not None:
+                return _with_sinks(scores, allowed, self._sinks[heads.start : heads.stop])
+            if isinstance(problem.normalize, Hard) and problem.sample:
+                return problem.normalize.distribution(scores, allowed)
+            return problem.normalize(scores, allowed)
+
+    def _scores(self, batch: slice, heads: range, rows: Tensor, columns: range) -> Tensor:
+        problem = self._problem
+        if isinstance(problem.score, Custom):  # it may hold tensors for all heads and sequences: it gets them all
+            query = problem.query.index_select(-2, rows).to(problem.dtype)
+            scores = problem.score(query, problem.repeat(problem.key).to(problem.dtype))
+            return scores.reshape(-1, *scores.shape[-3:])[batch, heads.start : heads.stop]
+        query = self._query.take(lambda all_: all_[batch, heads.start : heads.stop].index_select(-2, rows))
+        query = query.to(problem.dtype)
+        groups = [head // problem.group for head in heads]
+        if len(groups) == groups[-1] - groups[0] + 1:
+            key = self._key.take(lambda all_: all_[batch, groups[0] : groups[-1] + 1, : columns.stop])
+        else:
+            chosen = torch.tensor(groups, device=rows.device)
+            key = self._key.take(lambda all_: all_[batch, :, : columns.stop].index_select(1, chosen))
+        return _of_heads(problem.score, heads, self._query.shape[1])(query, key.to(problem.dtype))
+
+    def _part(self, found: Tensor, batch: slice, heads: range) -> Tensor:
+        """The part of something that broadcasts to the scores (*leading, h, rows, keys)."""
+        if len(self._lead) > 1 and found.ndim > 3:
+            own = found.shape[-3:]
+            found = found.expand(*self._lead, *own).reshape(-1, *own)
+        if found.ndim > 3 and found.shape[-4] != 1:
+            found = found[batch]
+        if found.ndim > 2 and found.shape[-3] != 1:
+            found = found[..., heads.start : heads.stop, :, :]
+        return found
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    """A tensor of that shape that takes no memory, where only the shape counts."""
+    return tensor.new_zeros(()).expand(tensor.shape)
+
+
+def _of_heads(score: Score, heads: range, count: int) -> Score:
+    """The score with the vectors or matrices of some heads, where it has one for each."""
+    axes = 2 if isinstance(score, Additive) else 3 if isinstance(score, Bilinear) else math.inf
+    return score.holding(
+        lambda tensor: tensor[heads.start : heads.stop] if tensor.ndim == axes and tensor.shape[0] == count else tensor
+    )
+
+
+def _with_sinks(scores: Tensor, allowed: Tensor | None, sinks: Tensor) -> Tensor:
+    if allowed is not None:
+        scores = torch.where(allowed, scores, -math.inf)
+    beside = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, beside], -1).softmax(-1)[..., :-1]
+
+
+class Modified:
+    """Weights of FlexAttention: scaled products, changed pair by pair by functions of the caller's own."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        scale: float,
+        score_mod: Callable[..., Tensor],
+        mask_mod: Callable[..., Tensor],
+        score_buffers: Sequence[Any] = (),
+        mask_buffers: Sequence[Any] = (),
+    ) -> None:
+        query, key = kept(query), kept(key)
+        self._query: Numbers = Exact(query)
+        self._key: Numbers = Exact(key)
+        self._scale = scale
+        self._score_mod, self._mask_mod = score_mod, mask_mod
+        self._score_buffers, self._mask_buffers = tuple(score_buffers), tuple(mask_buffers)
+        self._kept = Kept(query, key)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        b, h, q, _ = self._query.shape
+        return b, h, q, self._key.shape[-2]
+
+    def holds(self) -> list[Tensor]:
+        return self.numbers()
+
+    def numbers(self) -> list[Tensor]:
+        """What queries and keys take."""
+        return [*self._query.holds(), *self._key.holds()]
+
+    def short(self) -> Shortened | None:
+        """The same from fewer bits; None where that saves nothing."""
+        found = shorter(self._query, self._key, None)
+        if found is None:
+            return None
+        other = copy.copy(self)
+        other._query, other._key, note = found
+        other._kept = Kept()
+        return Shortened(other, note)
+
+    def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
+        self._kept.check()
+        return self.block(slice(batch, batch + 1), heads, rows.to(self._query.device))[0].float().cpu()
+
+    @torch.no_grad()
+    def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor:
+        group = self._query.shape[1] // self._key.shape[1]
+        query = self._query.take(lambda all_: all_[batch, heads.start : heads.stop].index_select(-2, rows))
+        key = self._key.take(lambda all_: all_[batch]).repeat_interleave(group, 1)[:, heads.start : heads.stop]
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        scores = (query.to(wide) @ key.to(wide).mT) * self._scale
+        device = query.device
+        place = (
+            torch.arange(self._query.shape[0], device=device)[batch],
+            torch.arange(heads.start, heads.stop, device=device),
+            rows,
+            torch.arange(self._key.shape[-2], device=device),
+        )
+        # Numbers of one pair each, as the functions are written for: a scalar per axis, mapped over the four of them.
+        scores = _over_pairs(self._score_mod, 1)(scores, *place, *self._score_buffers)
+        allowed = _over_pairs(self._mask_mod, 0)(*place, *self._mask_buffers)
+        scores = torch.where(allowed, scores, -math.inf)
+        # A row with nothing to attend gives zeros.
+        return torch.where(allowed.any(-1, keepdim=True), scores.softmax(-1), 0)
+
+
+def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
+    """A function of (score,) batch, head, query, key over all of them."""
+
+    def along(axis: int, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def mapped(*arguments: Any) -> Tensor:
+            places = [None] * 4
+            places[axis] = 0  # type: ignore[call-overload]
+            dims = (*((0,) * scores), *places, *((None,) * (len(arguments) - 4 - scores)))
+            return torch.vmap(inner, in_dims=dims)(*arguments)
+
+        return mapped
+
+    for axis in (3, 2, 1, 0):
+        function = along(axis, function)
+    return function
+
+
+class Joined:
+    """Calls under one name as one map: their rows one below the other, keys that came later 0 before."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        self._parts = list(parts)
+        first = self._parts[0].shape
+        self._shape = (first[0], first[1], sum(part.shape[2] for part in parts), max(part.shape[3] for part in parts))
+        self._starts = [0]
+        for part in self._parts:
+            self._starts.append(self._starts[-1] + part.shape[2])
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._shape
+
+    def holds(self) -> list[Tensor]:
+        return [tensor for part in self._parts for tensor in part.holds()]
+
+    def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
+        found = torch.zeros(len(heads), len(rows), self._shape[3])
+        for part, start in zip(self._parts, self._starts, strict=False):
+            mine = ((rows >= start) & (rows < start + part.shape[2])).nonzero().flatten()
+            if len(mine):
+                found[:, mine, : part.shape[3]] = part.rows(batch, heads, rows[mine] - start)
+        return found
+
+
+class Worst:
+    """The largest error of several records; NaN where one of them could not be checked."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = list(records)
+
+    def holds(self) -> list[Tensor]:
+        return [tensor for record in self._records for tensor in record.holds()]
+
+    def of(self, batch: int) -> float:
+        errors = [record.check(batch=batch) for record in self._records]
+        return math.nan if None in errors else max(error for error in errors if error is not None)

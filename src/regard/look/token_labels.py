@@ -1,0 +1,169 @@
+"""Names of tokens from a tokenizer and ids, or from what a tokenizer made of texts, for each sequence of a batch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from regard.look.readable_tokens import from_bytes, from_offsets, readable
+
+
+@runtime_checkable
+class NamesTokens(Protocol):
+    """A tokenizer of transformers, as far as labels need one."""
+
+    def convert_ids_to_tokens(self, ids: list[int], /) -> list[str]: ...
+
+
+@runtime_checkable
+class NamesToken(Protocol):
+    """A tokenizer of tokenizers, as far as labels need one."""
+
+    def id_to_token(self, id: int, /) -> str | None: ...
+
+
+@runtime_checkable
+class Encoding(Protocol):
+    """What a tokenizer of tokenizers makes of one text."""
+
+    @property
+    def tokens(self) -> list[str]: ...
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def attention_mask(self) -> list[int]: ...
+
+    @property
+    def special_tokens_mask(self) -> list[int]: ...
+
+
+class Named(NamedTuple):
+    """The tokens of one sequence, and the positions that are no padding (None: all)."""
+
+    names: list[str]
+    shown: tuple[int, ...] | None
+
+
+def is_encoding(given: object) -> bool:
+    """Is it what a tokenizer makes of texts: a batch encoding of transformers, or an encoding of tokenizers?"""
+    return (isinstance(given, Mapping) and "input_ids" in given) or isinstance(given, Encoding)
+
+
+def of_tokenizer(tokenizer: object, given: Any) -> list[Named]:
+    """Names from a tokenizer and ids, (n,) or (b, n), or the encoding that has them and its mask of padding."""
+    if isinstance(given, Encoding):
+        given = {"input_ids": getattr(given, "ids", []), "attention_mask": given.attention_mask}
+    ids = given["input_ids"] if isinstance(given, Mapping) else given
+    rows = _numbers(ids)
+    masks = _masks(given, rows) if isinstance(given, Mapping) else [None] * len(rows)
+    own = tokenizer if isinstance(tokenizer, NamesToken) else getattr(tokenizer, "model", None)
+    if not isinstance(tokenizer, NamesTokens) and isinstance(own, NamesToken):
+        tokenizer = own  # a wrapper around a tokenizer of tokenizers, as regard's own sub-words are
+    return [Named(_readable(tokenizer, numbers), _shown(mask)) for numbers, mask in zip(rows, masks, strict=True)]
+
+
+def of_encodings(given: Any) -> list[Named]:
+    """Names from an encoding alone. It has the pieces, but neither the text nor the tokenizer."""
+    found = []
+    for encoding in _encodings(given):
+        special = [bool(flag) for flag in encoding.special_tokens_mask]
+        found.append(Named(readable(encoding.tokens, special), _shown(encoding.attention_mask)))
+    return found
+
+
+def of_texts(texts: str | Sequence[str], given: Any) -> list[Named]:
+    """Names by the offsets of an encoding: the very characters of the texts that were encoded."""
+    several = [texts] if isinstance(texts, str) else list(texts)
+    encodings = _encodings(given)
+    if len(several) != len(encodings) or not all(isinstance(text, str) for text in several):
+        raise ValueError(f"{len(encodings)} texts were encoded, but {len(several)} texts are given for their labels")
+    found = []
+    for text, encoding in zip(several, encodings, strict=True):
+        names = from_offsets(text, encoding.offsets, encoding.tokens)
+        found.append(Named(names, _shown(encoding.attention_mask)))
+    return found
+
+
+def _encodings(given: Any) -> list[Encoding]:
+    if isinstance(given, Encoding):
+        return [given]
+    found = getattr(given, "encodings", None)
+    if not found or not all(isinstance(one, Encoding) for one in found):
+        raise TypeError("this encoding has ids only: give (tokenizer, encoding) for labels")
+    return list(found)
+
+
+def _numbers(ids: Any) -> list[list[int]]:
+    numbers = ids.tolist() if hasattr(ids, "tolist") else [_plain(one) for one in ids]
+    rows = numbers if numbers and all(isinstance(one, list) for one in numbers) else [numbers]
+    if not all(type(number) is int for row in rows for number in row):
+        raise ValueError(
+            "ids of the tokens must be whole numbers: a list for one sequence, or a list of lists for each"
+        )
+    return rows
+
+
+def _plain(one: Any) -> Any:
+    return one.tolist() if hasattr(one, "tolist") else list(one) if isinstance(one, (list, tuple)) else one
+
+
+def _masks(given: Mapping[str, Any], rows: list[list[int]]) -> list[list[int] | None]:
+    mask = given.get("attention_mask")
+    if mask is None:
+        return [None] * len(rows)
+    found = _numbers(mask)
+    if [len(row) for row in found] != [len(row) for row in rows]:
+        raise ValueError("input_ids and attention_mask of the encoding have other sizes")
+    return [*found]
+
+
+def _shown(mask: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Positions that are no padding; all of them where a mask leaves nothing, as there would be nothing to show."""
+    if mask is None or all(mask) or not any(mask):
+        return None
+    return tuple(n for n, kept in enumerate(mask) if kept)
+
+
+def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
+    """The text of each id, as far as the tokenizer tells what its pieces are."""
+    if isinstance(tokenizer, NamesTokens):
+        pieces = [str(token) for token in tokenizer.convert_ids_to_tokens(numbers)]
+    elif isinstance(tokenizer, NamesToken):
+        pieces = [tokenizer.id_to_token(number) or f"<{number}>" for number in numbers]
+    else:
+        of_bytes = getattr(tokenizer, "decode_single_token_bytes", None)  # tiktoken
+        if of_bytes is not None:
+            return from_bytes([of_bytes(number) for number in numbers])
+        decode = getattr(tokenizer, "decode", None)
+        if decode is None:
+            raise TypeError(
+                f"a tokenizer must have convert_ids_to_tokens, id_to_token or decode, got {type(tokenizer)}"
+            )
+        return [str(decode([number])) for number in numbers]
+    special = _special(tokenizer)
+    return readable(pieces, [number in special for number in numbers], byte_level=_is_byte_level(tokenizer))
+
+
+def _special(tokenizer: object) -> set[int]:
+    """Ids of tokens that are written as they are: special and added ones."""
+    added = getattr(tokenizer, "added_tokens_decoder", None)  # of transformers a dict, of tokenizers a function
+    if added is None:
+        added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
+    return {*added, *getattr(tokenizer, "all_special_ids", ())}
+
+
+def _is_byte_level(tokenizer: object) -> bool | None:
+    """Whether the letters of its pieces stand for bytes; None where it does not tell."""
+    if isinstance(getattr(tokenizer, "byte_decoder", None), dict):  # a tokenizer written in Python
+        return True
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    decoder = getattr(backend, "decoder", None)
+    if decoder is None or not hasattr(decoder, "__getstate__"):
+        return None
+    try:
+        described = json.loads(decoder.__getstate__())
+    except (TypeError, ValueError):
+        return None
+    parts = described.get("decoders", [described])
+    return any(part.get("type") == "ByteLevel" for part in parts)

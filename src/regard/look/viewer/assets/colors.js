@@ -1,0 +1,98 @@
+// One hue from faint to full, in steps that look equal: the scale of regard.look.color_scale, for a screen.
+// The lightness of an OKLCH colour (Ottosson 2020) moves along a straight line, so the order of two weights can be
+// seen in grey print and by colour-blind eyes.
+
+const HUE = (258 * Math.PI) / 180;
+const BELOW = (48 * Math.PI) / 180; // of what is negative
+const ODD = { light: [199, 21, 133], dark: [255, 105, 200] }; // of NaN and infinite weights, on neither scale
+const SCALES = {
+  light: { lightness: [0.97, 0.4], chroma: [0.008, 0.17] },
+  dark: { lightness: [0.25, 0.86], chroma: [0.02, 0.1] },
+};
+const THEMES = {
+  light: {
+    page: "#ffffff", text: "#1b1f24", quiet: "#626b78", line: "#e3e6eb", accent: "#1f5fc4", mark: "#1b1f24", warm: "#b4530a", odd: "rgb(199,21,133)",
+  },
+  dark: {
+    page: "#14181e", text: "#e3e7ed", quiet: "#98a2b0", line: "#2b323c", accent: "#8ab4ff", mark: "#ffffff", warm: "#f0a35e", odd: "rgb(255,105,200)",
+  },
+};
+const tables = {};
+
+// 256 colours of a theme as [r, g, b], from 0 to the largest weight, or to the most negative one.
+export function table(theme, negative = false) {
+  const name = `${theme}/${negative}`;
+  tables[name] ??= Array.from({ length: 256 }, (_, n) => shade(n / 255, SCALES[theme], negative ? BELOW : HUE));
+  return tables[name];
+}
+
+// The colour of a weight as [r, g, b].
+export function colorOf(value, highest, scale, theme) {
+  if (!Number.isFinite(value)) return ODD[theme];
+  return table(theme, value < 0)[Math.round(255 * stretch(value, highest, scale))];
+}
+
+// The colour of a weight as CSS writes it.
+export function tint(value, highest, scale, theme) {
+  return `rgb(${colorOf(value, highest, scale, theme).join(",")})`;
+}
+
+// Text that can be read on the colour of a weight.
+export function inkOf(value, highest, scale, theme) {
+  if (!Number.isFinite(value)) return theme === "dark" ? "#000000" : "#ffffff";
+  return ink(stretch(value, highest, scale), theme);
+}
+
+// The largest finite |weight|.
+export function mostOf(values) {
+  let found = 0;
+  for (const value of values ?? []) if (Math.abs(value) > found && Number.isFinite(value)) found = Math.abs(value);
+  return found;
+}
+
+export function palette(theme) {
+  return THEMES[theme];
+}
+
+// The colour of a share from 0 to 1, as CSS writes it.
+export function css(share, theme) {
+  const [red, green, blue] = table(theme)[Math.round(255 * Math.min(1, Math.max(0, share)))];
+  return `rgb(${red},${green},${blue})`;
+}
+
+// Text that can be read on a share's colour: black on pale, white on deep, swapped where both contrast 4.5 : 1.
+export function ink(share, theme) {
+  return between(SCALES[theme].lightness, Math.min(1, Math.max(0, share))) > 0.565 ? "#000000" : "#ffffff";
+}
+
+// How far along its scale a weight stands, whatever its sign. "root" lifts what is faint; what is not finite stands out.
+export function stretch(value, highest, scale) {
+  if (!Number.isFinite(value)) return 1;
+  const share = highest > 0 ? Math.min(1, Math.abs(value) / highest) : 0;
+  return scale === "root" ? Math.sqrt(share) : share;
+}
+
+function shade(share, scale, hue) {
+  const lightness = between(scale.lightness, share);
+  const chroma = between(scale.chroma, share);
+  const a = chroma * Math.cos(hue);
+  const b = chroma * Math.sin(hue);
+  const long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const short = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  return [
+    byte(4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short),
+    byte(-1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short),
+    byte(-0.0041960863 * long - 0.7034186147 * medium + 1.707614701 * short),
+  ];
+}
+
+function between(ends, share) {
+  return ends[0] + (ends[1] - ends[0]) * share;
+}
+
+function byte(linear) {
+  const inside = Math.min(1, Math.max(0, linear));
+  const encoded = inside <= 0.0031308 ? 12.92 * inside : 1.055 * inside ** (1 / 2.4) - 0.055;
+  return Math.round(255 * encoded);
+}

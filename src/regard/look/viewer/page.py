@@ -1,0 +1,133 @@
+"""A trace as one HTML file that opens anywhere: the viewer and its data inlined, nothing fetched."""
+
+import base64
+import html
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from regard.look.trace import Trace
+from regard.look.viewer.page_data import WHOLE, Budget, as_json, pack
+
+FOLDER = Path(__file__).parent / "assets"
+ENTRY = "main.js"
+LANGUAGES = ("en", "zh")
+MOST, WEIGHTS = 64, 2**25  # sequences, and weights in them, that a page has unless it is told which
+
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async function|function|class|const|let) (\w+))", re.MULTILINE)
+
+
+def page(
+    traces: Trace | Sequence[Trace],
+    *,
+    title: str | None = None,
+    language: str = "en",
+    batch: int | Sequence[int] | None = None,
+) -> str:
+    """A standalone page of one trace, or of two side by side.
+
+    Of a batch it has every sequence, or as many of the first as a page can hold, and the reader chooses one of them;
+    `batch` names those that it shall have.
+
+    Maps are kept in 8 bits, except that the eight largest weights of each row have 16: three decimals are right. Maps
+    of more than 512 queries or keys are pooled, with the largest weights of each row beside them; the page says so.
+
+    >>> import torch
+    >>> text = page(Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"]))
+    >>> text.startswith("<!doctype html>"), "https:" in text
+    (True, False)
+    """
+    several = [_by_step(trace) for trace in ([traces] if isinstance(traces, Trace) else traces)]
+    if not 1 <= len(several) <= 2:
+        raise ValueError(f"a page shows one trace or two side by side, got {len(several)}")
+    if language not in LANGUAGES:
+        raise ValueError(f"language must be one of {', '.join(LANGUAGES)}, got {language!r}")
+    chosen = [_sequences(trace, batch) for trace in several]
+    heading = title or " · ".join(dict.fromkeys(trace.title for trace in several))
+    budget = Budget.of(several, max(map(len, chosen)))
+    blocks = [
+        block
+        for place, (trace, sequences) in enumerate(zip(several, chosen, strict=True))
+        for block in _blocks(place, trace, sequences, budget, told=batch is None)
+    ]
+    fields = {
+        "LANGUAGE": "zh-CN" if language == "zh" else "en",
+        "TITLE": html.escape(heading),
+        "STYLE": (FOLDER / "style.css").read_text(encoding="utf-8"),
+        "DATA": "\n".join(blocks),
+        "SCRIPT": bundle(),
+    }
+    template = (FOLDER / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: fields[found[1]], template)
+
+
+def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, told: bool) -> Iterator[str]:
+    """The data of a trace: for each sequence a description, its records and its pictures, numbered through."""
+    records = pictures = 0
+    for number, item in enumerate(sequences):
+        packed = pack(trace, batch=item, budget=budget, sequences=sequences)
+        if told and len(sequences) < trace.sequences:
+            left = f"sequences {len(sequences) + 1} to {trace.sequences} of the batch: choose them with batch="
+            packed.about["dropped"].append(left)
+        where = {label: pictures + n for n, label in enumerate(packed.pictures)}
+        blocks = {"records": records, "pictures": where}
+        yield _block("about", place, number, as_json({**packed.about, "blocks": blocks}).encode())
+        yield from (_block("record", place, records + n, data) for n, data in enumerate(packed.records))
+        yield from (_block("picture", place, where[label], data) for label, data in packed.pictures.items())
+        records, pictures = records + len(packed.records), pictures + len(packed.pictures)
+
+
+def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
+    """The sequences that a page is to have."""
+    count = max(1, trace.sequences)
+    if batch is None:
+        cells = sum(record.heads * min(record.queries, WHOLE) * min(record.keys, WHOLE) for record in trace.records)
+        return list(range(max(1, min(count, MOST, WEIGHTS // max(1, cells)))))
+    chosen = [batch] if isinstance(batch, int) else list(batch)
+    if not chosen:
+        raise ValueError("batch must name at least one sequence, got none")
+    for item in chosen:
+        if not 0 <= item < count:
+            there = "there is 1 sequence" if count == 1 else f"there are {count} sequences"
+            raise ValueError(f"batch must be from 0 to {count - 1}, as {there}, got {item}")
+    return chosen
+
+
+def _by_step(trace: Trace) -> Trace:
+    """Steps of generation, each a call with one row, as one map; calls with names of their own stay as they are."""
+    steps = any(record.call > 0 and record.queries == 1 for record in trace.records)
+    named = any(
+        labels is not None for record in trace.records for n in range(record.batch) for labels in record.labels(batch=n)
+    )
+    return trace.joined() if steps and not named else trace
+
+
+def bundle() -> str:
+    """The viewer's modules as one script: each in a function of its own, called in the order they need each other.
+
+    A module has named imports from its own folder and named exports, a line each; nothing else is understood here.
+    """
+    parts = ["const modules = {};"]
+    for name in _in_order(ENTRY, []):
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        exported = ", ".join(_EXPORT.findall(text))
+        text = _EXPORT.sub("", _IMPORT.sub(r'const {\1} = modules["\2"];', text))
+        parts.append(f'modules["{name}"] = (() => {{\n{text}return {{ {exported} }};\n}})();')
+    # The end of a script element ends it wherever it stands, in a string too.
+    return "\n".join(parts).replace("</script", "<\\/script")
+
+
+def _in_order(name: str, known: list[str]) -> Iterator[str]:
+    """A module after those that it imports, each once."""
+    known.append(name)
+    for needed in _IMPORT.findall((FOLDER / name).read_text(encoding="utf-8")):
+        if needed[1] not in known:
+            yield from _in_order(needed[1], known)
+    yield name
+
+
+def _block(kind: str, trace: int, index: int, data: bytes) -> str:
+    """Data the browser does not run: base64 has no sign that could end the element."""
+    text = base64.b64encode(data).decode()
+    return f'<script type="text/plain" data-{kind}="{trace}-{index}">{text}</script>'

@@ -1,0 +1,401 @@
+"""What the viewer is told of a trace: a description in JSON, and maps of weights small enough to send.
+
+The interface is written down in `page/source.js`. Positions of lists count from 0.
+"""
+
+import base64
+import gzip
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.look.attention_records import ROUNDING, Record, shares
+from regard.look.labels import Labels
+from regard.look.trace import Trace
+
+THUMBNAIL = 32  # cells a side
+WHOLE = 512  # queries or keys; a longer map is pooled, and its rows keep their largest weights only
+KEPT = 8  # weights of each row that are kept to 16 bits
+FINE = 4_000_000  # weights up to which every map has all 256 steps; above, none is finer than COARSE
+COARSE = 2e-4
+POOLED_CELLS = 3_000_000  # in all pooled maps of a page
+KEPT_WEIGHTS = 1_200_000  # in all rows of the pooled maps
+SOUND = 2**20  # bytes of a sound that a page plays; a longer one is left out
+BLOCK = 2**22  # weights that stand in memory at a time
+NUMBERS = (  # that labels may have
+    *("x", "y", "heading", "speed", "sides", "probability", "length", "width", "present", "ego"),
+    *("lanes", "crossings", "zebras", "ramps"),
+)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How finely the maps of a page are kept, chosen from how much there is to keep."""
+
+    step: float  # no row of a whole map has finer steps
+    side: int  # of a pooled map
+    kept: int  # largest weights of each row of a pooled map
+    stride: int  # every how-manieth row of a pooled map is kept
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace], sequences: int = 1) -> "Budget":
+        """The budget of a page that shows that many sequences of each trace."""
+        records = [record for trace in traces for record in trace.records for _ in range(sequences)]
+        weights = sum(record.heads * record.queries * record.keys for record in records if is_whole(record))
+        heads = sum(record.heads for record in records if not is_whole(record))
+        rows = sum(record.heads * record.queries for record in records if not is_whole(record))
+        return cls(
+            step=0.0 if weights <= FINE else COARSE,
+            side=min(256, max(64, math.isqrt(POOLED_CELLS // max(1, heads)))),
+            kept=min(32, max(4, KEPT_WEIGHTS // max(1, rows))),
+            stride=max(1, -(-4 * rows // KEPT_WEIGHTS)),
+        )
+
+
+class Odd(NamedTuple):
+    """How many weights are none of a usual map, which has finite ones that are not negative."""
+
+    nan: int
+    infinite: int
+    negative: int
+
+    @classmethod
+    def of(cls, weights: Tensor) -> "Odd":
+        nan, infinite = int(weights.isnan().sum()), int(weights.isinf().sum())
+        return cls(nan, infinite, int((weights < -ROUNDING).sum() - weights.isneginf().sum()))
+
+    def plus(self, other: "Odd") -> "Odd":
+        return Odd(self.nan + other.nan, self.infinite + other.infinite, self.negative + other.negative)
+
+    def told(self) -> str | None:
+        """A sentence about them; None where there are none.
+
+        >>> Odd(3, 0, 1).told()
+        'Of the weights 3 are NaN, 1 negative.'
+        """
+        named = {"NaN": self.nan, "infinite": self.infinite, "negative": self.negative}
+        parts = [f"{count} {name}" for name, count in named.items() if count]
+        return f"Of the weights {', '.join(parts).replace(' ', ' are ', 1)}." if parts else None
+
+
+class _Swept(NamedTuple):
+    """What each row sums to, each key received, the mean entropy of each head, and how far each looks.
+
+    The distance is None where rows and columns are not the same positions, or where not every weight is known.
+    """
+
+    sums: Tensor
+    received: Tensor
+    entropy: Tensor
+    distance: list[float | None] | None
+    odd: Odd
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A trace ready for a page: `about` as JSON, a gzip file for each record, a PNG for each picture."""
+
+    about: Json
+    records: list[bytes]
+    pictures: dict[str, bytes] = field(default_factory=dict)
+
+
+def is_whole(record: Record) -> bool:
+    """Whether every weight of a record is kept."""
+    return max(record.queries, record.keys) <= WHOLE
+
+
+def one_of(record: Record, batch: int) -> tuple[int, Record]:
+    """A sequence of a record without its padding, and which one; of fewer sequences it is the last."""
+    item = max(0, min(batch, record.batch - 1))
+    return item, record.sequence(item) if record.batch else record
+
+
+def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = None) -> Json:
+    """What can be told of one sequence of a trace without computing any weights; `sequences` are those to choose from.
+
+    >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"])
+    >>> about(trace)["records"][0]["rows"], about(trace)["labels"][0]["items"]
+    (0, ['le', 'chat'])
+    """
+    labels: list[Labels] = []
+    records = []
+    for record in trace.records:
+        item, one = one_of(record, batch)
+        which = f"Sequence {item + 1} of {record.batch} is shown." if record.batch > 1 else None
+        if item != batch:
+            which = f"This call has no sequence {batch + 1}: sequence {item + 1} of {record.batch} is shown."
+        records.append(
+            {
+                **{name: getattr(one, name) for name in ("name", "call", "kind", "heads", "queries", "keys")},
+                "scale": None if record.scale is None else _finite(float(record.scale)),
+                "note": sentences(record.note, which),
+                "check": _finite(one.check()) if record.batch else None,
+                "rows": _place(one.row_labels, labels),
+                "columns": _place(one.column_labels, labels),
+                "entropy": None,
+                "distance": None,
+            }
+        )
+    return {
+        "title": trace.title,
+        "dropped": list(trace.dropped),
+        "labels": [_described(label) for label in labels],
+        "records": records,
+        "sequence": batch,
+        "sequences": [{"number": n + 1, "text": beginning(trace, n)} for n in sequences or [batch]],
+    }
+
+
+def beginning(trace: Trace, batch: int, longest: int = 40) -> str:
+    """How a sequence begins, for a list to choose from; empty where nothing is labelled."""
+    for record in trace.records:
+        axes = record.labels(batch=batch) if batch < record.batch else ()
+        for labels in axes:
+            if labels is not None and labels.kind in ("tokens", "list"):
+                text = " ".join(labels.trimmed().items[:longest])
+                return text if len(text) <= longest else text[: longest - 1] + "…"
+    return ""
+
+
+def sentences(*parts: str | None) -> str | None:
+    """What there is to say, as sentences one after another; None where there is nothing.
+
+    >>> sentences("dropout was active", None, "Sequence 1 of 2 is shown.")
+    'Dropout was active. Sequence 1 of 2 is shown.'
+    """
+    said = [part.strip() for part in parts if part and part.strip()]
+    return " ".join(part[0].upper() + part[1:].rstrip(".") + "." for part in said) or None
+
+
+def pictures(trace: Trace, *, batch: int = 0) -> dict[str, bytes]:
+    """The PNG files of the labels, by the labels' positions in `about`."""
+    labels: list[Labels] = []
+    for record in trace.records:
+        _, one = one_of(record, batch)
+        _place(one.row_labels, labels)
+        _place(one.column_labels, labels)
+    found = {str(place): _picture(label) for place, label in enumerate(labels)}
+    return {place: data for place, data in found.items() if data is not None}
+
+
+def pack(
+    trace: Trace, *, batch: int = 0, budget: Budget | None = None, sequences: Sequence[int] | None = None
+) -> Packed:
+    """Everything a page needs of one sequence of a trace."""
+    budget = budget or Budget.of([trace])
+    description = about(trace, batch=batch, sequences=sequences)
+    thumbnails: list[bytes] = []
+    files: list[bytes] = []
+    start = 0
+    for record, entry in zip(trace.records, description["records"], strict=True):
+        _, one = one_of(record, batch)
+        swept = _swept(one)
+        told = swept.odd.told()
+        kept = (lambda weights: weights) if told else _sane
+        side = THUMBNAIL if is_whole(one) else budget.side
+        cells = kept(torch.stack([one.overview(side, head=head) for head in range(one.heads)]).float())
+        small, shape = _thumbnails(cells, odd=told is not None)
+        entry["thumbnails"] = {"start": start, "shape": shape, "half": told is not None}
+        thumbnails.append(small + b"\0" * (-len(small) % 4))
+        start += len(thumbnails[-1])
+        entry["entropy"], entry["distance"] = _rounded(swept.entropy), swept.distance
+        entry["note"] = sentences(entry["note"], told)
+        packer = _pack_odd if told else _pack_whole if is_whole(one) else _pack_long
+        entry["pack"], data = packer(one, budget, swept, cells)
+        files.append(_zipped(data))
+    description["thumbnails"] = base64.b64encode(_zipped(b"".join(thumbnails))).decode()
+    return Packed(description, files, pictures(trace, batch=batch))
+
+
+def as_json(value: Mapping[str, Any]) -> str:
+    """JSON that JavaScript reads: no NaN."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _thumbnails(cells: Tensor, *, odd: bool) -> tuple[bytes, list[int]]:
+    """Each head in at most 32 × 32 cells: roots of shares of the largest, so that faint traits are seen.
+
+    Of an odd map they are half floats with a sign, in which NaN and infinite means stay what they are.
+    """
+    if not cells.numel():
+        return b"", [0, 0]
+    _, high, wide = cells.shape
+    small = F.adaptive_avg_pool2d(cells, (min(THUMBNAIL, high), min(THUMBNAIL, wide)))
+    if odd:
+        peak = torch.stack([torch.tensor(_peak(head)) for head in small])[:, None, None]
+        return _bytes((small.sign() * (small / peak).abs().sqrt()).half()), list(small.shape[1:])
+    part = small / small.amax((-2, -1), keepdim=True).clamp_min(1e-12)
+    return _bytes((255 * part.sqrt()).round().to(torch.uint8)), list(small.shape[1:])
+
+
+def _pack_odd(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
+    """A map with NaN, infinite or negative weights: half floats of shares of the largest |weight|."""
+    whole = is_whole(record)
+    stride = 1 if whole else budget.stride
+    kept = 0 if whole else min(budget.kept, record.keys)
+    numbers = record.weights() if whole else cells
+    largest = indices = torch.zeros(record.heads, -(-record.queries // stride), 0)
+    rests = torch.zeros(largest.shape[:2])
+    if kept:
+        best = record.top(kept, magnitude=True)
+        largest, indices = best.values[:, ::stride], best.indices[:, ::stride]
+        rests = swept.sums[:, ::stride] - largest.sum(-1)
+    peak = max(_peak(numbers), _peak(largest))
+    rows, columns = numbers.shape[1:]
+    blocks = {"rowBlock": record.queries / max(1, rows), "columnBlock": record.keys / max(1, columns)}
+    entry = {"mapRows": rows, "mapColumns": columns, **blocks, "whole": whole, "kept": kept}
+    entry |= {"rowsKept": largest.shape[1], "stride": stride, "half": True}
+    steps = torch.zeros(record.heads, rows)
+    halves = [(part / peak).half() for part in (largest, numbers)]
+    return _written(record, entry, peak, peak / 4096, [steps, rests, swept.received], indices, *halves)
+
+
+def _peak(values: Tensor) -> float:
+    """The largest finite |value|; 1 where there is none."""
+    return float(values.abs().nan_to_num(0.0, 0.0, 0.0).amax()) or 1.0 if values.numel() else 1.0
+
+
+def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
+    """Every weight: the largest of each row to 16 bits, the others in 255 steps up to the next largest."""
+    weights = _sane(record.weights())
+    kept = min(KEPT, record.keys)
+    best = weights.topk(min(kept + 1, record.keys), -1)
+    largest, indices = best.values[..., :kept], best.indices[..., :kept]
+    # The largest are written over whatever the steps say, so the steps need to reach the first one after them.
+    after = best.values[..., kept:].sum(-1, keepdim=True)
+    steps = (after / 255).clamp_min(budget.step if record.keys > kept else 0.0)
+    codes = (weights / steps.clamp_min(1e-30)).round().clamp_max(255)
+    codes.scatter_(-1, indices, 0)
+    peak = float(weights.amax()) if weights.numel() else 0.0
+    error = max(float(steps.amax()) / 2 if steps.numel() else 0.0, peak / 131070)
+    shape = {"mapRows": record.queries, "mapColumns": record.keys, "rowBlock": 1.0, "columnBlock": 1.0}
+    entry = {**shape, "whole": True, "kept": kept, "rowsKept": record.queries, "stride": 1}
+    rows = [steps, torch.zeros_like(swept.sums), swept.received]
+    small = (largest / (peak or 1.0) * 65535).round().to(torch.int32).to(torch.uint16)
+    return _written(record, entry, peak, error, rows, indices, small, codes.to(torch.uint8))
+
+
+def _pack_long(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
+    """The means of blocks of weights, and the largest weights of each row."""
+    steps = (cells.amax(-1) / 255).clamp_min(1e-30)
+    codes = (cells / steps[..., None]).round()
+    kept = min(budget.kept, record.keys)
+    best = record.top(kept)
+    largest, indices = _sane(best.values[:, :: budget.stride]), best.indices[:, :: budget.stride]
+    peak = float(largest.amax()) if largest.numel() else 0.0
+    rests = (swept.sums[:, :: budget.stride] - largest.sum(-1)).clamp_min(0)
+    rows, columns = cells.shape[1:]
+    blocks = {"rowBlock": record.queries / max(1, rows), "columnBlock": record.keys / max(1, columns)}
+    entry = {"mapRows": rows, "mapColumns": columns, **blocks, "whole": False, "kept": kept}
+    entry |= {"rowsKept": largest.shape[1], "stride": budget.stride}
+    error = float(steps.amax()) / 2 if steps.numel() else 0.0
+    small = (largest / (peak or 1.0) * 65535).round().to(torch.int32).to(torch.uint16)
+    rows_ = [steps, rests, swept.received]
+    return _written(record, entry, peak, error, rows_, indices, small, codes.to(torch.uint8))
+
+
+def _written(
+    record: Record,
+    entry: Json,
+    peak: float,
+    error: float,
+    rows: list[Tensor],
+    indices: Tensor,
+    largest: Tensor,
+    codes: Tensor,
+) -> tuple[Json, bytes]:
+    """The arrays one after another, each from a multiple of four bytes, in the order source.js reads them."""
+    *steps, received = rows
+    places = indices.to(torch.uint32 if record.keys > 65536 else torch.uint16)
+    arrays = [*(row.float() for row in steps), received.float() / max(1, record.queries), places, largest, codes]
+    data = b"".join(part + b"\0" * (-len(part) % 4) for part in map(_bytes, arrays))
+    return {**entry, "queries": record.queries, "keys": record.keys, "peak": peak, "error": error}, data
+
+
+def _swept(record: Record) -> _Swept:
+    """One pass over the rows of a record of one sequence.
+
+    A distance is Σ w·|i − j|, on average over the rows. With a cache there are more keys than queries: the last query
+    stands at the last key.
+    """
+    place = torch.arange(record.keys) + record.queries - record.keys
+    sums, entropy = torch.zeros(2, record.heads, record.queries)
+    received, apart = torch.zeros(record.heads, record.keys), torch.zeros(record.heads)
+    step = max(1, BLOCK // max(1, record.heads * record.keys))
+    odd = Odd(0, 0, 0)
+    for start in range(0, record.queries, step):
+        rows = slice(start, min(start + step, record.queries))
+        weights = record.weights(queries=rows).float()
+        odd = odd.plus(Odd.of(weights))
+        part = shares(weights)
+        sums[:, rows] = weights.sum(-1)
+        entropy[:, rows] = -torch.xlogy(part, part).sum(-1)
+        received += weights.sum(-2)
+        apart += (part * (torch.arange(record.queries)[rows, None] - place).abs()).sum((-2, -1))
+    rest = getattr(record.source, "rest", None)
+    if rest is not None:  # its rows have their largest weights alone, the rest it knows in sum
+        known = record.received(), record.entropy().mean(-1)
+        return _Swept(sums + rest[0].float(), *known, None, odd)
+    rows, columns = ((label.items if label else ()) for label in (record.row_labels, record.column_labels))
+    aligned = rows == columns[-len(rows) :] if rows else not columns and record.queries == record.keys
+    distance = _rounded(apart / record.queries) if aligned and record.queries > 1 else None
+    return _Swept(sums, received, entropy.mean(-1), distance, odd)
+
+
+def _place(label: Labels | None, labels: list[Labels]) -> int | None:
+    """Where a label stands in the list; a new one is put at its end."""
+    if label is None:
+        return None
+    for place, known in enumerate(labels):
+        if known is label:
+            return place
+    labels.append(label)
+    return len(labels) - 1
+
+
+def _described(label: Labels) -> Json:
+    found: Json = {"kind": label.kind, "items": list(label.items), "picture": _picture(label) is not None}
+    if "grid" in label.extra:
+        found["grid"] = [int(side) for side in label.extra["grid"]]
+    if "seconds" in label.extra:
+        found["seconds"] = float(label.extra["seconds"])
+    if len(label.extra.get("sound", b"")) in range(1, SOUND + 1):
+        found["sound"] = base64.b64encode(label.extra["sound"]).decode()
+    found |= {name: [float(n) for n in label.extra[name]] for name in NUMBERS if name in label.extra}
+    return found
+
+
+def _picture(label: Labels) -> bytes | None:
+    data = label.extra.get("image", label.extra.get("spectrogram"))
+    return bytes(data) if data is not None else None
+
+
+def _sane(weights: Tensor) -> Tensor:
+    """Weights of which rounding has left some below zero."""
+    return weights.float().clamp_min(0)
+
+
+def _rounded(values: Tensor) -> list[float | None]:
+    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _zipped(data: bytes) -> bytes:
+    return gzip.compress(data, 9, mtime=0)
+
+
+def _bytes(values: Tensor) -> bytes:
+    array = values.contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<")).tobytes()

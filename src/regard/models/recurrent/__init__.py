@@ -1,0 +1,1 @@
+"""Recurrent encoder and decoder of token sequences. Imports models, nn and core."""

@@ -1,0 +1,134 @@
+"""A recurrent reader of token sequences."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from regard.models import recurrent_captured
+from regard.models.memory import Memory
+from regard.models.memory_words import Content, check_content, with_words
+from regard.models.recurrent import gru_sequence
+from regard.models.recurrent.cells import Recurrence
+from regard.models.recurrent.token_embeddings import embedded
+
+
+class RecurrentEncoder(nn.Module):
+    """h_j = f(x_j, h_{j-1}), from both ends: word j is kept as [→h_j; ←h_j] (Bahdanau et al. 2015, section 3.2).
+
+    source (b, k) → `Memory` with keys = values (b, k, m), m = size for one direction and 2 · size for two; `summary`
+    is the last state of the top layer, of both directions: what the reader knows at the end. Padding changes nothing:
+    the states of a sequence are those it has alone, and padded positions are zeros.
+
+    A state knows its neighbours, so a decoder may look beside the word it means. `keys` and `values` choose what the
+    memory is searched by and what is taken from it: the "states" h_j, the "words" alone, W_x x_j, or "both", their
+    sum. With values of words what is taken can only be the word looked at (Nguyen & Chiang 2018, section 4).
+
+    >>> encoder = RecurrentEncoder(11, 4)
+    >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
+    >>> memory.values.shape, memory.summary.shape, memory.mask[1]
+    (torch.Size([2, 3, 8]), torch.Size([2, 8]), tensor([ True,  True, False]))
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        size: int,
+        *,
+        cell: Literal["gru", "lstm"] = "gru",
+        layers: int = 1,
+        bidirectional: bool = True,
+        embedding_size: int | None = None,
+        dropout: float = 0.0,
+        keys: Content = "states",
+        values: Content = "states",
+    ) -> None:
+        super().__init__()
+        check_content(keys=keys, values=values)
+        recurrence = Recurrence(cell=cell, layers=layers, embedding_size=embedding_size, dropout=dropout)
+        self.size = size
+        self.memory_size = size * (2 if bidirectional else 1)
+        self.embedding = nn.Embedding(vocabulary, embedding_size or size)
+        self.network = recurrence.network(embedding_size or size, size, bidirectional=bidirectional)
+        self.dropout = nn.Dropout(dropout)
+        self.keys, self.values = keys, values
+        plain = keys == values == "states"
+        self.words = None if plain else nn.Linear(embedding_size or size, self.memory_size, bias=False)
+
+    def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
+        """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
+        memory = self._read(source, lengths)
+        if self.words is None:
+            return memory
+        vectors = self.embedding(source)
+        if memory.mask is not None:  # what stands in padding has no part, not even in a gradient
+            vectors = torch.where(memory.mask.unsqueeze(-1), vectors, 0)
+        words = self.words(self.dropout(vectors))
+        return with_words(memory, words, keys=self.keys, values=self.values)
+
+    def _read(self, source: Tensor, lengths: Tensor | None) -> Memory:
+        """The memory whose keys and values are the states."""
+        mask = None
+        captured = recurrent_captured.serves(self.network) and source.numel() > 0
+        if lengths is not None:
+            if captured and lengths.is_cuda:  # nothing here may wait for the device: how long they are is taken as told
+                _check_shape(source, lengths)
+            else:
+                lengths = lengths.cpu()  # the packer wants them there
+                _check(source, lengths)
+            mask = torch.arange(source.shape[1], device=source.device) < lengths.to(source.device).unsqueeze(-1)
+        if gru_sequence.serves(self.network) and source.numel():
+            found = self._by_hand(source, lengths)
+            return Memory(found.states, found.states, mask, found.last)
+        vectors = self.dropout(self.embedding(source))
+        if captured:
+            found = recurrent_captured.read(self.network, vectors, mask)
+            return Memory(found.states, found.states, mask, found.last)
+        if lengths is None or mask is None:
+            states, last = self.network(vectors)
+            return Memory(states, states, None, self._summary(last))
+        # A row of nothing is read as one token and then erased: the packer wants at least one.
+        packed = pack_padded_sequence(vectors, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
+        outputs, last = self.network(packed)
+        states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])
+        summary = self._summary(last).masked_fill(~mask.any(-1, keepdim=True), 0.0)
+        states = states.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return Memory(states, states, mask, summary)
+
+    def _by_hand(self, source: Tensor, lengths: Tensor | None) -> gru_sequence.Read:
+        """The same by the loop that has no autograd inside; it takes the longest rows first, and time before rows."""
+        order = None
+        if lengths is not None and bool((lengths[1:] > lengths[:-1]).any()):
+            order = lengths.argsort(descending=True, stable=True)
+            source, lengths = source[order], lengths[order]
+        if lengths is not None:  # a real token in place of padding: zero times whatever a token holds must be zero
+            source = torch.where(torch.arange(source.shape[1]) < lengths.unsqueeze(-1), source, source[0, 0])
+        words = embedded(self.embedding, self.dropout, source.t())
+        found = gru_sequence.read(self.network, words, lengths)
+        if order is None:
+            return found
+        places = order.argsort()
+        return gru_sequence.Read(found.states[places], found.last[places])
+
+    def _summary(self, last: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        """The top layer's last state, both directions side by side."""
+        hidden = last if isinstance(last, Tensor) else last[0]
+        directions = 2 if self.network.bidirectional else 1
+        return torch.cat(tuple(hidden[-directions:]), -1)
+
+
+def _check_shape(source: Tensor, lengths: Tensor) -> None:
+    if lengths.shape != source.shape[:1]:
+        raise ValueError(
+            f"lengths must have one number for each of the {len(source)} sources, got {tuple(lengths.shape)}"
+        )
+
+
+def _check(source: Tensor, lengths: Tensor) -> None:
+    _check_shape(source, lengths)
+    if lengths.numel():
+        low, high = int(lengths.min()), int(lengths.max())
+        if low < 0 or high > source.shape[1]:
+            raise ValueError(f"lengths must be between 0 and {source.shape[1]}, got {low} to {high}")

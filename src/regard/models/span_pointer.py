@@ -1,0 +1,258 @@
+"""A span of a passage as a decoder's answer: where it starts and where it ends."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.core.attention import AnyScore, Attended, attention
+from regard.core.normalizers import Normalizer, Softmax
+from regard.core.problem import check_normalizer
+from regard.core.requests import Request, Top
+from regard.core.scores import Additive, Dot
+from regard.models.memory import Memory
+from regard.models.speech.pyramidal_encoder import BothWays
+from regard.nn.attention import Attention, pairs, without_head
+from regard.nn.projection import OwnedScore, settled
+
+_KEY_GAIN = 3.0  # of the alignment's map: equal word vectors of variance 0.09 then have nearly all of the weight
+
+
+@dataclass(frozen=True, eq=False)
+class Pointed:
+    """Scores of each passage word as the first and the last of the answer; padding has the lowest there is.
+
+    `weights` are those asked for of the words of the passage over the question: all of them are (b, n, k). `matching`
+    are the same of the passage over itself, (b, n, n). `log_prob` (b, n) is of hard choices in the question.
+    """
+
+    start_logits: Float[Tensor, "b n"]
+    end_logits: Float[Tensor, "b n"]
+    weights: Tensor | Top | None = None
+    matching: Tensor | Top | None = None
+    log_prob: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """The best span of each passage, both ends within it, and its score."""
+
+    start: Int[Tensor, "b"]
+    end: Int[Tensor, "b"]
+    score: Float[Tensor, "b"]
+
+
+class SpanPointer(nn.Module):
+    """Find the answer to a question in a passage: align, match, point.
+
+    - Align: passage words are queries, question words keys and values: a_ij ∝ exp⟨α(p_i), α(q_j)⟩ with
+      α(x) = relu(W x), and c_i = Σ_j a_ij q_j is the question as word i sees it (Chen et al. 2017, section 3.2).
+      `score` may be another, by its name or as a record, and `normalize` another normaliser. With `key_size` α is
+      taken of the memories' keys, of that size, such as word vectors, and W begins so large that equal keys attend each
+      other from the first step: of states that have not learned yet, the weights are all alike.
+    - v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2). With `products` it
+      reads [p; c; p ⊙ c], as in BiDAF (Seo et al. 2017, section 2): whether p and c agree, no sum of the two says.
+    - Self-matching: each v_i attends all v_j, then a gate and a BiGRU as before (section 3.3). `matching` is the
+      score's name, a record or function, or None: without this stage. With `hops`, it is repeated with parameters of
+      its own, so that a word can find what it needs through other words; weights are those of the last.
+    - Point: s_j = w · tanh(W_h h_j + W_r r) scores the first word, r being what a learned query reads from the
+      question; the last word is scored the same way with r' = GRU(r, Σ_j softmax(s)_j h_j) (section 3.4; Vinyals et
+      al. 2015).
+
+    With "mean" for `score` or `matching`, that stage reads the mean of its memory for every word instead of attending:
+    the network without attention, as deep as with it.
+
+    The alignment reads the passage's words at once, not step by step as R-Net does, so that it is one call.
+
+    >>> pointer = SpanPointer(8, size=4)
+    >>> passage = Memory(torch.randn(2, 7, 8), torch.randn(2, 7, 8), None, torch.randn(2, 8))
+    >>> question = Memory(torch.randn(2, 3, 8), torch.randn(2, 3, 8), None, torch.randn(2, 8))
+    >>> pointer(passage, question).start_logits.shape
+    torch.Size([2, 7])
+    """
+
+    def __init__(
+        self,
+        memory_size: int,
+        *,
+        question_size: int | None = None,
+        key_size: int | None = None,
+        size: int = 64,
+        score: str | AnyScore = Dot(),
+        normalize: Normalizer = Softmax(),
+        matching: str | AnyScore | None = "additive",
+        hops: int = 1,
+        products: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if products and question_size not in (None, memory_size):
+            raise ValueError(f"products need passage and question of one size, got {memory_size} and {question_size}")
+        if hops < 1:
+            raise ValueError(f"hops must be at least 1, got {hops}")
+        question_size = memory_size if question_size is None else question_size
+        self.memory_size, self.question_size, self.size = memory_size, question_size, size
+        mean = score == "mean"
+        self.normalize = check_normalizer(normalize)
+        self.score = None if mean else OwnedScore(score, size)
+        self.align_passage = None if mean else nn.Linear(key_size or memory_size, size)
+        # One map for both, as in the paper, wherever their sizes allow it.
+        shared = mean or key_size is not None or question_size == memory_size
+        self.align_question = None if shared else nn.Linear(question_size, size)
+        self.key_size, self.products = key_size, products
+        if key_size is not None and self.align_passage is not None:
+            nn.init.orthogonal_(self.align_passage.weight, gain=_KEY_GAIN)
+        self.aligned = _GatedReader(memory_size + question_size + (memory_size if products else 0), size)
+        self.matching = None if matching is None else _matching(matching, size)
+        self.matched = None if matching is None else _GatedReader(4 * size, size)
+        self.further = nn.ModuleList(
+            nn.ModuleDict({"matching": _matching(matching, size), "matched": _GatedReader(4 * size, size)})
+            for _ in range(0 if matching is None else hops - 1)
+        )
+        self.ask = nn.Parameter(torch.empty(question_size).normal_(std=question_size**-0.5))
+        self.summarize = Attention(question_size, score="additive", hidden_size=size)
+        self.point = _Pointer(2 * size, question_size, size)
+        self.advance = nn.GRUCell(2 * size, question_size)
+        self.dropout = dropout
+
+    def forward(self, passage: Memory, question: Memory, *, weights: Request | None = None) -> Pointed:
+        """Where each answer starts and ends; `weights` asks both for the alignment and for the matching."""
+        words = self._dropped(_real(passage.values, passage.mask, self.memory_size, "passage"))
+        asked = self._dropped(_real(question.values, question.mask, self.question_size, "question"))
+        alignment = self._align(self._keys(passage, words), self._keys(question, asked), asked, question.mask, weights)
+        read = alignment.output.to(words.dtype)
+        states = self.aligned(
+            torch.cat([words, read, words * read] if self.products else [words, read], -1), passage.mask
+        )
+        matching = None
+        for attend, read in self._hops():
+            found = attend(states, states, mask=passage.mask, weights=weights)
+            states = read(torch.cat([states, found.output.to(states.dtype)], -1), passage.mask)
+            matching = found.weights
+        states = self._dropped(states)
+        ask = self.ask.expand(len(asked), 1, -1)
+        about = self.summarize(ask, asked, mask=question.mask).output.squeeze(1)
+        start, read = self.point(about, states, passage.mask)
+        end, _ = self.point(self.advance(read, about.to(read.dtype)), states, passage.mask)
+        return Pointed(start, end, alignment.weights, matching, alignment.log_prob)
+
+    def _hops(self) -> Iterator[tuple[nn.Module, nn.Module]]:
+        """What attends the passage and what reads the result, once for each time the passage is matched."""
+        if self.matching is not None and self.matched is not None:
+            yield self.matching, self.matched
+        for pair in self.further:
+            assert isinstance(pair, nn.ModuleDict)
+            yield pair["matching"], pair["matched"]
+
+    def _keys(self, memory: Memory, values: Tensor) -> Tensor:
+        """What a text is aligned by."""
+        return values if self.key_size is None else _real(memory.keys, memory.mask, self.key_size, "keys")
+
+    def _align(
+        self, words: Tensor, keys: Tensor, asked: Tensor, mask: Tensor | None, weights: Request | None
+    ) -> Attended:
+        """The question as each word of the passage sees it."""
+        if self.score is None or self.align_passage is None:
+            return _Mean()(words, asked, mask=mask)
+        map_question = self.align_passage if self.align_question is None else self.align_question
+        return without_head(
+            attention(
+                F.relu(self.align_passage(words)).unsqueeze(1),
+                F.relu(map_question(keys)).unsqueeze(1),
+                asked.unsqueeze(1),
+                score=self.score(),
+                normalize=settled(self.normalize, self.training),
+                mask=pairs(mask),
+                weights=weights,
+            )
+        )
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+def _matching(score: str | AnyScore | None, size: int) -> nn.Module:
+    if score is None or score == "mean":
+        return _Mean()
+    return Attention(2 * size, score=score, hidden_size=size)
+
+
+class _Mean(nn.Module):
+    """The mean of a memory for every query: what is read without attention. There are no weights to give."""
+
+    def forward(
+        self,
+        query: Float[Tensor, "b q d"],
+        memory: Float[Tensor, "b k m"],
+        *,
+        mask: Bool[Tensor, "b k"] | None = None,
+        weights: Request | None = None,
+    ) -> Attended:
+        real = torch.ones_like(memory[..., :1]) if mask is None else mask.unsqueeze(-1).to(memory.dtype)
+        mean = (memory * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
+        return Attended(mean.expand(-1, query.shape[1], -1))
+
+
+class _GatedReader(nn.Module):
+    """BiGRU(σ(W x) ⊙ x): the gate decides how much of each feature matters to the question."""
+
+    def __init__(self, input_size: int, size: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(input_size, input_size, bias=False)
+        self.read = BothWays(nn.GRU(input_size, size, batch_first=True), nn.GRU(input_size, size, batch_first=True))
+
+    def forward(self, x: Float[Tensor, "b n i"], mask: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n two_d"]:
+        return self.read(torch.sigmoid(self.gate(x)) * x, mask)
+
+
+class _Pointer(nn.Module):
+    """Additive scores that are the answer themselves (Vinyals et al. 2015), and what they read."""
+
+    def __init__(self, state_size: int, query_size: int, size: int) -> None:
+        super().__init__()
+        self.state = nn.Linear(state_size, size)
+        self.query = nn.Linear(query_size, size, bias=False)
+        self.weight = nn.Parameter(torch.empty(size).uniform_(-(size**-0.5), size**-0.5))
+
+    def forward(
+        self, query: Float[Tensor, "b d"], states: Float[Tensor, "b n e"], mask: Bool[Tensor, "b n"] | None
+    ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b e"]]:
+        scores = Additive(self.weight)(self.query(query).unsqueeze(1), self.state(states)).squeeze(1)
+        read = (Softmax()(scores, mask).unsqueeze(1).to(states.dtype) @ states).squeeze(1)
+        if mask is None:
+            return scores, read
+        # Half of the lowest number, so that the sum of two is a number still.
+        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min / 2), read
+
+
+def best_span(start: Float[Tensor, "b n"], end: Float[Tensor, "b n"], *, longest: int) -> Spans:
+    """The i ≤ j < i + longest with the largest start[i] + end[j], exactly; the first i, then the first j, on a tie.
+
+    For each i the best j is the maximum of a window of `end`: O(n · longest) time, no loop.
+
+    >>> found = best_span(torch.tensor([[0.0, 5.0, 1.0]]), torch.tensor([[3.0, 2.0, 4.0]]), longest=2)
+    >>> found.start, found.end, found.score
+    (tensor([1]), tensor([2]), tensor([9.]))
+    """
+    if start.shape != end.shape or start.ndim != 2 or start.shape[1] == 0:
+        raise ValueError(
+            f"start and end must be (b, n) alike with n at least 1, got {tuple(start.shape)} and {tuple(end.shape)}"
+        )
+    if longest < 1:
+        raise ValueError(f"longest must be at least 1, got {longest}")
+    longest = min(longest, start.shape[1])
+    start, end = (x if x.dtype == torch.float64 else x.float() for x in (start, end))
+    windows = F.pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # a view: nothing is copied
+    value, offset = windows.max(-1)
+    score, first = (start + value).max(-1)
+    return Spans(first, first + offset.gather(1, first.unsqueeze(-1)).squeeze(-1), score)
+
+
+def _real(values: Tensor, mask: Tensor | None, size: int, name: str) -> Tensor:
+    """The words with zeros for padding, whatever stood there."""
+    if values.shape[-1] != size:
+        raise ValueError(f"{name} has size {values.shape[-1]}, the pointer expects {size}")
+    return values if mask is None else torch.where(mask.unsqueeze(-1), values, 0)

@@ -1,0 +1,1 @@
+"""Models that read sound. Imports models, nn and core."""

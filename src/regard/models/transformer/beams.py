@@ -1,0 +1,316 @@
+"""Several hypotheses of one source side by side: a decoder's step in which they share what they can.
+
+The hypotheses of a row are the queries of one batch item. All of them read one projected memory. What each has written
+stays where it was written, and a mask says which of the row's keys a hypothesis came through: when a beam goes on with
+other parents, a few bits of the mask move instead of all keys and values.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.core import attention as core
+from regard.core.normalizers import Softmax
+from regard.core.scores import ScaledDot
+from regard.models.memory import Memory, Step
+from regard.models.transformer.beam_layers import Pair, through
+from regard.nn.cache import KeyValueCache
+from regard.nn.feedforward import FeedForward
+from regard.nn.multihead import MultiHeadAttention
+from regard.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
+from regard.nn.transformer import TransformerDecoderLayer
+
+_FIRST = 64  # keys that storage makes room for at first, at least
+_TIDY = 4  # steps between looks for keys that nobody sees any more
+_ROUND = 8  # a row of a mask should be whole words of the memory that kernels load
+
+
+def why_not(decoder: Any) -> str | None:
+    """Why the hypotheses of this decoder cannot go side by side, if they cannot: then they go one by one."""
+    if core.listeners:
+        return "somebody watches: every attention goes the way it is watched"
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        return "autocast is on"
+    if decoder.training:
+        return "the decoder is in training"
+    for layer in decoder.stack.layers:
+        if type(layer) is not TransformerDecoderLayer or type(layer.feed_forward) is not FeedForward:
+            return "a layer is not made of the usual parts"
+        for attention in (layer.self_attention, layer.cross_attention):
+            if reason := _not_usual(attention):
+                return reason
+        if isinstance(layer.self_attention.positions, nn.Module) and not isinstance(
+            layer.self_attention.positions, Rotary
+        ):
+            return "positions enter the scores"
+        parts = (layer, layer.self_attention, layer.cross_attention)
+        if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
+            return "a layer has hooks"
+    return None
+
+
+def _not_usual(attention: Any) -> str | None:
+    if type(attention) is not MultiHeadAttention:
+        return f"{type(attention).__name__} is not a MultiHeadAttention"
+    score = attention.score()
+    if type(score) is not ScaledDot or score.softcap is not None or type(attention.normalize) is not Softmax:
+        return "attention is not the softmax of scaled dot products"
+    if attention.kv_heads != attention.heads:
+        return "heads share keys"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class TransformerBeams:
+    """Where a decoder stands with s hypotheses for each of b rows, after `length` tokens.
+
+    Storage is written in place, as caches are: a state that was stepped from is no longer good.
+    """
+
+    decoder: Any
+    memory: Sequence[Pair]  # keys and values (b, h, k, d), for each layer
+    real: Float[Tensor, "b 1 1 k"] | None  # 0 where the memory is real, −∞ where it is padding
+    blank: Bool[Tensor, "b"] | None  # rows without any memory
+    storage: list[Float[Tensor, "b g room d"]]  # keys and values of each layer, heads of one behind those of the other
+    seen: Bool[Tensor, "b s n"]  # the keys that each hypothesis came through
+    length: int
+    looks: bool
+
+    def step(self, tokens: Int[Tensor, " n"]) -> Step:
+        """One token for each hypothesis (b·s,), row by row, and the scores of the next."""
+        rows, slots, before = self.seen.shape
+        own = torch.eye(slots, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
+        seen = torch.cat((self.seen, own), -1)
+        x = embedded(self.decoder.input, tokens, self.length).unflatten(0, (rows, slots))
+
+        def keep(layer: int, new: Tensor) -> Pair:
+            self.storage[layer] = _roomy(self.storage[layer], before, new)
+            self.storage[layer][:, :, before : before + slots] = new
+            key, value = self.storage[layer][:, :, : before + slots].chunk(2, 1)
+            return key, value
+
+        bias = _bias(seen, x.dtype).unsqueeze(1)
+        x, looked = through(self, x, keep, bias, offset=self.length)
+        state = replace(self, seen=seen, length=self.length + 1)
+        return Step(self.decoder.logits(x.flatten(0, 1)), state, looked)
+
+    def regroup(self, parents: Int[Tensor, "r s"], kept: Int[Tensor, " r"] | None = None) -> "TransformerBeams":
+        """The hypotheses that come from these of the rows `kept` (None: of all rows)."""
+        seen = self.seen if kept is None else self.seen.index_select(0, kept)
+        seen = seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, seen.shape[-1]))
+        if kept is None:
+            return replace(self, seen=seen)._tidy()
+        return replace(
+            self,
+            memory=[(key.index_select(0, kept), value.index_select(0, kept)) for key, value in self.memory],
+            real=None if self.real is None else self.real.index_select(0, kept),
+            blank=None if self.blank is None else self.blank.index_select(0, kept),
+            storage=[each.index_select(0, kept) for each in self.storage],
+            seen=seen,
+        )
+
+    def _tidy(self) -> "TransformerBeams":
+        """The same without the keys that no hypothesis of a row came through, now and then: most share their parents.
+
+        How many are left must be looked up, which costs a wait where the device is not this one.
+        """
+        count = self.seen.shape[2]
+        if self.seen.is_cuda or self.length % _TIDY or count < _FIRST // 2:
+            return self
+        alive = self.seen.any(1)
+        most = int(alive.sum(1).max())
+        if most > 0.7 * count:
+            return self
+        order = alive.byte().sort(dim=1, descending=True, stable=True).indices[:, :most]
+        seen = self.seen.gather(2, order.unsqueeze(1).expand(-1, self.seen.shape[1], -1))
+        for storage in self.storage:
+            index = order[:, None, :, None].expand(-1, storage.shape[1], -1, storage.shape[3])
+            storage[:, :, :most] = storage.gather(2, index)
+        return replace(self, seen=seen)
+
+    def reorder(self, index: Int[Tensor, " n"]) -> "TransformerBeams":
+        """The rows named by `index`, where each has one hypothesis."""
+        if self.seen.shape[1] != 1:
+            raise ValueError(f"rows have {self.seen.shape[1]} hypotheses each: regroup names their parents")
+        return self.regroup(index.new_zeros(index.shape[0], 1), index)
+
+    def static(self, width: int, steps: int, *, kernels: bool = False) -> "StaticBeams | None":
+        """Room for a search of so many hypotheses a row and so many steps, from here; None where it cannot be.
+
+        `kernels` asks for attention and normalisation by kernels of this library.
+        """
+        positions = self.decoder.input.positions
+        if self.length or (isinstance(positions, LearnedPositions) and positions.capacity < _rounded(steps, 16)):
+            return None
+        return StaticBeams(self, width, steps, kernels)
+
+
+class StaticBeams:
+    """The same with every shape fixed and the time on the device: a step that a CUDA graph can hold.
+
+    Rows, memory and steps are rounded up, so that searches of nearly the same size find it again; `load` fills it.
+    """
+
+    def __init__(self, like: TransformerBeams, width: int, steps: int, kernels: bool) -> None:
+        self.decoder, self.looks, self.width, self.kernels = like.decoder, like.looks, width, kernels
+        key = like.memory[0][0]
+        self.rows, self.keys, self.steps = _rounded(key.shape[0], 8), _rounded(key.shape[2], 8), _rounded(steps, 16)
+        self.parameters = _addresses(self.decoder)
+        heads, size = key.shape[1], key.shape[3]
+        self.memory = [
+            (key.new_zeros(self.rows, heads, self.keys, size), key.new_zeros(self.rows, heads, self.keys, size))
+            for _ in like.memory
+        ]
+        self.real = key.new_zeros(self.rows, 1, 1, self.keys)
+        self.blank = torch.zeros(self.rows, dtype=torch.bool, device=key.device)
+        room = _rounded(self.steps * width, _ROUND)
+        self.storage = [key.new_zeros(self.rows, room, 2 * heads, size) for _ in like.memory]
+        self.seen = key.new_full((self.rows, width, room), -torch.inf)
+        self.own = _bias(torch.eye(width, dtype=torch.bool, device=key.device), key.dtype).expand(self.rows, -1, -1)
+        self.slots = torch.arange(width, device=key.device)
+        self.time = torch.zeros(1, dtype=torch.long, device=key.device)
+        self.places = _places(self.decoder.input.positions, self.steps, key)
+
+    def fits(self, state: TransformerBeams, width: int, steps: int) -> bool:
+        """Can the same storage, and what was captured with it, serve a search from that state?"""
+        key = state.memory[0][0]
+        mine = (self.decoder, self.looks, self.width, self.rows, self.keys, self.real.dtype, self.real.device)
+        size = (_rounded(key.shape[0], 8), _rounded(key.shape[2], 8))
+        asked = (state.decoder, state.looks, width, *size, key.dtype, key.device)
+        return mine == asked and self.steps == _rounded(steps, 16) and self.parameters == _addresses(self.decoder)
+
+    def load(self, state: TransformerBeams) -> None:
+        """Begin a search from that state. Rows beyond its own repeat nothing: they see zeros.
+
+        So does all that it does not fill: what a mask hides must be a number, and the search before may have left none.
+        """
+        rows, _, keys, _ = state.memory[0][0].shape
+        for mine, theirs in zip(self.memory, state.memory, strict=True):
+            for storage, new in zip(mine, theirs, strict=True):
+                storage[:rows, :, :keys] = new
+                storage[rows:].zero_()
+                storage[:rows, :, keys:].zero_()
+        for storage in self.storage:
+            storage.zero_()
+        self.real.fill_(-torch.inf)
+        self.real[:rows, :, :, :keys] = 0 if state.real is None else state.real
+        self.real[rows:] = 0
+        self.blank.zero_()
+        if state.blank is not None:
+            self.blank[:rows] = state.blank
+        self.seen.fill_(-torch.inf)
+        self.time.zero_()
+
+    def step(self, tokens: Int[Tensor, " n"]) -> Step:
+        """One token for each hypothesis (rows·width,), and the scores of the next."""
+        index = self.time * self.width + self.slots
+        self.seen.index_copy_(2, index, self.own)
+        x = self.decoder.input.embedding(tokens) * self.decoder.input.scale
+        if self.places is not None:
+            x = x + self.places.index_select(0, self.time)
+        x = x.unflatten(0, (self.rows, self.width))
+
+        def keep(layer: int, new: Tensor) -> Pair:
+            kept = self.storage[layer].index_copy_(1, index, new.transpose(1, 2))
+            key, value = kept.transpose(1, 2).chunk(2, 1)
+            return key, value
+
+        bias = self.seen.unsqueeze(1)
+        x, looked = through(self, x, keep, bias, offset=self.time, kernels=self.kernels)
+        self.time.add_(1)
+        return Step(self.decoder.logits(x.flatten(0, 1)), self, looked)
+
+    def regroup(self, parents: Int[Tensor, "r s"], kept: Tensor | None = None) -> "StaticBeams":
+        """Every hypothesis goes on from its parent."""
+        assert kept is None, "no row is left out where shapes are fixed"
+        self.seen.copy_(self.seen.gather(1, parents.unsqueeze(-1).expand_as(self.seen)))
+        return self
+
+    def reorder(self, index: Int[Tensor, " n"]) -> "StaticBeams":
+        """Rows stay where they are: only hypotheses within a row can be exchanged."""
+        raise ValueError(f"shapes are fixed at {self.rows} rows: regroup names parents within a row")
+
+
+def grouped(
+    decoder: Any,
+    memory: Memory | None,
+    caches: Sequence[KeyValueCache],
+    memory_caches: Sequence[KeyValueCache],
+    mask: Bool[Tensor, "b k"] | None,
+    length: int,
+    looks: bool,
+) -> TransformerBeams | None:
+    """The state of one hypothesis a row, made of what a decoder carries when it goes one by one; or None."""
+    if not decoder.stack.layers or why_not(decoder):
+        return None
+    blank = None if mask is None else ~mask.any(1)
+    pairs = []
+    for layer, cache in zip(decoder.stack.layers, memory_caches, strict=True):
+        if memory is None:
+            key, value = cache.read()
+        else:
+            key, value = _projected(layer.cross_attention, memory)
+        # A row without memory reads zeros: it attends all of its padding, and the values there are zeros. Head by head
+        # in one piece, they are read faster at every step.
+        value = value if blank is None else value.masked_fill(blank[:, None, None, None], 0)
+        pairs.append((key.contiguous(), value.contiguous()))
+    key = pairs[0][0]
+    real = None
+    if mask is not None and blank is not None:
+        real = _bias(mask | blank.unsqueeze(-1), key.dtype)[:, None, None, :]
+    storage = [
+        torch.cat(cache.read(), 1) if length else key.new_empty(key.shape[0], 2 * key.shape[1], 0, key.shape[3])
+        for cache in caches
+    ]
+    seen = torch.ones(key.shape[0], 1, length, dtype=torch.bool, device=key.device)
+    return TransformerBeams(decoder, pairs, real, blank, storage, seen, length, looks)
+
+
+def embedded(module: Any, tokens: Int[Tensor, " n"], offset: int) -> Float[Tensor, "n d"]:
+    """Vectors of tokens that all stand at the same position."""
+    return module(tokens.unsqueeze(1), offset=offset).squeeze(1)
+
+
+def _projected(attention: MultiHeadAttention, memory: Memory) -> Pair:
+    """Keys and values of the memory for one layer; what is beyond the mask cannot matter, whatever it holds."""
+    keys, values = memory.keys, memory.values
+    if memory.mask is not None:
+        keys = torch.where(memory.mask.unsqueeze(-1), keys, 0)
+        values = keys if memory.values is memory.keys else torch.where(memory.mask.unsqueeze(-1), values, 0)
+    return attention.projection.memories(keys, values)
+
+
+def _roomy(storage: Tensor, used: int, new: Tensor) -> Tensor:
+    """The storage, or one with twice the room where the new keys do not fit."""
+    rows, heads, count, size = new.shape
+    if used + count <= storage.shape[2]:
+        return storage
+    larger = new.new_empty(rows, heads, max(_FIRST, 2 * used, used + count), size)
+    larger[:, :, :used] = storage[:, :, :used]
+    return larger
+
+
+def _places(positions: nn.Module | None, count: int, like: Tensor) -> Tensor | None:
+    """What is added at each position, made once."""
+    if isinstance(positions, SinusoidalPositions):
+        return positions.table(count, dtype=like.dtype, device=like.device)
+    return positions.table(count).to(like.dtype) if isinstance(positions, LearnedPositions) else None
+
+
+def _bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where it is True, −∞ elsewhere."""
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, -torch.inf)
+
+
+def _addresses(decoder: nn.Module) -> tuple[int, ...]:
+    """Where the parameters are: what was captured reads them there."""
+    return tuple(parameter.data_ptr() for parameter in decoder.parameters())
+
+
+def _rounded(count: int, step: int) -> int:
+    """The next multiple of `step`; small numbers stay as they are."""
+    return count if count < step else -(-count // step) * step

@@ -1,0 +1,168 @@
+"""Parts of a map that is too large to draw at once: pooled where they are large, exact where they are small.
+
+Weights are computed again from what the record kept, some rows at a time, so a map of 8,192 × 8,192 is scrolled
+without ever standing in memory. A cell holds the mean of the block × block weights it stands for. Where that would be
+too much work for one picture, some rows of each block, evenly spaced, stand for all of them; `read` says how many.
+"""
+
+import json
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.look.attention_records import Record
+from regard.studio.limits import LIMITS, RefusedError, within
+
+CELLS = LIMITS.tile  # rows, and columns, of the largest picture that is sent
+AT_ONCE = 2**21  # weights that stand in memory at a time
+WORK = 2**23  # weights computed for one tile: less than 0.1 s on two cores
+OVERVIEW = 2**24  # and for a whole map
+THUMBNAIL = 32
+Block = tuple[int | float, int | float]
+
+
+class Grid:
+    """Cells of a map, where they lie in it, and how many rows of each block were read."""
+
+    def __init__(
+        self, cells: Float[Tensor, "r c"], *, at: tuple[int, int] = (0, 0), block: Block, read: float | int
+    ) -> None:
+        self.cells, self.at, self.block, self.read = cells, at, block, read
+
+    def packed(self, type: Literal["uint8", "float16"]) -> tuple[bytes, str]:
+        """The numbers divided by the largest, in bytes or half floats, and a JSON header that says how to read them.
+
+        NaN, infinite and negative numbers are sent as half floats, which have them.
+        """
+        sizes = self.cells.abs().nan_to_num(0.0, 0.0, 0.0)
+        highest = float(sizes.max()) if sizes.numel() else 0.0
+        shares = self.cells / highest if highest > 0 else self.cells
+        if not bool((self.cells >= 0).all() & self.cells.isfinite().all()):
+            type = "float16"
+        if type == "uint8":
+            body, scale, error = (shares * 255).round().to(torch.uint8), highest / 255, highest / 510
+        else:
+            body, scale, error = shares.half(), highest, highest / 4096
+        about = {
+            "row0": self.at[0],
+            "column0": self.at[1],
+            "rows": self.cells.shape[0],
+            "columns": self.cells.shape[1],
+            "rowBlock": self.block[0],
+            "columnBlock": self.block[1],
+            "read": self.read,
+            "highest": highest,
+            "scale": scale,
+            "error": error,
+            "type": type,
+        }
+        return body.contiguous().numpy().tobytes(), json.dumps(about)
+
+
+def whole(record: Record, head: int, batch: int = 0) -> Grid:
+    """The whole map in at most CELLS × CELLS cells."""
+    record = _inside(record, head, batch)
+    known = getattr(record.source, "overview", None)  # a large map from a file brings its own
+    if known is not None and known(0, head) is not None and max(record.queries, record.keys) > CELLS:
+        cells = record.overview(CELLS, head=head).float()
+        block = (record.queries / cells.shape[0], record.keys / cells.shape[1])
+        return Grid(cells, block=block, read=block[0])
+    return _part(record, head, (0, 0, record.queries, record.keys), OVERVIEW)
+
+
+def tile(record: Record, head: int, row: int, column: int, rows: int, columns: int, batch: int = 0) -> Grid:
+    """The part of a map that begins at (row, column), pooled to about CELLS × CELLS cells."""
+    record = _inside(record, head, batch)
+    within(row, 0, record.queries - 1, "row")
+    within(column, 0, record.keys - 1, "column")
+    rows = min(within(rows, 1, 2**31, "rows"), record.queries - row)
+    columns = min(within(columns, 1, 2**31, "columns"), record.keys - column)
+    return _part(record, head, (row, column, rows, columns), WORK)
+
+
+def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
+    """At most 32 × 32 cells. Of a large map one row of each block is read, so that all heads show at once."""
+    record = _inside(record, head, batch)
+    block = (max(1, math.ceil(record.queries / THUMBNAIL)), max(1, math.ceil(record.keys / THUMBNAIL)))
+    work = CELLS * CELLS if record.queries * record.keys <= CELLS * CELLS else 0
+    cells, read = _pooled(record, head, range(record.queries), block, work)
+    return Grid(cells, block=block, read=read)
+
+
+def row(record: Record, head: int, at: int, batch: int = 0) -> Float[Tensor, "k"]:
+    """What one query looks at, exactly."""
+    record = _inside(record, head, batch)
+    within(at, 0, record.queries - 1, "row")
+    return _rows(record, head, [at])[0]
+
+
+def received(record: Record, head: int, batch: int = 0) -> Float[Tensor, "k"]:
+    """The mean weight that each key receives. Of a large map, over an even sample of the rows."""
+    record = _inside(record, head, batch)
+    known = getattr(record.source, "received", None)
+    if known is not None and known(0) is not None:
+        return known(0)[head].float() / max(1, record.queries)
+    stride = max(1, math.ceil(record.queries * record.keys / WORK))
+    rows = list(range(stride // 2, record.queries, stride))
+    step = max(1, AT_ONCE // max(1, record.keys))
+    total = torch.zeros(record.keys)
+    for start in range(0, len(rows), step):
+        total += _rows(record, head, rows[start : start + step]).sum(0)
+    return total / max(1, len(rows))
+
+
+def is_sampled(record: Record) -> bool:
+    """Whether the picture of the whole map reads only some of its rows."""
+    return max(record.queries, record.keys) > CELLS and record.queries * record.keys > OVERVIEW
+
+
+def _inside(record: Record, head: int, batch: int) -> Record:
+    """One sequence of a record, without its padding."""
+    within(head, 0, record.heads - 1, "head")
+    within(batch, 0, record.batch - 1, "batch")
+    return record.sequence(batch)
+
+
+def _part(record: Record, head: int, part: tuple[int, int, int, int], work: int) -> Grid:
+    row, column, rows, columns = part
+    if not rows * columns:
+        return Grid(torch.zeros(rows, columns), block=(1, 1), read=1)
+    block = math.ceil(max(rows, columns) / CELLS)
+    first, left = row // block * block, column // block * block
+    cells, read = _pooled(record, head, range(first, row + rows), (block, block), work)
+    stop = math.ceil((column + columns) / block)
+    return Grid(cells[:, left // block : stop], at=(first, left), block=(block, block), read=read)
+
+
+def _pooled(
+    record: Record, head: int, rows: range, block: tuple[int, int], work: int
+) -> tuple[Float[Tensor, "r c"], int]:
+    """Means over blocks of some rows and all keys, and how many rows of each block were read."""
+    blocks = math.ceil(len(rows) / block[0])
+    read = min(block[0], max(1, work // max(1, blocks * record.keys)))
+    if blocks * record.keys > 2 * OVERVIEW:
+        raise RefusedError(f"{blocks} rows of {record.keys} keys are too many for one picture: ask for fewer rows")
+    step = max(1, AT_ONCE // max(1, read * record.keys))
+    parts: list[Tensor] = []
+    for first in range(0, blocks, step):
+        mine = rows[first * block[0] : (first + step) * block[0]]
+        if read == block[0]:
+            parts.append(_mean(_rows(record, head, slice(mine.start, mine.stop)), block))
+        else:  # the middles of as many equal parts of the block
+            offsets = [(2 * at + 1) * block[0] // (2 * read) for at in range(read)]
+            picked = [min(low + offset, rows[-1]) for low in mine[:: block[0]] for offset in offsets]
+            parts.append(_mean(_rows(record, head, picked), (read, block[1])))
+    return (torch.cat(parts) if parts else torch.zeros(0, 0)), read
+
+
+def _rows(record: Record, head: int, rows: slice | list[int]) -> Float[Tensor, "q k"]:
+    return record.weights(head=head, queries=rows)
+
+
+def _mean(weights: Float[Tensor, "q k"], block: tuple[int, int]) -> Float[Tensor, "r c"]:
+    """Means over blocks; those at the far edges stand for what is there of them."""
+    return weights if block == (1, 1) or not weights.numel() else F.avg_pool2d(weights[None], block, ceil_mode=True)[0]

@@ -1,0 +1,174 @@
+"""Asking a run of any task: its inputs come as JSON, its answer goes back with its record and its trace."""
+
+import base64
+import binascii
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from regard.studio.limits import LIMITS, Limits, RefusedError
+from regard.studio.trace_store import Shelf, without_paths
+
+if TYPE_CHECKING:  # a studio without runs starts without torch
+    from regard.look.trace import Trace
+    from regard.tasks.live_runs import LiveRun
+    from regard.tasks.task import Input, Prediction, Task
+
+FILES = ("image", "sound")  # kinds of inputs that come as files
+
+
+@runtime_checkable
+class Asks(Protocol):
+    """A run that answers inputs of the kinds its task declares."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def task(self) -> "Task": ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has weights to answer with."""
+        ...
+
+    @property
+    def more(self) -> Any:
+        """What it can do beside answering."""
+        ...
+
+    def ask(self, inputs: Mapping[str, Any]) -> "Prediction": ...
+
+
+class Asked(BaseModel):
+    """One input for a run: text as it is, images and sounds in base64, a scene as JSON text."""
+
+    model_config = ConfigDict(extra="forbid")
+    run: Annotated[int, Field(ge=0, le=1000)] = 0
+    inputs: Annotated[dict[str, str], Field(max_length=16)]
+
+
+def answer(runs: Sequence[Any], asked: Asked, shelf: Shelf, limits: Limits = LIMITS) -> dict[str, Any]:
+    """The answer of a run, its record, and the id of its trace on the shelf."""
+    from regard.train.run_directory import RunError
+
+    run = run_at(runs, asked.run)
+    given = received(run.task.inputs, asked.inputs, limits)
+    try:
+        prediction = run.ask(given)
+        record, trace = plain(prediction.record()), prediction.trace()
+    except (ValueError, OSError) as error:  # an InputError, or a file that cannot be decoded
+        raise RefusedError(without_paths(error)) from None
+    except RunError as error:
+        raise RefusedError(without_paths(error), 409) from None
+    if trace is not None:
+        trace.title = f"{run.name} · {trace.title}"  # two runs stand side by side
+    return {
+        "answer": prediction.answer,
+        "record": record,
+        "trace": None if trace is None else shelf.answered(trace).id,
+    }
+
+
+def add_examples(runs: Sequence[Any], shelf: Shelf) -> None:
+    """Put what finished runs look at for their own examples on the shelf."""
+    from regard.studio.run_page import example_inputs
+
+    for number, run in enumerate(runs):
+        if isinstance(run, Asks) and getattr(run, "run", None) is not None and example_inputs(run) is not None:
+            shelf.of_run(number, run.name, functools.partial(_example_trace, run))
+
+
+def _example_trace(run: Any) -> "Trace":
+    from regard.studio.run_page import example_inputs
+    from regard.train.run_directory import RunError
+
+    given = example_inputs(run)
+    try:
+        trace = None if given is None else run.ask(given).trace()
+    except (ValueError, OSError, RunError) as error:
+        raise RefusedError(without_paths(error), 409) from None
+    if trace is None:
+        raise RefusedError(f"{run.name} has no attention to show", 404)
+    return trace
+
+
+def run_at(runs: Sequence[Any], number: int) -> Any:
+    """The run of a number, if it can be asked."""
+    if number >= len(runs) or not isinstance(runs[number], Asks):
+        raise RefusedError(f"there is no run {number} that can be asked", 404)
+    return runs[number]
+
+
+def kept_at(runs: Sequence[Any], number: int) -> "LiveRun":
+    """The run of a number, if it is in a directory."""
+    run = run_at(runs, number)
+    if getattr(run, "run", None) is None:
+        raise RefusedError(f"run {number} has no directory", 404)
+    kept: LiveRun = run
+    return kept
+
+
+def received(inputs: "Sequence[Input]", given: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:
+    """What came over HTTP as what a predictor takes.
+
+    A predictor reads text in the place of a file as a path. So an image and a sound become bytes, and a scene becomes
+    an object: nothing that comes over HTTP is ever used as a path.
+    """
+    names = [one.name for one in inputs]
+    if sorted(names) != sorted(given):
+        came = ", ".join(name[:40] for name in given) or "nothing"
+        raise RefusedError(f"expected {' and '.join(names)}, got {came}")
+    return {one.name: _value(one, given[one.name], limits) for one in inputs}
+
+
+def _value(one: "Input", text: str, limits: Limits) -> Any:
+    if one.kind in FILES:
+        return _decoded(one.name, text, limits.upload)
+    if len(text) > limits.passage:
+        raise RefusedError(f"{one.name} must have at most {limits.passage} characters, got {len(text)}", 413)
+    if one.kind != "scene":
+        return text
+    try:
+        scene = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"{one.name} is not JSON: {error}") from None
+    if not isinstance(scene, (dict, list)):
+        raise RefusedError(f"{one.name} must be a JSON object or list, got {type(scene).__name__}")
+    return scene
+
+
+def _decoded(name: str, text: str, most: int) -> bytes:
+    size = len(text) * 3 // 4
+    if size > most + 2:  # before anything is decoded; padding may count for two bytes
+        raise RefusedError(f"{name} must have at most {most} bytes, got about {size}", 413)
+    try:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError):
+        raise RefusedError(f"{name} must be a file in base64") from None
+    if not data:
+        raise RefusedError(f"{name} is empty")
+    if len(data) > most:
+        raise RefusedError(f"{name} must have at most {most} bytes, got {len(data)}", 413)
+    return data
+
+
+def plain(value: Any) -> Any:
+    """A record as JSON can carry it: numbers that are not finite become null.
+
+    >>> plain({"score": float("nan"), "pair": (1, "a")})
+    {'score': None, 'pair': [1, 'a']}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (Sequence, set, frozenset)) and not isinstance(value, (bytes, bytearray)):
+        return [plain(entry) for entry in value]
+    return str(value)

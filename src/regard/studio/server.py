@@ -1,0 +1,109 @@
+"""Start the studio: find the port, say where it is, and stop cleanly."""
+
+import errno
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regard.look.trace_format import check
+from regard.studio.prediction_api import Asks
+from regard.studio.request_guard import is_loopback
+from regard.studio.translation_api import Translates, open_run
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
+    from regard.look.trace import Trace
+
+
+def serve(
+    paths: Sequence[Path] = (),
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7788,
+    open: bool = False,
+    runs: Sequence[Translates | Asks] = (),
+    traces: "Sequence[Trace]" = (),
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serve until interrupted. `paths` are trace files and run directories; port 0 takes any that is free.
+
+    Raises OSError if the port is taken, ValueError if a path is neither a trace nor a run.
+    """
+    from regard.studio.app import create
+
+    wanted = [Path(path) for path in paths]
+    for path in wanted:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist: expected a trace file or the directory of a run")
+        if path.is_file():
+            check(path)
+    opened: list[Translates | Asks] = [*runs, *(open_run(path) for path in wanted if path.is_dir())]
+    given = [*(path for path in wanted if path.is_file()), *traces]
+    listening = bind(host, port)
+    with listening:
+        port = listening.getsockname()[1]
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{port}/"
+        app = create(opened, given, host=host, port=port)
+        say(f"regard studio: {address}  (Ctrl-C stops it)")
+        if not is_loopback(host):
+            say(f"warning: {host} can be reached from other machines, and the studio asks nobody for a password")
+        if open:
+            webbrowser.open(f"{address}#/ask" if opened else address)
+        warming = threading.Timer(0.3, _warm)  # once the first page is out
+        warming.start()
+        with suppress(KeyboardInterrupt):  # uvicorn hands it on once everything is closed
+            server(app).run(sockets=[listening])
+        warming.cancel()
+        say("regard studio: stopped")
+
+
+def server(app: "FastAPI") -> "uvicorn.Server":
+    """The web server around an application: quiet, bounded, without websockets."""
+    import uvicorn
+
+    settings = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=2,
+        limit_concurrency=64,
+        h11_max_incomplete_event_size=16 * 1024,
+        http="h11",
+        ws="none",
+    )
+    return uvicorn.Server(settings)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, or an OSError that says what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(64)
+    except OSError as error:
+        listening.close()
+        advice = ": is a studio running already? --port chooses another" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(error.errno, f"{host}:{port} cannot be used ({error.strerror}){advice}") from None
+    return listening
+
+
+def _warm() -> None:
+    """Import torch while the reader looks at the first page, so that the first answer does not wait for it."""
+    from regard.studio import (
+        playground,
+        toy_translator,  # noqa: F401
+    )
+
+    playground.answer(playground.Question(query=[[1.0]], key=[[1.0]]))

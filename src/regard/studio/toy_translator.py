@@ -1,0 +1,166 @@
+"""A translator of thirty words, made by hand: so that the view has something to show before anything was trained.
+
+It is a real decoder over a real attention. At each step every source word scores by whether it was translated already
+and by how far it stands from the place Chinese wants it; the weights are those of `regard.attention`, and the next
+word is drawn from what the words looked at may become.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.core.attention import attention
+from regard.core.normalizers import Normalizer, Softmax, Sparsemax
+from regard.core.requests import full
+from regard.core.scores import Dot
+from regard.decode.beam import beam
+from regard.decode.records import Hypothesis
+from regard.studio.translation_api import Alternative, Translated, Translation
+
+# What a word may become, best first, and its place in a Chinese sentence: time, subject, where, how, verb, object.
+WORDS: dict[str, tuple[tuple[str, ...], int]] = {
+    "tom": (("汤姆",), 0), "jerry": (("杰瑞",), 0), "he": (("他",), 0), "she": (("她",), 0), "i": (("我",), 0),
+    "cat": (("猫", "猫咪"), 0), "dog": (("狗", "小狗"), 0), "mouse": (("老鼠", "鼠标"), 0), "bird": (("鸟",), 0),
+    "chases": (("追逐", "追"), 0), "chased": (("追逐", "追了"), 0), "sees": (("看见", "看到"), 0),
+    "saw": (("看见了", "锯"), 0), "loves": (("爱", "喜欢"), 0), "eats": (("吃",), 0), "hears": (("听见", "听到"), 0),
+    "big": (("大",), 0), "small": (("小",), 0), "red": (("红", "红色"), 0), "happy": (("快乐的", "高兴的"), 0),
+    "fish": (("鱼",), 0), "cheese": (("奶酪", "芝士"), 0), "and": (("和", "以及"), 0), "not": (("不", "没有"), 0),
+    "today": (("今天",), -20), "yesterday": (("昨天",), -20), "often": (("常常", "经常"), -1),
+    "slowly": (("慢慢地", "缓缓"), -3), "again": (("又", "再"), -3), "the": ((), 0), "a": ((), 0),
+}  # fmt: skip
+STOP = "。"
+
+
+def toys() -> "list[Toy]":
+    """Two that differ in the normaliser alone, to be compared."""
+    return [Toy(), Toy("toy, sparsemax", Sparsemax(), 0.4)]
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """How often each source word was translated, a row for each hypothesis."""
+
+    covered: Float[Tensor, "b k"]
+
+    def reorder(self, index: Int[Tensor, "n"]) -> "_State":
+        return _State(self.covered[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Toy:
+    """A run that translates without having learned."""
+
+    name: str = "toy, softmax"
+    normalize: Normalizer = Softmax()
+    sharpness: float = 1.0
+
+    def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Translation:
+        """The best hypotheses that begin with the tokens forced."""
+        source = re.findall(r"\w+|[^\w\s]", text)
+        if not 1 <= len(source) <= 40:
+            raise ValueError(f"the toy translates from 1 to 40 words, got {len(source)}")
+        sentence = _Sentence(source, self)
+        start, state = torch.tensor([sentence.stop]), _State(torch.zeros(1, len(source)))
+        steps = []
+        for token in [sentence.number(token) for token in forced]:
+            steps.append(sentence.step(state, start))
+            start, state = torch.tensor([token]), steps[-1].state
+        found = beam(
+            sentence.step, state, start=start, stop=sentence.stop, limit=2 * len(source), width=beams, n_best=beams
+        )[0]
+        return Translation(tuple(source), tuple(sentence.told(list(forced), steps, hypothesis) for hypothesis in found))
+
+    def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
+        """How likely a word of a translation is when only some words of the source are there."""
+        source = re.findall(r"\w+|[^\w\s]", text)
+        known = {row: self._chance([word for word, there in zip(source, row, strict=True) if there], target, place)
+                 for row in {tuple(row) for row in kept.tolist()}}  # fmt: skip
+        return torch.tensor([known[tuple(row)] for row in kept.tolist()])
+
+    def _chance(self, source: list[str], target: Sequence[str], place: int) -> float:
+        if not source:
+            return 0.0
+        sentence = _Sentence(source, self)
+        numbers = [sentence.number(token) for token in target[: place + 1]]
+        start, state = torch.tensor([sentence.stop]), _State(torch.zeros(1, len(source)))
+        for number in numbers[:-1]:
+            made = sentence.step(state, start)
+            start, state = torch.tensor([number]), made.state
+        return float(sentence.step(state, start).logits[0].softmax(0)[numbers[-1]])
+
+
+class _Sentence:
+    """One source sentence: its vocabulary and its step function."""
+
+    def __init__(self, source: list[str], toy: Toy) -> None:
+        self.source, self.toy = source, toy
+        choices = [WORDS.get(word.lower(), ((word,), 0)) for word in source]
+        self.vocabulary = [STOP, *dict.fromkeys(w for words, _ in choices for w in words if w != STOP)]
+        self.stop = 0
+        lexicon = torch.full((len(source), len(self.vocabulary)), 1e-4)
+        for place, (words, _) in enumerate(choices):
+            for rank, target in enumerate(words):
+                lexicon[place, self.vocabulary.index(target)] = (0.8, 0.17, 0.03)[min(rank, 2)]
+        self.lexicon = lexicon / lexicon.sum(1, keepdim=True)
+        self.silent = torch.tensor(
+            [not words or word in ".!?。" for word, (words, _) in zip(source, choices, strict=True)]
+        )
+        wanted = sorted(range(len(source)), key=lambda j: (bool(self.silent[j]), j + choices[j][1]))
+        self.rank = torch.empty(len(source)).scatter(0, torch.tensor(wanted), torch.arange(float(len(source))))
+
+    def number(self, token: str) -> int:
+        """A token of the vocabulary; one that is not there joins it, and no source word accounts for it."""
+        if token == STOP:
+            raise ValueError(f"a translation cannot be forced to end: {STOP!r} was among the forced tokens")
+        if token not in self.vocabulary:
+            self.vocabulary.append(token)
+            self.lexicon = torch.cat([self.lexicon, torch.full((len(self.source), 1), 1e-4)], 1)
+        return self.vocabulary.index(token)
+
+    def step(self, state: _State, tokens: Int[Tensor, "b"]) -> SimpleNamespace:
+        """Mark as translated what gave the last token, then attend to what comes next."""
+        covered = state.covered
+        first = covered.sum(1) == 0
+        if not bool((first & (tokens == self.stop)).all()):
+            open_ = self.lexicon[:, tokens].T * (1 - covered).clamp_min(0.02) * (~self.silent)
+            share = open_ / open_.sum(1, keepdim=True).clamp_min(1e-6)
+            covered = torch.where((tokens == self.stop)[:, None], covered, (covered + share).clamp(max=1.0))
+        done = covered.masked_fill(self.silent, 0).sum(1, keepdim=True)
+        scores = self.toy.sharpness * (-1.4 * (self.rank - done).abs() - 4.0 * covered)
+        query = torch.ones(len(tokens), 1, 1)
+        memory = scores[:, :, None]
+        weights = attention(query, memory, memory, score=Dot(), normalize=self.toy.normalize, weights=full()).weights
+        assert isinstance(weights, Tensor)
+        left = (~self.silent).sum() - done  # nothing left to say: stop
+        ending = torch.sigmoid(40 * (0.5 - left))
+        speaking = weights[:, 0] * (~self.silent)
+        words = (speaking / speaking.sum(1, keepdim=True).clamp_min(1e-6)) @ self.lexicon
+        words = (words * (1 - ending)).clamp_min(1e-9)
+        words[:, self.stop] = ending[:, 0].clamp_min(1e-20)
+        return SimpleNamespace(logits=words.log(), state=_State(covered), weights=weights[:, 0])
+
+    def told(self, forced: list[str], steps: list[SimpleNamespace], hypothesis: Hypothesis) -> Translated:
+        """A hypothesis in words, with what else could have come at each place."""
+        numbers = [self.number(token) for token in forced]
+        tokens = [*numbers, *hypothesis.tokens]
+        start, state = torch.tensor([self.stop]), _State(torch.zeros(1, len(self.source)))
+        log_prob = 0.0
+        weights: list[Tensor] = []
+        others: list[tuple[Alternative, ...]] = []
+        for token in [*tokens, self.stop]:
+            made = self.step(state, start)
+            chances = made.logits[0].softmax(0)
+            log_prob += float(chances[token].log())
+            if token != self.stop:
+                weights.append(made.weights[0])
+                best = chances.topk(min(6, len(chances)))
+                pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                others.append(tuple(Alternative(self.vocabulary[at], chance) for at, chance in pairs))
+            start, state = torch.tensor([token]), made.state
+        table = torch.stack(weights) if weights else torch.zeros(0, len(self.source))
+        return Translated(tuple(self.vocabulary[token] for token in tokens), log_prob, table, tuple(others))

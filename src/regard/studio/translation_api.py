@@ -1,0 +1,149 @@
+"""What the studio asks of a run that translates, and how its answer travels to the page."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from regard.studio.limits import LIMITS, RefusedError
+
+if TYPE_CHECKING:  # a studio without runs starts without torch
+    from torch import Tensor
+
+    from regard.look.faithfulness import Faithfulness
+    from regard.tasks.live_runs import LiveRun
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token that could have come at a place, and how likely it was."""
+
+    token: str
+    probability: float
+
+
+@dataclass(frozen=True, eq=False)
+class Translated:
+    """One hypothesis: its tokens, its log-probability, where each token looked (t, k), what else could have come."""
+
+    tokens: tuple[str, ...]
+    log_prob: float
+    weights: "Tensor"
+    alternatives: tuple[tuple[Alternative, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """The tokens of the source, and hypotheses, best first."""
+
+    source: tuple[str, ...]
+    beams: tuple[Translated, ...]
+
+
+@runtime_checkable
+class Translates(Protocol):
+    """A run that translates. `forced` are the tokens its answer must begin with."""
+
+    @property
+    def name(self) -> str: ...
+
+    def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Translation: ...
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """A run that can be asked again with source tokens left out: then its alignment can be judged."""
+
+    def score(self, text: str, target: Sequence[str], place: int, kept: "Tensor") -> "Tensor":
+        """p(target[place] | target[:place]) for each row of `kept` (n, k), True where a source token is there."""
+        ...
+
+
+class Ask(BaseModel):
+    """A sentence to be translated."""
+
+    model_config = ConfigDict(extra="forbid")
+    run: Annotated[int, Field(ge=0, le=1000)] = 0
+    text: Annotated[str, Field(min_length=1, max_length=LIMITS.text)]
+    beams: Annotated[int, Field(ge=1, le=LIMITS.beams)] = 4
+    forced: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=LIMITS.tokens)] = []
+
+
+def translators(runs: Sequence[Any]) -> "list[Translates | None]":
+    """What translates interactively, in the place of each run: the run itself, or what its task offers for it."""
+    offered = [run if isinstance(run, Translates) else getattr(run, "more", None) for run in runs]
+    return [one if isinstance(one, Translates) else None for one in offered]
+
+
+def translate(runs: Sequence[Translates | None], ask: Ask) -> dict[str, object]:
+    """What a run answers, as JSON."""
+    run = _run(runs, ask.run)
+    try:
+        found = run.translate(ask.text, beams=ask.beams, forced=tuple(ask.forced))
+    except ValueError as error:  # the run's own words for what it cannot translate
+        raise RefusedError(str(error)[:300]) from None
+    if len(found.source) > LIMITS.tokens or any(len(beam.tokens) > LIMITS.tokens for beam in found.beams):
+        raise RefusedError(f"source and translation must have at most {LIMITS.tokens} tokens", 413)
+    if not all(bool(beam.weights.isfinite().all()) and math.isfinite(beam.log_prob) for beam in found.beams):
+        raise RefusedError("the run's weights or probabilities are NaN or infinite: there is nothing to show")
+    return {"source": list(found.source), "beams": [_beam(beam) for beam in found.beams]}
+
+
+class Judge(BaseModel):
+    """A word of a translation whose alignment is to be judged."""
+
+    model_config = ConfigDict(extra="forbid")
+    run: Annotated[int, Field(ge=0, le=1000)] = 0
+    text: Annotated[str, Field(min_length=1, max_length=LIMITS.text)]
+    target: Annotated[list[Annotated[str, Field(max_length=100)]], Field(min_length=1, max_length=LIMITS.tokens)]
+    place: Annotated[int, Field(ge=0, le=LIMITS.tokens)]
+
+
+def judge(runs: Sequence[Translates | None], asked: Judge) -> "Faithfulness":
+    """Deletion and sufficiency of what one word of a translation looked at."""
+    from regard.look.faithfulness import faithfulness
+
+    run = _run(runs, asked.run)
+    if asked.place >= len(asked.target):
+        raise RefusedError(f"place must be from 0 to {len(asked.target) - 1}, got {asked.place}")
+    if not isinstance(run, Scores):
+        raise RefusedError("this run cannot be asked again with words left out", 404)
+    try:
+        weights = run.translate(asked.text, beams=1, forced=tuple(asked.target)).beams[0].weights[asked.place]
+    except ValueError as error:
+        raise RefusedError(str(error)[:300]) from None
+    return faithfulness(lambda kept: run.score(asked.text, asked.target, asked.place, kept), weights, orderings=8)
+
+
+def open_run(path: Path) -> "LiveRun":
+    """The run in a directory; it may still be training."""
+    if not (path / "config.json").is_file():
+        raise ValueError(f"{path} is neither a trace nor a run: a run is a directory with a config.json")
+    from regard.tasks import live_runs
+
+    return live_runs.open_run(path)
+
+
+def _run(runs: Sequence[Translates | None], number: int) -> Translates:
+    if number >= len(runs):
+        raise RefusedError(f"run must be from 0 to {len(runs) - 1}, got {number}", 404)
+    run = runs[number]
+    if run is None:
+        raise RefusedError(f"run {number} does not translate", 404)
+    return run
+
+
+def _beam(beam: Any) -> dict[str, object]:
+    """A `Translated`, or what a task has in its place."""
+    return {
+        "tokens": list(beam.tokens),
+        "logProb": beam.log_prob,
+        "weights": beam.weights.tolist(),
+        "alternatives": [
+            [{"token": other.token, "probability": other.probability} for other in others[:8]]
+            for others in beam.alternatives
+        ],
+    }

@@ -1,0 +1,74 @@
+"""Pictures as inputs of tasks, and where attention over their cells points."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from regard.data.text.parallel_text import DataError
+from regard.data.vision.image_files import Pixels, decode
+from regard.data.worlds.shapes import Box
+from regard.look.labels import Labels, patches
+from regard.tasks.task import InputError
+
+Grid = tuple[int, int]  # rows and columns of cells
+Size = tuple[int, int]  # height and width in pixels
+
+
+def read_picture(given: Any, size: Size) -> Pixels:
+    """An input as RGB pixels (3, height, width); `InputError` says what is wrong with the file or the bytes."""
+    try:
+        return decode(given if isinstance(given, bytes) else Path(given), size, name="the picture")
+    except DataError as error:
+        raise InputError(str(error)) from error
+
+
+def png_of(pixels: Pixels | Tensor) -> bytes:
+    """RGB pixels (3, height, width), from 0 to 255, as a PNG file."""
+    from PIL import Image
+
+    with io.BytesIO() as file:
+        Image.fromarray(np.asarray(pixels).transpose(1, 2, 0)).save(file, "PNG", optimize=True)
+        return file.getvalue()
+
+
+def scaled(pixels: UInt8[Tensor, "b c height width"]) -> Float[Tensor, "b c height width"]:
+    """Bytes as numbers from −1 to 1."""
+    return pixels.float().div(127.5).sub(1.0)
+
+
+def cell_of(weights: Float[Tensor, "k"]) -> int:
+    """The cell with the largest weight."""
+    return int(weights.argmax())
+
+
+def points_at(cell: int, boxes: Sequence[Box], *, grid: Grid, size: Size) -> bool:
+    """Whether the centre of a cell lies inside one of the boxes (left, top, right, bottom in pixels).
+
+    >>> points_at(7, [(8, 8, 18, 18)], grid=(6, 6), size=(48, 48))  # row 1, column 1: its centre is (12, 12)
+    True
+    """
+    row, column = divmod(cell, grid[1])
+    x, y = (column + 0.5) * size[1] / grid[1], (row + 0.5) * size[0] / grid[0]
+    return any(left <= x < right and top <= y < bottom for left, top, right, bottom in boxes)
+
+
+def covered(pixels: UInt8[Tensor, "c height width"], kept: Tensor, *, grid: Grid) -> UInt8[Tensor, "n c height width"]:
+    """The picture once for each row of `kept` (n, cells); cells that are not kept have the picture's mean colour."""
+    height, width = pixels.shape[-2:]
+    cells = kept.unflatten(-1, grid).to(pixels.device, torch.float32).unsqueeze(1)
+    shown = torch.nn.functional.interpolate(cells, size=(height, width), mode="nearest").bool()
+    mean = pixels.float().mean((-2, -1), keepdim=True).to(torch.uint8)
+    return torch.where(shown, pixels, mean)
+
+
+def cell_labels(pixels: Pixels, grid: Grid) -> Labels:
+    """Names for the cells of a picture, with the picture itself."""
+    from PIL import Image
+
+    return patches(Image.fromarray(pixels.transpose(1, 2, 0)), grid)

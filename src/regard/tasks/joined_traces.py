@@ -1,0 +1,25 @@
+"""Several predictions as one trace, so that one page shows them all."""
+
+from collections.abc import Sequence
+
+from regard.look.attention_records import Record
+from regard.look.trace import Trace
+from regard.tasks.task import Prediction
+
+_LONGEST = 80  # characters of an answer in the name of its map
+
+
+def joined_trace(predictions: Sequence[Prediction], title: str) -> Trace | None:
+    """The maps of all predictions, named by number and answer; None where no model has attention."""
+    records: list[Record] = []
+    dropped: list[str] = []
+    for number, prediction in enumerate(predictions):
+        trace = prediction.trace()
+        if trace is None:
+            continue
+        dropped += [f"{number}. {text}" for text in trace.dropped]
+        for record in trace.records:
+            answer = prediction.answer if len(prediction.answer) <= _LONGEST else f"{prediction.answer[:_LONGEST]}…"
+            record.name = f"{number}. {answer}" + (f" · {record.name}" if len(trace.records) > 1 else "")
+            records.append(record)
+    return Trace(title, records, dropped) if records else None

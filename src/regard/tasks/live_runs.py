@@ -1,0 +1,92 @@
+"""Runs that the studio shows and asks, also while they are still training."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from regard.tasks.loading import Loaded, load, task_of
+from regard.tasks.task import InputError, Prediction, Task
+from regard.train.run_directory import Run, RunError
+
+
+@dataclass(eq=False)
+class LiveRun:
+    """A run directory. Weights are loaded when there are some, and again after newer ones were written."""
+
+    run: Run
+    task: Task
+    _loaded: Loaded | None = None
+    _more: Any = None
+    _version: tuple[Any, ...] | None = None  # of the weights that are loaded
+    _lock: RLock = field(default_factory=RLock)
+
+    @property
+    def name(self) -> str:
+        """The name of the run's directory."""
+        return self.run.path.resolve().name
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are weights to answer with."""
+        return self._loaded is not None or self._newest() is not None
+
+    @property
+    def weights(self) -> str | None:
+        """Which weights answer; None before the first checkpoint."""
+        loaded = self.loaded()
+        return None if loaded is None else loaded.weights
+
+    @property
+    def more(self) -> Any:
+        """What its task can do beside answering, such as forced beginnings; None where there is nothing more."""
+        with self._lock:
+            try:
+                return None if self.loaded() is None else self._more
+            except (RunError, OSError):  # a question says what is wrong with the weights
+                return None
+
+    def ask(self, inputs: Mapping[str, Any]) -> Prediction:
+        """The answer to one input, given by the names of the task's inputs; `InputError` says what is wrong with it."""
+        with self._lock:  # a predictor serves one question at a time
+            loaded = self.loaded()
+            if loaded is None:
+                raise RunError(f"{self.name} cannot answer yet: its training has written no checkpoint")
+            [answer] = loaded.answers([inputs])
+        if isinstance(answer, InputError):
+            raise answer
+        return answer
+
+    def loaded(self) -> Loaded | None:
+        """The predictor with the newest weights; None before the first checkpoint."""
+        with self._lock:
+            newest = self._newest()
+            if newest is None or newest == self._version:
+                return self._loaded
+            try:
+                loaded = load(self.run)
+            except (RunError, OSError):
+                if self._loaded is None:
+                    raise
+                return self._loaded  # training removed the checkpoint while it was read: the next question tries again
+            self._more = None if self.task.live is None else self.task.live(self.name, loaded.predictor)
+            self._loaded, self._version = loaded, newest
+            return loaded
+
+    def _newest(self) -> tuple[Any, ...] | None:
+        """What changes when newer weights are written."""
+        if self.run.model_path.is_file():
+            status = self.run.model_path.stat()
+            return status.st_mtime_ns, status.st_size
+        steps = self.run.checkpoints.steps()
+        return (steps[-1],) if steps else None
+
+
+def open_run(path: Path) -> LiveRun:
+    """The run in a directory. One that has no weights yet can be opened; one that is damaged is an error."""
+    run = Run.open(path)
+    live = LiveRun(run, task_of(run))
+    run.config_as(live.task.config)
+    live.loaded()
+    return live

@@ -1,0 +1,298 @@
+"""A trained translator: text in, text out, with the weights that tell where each piece came from."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.data.text.alignment import Link, links_from_weights
+from regard.data.token_batches import Batch, collate
+from regard.decode.captured import Captures
+from regard.decode.records import Hypothesis
+from regard.look.trace import Trace
+from regard.models.frame import EncoderDecoder
+from regard.models.quantized import pack, quantize
+from regard.models.transformer.encoder_decoder import TransformerDecoder
+from regard.nn.positions import LearnedPositions
+from regard.tasks.task import InputError, SettingError
+from regard.tasks.text_generation import BOS, EOS, PAD, hypotheses
+from regard.tasks.translation.codec import NO_WORDS, TOKENIZERS, Coder, Reading, Words, load_coder
+from regard.tasks.translation.config import DecodeSettings, Precision, TranslationConfig
+from regard.tasks.translation.network import build
+from regard.train.distributed import shareable
+from regard.train.run_directory import Run
+
+END = "∎"  # how the end mark of a source is shown
+LONGEST = 1000  # source tokens of a text, unless more are asked for
+_BATCH = 4096  # source tokens searched at once, hypotheses counted
+CHARACTERS = 64  # a text of more characters for each token it may have is refused unread
+_SEARCHED = 64 * LONGEST  # source tokens times hypotheses of one text, likewise
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """One translation. `weights` (t, s) are those of its pieces over the source's, and its end mark if it has one."""
+
+    source: Reading
+    text: str
+    numbers: tuple[int, ...]
+    labels: tuple[str, ...]
+    weights: Tensor | None
+    score: float
+    others: tuple[tuple[str, float], ...] = ()  # further texts, best first, with their scores
+    source_words: Words = NO_WORDS  # the words of the source's numbers, and of the translation's
+    words: Words = NO_WORDS
+
+    @property
+    def answer(self) -> str:
+        """The translation."""
+        return self.text
+
+    @property
+    def line(self) -> str:
+        """The translation."""
+        return self.text
+
+    def record(self) -> dict[str, Any]:
+        """The translation as JSON: pairs of an alignment are (source, target), counted from 0."""
+        words: list[Link] = []
+        pieces: list[Link] = []
+        if self.weights is not None:
+            owners = {"source": self.source_words.owners, "target": self.words.owners}
+            words = sorted(links_from_weights(self.weights, **owners))
+            pieces = sorted(links_from_weights(self.weights[:, : len(self.source.labels)]))
+        rows = None if self.weights is None else self.weights.tolist()
+        return {
+            "source": " ".join(self.source.words),
+            "translation": self.text,
+            "score": round(self.score, 5),
+            "source_words": self.source_words.words,
+            "target_words": self.words.words,
+            "alignment": words,
+            "source_pieces": self.columns,
+            "target_pieces": self.labels,
+            "piece_alignment": pieces,
+            "weights": None if rows is None else [[round(number, 5) for number in row] for row in rows],
+        }
+
+    def trace(self) -> Trace | None:
+        """The weights with the translation's words at the rows and the source's at the columns."""
+        if self.weights is None or not self.labels:
+            return None
+        weights = {"attention": self.weights[None].float()}
+        return Trace.from_weights(weights, title=self.text, rows=list(self.labels), columns=list(self.columns))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Labels of the weights' columns."""
+        marked = self.weights is not None and self.weights.shape[-1] > len(self.source.labels)
+        return (*self.source.labels, END) if marked else self.source.labels
+
+
+@dataclass(frozen=True, eq=False)
+class Translator:
+    """A model with its two languages."""
+
+    model: EncoderDecoder
+    coder: Coder
+    settings: DecodeSettings
+    end_mark: bool = True
+    captures: Captures = field(default_factory=Captures)  # searches of nearly the same size share their preparation
+    exact: EncoderDecoder | None = None  # the model as it was trained, where this one was made of it
+    prepared: str | None = None  # the precision that the model was made ready for
+    place: torch.device | None = None  # where it is when its precision lets it be; None: where the model is
+
+    @classmethod
+    def load(
+        cls, run: Run, device: torch.device | str | None = None, *, precision: Precision | str | None = None
+    ) -> "Translator":
+        """The translator of a run, on the GPU where there is one and the precision is for it.
+
+        A precision makes it ready as `in_precision` does; None is that of the run's settings, float32 being the model
+        as it was trained.
+        """
+        config = run.config_as(TranslationConfig)
+        _check_device(precision or config.decode.precision, device)
+        with run.reading(*TOKENIZERS):
+            coder = load_coder(run.path, words=not config.data.files)
+        model = build(config.model, coder.sizes, shared=coder.shared)
+        run.load_model(model)
+        return cls.of(model, coder, config, device, precision=precision)
+
+    @classmethod
+    def of(
+        cls,
+        model: EncoderDecoder,
+        coder: Coder,
+        config: TranslationConfig,
+        device: torch.device | str | None = None,
+        *,
+        precision: Precision | str | None = None,
+    ) -> "Translator":
+        """A translator of a model that is trained, as `load` makes it."""
+        wanted = precision or config.decode.precision
+        _check_device(wanted, device)
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if wanted != "int8":
+            model.to(place)
+        made = cls(model.eval(), coder, config.decode, config.data.end_mark, place=place)
+        return made if precision is None and wanted == "float32" else made.in_precision(wanted)
+
+    def in_precision(self, precision: Precision | str) -> "Translator":
+        """The same translator made ready to translate in a precision; int8 takes it to the CPU.
+
+        It has a copy of the model, for inference alone, that does not follow what the model learns after. Where there
+        is nothing to make ready, as in float32 on CUDA, it has the model itself, and is this translator if that has.
+        """
+        if precision not in ("float32", "bfloat16", "int8"):
+            raise SettingError(f"precision must be float32, bfloat16 or int8, got {precision!r}")
+        if precision == self.prepared:
+            return self
+        exact = self.exact or self.model
+        if self.place is not None and precision != "int8":
+            exact.to(self.place)
+        try:
+            model = _prepared(exact, precision)
+        except ValueError as error:
+            raise SettingError(f"{precision} cannot be: {error}") from error
+        if model is self.model:
+            return self
+        return replace(self, model=model, captures=Captures(), exact=exact, prepared=precision)
+
+    @property
+    def network(self) -> EncoderDecoder:
+        """The model that translates."""
+        return self.model
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def batch(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
+        """Pairs of numbers as the model takes them."""
+        return collate(pairs, pad=PAD, bos=BOS, eos=EOS, source_end=self.end_mark).to(self.device)
+
+    def translate(
+        self, texts: Sequence[str], *, width: int | None = None, n_best: int = 1, weights: bool = True
+    ) -> list[Translation]:
+        """Translations of texts, in their order."""
+        return self.search([self.coder.read(text) for text in texts], width=width, n_best=n_best, weights=weights)
+
+    def longest(self, *, width: int | None = None, tokens: int | None = None) -> int:
+        """The most source tokens of a text: `tokens`, or LONGEST and fewer with many hypotheses.
+
+        A model with learned positions has no more than those.
+        """
+        wanted = tokens or max(1, min(LONGEST, _SEARCHED // (width or self.settings.beam)))
+        held = _positions(self.model.encoder)
+        return wanted if held is None else max(1, min(wanted, held - self.end_mark))
+
+    def answers(
+        self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None, longest: int | None = None
+    ) -> list[Translation | InputError]:
+        """Translations of inputs, in their order; an error for a text that is too long."""
+        limit = self.longest(width=beam, tokens=longest)
+        found: list[Translation | InputError | None] = []
+        sources: list[Reading] = []
+        for one in inputs:
+            text = one["source"]
+            if len(text) > CHARACTERS * limit:
+                found.append(InputError(f"more than {CHARACTERS * limit:,} characters"))
+                continue
+            source = self.coder.read(text)
+            if len(source.numbers) > limit:
+                found.append(InputError(f"{len(source.numbers):,} tokens, at most {limit:,}"))
+                continue
+            sources.append(source)
+            found.append(None)
+        translated = iter(self.search(sources, width=beam))
+        return [next(translated) if one is None else one for one in found]
+
+    @shareable
+    @torch.no_grad()
+    def search(
+        self, sources: Sequence[Reading], *, width: int | None = None, n_best: int = 1, weights: bool = True
+    ) -> list[Translation]:
+        """Translations of sources, in their order: those of like length are searched together."""
+        width = max(width or self.settings.beam, n_best)
+        found: dict[int, Translation] = {}
+        training = self.model.training
+        self.model.eval()
+        for place, source in enumerate(sources):
+            if not source.numbers:  # nothing to translate
+                found[place] = Translation(source, "", (), (), None, 0.0)
+        for part in _by_length(sources, _BATCH // width):
+            every = self._hypotheses([sources[place] for place in part], width, n_best, weights)
+            for place, best in zip(part, every, strict=True):
+                found[place] = self._translation(sources[place], best)
+        self.model.train(training)
+        return [found[place] for place in range(len(sources))]
+
+    def _hypotheses(self, sources: Sequence[Reading], width: int, n_best: int, weights: bool) -> list[list[Hypothesis]]:
+        batch = self.batch([(source.numbers, ()) for source in sources])
+        decoder: Any = self.model.decoder
+        limit = 2 * batch.source_lengths + 10
+        if (held := _positions(decoder)) is not None:
+            limit = limit.clamp(max=held - 1)  # the token that begins has a position too
+        memory = self.model.encoder(batch.source, batch.source_lengths)
+        wanted = {"weights": True} if weights and isinstance(decoder, TransformerDecoder) else {}
+        state = decoder.start(memory, limit=int(limit.max()) + 1, **wanted)
+        return hypotheses(
+            decoder,
+            state,
+            limit,
+            width=width,
+            n_best=n_best,
+            length_penalty=self.settings.length_penalty,
+            captures=self.captures,
+        )
+
+    def _translation(self, source: Reading, hypotheses: Sequence[Hypothesis]) -> Translation:
+        best = hypotheses[0]
+        weights = None if best.weights is None else best.weights[:, : len(source.numbers) + self.end_mark].float()
+        labels = self.coder.labels(best.tokens, source, weights)
+        text = self.coder.write(best.tokens, source, weights)
+        others = tuple((self.coder.write(one.tokens, source, one.weights), one.score) for one in hypotheses[1:])
+        words = (
+            self.coder.source_words(source.numbers, source.labels),
+            self.coder.written_words(best.tokens, labels),
+        )
+        return Translation(source, text, best.tokens, labels, weights, best.score, others, *words)
+
+
+def _check_device(precision: str, device: torch.device | str | None) -> None:
+    if precision == "int8" and device is not None and torch.device(device).type != "cpu":
+        raise SettingError(f"int8 is for the CPU, and the device is {device}: choose another of the two")
+
+
+def _positions(part: nn.Module) -> int | None:
+    """How many positions an encoder or decoder has a vector for; None: any number."""
+    found = [module.capacity for module in part.modules() if isinstance(module, LearnedPositions)]
+    return min(found, default=None)
+
+
+def _prepared(exact: EncoderDecoder, precision: str) -> EncoderDecoder:
+    """A copy of the model in a precision, or the model itself where that is it."""
+    here = next(exact.parameters()).device.type
+    if precision == "int8":
+        return quantize(exact if here == "cpu" else copy.deepcopy(exact).cpu())
+    if precision == "bfloat16":
+        return copy.deepcopy(exact).eval().to(torch.bfloat16)
+    return pack(exact) if here == "cpu" and torch.backends.mkldnn.is_available() else exact
+
+
+def _by_length(sources: Sequence[Reading], tokens: int) -> Iterator[list[int]]:
+    """Numbers of sources in groups of like length, each of at most so many tokens with its padding."""
+    filled = [place for place, source in enumerate(sources) if source.numbers]
+    order = sorted(filled, key=lambda place: len(sources[place].numbers))
+    group: list[int] = []
+    for place in order:
+        if group and (len(group) + 1) * (len(sources[place].numbers) + 1) > tokens:
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group

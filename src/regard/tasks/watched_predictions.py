@@ -1,0 +1,94 @@
+"""Answers with the network's self-attention beside the maps that the task itself shows."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from regard.look.attention_records import Record
+from regard.look.labels import Labels
+from regard.look.trace import Trace
+from regard.look.watch import watch
+from regard.tasks.loading import Loaded
+from regard.tasks.task import InputError, Prediction
+
+_WEIGHTS = 2**20  # of the self-attention of one answer: all heads of all layers together
+_BYTES = 2**28  # queries and keys that are held while one input is answered
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """A prediction with the self-attention that was computed for it; `dropped` says which layers were left out."""
+
+    prediction: Prediction
+    layers: Sequence[Record]
+    dropped: Sequence[str] = ()
+
+    @property
+    def answer(self) -> str:
+        """What a person wants to read."""
+        return self.prediction.answer
+
+    @property
+    def line(self) -> str:
+        """The answer as one line of output."""
+        return self.prediction.line
+
+    def record(self) -> dict[str, Any]:
+        """The prediction as JSON, as its task writes it."""
+        return self.prediction.record()
+
+    def trace(self) -> Trace | None:
+        """The task's own maps, then the layers of self-attention; None where there is neither."""
+        own = self.prediction.trace()
+        layers = [copy.copy(layer) for layer in self.layers]
+        if own is None:
+            return Trace(self.answer, layers, self.dropped) if layers else None
+        return Trace(own.title, [*own.records, *layers], [*own.dropped, *self.dropped])
+
+
+def watched(loaded: Loaded, inputs: Sequence[Any], **options: Any) -> list[Prediction | InputError]:
+    """The answers of a run, one input after another, each with the self-attention of its network.
+
+    Self-attention is every call with one sequence whose queries are as many as its keys: the layers of a Transformer
+    encoder, or a passage that attends itself. It has the labels of the task's own map with as many positions.
+    """
+    return [_watched(loaded, one, options) for one in inputs]
+
+
+def _watched(loaded: Loaded, given: Any, options: dict[str, Any]) -> Prediction | InputError:
+    with watch(loaded.predictor.network, limit=_BYTES) as seen:
+        [prediction] = loaded.answers([given], **options)
+    if isinstance(prediction, InputError):
+        return prediction
+    own = prediction.trace()
+    shown = [] if own is None else own.records
+    square = [one for one in seen.records if one.batch == 1 and one.queries == one.keys > 1 and one.call == 0]
+    layers = [one for one in square if not any(_same(one, other) for other in shown)]
+    kept: list[Record] = []
+    dropped: list[str] = []
+    total = 0
+    for layer in layers:
+        total += layer.heads * layer.queries * layer.keys
+        if total > _WEIGHTS:
+            dropped.append(f"{layer.name!r} did not fit: a page shows {_WEIGHTS:,} weights of self-attention an answer")
+            continue
+        labels = _labels(shown, layer.keys)
+        layer.row_labels = layer.column_labels = labels
+        kept.append(layer)
+    return Watched(prediction, kept, dropped)
+
+
+def _same(one: Record, other: Record) -> bool:
+    """Whether two maps are one: a task's own map may be square by chance, or be self-attention itself."""
+    shapes = {(record.batch, record.heads, record.queries, record.keys) for record in (one, other)}
+    return len(shapes) == 1 and torch.allclose(one.weights(), other.weights(), atol=1e-4)
+
+
+def _labels(shown: Sequence[Record], count: int) -> Labels | None:
+    """What the positions stand for: the columns of one of these maps, else the rows of one."""
+    axes = [record.labels() for record in shown]
+    found = [labels for labels in [*(one.columns for one in axes), *(one.rows for one in axes)] if labels is not None]
+    return next((labels for labels in found if len(labels) == count), None)

@@ -1,0 +1,28 @@
+"""The learning rate as a function of the step alone: nothing to save, nothing to get out of step."""
+
+import math
+
+from regard.train.train_settings import TrainSettings
+
+
+def learning_rate(step: int, settings: TrainSettings) -> float:
+    """Of the update that makes step `step` (from 1): it rises in a line over the warm-up, then follows the schedule.
+
+    inverse_sqrt: peak · √(warmup / step), as in Vaswani et al. 2017, section 5.3 (with their peak written out);
+    cosine: from the peak down to final_share · peak at the last step; constant: the peak.
+
+    >>> settings = TrainSettings(learning_rate=1.0, warmup=4, steps=100)
+    >>> [learning_rate(step, settings) for step in (1, 4, 16)]
+    [0.25, 1.0, 0.5]
+    """
+    if step < 1:
+        raise ValueError(f"step must be 1 or more; got {step}")
+    peak, warmup = settings.learning_rate, settings.warmup
+    if step < warmup:
+        return peak * step / warmup
+    if settings.schedule == "inverse_sqrt":
+        return peak * math.sqrt(max(1, warmup) / step)
+    if settings.schedule == "cosine":
+        done = min(1.0, (step - warmup) / max(1, settings.steps - warmup))
+        return peak * (settings.final_share + (1 - settings.final_share) * (1 + math.cos(math.pi * done)) / 2)
+    return peak

@@ -1,0 +1,307 @@
+"""A run directory: what was asked, what came out, and the checkpoints on the way."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from torch import nn
+
+from regard.train.atomic_files import write_whole
+from regard.train.checkpoint_files import Checkpoints
+from regard.train.data_fingerprints import changes, fingerprint
+from regard.train.directory_lock import lock_path, locked
+from regard.train.errors import RunError
+from regard.train.manifest import NAME as MANIFEST
+from regard.train.manifest import Manifest
+from regard.train.metrics_log import Metrics
+from regard.train.model_card import model_card
+from regard.train.weight_files import load_model, put_weights, save_model
+
+Config = TypeVar("Config", bound=BaseModel)
+
+__all__ = ["Run", "RunError"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """`config.json  data.json  model.safetensors  metrics.jsonl  result.json  manifest.json  README.md  checkpoints/`.
+
+    >>> import tempfile
+    >>> run = Run.create(Path(tempfile.mkdtemp()) / "tiny", {"task": "translation", "train": {"steps": 100}})
+    >>> Run.open(run.path).config()["task"]
+    'translation'
+    """
+
+    path: Path
+    accepts_changed_data: bool = field(default=False, compare=False)
+    _holds: list[None] = field(default_factory=list, init=False, repr=False, compare=False)  # as deep as it is held
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        changeable: Collection[str] = (),
+        renewed: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
+    ) -> "Run":
+        """Makes a run directory, or takes up the one that is there with `resume`, and lets go of it.
+
+        A directory that holds something is never written over. A run is taken up with the config it was started with;
+        only keys in `changeable` (written `train.steps`) may differ, and the new values are then kept. `renewed` gives
+        a config that an earlier version wrote as today's would, settings that were not known then included.
+        """
+        with cls.training(path, config, resume=resume, changeable=changeable, renewed=renewed) as run:
+            return run
+
+    @classmethod
+    @contextmanager
+    def training(
+        cls,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        changeable: Collection[str] = (),
+        renewed: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
+        inputs: Sequence[Path] = (),
+        accept_changed_data: bool = False,
+    ) -> Generator["Run", None, None]:
+        """The same as `create`, with the directory locked from before anything is read or written to the end.
+
+        `inputs` are the data files. Their size, modification time and SHA-256 are recorded in data.json; when the run
+        is taken up and the contents are not the same, that is an error, unless changed data is accepted. An error
+        before the first checkpoint removes a directory that was new: the corrected command may use the same name.
+        """
+        run = cls(Path(path), accept_changed_data)
+        try:
+            run._check_free(resume)
+        except RunError:
+            # Another process may have locked the directory and be about to write config.json: the lock decides.
+            if not lock_path(run.path).is_file():
+                raise
+        new = not run.path.exists()
+        with run.held():
+            fresh = run._check_free(resume)
+            try:
+                if fresh:
+                    run._begin(config, inputs)
+                else:
+                    run._take_up(config, changeable, renewed, inputs)
+                yield run
+            except BaseException:  # a signal too
+                if fresh and not run.checkpoints.steps():
+                    run._clear(whole=new)
+                raise
+
+    def _check_free(self, resume: bool) -> bool:
+        """Whether the directory is free for a new run. One that holds something else is an error."""
+        # Hidden names are what an interrupted start left behind.
+        if not self.path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):
+            return True
+        if not (self.path / "config.json").is_file():
+            raise RunError(f"{self.path} holds files but no config.json, so it is no run: choose another directory")
+        if not resume:
+            raise RunError(f"{self.path} holds a run already: choose another directory, or go on with it by resuming")
+        return False
+
+    def _begin(self, config: Mapping[str, Any], inputs: Sequence[Path]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.manifest.path.unlink(missing_ok=True)
+        if inputs:
+            self._record(inputs)
+        self.manifest.write("config.json", _json(json.loads(json.dumps(dict(config)))))
+
+    def _take_up(
+        self,
+        config: Mapping[str, Any],
+        changeable: Collection[str],
+        renewed: Callable[[dict[str, Any]], Mapping[str, Any]],
+        inputs: Sequence[Path],
+    ) -> None:
+        """Compares everything first, and only then writes."""
+        plain = json.loads(json.dumps(dict(config)))
+        changed = _differences(json.loads(json.dumps(dict(renewed(self.config())))), plain)
+        refused = {key: values for key, values in changed.items() if key not in changeable}
+        if refused:
+            words = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in refused.items())
+            raise RunError(f"{self.path} was started with another config: {words}")
+        if not self.accepts_changed_data:
+            self.check_inputs(inputs, "--accept-changed-data goes on all the same")
+        self.manifest.sweep()
+        self.manifest.adopt(path.name for path in self._listed())
+        if changed:
+            self.manifest.write("config.json", _json(plain))
+        if inputs and (self.accepts_changed_data or not (self.path / "data.json").is_file()):
+            self._record(inputs)
+
+    def _listed(self) -> list[Path]:
+        """The files that a manifest lists, of a run that has none."""
+        files = [*self.path.glob("*.json"), *self.path.glob("*.safetensors")]
+        return sorted(path for path in files if not path.name.startswith(".") and path.name != MANIFEST)
+
+    def _clear(self, *, whole: bool) -> None:
+        """Removes what was written; the directory too, if it was not there before."""
+        if whole:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        for path in self.path.iterdir():
+            if path.is_dir() and not path.name.startswith("."):
+                shutil.rmtree(path, ignore_errors=True)
+            elif not path.name.startswith("."):
+                path.unlink(missing_ok=True)
+
+    def _record(self, inputs: Sequence[Path]) -> None:
+        self.manifest.write("data.json", _json({"files": [fingerprint(path) for path in inputs]}))
+
+    def check_inputs(self, inputs: Sequence[Path], advice: str) -> None:
+        """Raises `RunError` when data files are not what they were when the run was started.
+
+        Runs of earlier versions recorded nothing; of them, only a file that is missing is an error.
+        """
+        if (self.path / "data.json").is_file():
+            recorded = self._read_json("data.json").get("files")
+            try:
+                found = changes(list(recorded or []), inputs)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise RunError(f"{self.path / 'data.json'} is damaged: {error!r}") from error
+        else:
+            self.manifest.check("data.json")
+            found = [f"{path} is missing" for path in inputs if not path.is_file()]
+        if found:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            raise RunError(f"{found[0]}{more}: {advice}")
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Run":
+        """A run that is there."""
+        run = cls(Path(path))
+        if not (run.path / "config.json").is_file():
+            raise RunError(f"{run.path} is no run: it has no config.json")
+        return run
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.path / "checkpoints")
+
+    @property
+    def metrics(self) -> Metrics:
+        return Metrics(self.path / "metrics.jsonl")
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest(self.path)
+
+    @property
+    def model_path(self) -> Path:
+        return self.path / "model.safetensors"
+
+    def config(self) -> dict[str, Any]:
+        """What was asked for."""
+        return self._read_json("config.json")
+
+    def config_as(self, kind: type[Config]) -> Config:
+        """What was asked for, as the record of a task; what does not fit is a `RunError` that names the setting."""
+        stored = self.config()
+        try:
+            return kind.model_validate(stored)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+            raise RunError(f"{self.path / 'config.json'}: {place + ': ' if place else ''}{message}") from error
+
+    @contextmanager
+    def reading(self, *names: str) -> Generator[None, None, None]:
+        """Checks files of the run; then whatever their readers raise becomes a `RunError` that names the file."""
+        for name in names:
+            self.manifest.check(name)
+        try:
+            yield
+        except RunError:
+            raise
+        except Exception as error:  # the tokenizers library raises nothing more specific
+            first = str(error).partition("\n")[0]
+            files = " or ".join(str(self.path / name) for name in names if (self.path / name).exists())
+            raise RunError(f"{files or self.path / names[0]} cannot be read: {first}") from error
+
+    def save_model(self, model: nn.Module) -> None:
+        """Keeps the final weights."""
+        self.manifest.keep(lambda folder: save_model(model, folder / self.model_path.name))
+
+    def load_model(self, model: nn.Module) -> str:
+        """Puts the final weights into a model, or the best ones of a run that was interrupted; says which."""
+        if not self.model_path.is_file():
+            return self._load_best(model)
+        with self.reading(self.model_path.name):
+            load_model(model, self.model_path)
+        return "final weights"
+
+    def _load_best(self, model: nn.Module) -> str:
+        newest = self.checkpoints.newest(lambda _: None)
+        if newest is None:
+            raise RunError(f"{self.path} has no model.safetensors and no good checkpoint: its training has not begun")
+        with self.reading("config.json"):
+            best = newest.state()["course"]["best_step"]
+            found = newest if best is None or best == newest.step else self.checkpoints.at(best)
+            put_weights(model, *found.model())
+            for name, tensor in found.average().items():
+                model.get_parameter(name).data.copy_(tensor)
+        return f"weights of step {found.step}: training was interrupted after step {newest.step}"
+
+    def save_result(self, result: Mapping[str, Any]) -> None:
+        """Keeps the final figures."""
+        self.manifest.write("result.json", _json(result))
+
+    def result(self) -> dict[str, Any]:
+        """The final figures."""
+        if not (self.path / "result.json").is_file():
+            raise RunError(f"{self.path} has no result.json: its training has not ended")
+        return self._read_json("result.json")
+
+    def save_card(self, card: Mapping[str, Any]) -> None:
+        """Writes the model card, README.md."""
+        write_whole(self.path / "README.md", model_card(card))
+
+    @contextmanager
+    def held(self) -> Generator[None, None, None]:
+        """Keeps other processes from training in this directory; let go when the process ends, however it ends.
+
+        It may be held again inside: the same object does not stand in its own way.
+        """
+        if self._holds:
+            yield
+            return
+        with locked(self.path):
+            self._holds.append(None)
+            try:
+                yield
+            finally:
+                self._holds.pop()
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        with self.reading(name):
+            value = json.loads((self.path / name).read_text(encoding="utf-8"))
+            if not isinstance(value, dict):
+                raise ValueError(f"expected a JSON object, found {type(value).__name__}")
+            return value
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _differences(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """Where two configs differ, by dotted name."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found: dict[str, tuple[Any, Any]] = {}
+        for key in {**old, **new}:
+            found |= _differences(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
+        return found
+    return {} if old == new else {name: (old, new)}
