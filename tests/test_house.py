@@ -22,12 +22,12 @@ NARROWER = {"train": set(), "decode": set(), "data": set(), "look": {"core"}}
 
 PUBLIC = [
     *("attention", "explain", "Attended", "Plan", "linear_attention", "PerformerFeatures", "EluFeatures"),
-    *("Dot", "ScaledDot", "Cosine", "Bilinear", "Additive"),
-    *("Softmax", "Sparsemax", "Entmax", "Sigmoid", "Hard", "reinforce", "Reinforced"),
+    *("Score", "Dot", "ScaledDot", "Cosine", "Bilinear", "Additive"),
+    *("Normalizer", "Softmax", "Sparsemax", "Entmax", "Sigmoid", "Hard", "reinforce", "Reinforced"),
     *("Mask", "causal", "window", "padding", "segments", "dense"),
     *("Bias", "alibi", "relative"),
     *("Request", "Top", "full", "rows", "top", "received", "entropy", "logsumexp", "merge"),
-    *("watch", "Trace", "load"),
+    *("watch", "Trace", "Record", "Labels", "load"),
 ]
 FOLDERS = ["nn", "models", "parallel"]
 
