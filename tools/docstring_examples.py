@@ -39,12 +39,13 @@ def _all(obj: griffe.Object) -> Iterator[griffe.Object]:
 
 
 def _complete(obj: griffe.Object) -> None:
-    """The formula after the first paragraph, the parameters before the first example."""
+    """The formula after the first paragraph, parameters before the first example, an example where there is none."""
     assert obj.docstring is not None
     parent = obj.parent
     key = f"{parent.name}.{obj.name}" if isinstance(parent, griffe.Class) else obj.name
+    shown = f"parallel.{obj.name}" if obj.path.startswith("regard.parallel.") else key
     first, *rest = obj.docstring.value.split("\n\n")
-    formula = _TOLD["formulas"].get(key)
+    formula = _TOLD["formulas"].get(shown)
     if formula is not None:
         first += f"\n\n$$\n{formula.strip()}\n$$"
     function = obj.members.get("__init__") if isinstance(obj, griffe.Class) else obj
@@ -58,6 +59,9 @@ def _complete(obj: griffe.Object) -> None:
         if lines:
             place = next((n for n, paragraph in enumerate(rest) if paragraph.startswith("```pycon")), len(rest))
             rest.insert(place, "\n".join(["Args:", *lines]))
+    for language, examples in (("pycon", _TOLD["examples"]), ("python", _TOLD["programs"])):
+        if shown in examples:
+            rest.append(f"```{language}\n{examples[shown].strip()}\n```")
     obj.docstring.value = "\n\n".join([first, *rest])
 
 

@@ -77,6 +77,7 @@ class ImageEncoder(nn.Module):
         return math.ceil(height / stride), math.ceil(width / stride)
 
     def forward(self, images: Float[Tensor, "b c height width"], lengths: None = None) -> Memory:
+        """The memory of images of one size: a cell for each place of the map."""
         if lengths is not None:
             raise ValueError("lengths must be None for images: all of a batch have one size")
         return self.memory(self.backbone(images))
