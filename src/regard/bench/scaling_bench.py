@@ -370,7 +370,8 @@ def _notes(record: dict[str, Any]) -> tuple[str, str]:
         + (" Times are processor times: other programs ran beside." if record["device"] == "cpu" else ""),
         f"Forecast for {large['name']} in nodes of {large['node']}: {EACH:,} tokens of each device in a step, "
         f"{near:.0f} GB/s within a node and {far:.0f} GB/s between nodes for each device (assumed, not measured), "
-        f"{large['flops']:.3g} FLOP/s ({speed}). “Efficiency” is against one device without a group and the same sequences.",
+        f"{large['flops']:.3g} FLOP/s ({speed}). “Efficiency” is against one device without a group and the same "
+        "sequences.",
     )
 
 
