@@ -16,6 +16,7 @@ from regard.look import drawings
 from regard.look.attention_records import Given, Record, nbytes
 from regard.look.labelling import in_a_row, named, put
 from regard.look.labels import Labelling, labels_of
+from regard.look.layer_names import layer_names
 from regard.look.recomputed_weights import Joined, Worst
 from regard.look.rollout import rollout
 from regard.look.trace_files import LARGEST_FILE, read, write
@@ -26,7 +27,8 @@ _UNTITLED = "Attention"
 class Trace:
     """Records of attention, in the order of the calls.
 
-    `dropped` lists what was left out or could not be captured, and why.
+    `dropped` lists what was left out or could not be captured, and why. `parts` is the heading of the list of records
+    in a page, in English ("en") and Chinese ("zh"); by default records are layers and heads.
 
     >>> import torch
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"])
@@ -37,10 +39,18 @@ class Trace:
     ('the', 'cat')
     """
 
-    def __init__(self, title: str = _UNTITLED, records: Sequence[Record] = (), dropped: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        title: str = _UNTITLED,
+        records: Sequence[Record] = (),
+        dropped: Sequence[str] = (),
+        *,
+        parts: Mapping[str, str] | None = None,
+    ) -> None:
         self.title = title
         self.records = list(records)
         self.dropped = list(dropped)
+        self.parts = parts
 
     @classmethod
     def from_weights(
@@ -101,7 +111,7 @@ class Trace:
 
     def select(self, pattern: str) -> "Trace":
         """The records of a name, or else those whose name matches a pattern such as `encoder.*`."""
-        return Trace(self.title, named(self.records, pattern), self.dropped)
+        return Trace(self.title, named(self.records, pattern), self.dropped, parts=self.parts)
 
     def label(
         self,
@@ -158,7 +168,7 @@ class Trace:
                     column_labels=[steps[-1].columns for steps in axes],
                 )
             )
-        return Trace(self.title, records, self.dropped)
+        return Trace(self.title, records, self.dropped, parts=self.parts)
 
     @property
     def sequences(self) -> int:
@@ -200,16 +210,19 @@ class Trace:
         path: str | Path,
         *,
         record: str | tuple[str, int] | None = None,
-        head: int = 0,
+        head: drawings.Head = 0,
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
         """Write the map of a head as an SVG drawing; of the first record unless one is named.
 
+        `head="mean"` is the mean over all heads.
+
         Where the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth"
         is interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
         """
-        drawing = drawings.svg(self._record(record), head=head, batch=batch, view=view, title=self._whole_title())
+        chosen = self._record(record)
+        drawing = drawings.svg(chosen, head=head, batch=batch, view=view, name=self._named(chosen))
         target = Path(path)
         target.write_text(drawing, encoding="utf-8")
         return target
@@ -219,18 +232,24 @@ class Trace:
         path: str | Path,
         *,
         record: str | tuple[str, int] | None = None,
-        head: int = 0,
+        head: drawings.Head = 0,
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
-        """Write the map of a head as a PNG picture; what is drawn is as in `svg`."""
-        title = self._whole_title()
-        return drawings.png(self._record(record), path, head=head, batch=batch, view=view, title=title)
+        """Write the map of a head as a PNG picture; what is drawn is as in `svg`.
 
-    def _whole_title(self) -> str:
-        """The title, where one drawing shows everything that it is the title of."""
-        whole = len(self.records) == 1 and self.records[0].heads == self.records[0].batch == 1
-        return self.title if whole and self.title != _UNTITLED else ""
+        Tokens stand beside the map, its values in the cells where there is room, the scale and the check below the
+        title and the map.
+        """
+        chosen = self._record(record)
+        subtitle = f"{self.title} · {drawings.checked(chosen.check(batch=batch))}"
+        name = self._named(chosen)
+        return drawings.png(chosen, path, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
+
+    def _named(self, record: Record) -> str:
+        """What a drawing calls the record: the trace's title where the drawing shows everything, else the layer."""
+        whole = len(self.records) == 1 and record.heads == record.batch == 1 and self.title != _UNTITLED
+        return self.title if whole else self._said(record)
 
     def show(self, **options: Any) -> None:
         """The page in a notebook; elsewhere in the browser."""
@@ -265,6 +284,11 @@ class Trace:
         if not chosen:
             raise ValueError(f"no record fits of={of!r}: there is {', '.join(self.names[:8]) or 'none at all'}")
         return chosen
+
+    def _said(self, record: Record) -> str | None:
+        """The layer of a record in words; None where its name is none of a layer."""
+        words = dict(zip(self.names, layer_names(self.names), strict=True))[record.name]
+        return None if words is None else " ".join(words)
 
     def _record(self, place: str | tuple[str, int] | None) -> Record:
         if place is not None:

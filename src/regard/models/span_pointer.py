@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.core import sharding
 from regard.core.attention import AnyScore, Attended, attention
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import check_normalizer
@@ -122,6 +123,7 @@ class SpanPointer(nn.Module):
 
     def forward(self, passage: Memory, question: Memory, *, weights: Request | None = None) -> Pointed:
         """Start and end of each answer; `weights` requests those of the alignment and of the matching."""
+        sharding.refuse("a span pointer")
         words = self._dropped(_real(passage.values, passage.mask, self.memory_size, "passage"))
         asked = self._dropped(_real(question.values, question.mask, self.question_size, "question"))
         alignment = self._align(self._keys(passage, words), self._keys(question, asked), asked, question.mask, weights)

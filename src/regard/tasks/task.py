@@ -51,10 +51,14 @@ class Input:
 
 @dataclass(frozen=True)
 class View:
-    """How a page of its attention is named, and what a key stands for, such as a source word."""
+    """How a page of its attention is named, what a key stands for, such as a source word, and what its maps are.
+
+    `parts` is the heading of the list of answers in a page, in English ("en") and Chinese ("zh").
+    """
 
     title: str
     unit: str
+    parts: Mapping[str, str] = field(default_factory=lambda: {"en": "Answers", "zh": "回答"})
 
 
 @runtime_checkable

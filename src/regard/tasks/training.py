@@ -36,7 +36,7 @@ from regard.train.updates import Loss
 _GRID = 8  # lengths of batches are multiples of it where steps are captured as CUDA graphs
 _HELD_OUT_ROWS = 64
 # Settings that may change when a run of any task is resumed.
-CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard")
+CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard", "train.pieces")
 
 
 def train(
@@ -86,7 +86,8 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
     began = time.monotonic()
     material = _material(task, config, run, progress, workers)
     device = workers.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    check_capacity(lambda: task.network(config, material.codec), device)
+    shards = workers.size if config.train.shard else 1
+    check_capacity(lambda: task.network(config, material.codec), device, shards=shards)
     torch.manual_seed(config.train.seed)
     network = task.network(config, material.codec).to(device)
     predictor = task.predictor(network, material.codec, config)
@@ -102,13 +103,13 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
         starting=loss.starting,
         progress=progress,
         workers=workers,
-        layers=_layers,
+        layers=gathered_layers,
     )
     with workers.sharing():
         result = judged(task, config, predictor, material.test, material.longer)
     result |= facts(config, material, network, fitted, time.monotonic() - began)
     if workers.grouped:
-        result["workers"] = workers.size
+        result |= {"workers": workers.size, "memory": fitted.memory}
     with workers.agreed():
         if workers.is_first:
             result["example"] = store_example(task.inputs, material.example, run)
@@ -145,7 +146,7 @@ def _in_trees() -> None:
     register_dataclass(Layered)
 
 
-def _layers(network: nn.Module) -> Iterator[nn.Module]:
+def gathered_layers(network: nn.Module) -> Iterator[nn.Module]:
     """The layers that a sharded network gathers one by one; everything else it gathers for the whole step."""
     _in_trees()
     return (one for one in network.modules() if isinstance(one, TransformerEncoderLayer | TransformerDecoderLayer))

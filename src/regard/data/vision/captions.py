@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from regard.data.data_files import DataError
 from regard.data.json_records import Record, records
 from regard.data.packed import Distinct, Lazy, Texts
-from regard.data.text.parallel_text import DataError, Report, Tsv, lines, report
+from regard.data.text.lines import lines
+from regard.data.text.parallel_text import Report, Tsv, report
 from regard.data.vision.image_folders import PARTS, ImageFolders, part_files
 
 _HEADERS = ("image", "file", "filename", "path")

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.data.data_files import DataError
 from regard.data.json_records import records
 from regard.data.packed import Distinct, Lazy, Texts
-from regard.data.text.parallel_text import DataError, Report, report
+from regard.data.text.parallel_text import Report, report
 from regard.data.vision.image_folders import NAMES, PARTS, ImageFolders, part_files
 
 _SUFFIXES = (".json", ".jsonl")

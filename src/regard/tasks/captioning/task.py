@@ -59,7 +59,7 @@ CAPTIONING = Task(
         Figure("sacrebleu", "BLEU by sacrebleu"),
         Figure("pointing", "pointing", percent=True),
     ),
-    view=View("Where each word was seen", unit="cell"),
+    view=View("Where each word was seen", unit="cell", parts={"en": "Pictures", "zh": "图片"}),
     material=make_material,
     files=input_files,
     codec=lambda directory, config: CaptionCodec.load(Path(directory)),
