@@ -53,6 +53,11 @@ class Problem:
         return 0 in self.shape or 0 in (self.query.shape[-1], self.key.shape[-1])
 
     @property
+    def masked(self) -> bool:
+        """May there be pairs that must not attend? A bias of −inf is a mask too."""
+        return self.mask is not None or self.bias is not None
+
+    @property
     def dtype(self) -> torch.dtype:
         """What the plain paths compute in: float32 for half precision, else the input's own."""
         return torch.float32 if self.query.dtype in HALF else self.query.dtype
@@ -134,7 +139,8 @@ def build(
     generator: torch.Generator | None,
 ) -> Problem:
     """Check the arguments of a call and bring them into one shape."""
-    sharding.refuse("this call")
+    if sharding.current is not None:
+        sharding.refuse("this call")
     _check_tensors(query, key, value)
     check_normalizer(normalize)
     check_dropout(dropout)

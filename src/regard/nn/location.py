@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.core.attention import Attended
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import check_normalizer
-from regard.core.requests import Request, full
+from regard.core.requests import Request
 from regard.nn.alignment_steps import (
     alignment,
     blank,
@@ -29,7 +29,6 @@ from regard.nn.argument_checks import check_sizes
 from regard.nn.protocol import Projected
 
 _SOFTMAX = Softmax()
-_FULL = full()
 
 
 @dataclass(frozen=True)

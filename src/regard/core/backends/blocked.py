@@ -77,8 +77,8 @@ def attend(problem: Problem) -> Result:
 
 def run(problem: Problem) -> Result:
     """`attend` itself."""
-    problem, marks = cleaned(problem)
-    if marks is None and sparse_rows.serves(problem):
+    problem, marks = cleaned(problem) if problem.masked else (problem, None)
+    if marks is None and _two_pass(problem) and sparse_rows.serves(problem):
         return sparse_rows.attend(problem)
     bias = problem.bias.tensor if isinstance(problem.bias, DenseBias) and problem.bias.tensor.requires_grad else None
     learned = tuple(t for t in problem.learned if t is not bias)
