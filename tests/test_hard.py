@@ -446,6 +446,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
     assert (((-gradient - exact) / (spread / math.sqrt(pulls))).abs() < 5).all()
 
 
+@pytest.mark.usefixtures("as_installed")
 @every_backend
 def test_a_bandit_learns_its_best_arm(backend: str) -> None:
     """With the moving baseline and the entropy term, as in Show, Attend and Tell."""

@@ -162,6 +162,7 @@ def test_optional_packages_are_imported_where_used(path):
     assert not [name for name in imports(path, tree) if name in kernels or name.rpartition(".")[0] in kernels]
 
 
+@pytest.mark.process
 def test_importing_the_package_imports_no_torch():
     code = "import sys, regard; dir(regard); {}; print('torch' in sys.modules)"
     for use, expected in {"regard.__version__": "False", "regard.Dot": "True"}.items():
@@ -208,6 +209,7 @@ def test_checkers_see_the_same_names(package):
     assert declared == {**package._HOME, **dict.fromkeys(whole, package.__name__)}
 
 
+@pytest.mark.process
 def test_every_folder_is_found_by_its_name():
     """In a process of its own: here others have imported them already."""
     names = ["bench", "cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"]
@@ -216,6 +218,7 @@ def test_every_folder_is_found_by_its_name():
     assert done.stdout.split() == [f"regard.{name}" for name in names], done.stderr
 
 
+@pytest.mark.process
 def test_an_unknown_name_is_refused_with_a_suggestion():
     code = "import regard; regard.atention"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from regard.core.requests import full
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.worlds.scene_captions import captioned
 from regard.models.vision.efficientnet import EfficientNetLite0
 from regard.models.vision.image_encoder import MAP_ATTENTIONS

@@ -106,6 +106,7 @@ def test_without_hard_attention_there_is_no_baseline():
     assert hard(settings).estimator == "reinforce"
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
 def test_hard_attention_learns_by_every_estimator(estimator):
     """One of five keys holds the class; only reading that key gives it away."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.worlds.further_questions import further
 from regard.data.worlds.scene_questions import FORMS, asked
 from regard.tasks.attention_learning import loss_of

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -56,7 +57,9 @@ def main() -> None:
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Raises instead of killing the process, so that incomplete files are removed."""
     if os.environ.get("RANK", "0") == "0":  # of several workers, the first
-        sys.stderr.write(f"\nregard: ended by {signal.Signals(number).name}\n")
+        # Not by sys.stderr, which refuses to be written to in the middle of a write, where the signal may have come.
+        with suppress(OSError):
+            os.write(2, f"\nregard: ended by {signal.Signals(number).name}\n".encode())
     raise SystemExit(128 + number)
 
 

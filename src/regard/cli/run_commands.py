@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.cli.error_messages import reported
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.tasks.catalog import TASKS
 from regard.tasks.config import TaskConfig
 from regard.tasks.config_overrides import changed, configure, listed, parsed

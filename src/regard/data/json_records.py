@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data.text.parallel_text import DataError, lines
+from regard.data.data_files import DataError
+from regard.data.text.lines import lines
 
 _LONGEST_ARRAY = 1 << 28  # bytes of a line of an array: programs write all of it on one line
 

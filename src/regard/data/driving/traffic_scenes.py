@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.data_files import DataError
 from regard.data.json_records import records
-from regard.data.text.parallel_text import DataError, Report, report
+from regard.data.text.parallel_text import Report, report
 from regard.data.vision.image_folders import PARTS, part_files
 from regard.data.worlds.traffic import Recorded
 from regard.data.worlds.traffic_expert import ACTIONS, Decisions, Scenes

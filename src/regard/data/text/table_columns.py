@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 
 TEXT_NAMES = (
     *("text", "sentence", "review", "content", "comment", "body", "message", "tweet", "document", "text_a", "phrase"),

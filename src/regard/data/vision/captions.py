@@ -12,8 +12,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from regard.data.data_files import DataError
 from regard.data.json_records import Record, records
-from regard.data.text.parallel_text import DataError, Report, Tsv, lines, report
+from regard.data.text.lines import lines
+from regard.data.text.parallel_text import Report, Tsv, report
 from regard.data.vision.image_folders import PARTS, ImageFolders, part_files
 
 _HEADERS = ("image", "file", "filename", "path")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.vision.image_files import SUFFIXES
 
 PARTS = ("train", "valid", "test")

@@ -10,8 +10,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from regard.data.data_files import DataError
 from regard.data.json_records import records
-from regard.data.text.parallel_text import DataError, Report, report
+from regard.data.text.parallel_text import Report, report
 from regard.data.vision.image_folders import NAMES, PARTS, ImageFolders, part_files
 
 _SUFFIXES = (".json", ".jsonl")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.vision.image_files import MOST_PIXELS, Pixels, decode
 
 Progress = Callable[[int, int], None]

@@ -81,15 +81,15 @@ class ModelSettings(Settings):
     input_feeding: bool = False
     """Luong's order: the last output joins the next input."""
     cell: Literal["gru", "lstm"] = "gru"
-    """Of the decoder."""
+    """Recurrent cell of the decoder."""
     size: Width = 256
-    """Of the decoder's states and of the picture's cells."""
+    """Size of the decoder's states and of the picture's cells."""
     embedding: Width | None = None
-    """Of the word vectors; none: the size."""
+    """Size of the word vectors; none: the size."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """On word vectors and before the output layer, in training."""
+    """Dropout on word vectors and before the output layer, in training."""
     map_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """On the map of the picture, in training."""
+    """Dropout on the map of the picture, in training."""
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "ModelSettings":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.vision.captions import CaptionedImage, load_captions
 from regard.data.vision.image_files import Pixels
 from regard.data.vision.image_store import ImageStore, store_images

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.core.requests import full
 from regard.data.audio.sound_files import Samples, read_sound, wav_bytes
+from regard.data.data_files import DataError
 from regard.data.record_batches import groups_by_length
-from regard.data.text.parallel_text import DataError
 from regard.decode.graph_search import Captures
 from regard.decode.records import Hypothesis
 from regard.look.labels import Labels

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.data_files import DataError
 from regard.data.record_batches import padded
-from regard.data.text.parallel_text import DataError
 from regard.data.vision.image_files import Pixels, decode
 from regard.data.vision.image_questions import (
     ImageQuestion,
