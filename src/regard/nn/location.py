@@ -52,7 +52,7 @@ class LocationAttention(nn.Module):
     """w · tanh(W s_i + V h_j + U f_ij + b) with f_i = F ∗ α_{i−1}: content and place (Chorowski et al. 2015).
 
     F convolves the last weights with `filters` kernels of (odd) `kernel_size`, so the next place can be found by its
-    distance from the last one. Before the first query nothing was looked at: α_0 = 0. `normalize=Smooth()` is the
+    distance from the last one. Before the first query α_0 = 0. `normalize=Smooth()` is the
     paper's smoothing; a `sharpness` β above 1 multiplies the scores (section 2.3).
 
     The state is (α of the last query,), (b, k).
