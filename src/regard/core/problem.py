@@ -167,7 +167,7 @@ def build(
 def check_normalizer(normalize: object) -> Normalizer:
     """A record, or an error that says what came instead."""
     if not isinstance(normalize, Normalizer):
-        expected = "a normaliser such as Softmax(), or of a subclass of regard.Normalizer"
+        expected = "a regard normaliser such as Softmax(), or an instance of your subclass of regard.Normalizer"
         raise TypeError(f"normalize must be {expected}, got {said(normalize)}")
     return normalize
 
