@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import torch
 from torch import Tensor
 
-from regard.core.backends.additive.operator import additive_attention
-from regard.core.backends.additive.triton_backward import backward
-from regard.core.backends.additive.triton_forward import forward
-from regard.core.backends.additive.triton_pairs import Pairs
-from regard.core.backends.additive.triton_plan import DEFAULT, Block, Inputs
 from regard.core.scores import ACTIVATIONS
+from regard.kernels.additive.fused import additive_attention
+from regard.kernels.triton.additive.backward import backward
+from regard.kernels.triton.additive.forward import forward
+from regard.kernels.triton.additive.pairs import Pairs
+from regard.kernels.triton.additive.plan import DEFAULT, Block, Inputs
 
 BIG = {"b": 1, "h": 8, "q": 4096, "k": 4096, "f": 64, "e": 64}
 PAIRS = 8 * 4096 * 4096 * 64 / 1e9

@@ -1,7 +1,5 @@
-"""Scores of the caller's own: tried without a trace, cut into blocks only where they may be, and held as they are."""
+"""Scores of the caller's own: any pairwise function, in blocks, with the gradients of `reference`."""
 
-import functools
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -10,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+import forked
 import regard
 
 
@@ -28,188 +27,6 @@ def test_a_score_may_keep_statistics(asked: object) -> None:
     first, second = (torch.autograd.grad(total, x, retain_graph=True)[0] for _ in range(2))
     assert_close(first, second)
     assert calls > 0
-
-
-state = torch.ones(())
-
-OTHERS = {
-    "keys": lambda query, key: (query @ key.mT).softmax(-1) * 10,
-    "queries": lambda query, key: query @ key.mT - (query @ key.mT).mean(-2, keepdim=True),
-    "itself": lambda query, key: state.mul_(1.1) * (query @ key.mT),
-}
-
-
-@pytest.mark.parametrize("asked", [None, regard.entropy()], ids=["output", "entropy"])
-@pytest.mark.parametrize("frozen", [False, True], ids=["learned", "frozen"])
-@pytest.mark.parametrize("wrapped", [False, True], ids=["function", "autocast"])
-def test_scores_written_in_a_loop_keep_their_layers(wrapped: bool, frozen: bool, asked: object) -> None:
-    """By the way back the loop's variable is its last layer, for all of them."""
-    layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)).requires_grad_(not frozen)
-    x = torch.randn(1, 1, 40, 8, requires_grad=True)
-
-    def learned(backend: str) -> tuple[Tensor, ...]:
-        rows, total = x, torch.zeros(())
-        for layer in layers:
-            score = lambda query, key: layer(query) @ key.mT  # noqa: B023, E731
-            with torch.autocast("cpu", enabled=wrapped):
-                found = regard.attention(rows, rows, rows, score=score, weights=asked, backend=backend)
-            rows = found.output
-            total = total if asked is None else total + found.weights.float().sum()
-        return torch.autograd.grad(rows.float().square().sum() + total, [x, *(() if frozen else layers.parameters())])
-
-    near = 5e-2 if wrapped else 1e-5
-    for found, wanted in zip(learned("blocked"), learned("reference"), strict=True):
-        assert (found - wanted).norm() <= near * wanted.norm() + 1e-6
-
-
-WRAPPED = {
-    "partial": lambda score: functools.partial(score, factor=1.0),
-    "called by another": lambda score: lambda query, key: score(query, key),
-    "an argument": lambda score: functools.partial(lambda inner, query, key: inner(query, key), score),
-    "a keyword": lambda score: functools.partial(lambda query, key, inner: inner(query, key), inner=score),
-}
-
-
-@pytest.mark.parametrize("wrapped", WRAPPED)
-def test_scores_held_by_others_keep_their_layers_too(wrapped: str) -> None:
-    layers = [nn.Linear(8, 8).requires_grad_(False) for _ in range(2)]
-    x = torch.randn(1, 1, 40, 8, requires_grad=True)
-
-    def learned(backend: str) -> Tensor:
-        total = torch.zeros(())
-        for layer in layers:
-            score = WRAPPED[wrapped](lambda query, key, factor=1.0: layer(query) @ key.mT * factor)  # noqa: B023
-            total = total + regard.attention(x, x, x, score=score, backend=backend).output.square().sum()
-        return torch.autograd.grad(total, x)[0]
-
-    assert_close(learned("blocked"), learned("reference"), rtol=1e-4, atol=1e-4)
-
-
-class Sharp(nn.Module):
-    """A score with settings that are no tensors, and a layer that may be exchanged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor, self.centred, self.layer = 1.0, False, nn.Linear(8, 8).requires_grad_(False)
-
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        scores = self.layer(query) @ key.mT * self.factor
-        return scores - scores.mean(-1, keepdim=True) if self.centred else scores
-
-
-@pytest.mark.parametrize("asked", [None, regard.entropy()], ids=["output", "entropy"])
-@pytest.mark.parametrize("held", ["module", "bound method"])
-@pytest.mark.parametrize("what", ["factor", "layer"])
-def test_a_score_that_is_another_by_the_way_back_is_an_error(what: str, held: str, asked: object) -> None:
-    """Its gradients would be those of another function."""
-    x, module = torch.randn(1, 1, 40, 8, requires_grad=True), Sharp()
-    score = module if held == "module" else module.forward
-    found = regard.attention(x, x, x, score=score, weights=asked, backend="blocked")
-    total = (found.output if asked is None else found.weights).square().sum()
-    torch.autograd.grad(total, x, retain_graph=True)
-    if what == "factor":
-        module.factor = 0.1
-    else:
-        module.layer = nn.Linear(8, 8).requires_grad_(False)
-    with pytest.raises(RuntimeError, match=r"^score is another function by now"):
-        torch.autograd.grad(total, x)
-
-
-def test_a_score_is_asked_again_whether_it_looks_at_pairs_alone() -> None:
-    x, score = torch.randn(1, 4, 1500, 8), Sharp()
-    assert regard.explain(x, x, x, score=score).backend == "blocked"
-    score.centred = True
-    assert regard.explain(x, x, x, score=score).backend == "reference"
-
-
-def test_a_score_that_takes_no_single_pair_is_asked_with_more() -> None:
-    """Statistics over the keys of a block are others than those over all."""
-    norm = nn.BatchNorm1d(8)
-    score = lambda query, key: query @ norm(key.flatten(0, -2)).view_as(key).mT  # noqa: E731
-    x = torch.randn(1, 1, 3000, 8)
-    assert regard.explain(x, x, x, score=score).backend == "reference"
-    norm.eval()
-    assert regard.explain(x, x, x, score=score).backend == "blocked"
-
-
-class Counting(nn.Module):
-    """A score that keeps statistics in several ways, and through views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(8, momentum=None)
-        self.register_buffer("calls", torch.zeros(4))
-        self.register_buffer("last", torch.zeros(8))
-
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        self.calls.add_(1)
-        self.calls[0] += 1
-        self.calls[1].add_(1)
-        self.calls.view(2, 2).mul_(2)
-        self.calls.data.add_(1)
-        torch.mean(query.detach().flatten(0, -2), 0, out=self.last)
-        return self.norm(query.flatten(0, -2)).view_as(query) @ key.mT
-
-
-def test_trying_a_score_leaves_no_trace() -> None:
-    x, score, alone = torch.randn(2, 2, 64, 8) + 3, Counting(), Counting()
-    state = torch.get_rng_state()
-    before = {name: tensor.clone() for name, tensor in score.named_buffers()}
-    regard.explain(x, x, x, score=score)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in score.named_buffers())
-    regard.attention(x, x, x, score=score)
-    alone(x, x)
-    assert_close(dict(score.named_buffers()), dict(alone.named_buffers()))
-    with pytest.raises(RuntimeError, match="by itself"):
-        regard.attention(x, x, x, score=lambda query, key: fail(score(query, key)))
-    assert_close(dict(score.named_buffers()), dict(alone.named_buffers()))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def fail(scores: Tensor) -> Tensor:
-    raise RuntimeError("by itself")
-
-
-def by_distance(query: Tensor, key: Tensor) -> Tensor:
-    i, j = torch.arange(query.shape[-2])[:, None], torch.arange(key.shape[-2])
-    return query @ key.mT - (i - j).abs()
-
-
-def not_itself(query: Tensor, key: Tensor) -> Tensor:
-    return (query @ key.mT).masked_fill(torch.eye(query.shape[-2], key.shape[-2], dtype=torch.bool), -torch.inf)
-
-
-def inside_a_ball(query: Tensor, key: Tensor) -> Tensor:
-    """NaN for the numbers that it would be asked with."""
-    return 40 * query @ (key - key.mean(-2, keepdim=True)).mT + (1 - query.square().sum(-1, keepdim=True)).sqrt()
-
-
-def places(query: Tensor, key: Tensor) -> Tensor:
-    return torch.arange(query.shape[-2])[:, None] - torch.arange(key.shape[-2])
-
-
-def turned(rows: Tensor) -> Tensor:
-    return rows * torch.cos(torch.arange(rows.shape[-2])[:, None] * 0.001)
-
-
-def of_the_best(query: Tensor, key: Tensor) -> Tensor:
-    scores = query @ key.mT
-    return scores.masked_fill(scores < scores.topk(min(32, scores.shape[-1])).values[..., -1:], -torch.inf)
-
-
-SLIGHTLY = {
-    "a gentle slope": lambda query, key: query @ key.mT - 0.004 * places(query, key).abs(),
-    "a window": lambda query, key: (query @ key.mT).masked_fill(places(query, key).abs() > 10, -torch.inf),
-    "the best of many": of_the_best,
-    "turned by place": lambda query, key: turned(query) @ turned(key).mT,
-    "by the number of keys": lambda query, key: query @ key.mT * torch.tensor(key.shape[-2]).log(),
-}
-
-
-@pytest.mark.parametrize("score", [by_distance, not_itself, inside_a_ball, *SLIGHTLY.values()])
-def test_a_score_of_positions_or_of_all_keys_runs_whole(score: Callable[[Tensor, Tensor], Tensor]) -> None:
-    x = torch.rand(1, 4, 1500, 8) * 0.2
-    assert regard.explain(x, x, x, score=score).backend == "reference"
 
 
 def with_attributes() -> Callable[[Tensor, Tensor], Tensor]:
@@ -259,15 +76,6 @@ def test_a_score_of_functions_learns_as_on_reference(make: Callable[[], Callable
     assert_close(learned("blocked"), learned("reference"), rtol=1e-4, atol=1e-4)
 
 
-def test_scores_written_at_one_place_are_not_taken_for_one() -> None:
-    x = torch.randn(1, 4, 1500, 8)
-    chosen = [
-        regard.explain(x, x, x, score=lambda query, key: inner(query, key)).backend  # noqa: B023
-        for inner in (lambda query, key: query @ key.mT, lambda query, key: (query @ key.mT).softmax(-1))
-    ]
-    assert chosen == ["blocked", "reference"]
-
-
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_a_score_that_draws_runs_whole_and_is_tried_without_a_draw(device: str) -> None:
     x = torch.randn(1, 4, 1500, 8, device=device)
@@ -297,16 +105,6 @@ def test_a_score_that_does_not_take_any_numbers_runs_as_it_is() -> None:
     norm = nn.BatchNorm1d(8)  # in training it takes no single row
     score = lambda query, key: norm(query.flatten(0, -2)).view_as(query) @ key.mT  # noqa: E731
     assert regard.attention(x[..., :9, :], x, x, score=score).output.shape == (1, 1, 9, 8)
-
-
-@pytest.mark.parametrize("looks_at", OTHERS)
-def test_a_score_that_is_not_of_its_pair_alone_runs_whole(looks_at: str) -> None:
-    """Cut into blocks it would be another score: `auto` takes the plain form, and `blocked` says why not."""
-    score, x = OTHERS[looks_at], torch.randn(1, 1, 2000, 8)
-    assert regard.explain(x, x, x, score=score).backend == "reference"
-    assert regard.explain(x, x, x, score=lambda query, key: query @ key.mT).backend == "blocked"
-    with pytest.raises(ValueError, match=r"depends on the other pairs|changes what it reads"):
-        regard.attention(x[..., :9, :], x[..., :9, :], x[..., :9, :], score=score, backend="blocked")
 
 
 NO_DERIVATIVE = {
@@ -369,7 +167,8 @@ for a, b in zip(learned(torch.compile(call, backend="eager")), learned(call)):
 """
 
 
+@pytest.mark.process
 def test_compiled_calls_do_not_take_a_tensor_for_changed() -> None:
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

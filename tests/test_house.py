@@ -1,6 +1,7 @@
 """The house rules that a reader relies on: imports go downwards, nothing is heavy, and the public names are these."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -16,9 +17,12 @@ PACKAGE = ROOT / "src" / "regard"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top floor to the ground. A floor may import the floors below it, and rooms of its own.
-FLOORS = ["cli", "studio", "bench", "tasks", "train decode data", "models", "look", "nn", "parallel", "core"]
+FLOORS = ["cli", "studio", "bench", "tasks", "train decode data", "models", "look", "nn", "parallel", "core", "kernels"]
 # What knows no model takes callables and records; pictures need the mathematics but no layers.
-NARROWER = {"train": set(), "decode": set(), "data": set(), "look": {"core"}}
+NARROWER = {"train": {"kernels"}, "decode": {"kernels"}, "data": {"kernels"}, "look": {"core", "kernels"}}
+
+# A module of Triton kernels imports Triton at its top, so it is imported itself where it is used.
+KERNELS = [path for path in MODULES if "triton" in path.relative_to(PACKAGE).parts and path.name != "__init__.py"]
 
 PUBLIC = [
     *("attention", "explain", "Attended", "Plan", "linear_attention", "PerformerFeatures", "EluFeatures"),
@@ -100,9 +104,17 @@ def test_imports_go_downwards(path):
 def test_core_stands_on_torch_alone(path):
     names = list(imports(path, ast.parse(path.read_text())))
     # `regard` itself re-exports core: core importing it back would run in a circle.
-    assert all(floor_of(name) == "core" for name in names if name.split(".")[0] == "regard")
-    # numpy comes with torch, Triton with torch on CUDA, and jaxtyping is the notation of shapes.
-    assert top_packages(path, ast.parse(path.read_text())) <= {"torch", "numpy", "triton", "jaxtyping"}
+    assert all(floor_of(name) in ("core", "kernels") for name in names if name.split(".")[0] == "regard")
+    # numpy comes with torch, and jaxtyping is the notation of shapes.
+    assert top_packages(path, ast.parse(path.read_text())) <= {"torch", "numpy", "jaxtyping"}
+
+
+@named(sorted((PACKAGE / "kernels").rglob("*.py")))
+def test_kernels_know_tensors_alone(path):
+    tree = ast.parse(path.read_text())
+    assert all(floor_of(name) == "kernels" for name in imports(path, tree) if name.split(".")[0] == "regard")
+    triton = {"triton"} if path in KERNELS else set()
+    assert top_packages(path, tree) <= {"torch", "numpy", "jaxtyping"} | triton
 
 
 def test_every_folder_is_a_known_floor():
@@ -110,8 +122,42 @@ def test_every_folder_is_a_known_floor():
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= floors
 
 
-# A module of Triton kernels cannot but import Triton at its top, so it is imported itself where it is used.
-KERNELS = [path for path in MODULES if path.name.startswith("triton_")]
+# `core`, `nn`, `parallel` and `kernels` hold several forms of one mechanism under its name.
+LAYERED = {"core", "nn", "parallel", "kernels"}
+TASK_FOLDERS = sorted(path.parent for path in (PACKAGE / "tasks").glob("*/__init__.py"))
+DESCRIBED = sorted(
+    path.parent
+    for path in PACKAGE.rglob("__init__.py")
+    if path.parent not in (PACKAGE, *TASK_FOLDERS) and name_of(path)[1] not in {*LAYERED, "decode"}
+)
+
+
+@pytest.mark.parametrize("folder", DESCRIBED, ids=lambda folder: ".".join(folder.relative_to(PACKAGE).parts))
+def test_a_folder_lists_its_files(folder):
+    about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    folders = {path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"} - {*TASK_FOLDERS}
+    assert set(re.findall(r"^- `([\w/]+)`:", about, re.M)) == files | {f"{path.name}/" for path in folders}
+
+
+@pytest.mark.parametrize("folder", TASK_FOLDERS, ids=lambda folder: folder.name)
+def test_a_task_lists_the_files_that_others_do_not_have(folder):
+    about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    shared = {"task", "config", "presets", "material", "codec", "network", "predictor", "scoring"}
+    assert files == shared | set(re.findall(r"^- `(\w+)`:", about, re.M))
+
+
+def test_a_file_name_occurs_once():
+    homes: dict[str, set[str]] = {}
+    for path in MODULES:
+        if path.parent not in (PACKAGE, *TASK_FOLDERS) and path.stem != "__init__":
+            homes.setdefault(path.stem, set()).add(str(path.parent.relative_to(PACKAGE)))
+    assert not {
+        name: folders
+        for name, folders in homes.items()
+        if len(folders) > 1 and not {folder.split("/")[0] for folder in folders} <= LAYERED
+    }
 
 
 @named([path for path in MODULES if path not in KERNELS])
@@ -124,6 +170,7 @@ def test_optional_packages_are_imported_where_used(path):
     assert not [name for name in imports(path, tree) if name in kernels or name.rpartition(".")[0] in kernels]
 
 
+@pytest.mark.process
 def test_importing_the_package_imports_no_torch():
     code = "import sys, regard; dir(regard); {}; print('torch' in sys.modules)"
     for use, expected in {"regard.__version__": "False", "regard.Dot": "True"}.items():
@@ -170,6 +217,7 @@ def test_checkers_see_the_same_names(package):
     assert declared == {**package._HOME, **dict.fromkeys(whole, package.__name__)}
 
 
+@pytest.mark.process
 def test_every_folder_is_found_by_its_name():
     """In a process of its own: here others have imported them already."""
     names = ["bench", "cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"]
@@ -178,6 +226,7 @@ def test_every_folder_is_found_by_its_name():
     assert done.stdout.split() == [f"regard.{name}" for name in names], done.stderr
 
 
+@pytest.mark.process
 def test_an_unknown_name_is_refused_with_a_suggestion():
     code = "import regard; regard.atention"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -1,6 +1,6 @@
 """However the gradient of an output is laid out in memory, the gradients of the inputs are the same.
 
-torch keeps cuDNN's backward graphs by the layout of the inputs alone: see `regard.core.backends.dot`.
+torch keeps cuDNN's backward graphs by the layout of the inputs alone: see `regard.core.backends.torch_sdpa`.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import regard
-from regard.core.backends import dot
+from regard.core.backends import torch_sdpa
 
 seen: list[tuple[int, ...]] = []  # strides of gradients that came back to the kernel
 
@@ -42,7 +42,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
 def test_a_kernel_gets_the_gradient_laid_out_like_its_output(compiler: str | None, as_installed: None) -> None:
     def attend(rows: torch.Tensor) -> torch.Tensor:
-        return dot.returning_alike(kernel(rows.transpose(1, 2)))
+        return torch_sdpa.returning_alike(kernel(rows.transpose(1, 2)))
 
     rows = torch.randn(2, 5, 3, 8, requires_grad=True)
     output = (torch.compile(attend, backend=compiler, fullgraph=True) if compiler else attend)(rows)
@@ -58,10 +58,10 @@ def test_a_kernel_gets_the_gradient_laid_out_like_its_output(compiler: str | Non
 def test_gradients_in_batches() -> None:
     """As `torch.autograd.functional.jacobian(vectorize=True)` takes them, and `torch.func.grad`."""
     x, grads = torch.randn(2, 3, 5, 8, requires_grad=True), torch.randn(4, 2, 5, 3, 8).transpose(2, 3)
-    output = dot.returning_alike(x * 2)
+    output = torch_sdpa.returning_alike(x * 2)
     (found,) = torch.autograd.grad(output, x, grads, is_grads_batched=True)
     assert torch.equal(found, grads * 2)
-    alone = torch.func.grad(lambda x: (dot.returning_alike(x * 2).mean(-2) * grads[0, :, :, 0]).sum())(x)
+    alone = torch.func.grad(lambda x: (torch_sdpa.returning_alike(x * 2).mean(-2) * grads[0, :, :, 0]).sum())(x)
     assert torch.allclose(alone, (grads[0, :, :, :1] * 2 / 5).expand_as(alone))
 
 
@@ -97,3 +97,20 @@ def test_gradients_in_every_layout_on_cuda(call: str, dtype: torch.dtype, by_row
         for part, found, known in zip(("query", "key", "value"), ours, theirs, strict=True):
             off = ((found.double() - known).norm() / known.norm()).item()
             assert off < 2e-2, f"gradient of {part} with one {name}: {off:.1e} off"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [32, 64, 80, 96, 128])
+@pytest.mark.parametrize("shape", [(85, 1, 9, 64), (9, 85, 1, 64), (85, 9, 64, 64), (3, 5, 17, 41)], ids=str)
+def test_gradients_in_half_precision_are_those_of_float64(shape: tuple[int, ...], size: int) -> None:
+    """cuDNN gave NaN gradients for a head size of 96: `regard.core.backends.torch_sdpa` says for which calls."""
+    batch, heads, queries, keys = shape
+    tensors = [torch.randn(batch, heads, n, size, device="cuda", dtype=torch.bfloat16) for n in (queries, keys, keys)]
+    upstream = torch.randn(batch, heads, queries, size, device="cuda", dtype=torch.bfloat16)
+    found = []
+    for dtype, backend in ((torch.bfloat16, "sdpa"), (torch.float64, "reference")):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
+        output = regard.attention(*leaves, backend=backend).output
+        found.append(torch.autograd.grad(output, leaves, upstream.to(dtype)))
+    for actual, expected in zip(*found, strict=True):
+        assert (actual.double() - expected).norm() <= 2e-2 * expected.norm()

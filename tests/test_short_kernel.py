@@ -15,7 +15,7 @@ BUDGET = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of 
 
 
 def kernel() -> Any:
-    from regard.core.backends.triton_short import short_attention
+    from regard.kernels.triton.short_attention import short_attention
 
     return short_attention
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.core.backends.additive import tiles
+from regard.kernels.additive import autotuning
 
 
 @pytest.fixture(autouse=True)
@@ -20,19 +20,19 @@ def refuse(number: int) -> float:
 
 
 def test_default_unless_asked() -> None:
-    chosen = tiles.Tiles()
+    chosen = autotuning.Tiles()
     assert chosen.choose("n 64", "a device", ["a", "b"], refuse) == 0
     assert chosen.known("n 64") == 0
     assert chosen.known("n 128") is None
-    assert not tiles.path().exists()
+    assert not autotuning.path().exists()
 
 
 def test_measured_once_then_from_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_AUTOTUNE", "1")
     times = {0: 3.0, 1: 1.0, 2: 2.0}
-    assert tiles.Tiles().choose("n 64", "a device", ["a", "b", "c"], times.__getitem__) == 1
+    assert autotuning.Tiles().choose("n 64", "a device", ["a", "b", "c"], times.__getitem__) == 1
     monkeypatch.delenv("REGARD_AUTOTUNE")
-    later = tiles.Tiles()
+    later = autotuning.Tiles()
     assert later.choose("n 64", "a device", ["c", "b", "a"], refuse) == 1
     assert later.choose("n 64", "another device", ["a", "b"], refuse) == 0
     assert later.choose("n 65", "a device", ["a", "b"], refuse) == 0
@@ -46,27 +46,27 @@ def test_a_choice_that_does_not_run_is_not_taken(monkeypatch: pytest.MonkeyPatch
             raise RuntimeError("out of shared memory")
         return 2.0 - number
 
-    assert tiles.Tiles().choose("n 64", "a device", ["a", "b", "c"], measure) == 2
+    assert autotuning.Tiles().choose("n 64", "a device", ["a", "b", "c"], measure) == 2
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"a": '])
 def test_a_broken_file_is_passed_over(text: str, caplog: pytest.LogCaptureFixture) -> None:
-    tiles.path().parent.mkdir(parents=True)
-    tiles.path().write_text(text)
+    autotuning.path().parent.mkdir(parents=True)
+    autotuning.path().write_text(text)
     with caplog.at_level(logging.WARNING, logger="regard"):
-        assert tiles.Tiles().choose("n 64", "a device", ["a"], refuse) == 0
+        assert autotuning.Tiles().choose("n 64", "a device", ["a"], refuse) == 0
     assert "cannot be read" in caplog.text
-    tiles.keep("x", "a")
-    assert tiles.kept() == {"x": "a"}
+    autotuning.keep("x", "a")
+    assert autotuning.kept() == {"x": "a"}
 
 
 def test_the_file_stays_small() -> None:
-    tiles.path().parent.mkdir(parents=True)
-    tiles.path().write_text(json.dumps({str(n): "a" for n in range(2000)}))
-    tiles.keep("new", "b")
-    assert len(tiles.kept()) == 512
-    assert tiles.kept()["new"] == "b"
-    assert [p.name for p in tiles.path().parent.iterdir()] == ["additive.json"]
+    autotuning.path().parent.mkdir(parents=True)
+    autotuning.path().write_text(json.dumps({str(n): "a" for n in range(2000)}))
+    autotuning.keep("new", "b")
+    assert len(autotuning.kept()) == 512
+    assert autotuning.kept()["new"] == "b"
+    assert [p.name for p in autotuning.path().parent.iterdir()] == ["additive.json"]
 
 
 def test_a_folder_that_cannot_be_written(
@@ -76,5 +76,5 @@ def test_a_folder_that_cannot_be_written(
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "file" / "below"))
     monkeypatch.setenv("REGARD_AUTOTUNE", "1")
     with caplog.at_level(logging.WARNING, logger="regard"):
-        assert tiles.Tiles().choose("n 64", "a device", ["a", "b"], lambda number: 1.0 - number) == 1
+        assert autotuning.Tiles().choose("n 64", "a device", ["a", "b"], lambda number: 1.0 - number) == 1
     assert "could not write" in caplog.text

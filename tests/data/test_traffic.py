@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from regard.data.data_files import DataError
 from regard.data.driving.traffic_scenes import decided_json, load_scenes, nearest, parse_scene, write_scenes
-from regard.data.text.parallel_text import DataError
 from regard.data.worlds.traffic import (
     STEP,
     Traffic,

@@ -33,7 +33,7 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
 def test_attention(
     rows: int, heads: int, slots: int, size: int, room: int, device: str, dtype: torch.dtype, tolerance: float
 ) -> None:
-    from regard.models.triton_beams import attend
+    from regard.kernels.triton.beam_attention import attend
 
     generator = torch.Generator().manual_seed(3)
 
@@ -64,7 +64,7 @@ def test_attention(
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
 def test_norm(bias: bool, device: str, dtype: torch.dtype, tolerance: float) -> None:
-    from regard.models.triton_beams import added_norm
+    from regard.kernels.triton.beam_attention import added_norm
 
     norm = torch.nn.LayerNorm(37, eps=1e-3, bias=bias)
     torch.nn.init.normal_(norm.weight)
@@ -79,7 +79,7 @@ def test_norm(bias: bool, device: str, dtype: torch.dtype, tolerance: float) -> 
 @torch.no_grad()
 def test_ranking(vocabulary: int, count: int, device: str, dtype: torch.dtype, tolerance: float) -> None:
     from regard.decode.records import Bounds
-    from regard.decode.triton_ranking import rank
+    from regard.kernels.triton.token_ranking import rank
 
     generator, rows = torch.Generator().manual_seed(5), 3
     logits = (torch.randint(-40, 40, (rows, vocabulary), generator=generator) / 8).to(device, dtype)  # many ties
@@ -113,12 +113,12 @@ def test_ranking(vocabulary: int, count: int, device: str, dtype: torch.dtype, t
 @torch.no_grad()
 def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str) -> None:
     """The kernel against the plain way, over searches of random logits with ties, limits and small vocabularies."""
-    from regard.decode.captured import _put
-    from regard.decode.front import Front, advance
+    from regard.decode.beam_state import Front, advance
+    from regard.decode.graph_search import _put
     from regard.decode.penalties import Gnmt, best_divisors, divisors
     from regard.decode.ranking import best
     from regard.decode.records import bounds
-    from regard.decode.triton_front import advance as fused
+    from regard.kernels.triton.beam_update import advance as fused
 
     generator = torch.Generator().manual_seed(width)
     rows = 6
@@ -152,8 +152,8 @@ def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str
         before = wanted.closed.clone()
         _put(advance(wanted, shaped[0], shaped[1], shaped[2], *options), wanted)
         fused(
-            *(found, (values, tokens, at_stop)), stop=1, limit=limits.limit, table=table, hope=hope.contiguous(),
-            time=now, broken=broken, trail=trail,
+            *(found.tensors(), (values, tokens, at_stop)), stop=1, limit=limits.limit, table=table,
+            hope=hope.contiguous(), time=now, broken=broken, trail=trail,
         )  # fmt: skip
         known = wanted.sums > -torch.inf
         assert torch.equal(found.sums, wanted.sums)

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from regard.decode import captured
 from regard.decode.beam import beam
-from regard.decode.captured import Captures
-from regard.models import recurrent_graphs
+from regard.decode.graph_search import Captures
+from regard.kernels import cuda_graphs
 from regard.models.frame import EncoderDecoder
 from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
 
@@ -34,11 +33,18 @@ class Cuda:
     def stream_of(self, name: str) -> "Stream":
         return Stream(self, f"{name} {self.current}")
 
-    @contextmanager
-    def graph(self, graph, *, stream: "Stream", **_) -> Iterator[None]:
-        assert stream.name == f"side {self.current}"
-        self.recorded.append(self.current)
-        yield
+
+class Graph:
+    """A recording that notes where it begins."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+
+    def capture_begin(self, **_) -> None:
+        self.cuda.recorded.append(self.cuda.current)
+
+    def capture_end(self) -> None:
+        pass
 
 
 class Stream:
@@ -56,23 +62,22 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.stream_of("usual"))
     monkeypatch.setattr(torch.cuda, "Stream", lambda: made.stream_of("side"))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: made.device(torch.device("cuda", int(stream.name[-1]))))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "graph", made.graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(made))
     return made
 
 
 def test_a_search_is_recorded_on_its_own_device(cuda):
-    with captured._aside(torch.device("cuda", 1)):
+    with cuda_graphs.aside(torch.device("cuda", 1)):
         assert cuda.current == 1
     assert cuda.current == 0
     assert cuda.waits == [("side 1", "usual 1"), ("usual 1", "side 1")]
-    with captured._aside(torch.device("cpu")):
+    with cuda_graphs.aside(torch.device("cpu")):
         assert cuda.current == 0
     assert len(cuda.waits) == 2
 
 
-def test_a_loop_is_recorded_on_its_own_device(cuda):
-    recurrent_graphs._Graph(lambda x: (x + 1,), [torch.ones(3)], torch.device("cuda", 1))
+def test_a_loop_is_recorded_on_its_own_device(cuda, as_installed):
+    cuda_graphs._Graph(lambda x: (x + 1,), [torch.ones(3)], torch.device("cuda", 1))
     assert cuda.recorded == [1]
     assert cuda.current == 0
 
@@ -106,8 +111,8 @@ def test_loops_on_both_devices():
     try:
         for device in ("cuda:0", "cuda:1"):
             for number in range(4):
-                [found] = recurrent_graphs.run(loop, [torch.full((3,), float(number), device=device)])
+                [found] = cuda_graphs.run(loop, [torch.full((3,), float(number), device=device)])
                 assert found.tolist() == [2.0 * number + 1] * 3
-        assert len(recurrent_graphs._graphs) == 2
+        assert len(cuda_graphs._graphs) == 2
     finally:
-        recurrent_graphs.clear()
+        cuda_graphs.clear()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.decode import beam as beam_module
 from regard.decode.beam import beam
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.decode.greedy import greedy
 from regard.decode.penalties import Gnmt
 from regard.decode.records import Hypothesis
@@ -424,10 +424,9 @@ def test_learned_positions_decline_room_they_do_not_have():
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
-def test_captured_is_one_by_one(positions, kernels):
-    made, captures = model(positions, device="cuda"), Captures(kernels=kernels)
+def test_captured_is_one_by_one(positions):
+    made, captures = model(positions, device="cuda"), Captures()
     for rows in (19, 18, 19):
         options = {"n_best": WIDTH, "minimum": 2, "never": (0, BEGIN)}
         same(search(made, "captured", rows, captures, **options), search(made, "one by one", rows, **options))
@@ -450,24 +449,23 @@ def test_one_graph_after_another():
 
 
 @pytest.mark.cuda
-def test_captured_with_kernels_is_one_by_one_in_float32():
+def test_captured_is_one_by_one_in_float32():
     made = model("sinusoidal", "post", device="cuda").float()
     wanted = search(made, "one by one", n_best=2)
-    found = search(made, "captured", captures=Captures(kernels=True), n_best=2)
+    found = search(made, "captured", captures=Captures(), n_best=2)
     assert [[one.tokens for one in row] for row in found] == [[one.tokens for one in row] for row in wanted]
     for [one, *_], [two, *_] in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.weights, two.weights, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("kernels", [False, True])
-def test_captured_greedy_in_bfloat16_stays_close_to_the_model(kernels):
+def test_captured_greedy_in_bfloat16_stays_close_to_the_model():
     """A captured search reports what the model, run whole over its output, says of it."""
     made = model("sinusoidal", device="cuda").to(torch.bfloat16)
     source, lengths, limit = batch(device="cuda")
     state = made.decoder.start(made.encoder(source, lengths), limit=MOST + 1)
     start = torch.full((19,), BEGIN, device="cuda")
-    found = greedy(made.step, state, start=start, stop=END, limit=limit, captures=Captures(kernels=kernels))
+    found = greedy(made.step, state, start=start, stop=END, limit=limit, captures=Captures())
     for row, one in enumerate(found):
         if not one.tokens or not int(lengths[row]):
             continue

@@ -1,6 +1,5 @@
 """Recurrent encoder and decoder: padding, whole against step by step, the hand-written loop against a plain one."""
 
-import subprocess
 import sys
 
 import pytest
@@ -8,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import forked
 from regard.core.normalizers import Hard, Sparsemax
 from regard.core.requests import entropy, full, received, rows, top
-from regard.models import recurrent_cpu, recurrent_gates, recurrent_scores
+from regard.kernels.additive import query_scores
+from regard.kernels.recurrent import bahdanau_cpu, gru
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
 from regard.models.recurrent.cells import Recurrence
@@ -362,7 +363,7 @@ def test_the_compiled_scores_are_those_of_tanh(as_installed):
 @pytest.mark.parametrize("features", [32, 19])
 def test_the_compiled_loop_is_the_loop(features, precision, monkeypatch, as_installed):
     """All of it compiled, though it is small, with features in blocks of 16 and without; in bfloat16 by autocast."""
-    for module in (recurrent_cpu, recurrent_gates, recurrent_scores):
+    for module in (bahdanau_cpu, gru, query_scores):
         monkeypatch.setattr(module, "_WORTH", 0)
     decoder = RecurrentDecoder(VOCABULARY, D, memory_size=M, attention=Attention(D, M, hidden_size=features))
     encoder = RecurrentEncoder(VOCABULARY, M // 2)
@@ -385,11 +386,11 @@ def test_the_compiled_loop_is_the_loop(features, precision, monkeypatch, as_inst
 @pytest.mark.interpreted
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_kernels_are_the_loop(masked, monkeypatch):
-    from regard.models import triton_products
-    from regard.models.recurrent_loop import Given, unrolled
+    from regard.kernels.recurrent.bahdanau import Given, unrolled
+    from regard.kernels.triton import few_row_products
 
     torch.manual_seed(0)
-    monkeypatch.setattr(triton_products, "_SHARE", 16)  # products in several parts
+    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # products in several parts
     t, b, k, f, d = 3, 2, 5, 37, 21
     shapes = [(t, b, 3 * d), (b, k, f), (f,), (b, k, 3 * d), (b, d), (3 * d + f, d), (3 * d + f,)]
     given = [torch.randn(shape) / 2 for shape in shapes]
@@ -466,6 +467,7 @@ def test_dropout_is_for_training(order):
     assert torch.equal(decoder(memory, prefix).states, decoder(memory, prefix).states)
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(("mechanism", "order"), [("additive", "bahdanau"), ("dot", "feeding"), ("none", "bahdanau")])
 def test_eight_examples_are_learned_by_heart(mechanism, order):
     size, vocabulary = 24, 9
@@ -513,11 +515,12 @@ print("equal")
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_compiler_changes_nothing():
     """In a process of its own: a compiler cannot follow the checks of types. Dynamo leaves torch's recurrent networks
     alone and compiles what stands around them."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.stdout.strip() == "equal", done.stderr
 
 

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.models import recurrent_captured
 from regard.models.recurrent.encoder import RecurrentEncoder
-from regard.models.recurrent.gru_sequence import Read, read
+from regard.models.recurrent.gru_sequence import Read, read, read_cuda
 from regard.models.recurrent.token_embeddings import Tokens
 
 B, K, D, E, VOCABULARY = 3, 7, 5, 4, 13
@@ -33,7 +32,7 @@ def by_hand(network: nn.GRU, inputs: Tensor, lengths: list[int] | None) -> Read:
 
 def captured(network: nn.GRU, inputs: Tensor, lengths: list[int] | None) -> Read:
     mask = None if lengths is None else torch.arange(K) < torch.tensor(lengths).unsqueeze(-1)
-    return recurrent_captured.read(network, inputs, mask)
+    return read_cuda(network, inputs, mask)
 
 
 def network_of(bidirectional: bool) -> nn.GRU:
@@ -117,10 +116,10 @@ def test_nan_in_padding_reaches_nothing() -> None:
 @pytest.mark.interpreted
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_kernels_are_the_loop_in_the_interpreter(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.models import triton_products
+    from regard.kernels.triton import few_row_products
 
     torch.manual_seed(0)
-    monkeypatch.setattr(triton_products, "_SHARE", 16)  # products in several parts
+    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # products in several parts
     network = nn.GRU(4, 21, batch_first=True, bidirectional=True)
     inputs = torch.randn(3, 5, 4)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]).bool() if masked else None
@@ -128,7 +127,7 @@ def test_the_kernels_are_the_loop_in_the_interpreter(masked: bool, monkeypatch: 
     for dtype in (torch.float32, torch.float64):  # float64 has no kernel
         network.to(dtype).zero_grad()
         x = inputs.clone().to(dtype).requires_grad_()
-        states = recurrent_captured.read(network, x, mask)
+        states = read_cuda(network, x, mask)
         (states.states.square().sum() + states.last.sum()).backward()
         found.append([*states, x.grad, *(p.grad.clone() for p in network.parameters())])
     for actual, expected in zip(*found, strict=True):

@@ -14,7 +14,7 @@ CASES += [(2, 33, 203, 70, 2, 0), (1, 5, 70, 9, 3, 0)]
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_products(case: tuple[int, ...], transposed: bool, device: str) -> None:
-    from regard.models.triton_products import multiply
+    from regard.kernels.triton.few_row_products import multiply
 
     count, rows, summed, columns, pieces, more = case
     left = torch.randn(count, rows, summed, device=device)
@@ -34,7 +34,7 @@ def test_products(case: tuple[int, ...], transposed: bool, device: str) -> None:
 
 def test_when_they_serve() -> None:
     pytest.importorskip("triton")
-    from regard.models.triton_products import parts, serves
+    from regard.kernels.triton.few_row_products import parts, serves
 
     assert serves(torch.empty(2, 128, 512))
     assert not serves(torch.empty(2, 128, 512, dtype=torch.bfloat16))

@@ -1,13 +1,13 @@
 """Channel and spatial gates against their formulas, number by number."""
 
 import math
-import subprocess
 import sys
 
 import pytest
 import torch
 from torch import nn
 
+import forked
 from regard.nn.channel import ChannelAttention
 from regard.nn.spatial import SpatialAttention
 
@@ -161,10 +161,11 @@ for layer, *inputs in layers:
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_layers_of_vision_compile_whole():
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 
 

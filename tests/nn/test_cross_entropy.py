@@ -251,8 +251,8 @@ def test_wrong_arguments_are_named(change, message, as_installed):
 @pytest.mark.parametrize("words", [17, 4096, 5003])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_kernel_agrees_with_the_plain_form_in_the_interpreter(dtype, words, smoothing, gradient):
-    from regard.nn.cross_entropy import _losses
-    from regard.nn.triton_cross_entropy import overwrite
+    from regard.kernels.cross_entropy import _losses
+    from regard.kernels.triton.softmax_loss import overwrite
 
     target = torch.tensor([3, -100, words - 1])
     logits = (torch.randn(3, words) * 3).to(dtype)
@@ -264,7 +264,7 @@ def test_the_kernel_agrees_with_the_plain_form_in_the_interpreter(dtype, words, 
 
 @pytest.mark.interpreted
 def test_the_kernel_reports_a_target_outside_the_vocabulary_as_nan():
-    from regard.nn.triton_cross_entropy import overwrite
+    from regard.kernels.triton.softmax_loss import overwrite
 
     assert overwrite(torch.zeros(1, 5), torch.tensor([5]), 0.0, -100, False)[0].isnan().all()
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.nn import products
-from regard.nn.products import linear, matrix
+from regard.kernels import products
+from regard.kernels.products import linear, matrix
 
 ROWS, OUT, INTO = 67, 263, 257
 WIDE = (torch.float32, torch.bfloat16)

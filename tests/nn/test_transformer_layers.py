@@ -286,7 +286,7 @@ def test_dropout_keeps_the_mean():
 
 @pytest.mark.interpreted
 def test_relu_and_dropout_in_one_kernel_in_the_interpreter():
-    from regard.nn.triton_dropout import relu_dropout
+    from regard.kernels.triton.relu_dropout import relu_dropout
 
     torch.manual_seed(5)
     x, seed = torch.randn(37, 53, requires_grad=True), torch.tensor([3])

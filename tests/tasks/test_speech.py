@@ -145,7 +145,7 @@ def test_a_batch_is_as_one_by_one():
 
 
 @pytest.mark.parametrize("attention", ["location", "monotonic", "additive", "scaled_dot", "hard", "none"])
-def test_every_attention_learns_in_both_symbols(attention):
+def test_every_attention_has_gradients_in_both_symbols(attention):
     settings = config(f"attention={attention}", "symbols=characters")
     items = list(utterances(1, count=2, words=(1, 2)))
     codec = SpeechCodec.build([item.words for item in items], "characters", size=99)
@@ -155,6 +155,29 @@ def test_every_attention_learns_in_both_symbols(attention):
     (outcome.total / outcome.count).backward()
     assert all(one.grad is not None and bool(one.grad.isfinite().all()) for one in network.encoder.parameters())
     assert int(outcome.count) == sum(len(item.text) + 1 for item in items)
+
+
+@pytest.mark.usefixtures("as_installed")
+@pytest.mark.parametrize("attention", ["location", "monotonic", "additive", "scaled_dot", "bilinear", "hard", "none"])
+def test_every_attention_learns(attention):
+    torch.manual_seed(1)
+    settings = config(f"attention={attention}", "dropout=0", "model.size=32", "encoder_size=24")
+    items = list(utterances(1, count=6, words=(2, 3)))
+    codec = SpeechCodec.build([item.words for item in items], "words", size=99)
+    network = SPEECH.network(settings, codec)
+    batch = collate([encode(codec, Example(item.samples, item.words), settings) for item in items], settings)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(40):
+        outcome = SPEECH.outcome(network, batch, settings, False)
+        loss = outcome.total / outcome.count
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 2.3  # fourteen words, none known
+    assert min(losses[30:]) < 0.15
 
 
 def test_the_twin_without_attention_has_as_many_parameters():

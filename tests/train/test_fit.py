@@ -6,9 +6,7 @@ import json
 import math
 import os
 import signal
-import sys
 import threading
-import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from torch import Tensor, nn
 
 from regard.train.interruption import Diverged, Interrupted, OutOfMemory
 from regard.train.learning_rate import learning_rate
-from regard.train.listeners import tensorboard, trackio
 from regard.train.loop import Fitted, fit
 from regard.train.progress_display import Bar, Lines, Silent
 from regard.train.run_directory import Run, RunError
@@ -36,7 +33,7 @@ def loss(model: nn.Module, batch: Tensor) -> Loss:
 
 
 def train(folder: Path, model: nn.Module | None = None, *, batches=None, resume: bool = False, **options) -> Fitted:
-    extra = {name: options.pop(name) for name in ("held_out", "validate", "listeners", "progress") if name in options}
+    extra = {name: options.pop(name) for name in ("held_out", "validate", "progress") if name in options}
     call = options.pop("loss", loss)
     run = Run.create(folder, {"task": "copy"}, resume=resume)
     settings = TrainSettings(**{**SMALL, **options})
@@ -439,11 +436,9 @@ def test_it_trains_outside_the_main_thread(tmp_path):
     assert found[0].step == 2
 
 
-def test_what_is_written_and_heard(tmp_path):
-    heard = []
-    train(tmp_path, steps=7, held_out=held_out(), listeners=[heard.append])
+def test_the_lines_of_metrics(tmp_path):
+    train(tmp_path, steps=7, held_out=held_out())
     lines = Run.open(tmp_path).metrics.read()
-    assert lines == heard
     assert [(line["kind"], line["step"]) for line in lines] == [
         *[("train", 3), ("validation", 5), ("train", 6), ("validation", 7)]
     ]
@@ -455,37 +450,6 @@ def test_what_is_written_and_heard(tmp_path):
     first = [summed(model, batch) for batch, _ in zip(batches, range(3), strict=False)]
     assert lines[0]["tokens"] == sum(count for _, count in first)
     assert lines[0]["learning_rate"] == pytest.approx(1e-3 * 3 / 5)
-
-
-def test_figures_reach_tensorboard_and_trackio(tmp_path, monkeypatch):
-    heard: list[tuple] = []
-
-    class Writer:
-        def __init__(self, folder: str) -> None:
-            heard.append(("open", folder))
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            heard.append((name, step))
-
-        def flush(self) -> None:
-            pass
-
-    def log(figures: dict[str, float], step: int) -> None:
-        heard.append((step, *sorted(figures)))
-
-    board = types.SimpleNamespace(SummaryWriter=Writer)
-    tracker = types.SimpleNamespace(init=lambda project, name: heard.append((project, name)), log=log)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
-    monkeypatch.setitem(sys.modules, "trackio", tracker)
-    listeners = [tensorboard(tmp_path / "board"), trackio("copy", "first")]
-    train(tmp_path / "run", steps=5, held_out=held_out(), listeners=listeners, log_every=5)
-    names = [f"train/{name}" for name in ("gradient_norm", "learning_rate", "loss", "tokens_per_second")]
-    assert heard[:2] == [("open", str(tmp_path / "board")), ("copy", "first")]
-    assert sorted(heard[2:6]) == [(name, 5) for name in names]
-    assert heard[6:] == [(5, *names), ("validation/loss", 5), (5, "validation/loss")]
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(ImportError, match="this needs the package trackio: pip install trackio"):
-        trackio("copy", "second")
 
 
 @pytest.mark.usefixtures("as_installed")

@@ -1,1 +1,14 @@
-"""`regard bench`: what is measured, and the other libraries it is measured beside. Imports every layer below tasks."""
+"""`regard bench`: what is measured, and the libraries it is compared with. May import every layer but studio and cli.
+
+- `attention_bench`: `bench attention`
+- `attention_cases`: its cases
+- `attention_peers`: other libraries
+- `decoding_bench`: `bench decoding`
+- `decoding_peers`: HF Marian and CTranslate2
+- `layers_bench`: `bench layers`
+- `layer_kinds`: the layers it compares
+- `measurement`: time, memory and error
+- `bar_chart`: SVG bars
+- `line_chart`: SVG curves
+- `marked_pages`: tables in documentation pages
+"""

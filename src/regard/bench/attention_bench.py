@@ -46,7 +46,7 @@ within one run.
 
 
 def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) -> None:
-    """Measure, then print and write what was found."""
+    """Measure, then print and write the results."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:  # before anything takes minutes
         chosen = select(cases(device, quick), only)
@@ -60,7 +60,7 @@ def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) 
         Console(highlight=False).print(header({"quick": quick, **machine(device)}), markup=False)
 
     def done(record: dict[str, Any]) -> None:
-        """After each case: a run that is cut keeps what it has found."""
+        """Writes the record after each case, so that an interrupted run keeps its results."""
         if not as_json:
             show(record["cases"][-1])
         if out is not None:
@@ -96,9 +96,9 @@ def run(
     say: Callable[[str], None],
     done: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """What `--json` prints: the machine, and for every case what was found of each contender.
+    """What `--json` prints: the machine, and for every case the results of each contender.
 
-    `done` gets the record as it stands after each case.
+    `done` is called with the record after each case.
     """
     record: dict[str, Any] = {"bench": "attention", "quick": quick, **machine(device), "cases": []}
     for number, case in enumerate(chosen, 1):
@@ -218,7 +218,7 @@ def drawing(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> list[Path]:
-    """The page and its chart into a folder; a page that is there keeps its part on the other kind of machine."""
+    """Writes the page and its chart to a folder; an existing page keeps its part on the other kind of machine."""
     page, image = out / "benchmarks.md", out / "images" / f"bench-{record['device']}.svg"
     image.parent.mkdir(parents=True, exist_ok=True)
     image.write_text(drawing(record), encoding="utf-8")
@@ -287,7 +287,7 @@ def _processor() -> str:
 
 
 def say(what: str) -> None:
-    """What is being measured, on standard error: in one line that changes, or line by line into a file."""
+    """Progress on standard error: one changing line on a terminal, else line by line."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
     elif what:
@@ -296,7 +296,7 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Compilers talk a lot. What torch logs stays: that it gave up compiling explains a slow figure."""
+    """Suppresses the output of compilers. Torch's log stays: a failed compilation explains a slow figure."""
     logging.getLogger("regard").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What `regard bench attention` measures: each case is a record, and a new one a few lines."""
+"""The cases of `regard bench attention`, each a record."""
 
 import functools
 import importlib
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import regard
 from regard.bench import attention_peers
 from regard.bench.attention_peers import Run
-from regard.core.backends.additive import exponential
+from regard.kernels import cuda_graphs
+from regard.kernels.additive import pair_loops
 
 Make = Callable[[], Run]  # prepares a contender: loads, compiles, builds masks; raises where it cannot
 ROWS = slice(-64, None)  # the queries whose outputs are compared with float64: the last ones see most keys
@@ -40,7 +41,7 @@ class Case:
     work: float | None = None  # of one call, in `unit`: gives a rate
     unit: str = "pair-features"
     threads: int | None = None
-    memory: bool = True  # is there any to speak of?
+    memory: bool = True  # whether peak memory is measured
 
 
 @dataclass(frozen=True)
@@ -264,13 +265,13 @@ def _layer(length: int, size: int = 512, heads: int = 8) -> Case:
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """Additive attention as one writes it: the sum over features as a product, the fastest without a compiler."""
+    """Plain additive attention: the sum over features as a product, the fastest without a compiler."""
     scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ weight
     return torch.softmax(scores, -1) @ value
 
 
 def plain_fusible(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """The same with a sum that torch.compile joins to the tanh; a product it would leave to a library."""
+    """The same with a sum that torch.compile fuses with the tanh; a product would be a library call."""
     scores = (torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) * weight).sum(-1)
     return torch.softmax(scores, -1) @ value
 
@@ -290,7 +291,7 @@ def _forward(attend: Run) -> Run:
 
 
 def _both(leaves: tuple[Tensor, ...], attend: Run) -> Run:
-    """The call with gradients of whatever leaf it uses."""
+    """The call with the gradients of its leaf tensors."""
 
     def run() -> Tensor:
         output = attend()
@@ -309,9 +310,7 @@ def _graphed(attend: Run) -> Run:
         for _ in range(3):
             attend()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = attend()
+    graph, output = cuda_graphs.capture(attend, torch.device("cuda", torch.cuda.current_device()))
 
     def run() -> Tensor:
         graph.replay()
@@ -322,13 +321,13 @@ def _graphed(attend: Run) -> Run:
 
 @contextmanager
 def _no_compiler() -> Iterator[None]:
-    """As on a machine without a C++ compiler."""
-    kept = exponential.compiler
-    exponential.compiler = lambda: False
+    """As on a machine without a C compiler."""
+    kept = pair_loops.available
+    pair_loops.available = lambda: False
     try:
         yield
     finally:
-        exponential.compiler = kept
+        pair_loops.available = kept
 
 
 def _additive_rows(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What regard is measured beside: other libraries' attention over the same tensors. Each raises where it cannot run."""
+"""Attention of other libraries over the same tensors. Each function raises if the library cannot run the case."""
 
 import importlib
 import os

@@ -15,7 +15,7 @@ OURS, PEER = 1.0, 0.45  # depths of the two colours
 
 
 class Bar(NamedTuple):
-    """One contender: its time by regard's, and what stands after the bar. No ratio: no bar, only the words."""
+    """One contender: its time divided by regard's, and the text after the bar; without a ratio only the text."""
 
     name: str
     ratio: float | None
@@ -45,7 +45,7 @@ def svg(groups: Sequence[Group], *, title: str, note: str = "") -> str:
         f"<svg xmlns='http://www.w3.org/2000/svg' class='regard' role='img' width='{width}' height='{height}' "
         f"viewBox='0 0 {width} {height}' font-family=\"{FONTS}\" font-size='13'>",
         f"<title>{_escape(title)}</title>",
-        # A reader that knows no colour schemes skips this rule and keeps the light `fill` of each element.
+        # A viewer without colour schemes ignores this rule and uses the light `fill` of each element.
         "<style>@media (prefers-color-scheme: dark) {"
         " .regard text { fill: #d6dae0 } .regard [style] { fill: var(--dark) } }</style>",
         "<rect width='100%' height='100%' rx='8' fill='#ffffff' style='--dark:#14181e'/>",

@@ -1,6 +1,6 @@
 """`regard bench decoding`: beam search of a Transformer against HF `generate` and CTranslate2, the same weights in all.
 
-Weights are random, so every side is made to write sentences of one length: the same number of steps each. Readings are
+Weights are random, so every side generates sentences of one length: the same number of steps. Measurements are
 taken in turns, in one process.
 """
 
@@ -25,7 +25,7 @@ from regard.bench.attention_bench import header, machine, quiet, say
 from regard.bench.decoding_peers import BEGIN, END, Decode, ctranslate2, generate, marian
 from regard.bench.marked_pages import try_writing, write_part
 from regard.decode.beam import beam
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.models.frame import EncoderDecoder
 from regard.models.quantized import pack, quantize
 from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
@@ -38,7 +38,7 @@ PAGE = "decoding.md"
 
 @dataclass(frozen=True)
 class Setting:
-    """What is decoded, and by what."""
+    """The settings of the benchmark."""
 
     sentences: int
     tokens: int  # of each source and of each output, with its end
@@ -59,7 +59,7 @@ TINY = Setting(sentences=3, tokens=5, vocabulary=31, size=16, heads=2, hidden=32
 
 @dataclass
 class Found:
-    """What was measured of one contender; `reason` says why nothing was."""
+    """The measurement of one contender; `reason` says why there is none."""
 
     name: str
     seconds: float | None = None
@@ -69,7 +69,7 @@ class Found:
 
 
 def decoding(*, device: str | None, quick: bool, as_json: bool, out: Path | None) -> None:
-    """Measure, then print and write what was found."""
+    """Measure, then print and write the results."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in SETTINGS or (device == "cuda" and not torch.cuda.is_available()):
         raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
@@ -124,13 +124,12 @@ def regard(model: EncoderDecoder, width: int, captures: Captures | None = None) 
 
 
 def contenders(setting: Setting, device: str) -> dict[str, Callable[[], Decode]]:
-    """Name → what makes a side."""
+    """Name → a function that prepares the contender."""
     model, width, threads = model_of(setting, device), setting.width, torch.get_num_threads()
     peer = _once(lambda: marian(model, positions=2 * setting.tokens + 2))
     if device == "cuda":
         return {
             "regard": lambda: regard(model, width, Captures()),
-            "regard, with its kernels": lambda: regard(model, width, Captures(kernels=True)),
             "regard, every search captured anew": lambda: regard(model, width),
             "HF generate": lambda: generate(peer(), width),
             "CTranslate2 bfloat16": lambda: ctranslate2(peer(), width, "bfloat16", threads),
@@ -145,7 +144,7 @@ def contenders(setting: Setting, device: str) -> dict[str, Callable[[], Decode]]
 
 
 def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """What `--json` prints: the machine, the setting, and what was found of each contender."""
+    """What `--json` prints: the machine, the setting, and the result of each contender."""
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(3, setting.vocabulary, (setting.sentences, setting.tokens), generator=generator).to(device)
     found: dict[str, Found] = {}
@@ -161,14 +160,14 @@ def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None
             sides[name] = decode
         except ImportError as problem:
             found[name].reason = f"{(problem.name or str(problem)).partition('.')[0]} is not installed"
-        except Exception as problem:  # whatever stops a peer is a result, not the end of the run
+        except Exception as problem:  # the failure of a peer is a result, not the end of the run
             found[name].reason = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0][:160]}"
     readings: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides.items())
     gc.collect()
     for number in range(2 if quick else ROUNDS):
         say(f"round {number + 1}")
-        order = order[1:] + order[:1]  # who comes first finds another clock and other caches
+        order = order[1:] + order[:1]  # rotated: the first one meets another clock and other caches
         for name, decode in order:
             readings[name].append(_seconds(decode, source, setting.tokens))
     settle = statistics.median if device == "cuda" else min
@@ -241,7 +240,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> Path:
-    """The table into decoding.md of a folder, between its marks; all else on the page stays."""
+    """Writes the table to decoding.md of a folder, between its marks; the rest of the page is unchanged."""
     return write_part(out / PAGE, record["device"], markdown(record), title="Decoding")
 
 
@@ -249,12 +248,12 @@ def _seconds(decode: Decode, source: Tensor, tokens: int) -> float:
     if source.is_cuda:
         torch.cuda.synchronize()
     begin = time.perf_counter()
-    decode(source, tokens)  # its answer is lists of numbers: the device has finished
+    decode(source, tokens)  # returns lists of numbers, so the device has finished
     return time.perf_counter() - begin
 
 
 def _once(make: Callable[[], Any]) -> Callable[[], Any]:
-    """The same thing at every call, made at the first."""
+    """The result of the first call, cached."""
     held: list[Any] = []
 
     def get() -> Any:

@@ -1,4 +1,4 @@
-"""The same translator elsewhere: a regard Transformer's weights in HF Marian, and from there in CTranslate2."""
+"""Peers of the decoding benchmark: a regard Transformer's weights in HF Marian and CTranslate2."""
 
 import copy
 import tempfile

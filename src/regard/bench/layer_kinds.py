@@ -46,7 +46,7 @@ class Kind:
     sequential: str
     path: str
     expected: Callable[[int, Setting], int]
-    forms_matrix: bool = False  # an h × n × n matrix stands in memory
+    forms_matrix: bool = False  # an h × n × n matrix is materialised
 
 
 class Attending(nn.Module):
@@ -62,7 +62,7 @@ class Attending(nn.Module):
 
 
 class Formed(nn.Module):
-    """softmax(Q Kᵀ / √d) V as it is written: the matrix of all weights stands in memory, also for the backward pass."""
+    """softmax(Q Kᵀ / √d) V as written: the matrix of all weights is materialised, also for the backward pass."""
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()

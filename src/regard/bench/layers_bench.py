@@ -37,7 +37,7 @@ DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 @dataclass
 class Point:
-    """What was measured of one kind at one length; None is what was not, and `reason` says why."""
+    """The measurements of one kind at one length; None if not measured, and `reason` says why."""
 
     length: int
     layers: int  # of a stack in which the ends meet
@@ -138,7 +138,7 @@ def _time(length: int, setting: Setting, device: str, points: dict[str, Point], 
             second()
             point.memory = cuda_memory(second) if device == "cuda" else None
             forward[kind.name], training[kind.name] = first, second
-        except Exception as problem:  # whatever stops a kind is a result, not the end of the run
+        except Exception as problem:  # the failure of a kind is a result, not the end of the run
             point.reason = why(problem)
     say(f"{length:,} positions: times")
     for name, seconds in times(forward, device).items():
@@ -303,7 +303,7 @@ def drawing(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> list[Path]:
-    """The tables into layers.md of a folder, between their marks, and the drawing beside it."""
+    """Writes the tables to layers.md of a folder, between their marks, and the drawing beside it."""
     image = out / "images" / f"layers-{record['device']}.svg"
     image.parent.mkdir(parents=True, exist_ok=True)
     image.write_text(drawing(record), encoding="utf-8")

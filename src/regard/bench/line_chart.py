@@ -37,7 +37,7 @@ class Axis(NamedTuple):
     high: int
 
     def share(self, value: float) -> float:
-        """Where a value stands, from 0 to 1."""
+        """The position of a value on the axis, from 0 to 1."""
         return (math.log(value, self.base) - self.low) / (self.high - self.low)
 
 
@@ -65,7 +65,7 @@ def svg(panels: Sequence[Panel], *, title: str, note: str = "") -> str:
         f"<svg xmlns='http://www.w3.org/2000/svg' class='regard' role='img' width='{width}' height='{height}' "
         f"viewBox='0 0 {width} {height}' font-family=\"{FONTS}\" font-size='12'>",
         f"<title>{markup.escape(title)}</title>",
-        # A reader that knows no colour schemes skips this rule and keeps the light colours of each element.
+        # A viewer without colour schemes ignores this rule and uses the light colours of each element.
         "<style>@media (prefers-color-scheme: dark) { .regard text { fill: #d6dae0 }"
         " .regard rect { fill: #14181e } .regard path { stroke: var(--dark) } }</style>",
         "<rect width='100%' height='100%' rx='8' fill='#ffffff'/>",

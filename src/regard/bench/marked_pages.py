@@ -1,4 +1,4 @@
-"""Pages of which a command writes a part, between marks; all else on them stays as a person wrote it."""
+"""Pages of which a command replaces a part between marks; the rest is written by hand."""
 
 import re
 import tempfile
@@ -32,7 +32,7 @@ def write_part(page: Path, name: str, body: str, *, title: str) -> Path:
 
 
 def try_writing(page: Path) -> None:
-    """Raises OSError where the page could not be written later; what is there stays."""
+    """Raises OSError if the page cannot be written; its contents are unchanged."""
     page.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=page.parent):
         pass

@@ -1,6 +1,6 @@
 """Time, peak memory and error of the contenders of one case.
 
-Times of contenders are taken in turns, so that a machine that slows down slows all of them. A contender that cannot
+Times of contenders are measured in turns, so that a machine that slows down affects all. A contender that cannot
 run keeps its place in the result, with the reason.
 """
 
@@ -22,14 +22,14 @@ from torch import Tensor
 from regard.bench.attention_cases import ROWS, Case, Run, cases
 
 BATCH = 0.02  # seconds that one reading should at least take: shorter calls are repeated
-NEAR = 1.1  # by the time of the fastest: what is read once more
+NEAR = 1.1  # relative to the fastest: contenders within it are measured again
 SLOW = 10.0  # seconds from which one call is enough
-LARGE = 3.0  # seconds from which a call needs so much memory that what it loads first does not count
+LARGE = 3.0  # seconds from which a call needs so much memory that libraries loaded in it are negligible
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured of one contender; None is what was not, and `reason` says why nothing was."""
+    """The measurements of one contender; None if not measured, and `reason` says why."""
 
     name: str
     seconds: float | None = None
@@ -81,7 +81,7 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
             errors = _errors(run(), truth)  # the first call: libraries load, kernels compile
             readings[name] = [_seconds(run, 1, case.device)]
             memory = cuda_memory(run) if case.memory and case.device == "cuda" else None
-        except Exception as problem:  # whatever stops a peer is a result, not the end of the run
+        except Exception as problem:  # the failure of a peer is a result, not the end of the run
             found[name] = Found(name, reason=why(problem))
             gc.collect()
             if case.device == "cuda":
@@ -95,18 +95,18 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
 
 
 def _take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: str, quick: bool) -> None:
-    """Adds readings until there are enough or they have taken long enough; slow calls keep the one they have."""
+    """Adds measurements until there are enough or they have taken long enough; slow calls have only one."""
     rounds, budget = (2, 0.2) if quick else (21, 0.4) if device == "cuda" else (9, 4.0)
     numbers = {name: max(1, round(BATCH / readings[name][0])) for name in runs}
     _turns(runs, readings, numbers, device, rounds, budget, quick)
     if quick or device != "cuda":
         return
-    # Those nearly as fast as the fastest differ by less than a clock wanders: once more, among themselves and oftener.
+    # Contenders near the fastest differ by less than the clock varies: they are measured again, more often.
     settled = {name: statistics.median(readings[name]) for name in runs}
     near = {name: runs[name] for name in runs if settled[name] <= NEAR * min(settled.values())}
     if len(near) > 1:
         again = {name: [settled[name]] for name in near}
-        number = max(2, round(BATCH / 4 / min(settled.values())))  # one for all: read alike
+        number = max(2, round(BATCH / 4 / min(settled.values())))  # the same for all
         _turns(near, again, dict.fromkeys(near, number), device, 4 * rounds, 2 * budget, quick)
         readings.update(again)
 
@@ -129,7 +129,7 @@ def _turns(
         for order in orders(len(active))[: rounds if quick else None]:
             # Long calls stop when they have taken long enough, short ones after whole rounds of orders.
             names = [name for name in (active[place] for place in order) if numbers[name] > 1 or wanted(name)]
-            if names and numbers[names[0]] > 1:  # the first of an order comes after itself
+            if names and numbers[names[0]] > 1:  # the first of an order follows itself
                 _seconds(runs[names[0]], numbers[names[0]], device)
             for name in names:
                 reading = _seconds(runs[name], numbers[name], device)
@@ -147,10 +147,10 @@ def times(runs: dict[str, Run], device: str) -> dict[str, float]:
 
 
 def orders(count: int) -> list[list[int]]:
-    """Orders in which each of some comes after each other one equally often (Williams 1949).
+    """Orders in which each item follows each other one equally often (Williams 1949).
 
-    After one that heats a processor the next finds another clock than after one that waits for memory, and in turned
-    or seeded lists the same ones come after the same.
+    A call that heats the processor leaves another clock than one that waits for memory, and in rotated
+    or seeded lists the same calls always follow the same ones.
 
     >>> orders(4)
     [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]]
@@ -161,9 +161,9 @@ def orders(count: int) -> list[list[int]]:
 
 
 def _seconds(run: Run, number: int, device: str) -> float:
-    """Time of one call, the mean of `number` in a row after one more, which finds others' data in the caches.
+    """Time of one call, the mean of `number` in a row after a warm-up call, which meets cold caches.
 
-    On a GPU the clock starts when that one ends: the next has been prepared meanwhile, as in any row of calls.
+    On a GPU the clock starts when that one ends: the next has been enqueued meanwhile, as in any sequence of calls.
     """
     if device == "cuda":
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -185,7 +185,7 @@ def _seconds(run: Run, number: int, device: str) -> float:
 
 
 def _errors(output: Tensor, truth: Tensor | None) -> tuple[float | None, float | None]:
-    """The largest, which the rounding of a large output decides in half precision, and that of all."""
+    """The largest error, which in half precision is dominated by large outputs, and the error by norm."""
     if truth is None:
         return None, None
     off = output[..., ROWS, :].double() - truth
@@ -223,7 +223,7 @@ def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str
 def peaks_apart(module: str, arguments: list[str], say: Callable[[str], None]) -> dict[str, int]:
     """What a module, run as a program, prints as JSON on its last line: peaks by name; empty where none can be had.
 
-    In a process of its own the allocator gives freed blocks back at once. An ordinary one keeps them, so a later peak
+    In that process the allocator returns freed blocks at once. An ordinary process keeps them, so a later peak
     would hide in what is resident already; it is also the faster one, so times are not taken there.
     """
     if sys.platform != "linux":
@@ -265,7 +265,7 @@ def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -
 
 
 def _trim() -> None:
-    """Gives the free pages of the heap back: small blocks of an earlier call may leave it large, and a later call that
+    """Returns the free pages of the heap: small blocks of an earlier call may leave it large, and a later call that
     finds room there would seem to need nothing."""
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,9 +1,21 @@
-"""The `regard` command. It may import every layer, but only inside the command that needs it: help stays instant."""
+"""The `regard` command. May import every layer, but only inside the command that needs it, so that help is fast.
+
+- `run_commands`: tasks, train, evaluate
+- `predict_command`: predict
+- `input_lines`: lines of standard input
+- `page_commands`: look, studio
+- `demo`: demo
+- `worked_example`: the example of the documentation, step by step
+- `error_messages`: errors as one line and an exit status
+
+The typer commands are below.
+"""
 
 import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -12,7 +24,7 @@ import typer
 
 from regard import __version__
 
-# Plain help: drawing it with rich would double the time it takes.
+# Plain help: rendering it with rich would double its time.
 app = typer.Typer(
     name="regard",
     help="Attention for PyTorch: compute any mechanism, and see where it looks.",
@@ -32,10 +44,10 @@ def main() -> None:
     try:
         app(prog_name="regard")
     except SystemExit as end:
-        if "RANK" in os.environ:  # torchrun asks all workers to end when one does: this one does already
+        if "RANK" in os.environ:  # torchrun signals all workers when one ends: this one is already ending
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if end.code in _ENDED and any(thread.daemon for thread in threading.enumerate()):
-            # Native code in a thread that is left behind aborts the process when the interpreter is torn down under it.
+            # Native code in a remaining thread aborts the process when the interpreter is finalised.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(int(end.code))
@@ -43,9 +55,11 @@ def main() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """Raised and not killed, so that what is half made is removed on the way out."""
+    """Raises instead of killing the process, so that incomplete files are removed."""
     if os.environ.get("RANK", "0") == "0":  # of several workers, the first
-        sys.stderr.write(f"\nregard: ended by {signal.Signals(number).name}\n")
+        # Not by sys.stderr, which refuses to be written to in the middle of a write, where the signal may have come.
+        with suppress(OSError):
+            os.write(2, f"\nregard: ended by {signal.Signals(number).name}\n".encode())
     raise SystemExit(128 + number)
 
 
@@ -281,3 +295,22 @@ def _bench_layers(
     from regard.bench.layers_bench import layers
 
     layers(lengths=lengths, width=width, kernel=kernel, reach=reach, device=device, as_json=as_json, out=out)
+
+
+@_bench.command("scaling")
+def _bench_scaling(
+    workers: Annotated[
+        str | None,
+        typer.Option(help="Numbers of processes, with commas between; 1,2,4 on a CPU.", metavar="N,N,…"),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps that are timed; the best counts.", min=1, metavar="N")] = 3,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder whose scaling.md gets the tables.", file_okay=False, metavar="DIR")
+    ] = None,
+) -> None:
+    """Tokens a second, memory and bytes sent of DDP, FSDP2 and context parallelism, by a model that is checked here."""
+    from regard.bench.scaling_bench import scaling
+
+    scaling(workers=workers, steps=steps, device=device, as_json=as_json, out=out)

@@ -1,4 +1,4 @@
-"""What a user can put right is one line on standard error and an exit status, never a traceback."""
+"""Errors that a user can correct become one line on standard error and an exit status, never a traceback."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import typer
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.tasks.task import InputError, SettingError
 from regard.train.distributed import WorkerFailed, WorkerLost
 from regard.train.interruption import Diverged, Interrupted, Stopped, memory_ran_out
@@ -18,13 +18,13 @@ from regard.train.run_directory import RunError
 def reported() -> Iterator[None]:
     """Errors of the user's input are reported in one line; an interruption has its own exit status.
 
-    Of several workers, the first reports what all of them know, and each what it alone met with.
+    With several workers, the first reports errors that all have, and each worker reports its own.
     """
     rank = int(os.environ.get("RANK", "0"))
     name = f"regard: worker {rank}" if rank else "regard"
     try:
         yield
-    except BrokenPipeError:  # whoever read has gone: typer ends it quietly
+    except BrokenPipeError:  # the reader has closed the pipe: typer exits silently
         raise
     except WorkerFailed as error:
         raise typer.Exit(1) from error

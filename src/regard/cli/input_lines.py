@@ -1,6 +1,6 @@
 """Texts to translate, from arguments or from standard input: each is a text, or what is wrong with it.
 
-Lines are read in bounded memory: of a line beyond the bound no more than the bound is ever held.
+Lines are read in bounded memory: of a longer line no more than the bound is ever held.
 """
 
 import sys
@@ -69,7 +69,7 @@ def read_lines(stream: ByteLines, *, characters: int) -> Iterator[InputText]:
 
 
 def _skip_line(stream: ByteLines) -> None:
-    """Reads up to the end of a line, in parts, and keeps nothing."""
+    """Skips to the end of a line, in parts."""
     while part := stream.readline(_SKIPPED):
         if part.endswith(b"\n"):
             return
@@ -86,7 +86,7 @@ def _from_bytes(place: str, raw: bytes, whole: bool, characters: int) -> InputTe
 
 
 def _from_argument(number: int, text: str, characters: int) -> InputText:
-    """Bytes of an argument that are not UTF-8 come as surrogates, which are no characters."""
+    """Bytes of an argument that are not UTF-8 become surrogates, which are not characters."""
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         return InputText(f"text {number}", "", "not UTF-8")
     return _bounded(f"text {number}", text, characters)

@@ -20,7 +20,7 @@ _EXAMPLES = 12  # of a run's test part that its page shows
 
 
 def write_page(path: Path, text: str) -> None:
-    """Writes the file whole or not at all; what is no regular file, such as a pipe, can only be written to."""
+    """Writes the file atomically; a pipe or another special file is written directly."""
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
     else:
@@ -39,7 +39,7 @@ def look(what: Path, out: Path, language: str) -> None:
 
 @contextlib.contextmanager
 def _reported(out: Path | None = None) -> Iterator[None]:
-    """What a user can put right, in one line."""
+    """Reports errors that a user can correct in one line."""
     try:
         yield
     except OSError as error:
@@ -60,7 +60,7 @@ def _of_run(path: Path) -> Trace:
     material = material_of(loaded.task, loaded.config, loaded.run, loaded.codec)
     asked = [loaded.task.asked(example) for example in material.test[:_EXAMPLES]]
     found = [one for one in watched(loaded, asked) if not isinstance(one, InputError)]
-    trace = joined_trace(found, f"{loaded.task.view.title}: {loaded.name}")
+    trace = joined_trace(found, loaded.task.view, f"{loaded.task.view.title}: {loaded.name}")
     if trace is None:
         raise ValueError(f"{path} has no attention: there is nothing to look at")
     return trace

@@ -22,7 +22,7 @@ from regard.tasks.watched_predictions import watched
 from regard.train.distributed import Workers, joined
 from regard.train.run_directory import Run, RunError
 
-CHARACTERS = 1_000_000  # of an input; how long a text may be is said by its task
+CHARACTERS = 1_000_000  # of an input; a task may have a lower limit
 WATCHED = 12  # answers whose self-attention a page shows too
 TOGETHER = 64  # inputs given as arguments that are answered at once
 
@@ -138,7 +138,7 @@ def _line(text: str) -> str:
 
 def _write_look(loaded: Loaded, seen: list[Prediction], look: Path) -> None:
     with reported():
-        trace = joined_trace(seen, loaded.task.view.title)
+        trace = joined_trace(seen, loaded.task.view)
         if trace is None:
             why = "this run has no attention" if any(found.answer for found in seen) else "there was nothing to answer"
             raise RunError(f"{why}: {look} was not written")

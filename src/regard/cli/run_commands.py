@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.cli.error_messages import reported
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.tasks.catalog import TASKS
 from regard.tasks.config import TaskConfig
 from regard.tasks.config_overrides import changed, configure, listed, parsed
@@ -53,7 +53,7 @@ def train(
     resume: bool,
     accept_changed_data: bool = False,
 ) -> dict[str, Any]:
-    """Train a task, or with `resume` go on with a run; `--set help` only lists what can be set."""
+    """Train a task, or resume a run with `resume`; `--set help` only lists the settings."""
     with reported(), joined() as workers:
         with workers.agreed():
             task, config, place = _asked(what, preset, data, settings, out, resume=resume)
@@ -62,7 +62,7 @@ def train(
             if workers.is_first:
                 show_settings(config, Console(highlight=False))
             return {}
-        # Restarts are not counted where machines join or leave: the run itself says that it has begun.
+        # Restarts are not counted where machines join or leave: the run directory shows that it has begun.
         resume = resume or (may_restart() and (place / "config.json").is_file())
         given: dict[str, Any] = {"resume": resume, "accept_changed_data": accept_changed_data}
         result = trained(task, config, place, **given, workers=workers)
@@ -92,7 +92,7 @@ def _asked(
 
 
 def _taken_up(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[Task, TaskConfig, Path]:
-    """The task and the configuration of a run that goes on, with the settings that are changed."""
+    """The task and the configuration of a resumed run, with the changed settings."""
     if not (place / "config.json").is_file():
         raise RunError(f"there is no run to resume in {place}: expected regard train --resume RUN")
     if data:
@@ -106,7 +106,7 @@ def _taken_up(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[T
 
 
 def _next(task: Task, place: Path, example: Any) -> list[str]:
-    """What can be done with a run: an input of its own data to begin with."""
+    """Commands to try on a run, with an input of its own data."""
     where = shlex.quote(str(place))
     given = "".join(f" {shlex.quote(part)}" for part in example_arguments(task.inputs, example, place))
     python = f'python -c "import regard; print(regard.load({str(place)!r}).predict([…])[0].answer)"'
@@ -114,7 +114,7 @@ def _next(task: Task, place: Path, example: Any) -> list[str]:
 
 
 def show_settings(config: BaseModel, console: Console) -> None:
-    """What can be set, what it is now, and what it means."""
+    """The settings, their values and their meanings."""
     part = None
     table = Table.grid(padding=(0, 2))
     for setting in listed(config):

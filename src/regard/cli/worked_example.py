@@ -24,7 +24,7 @@ TITLE = "Tom chases Jerry → 汤姆 追逐 杰瑞"
 
 
 def tell(out: Path) -> None:
-    """Tell the whole story on standard output, and write its picture and page into the folder `out`."""
+    """Print the example to standard output, and write its picture and page into the folder `out`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows ? instead of failing
     console = Console(highlight=False)

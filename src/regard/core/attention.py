@@ -1,12 +1,10 @@
 """The one call: score, normalise, weighted sum; and what would happen if it were made."""
 
-import difflib
 import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,29 +12,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import recompute, sharding, torch_names
-from regard.core.backends import blocked, dot, flex, fused_additive, reference, sdpa, short
-from regard.core.backends.blocks import grid, out_of_sight
+from regard.core.backends import blocked, reference, sdpa
+from regard.core.backends.block_grid import grid, out_of_sight
 from regard.core.biases import Bias
-from regard.core.custom import Custom
+from regard.core.dispatch import BACKENDS, Backend, choose, plain
 from regard.core.fields import as_lines, as_table
-from regard.core.hygiene import quickly_finite
-from regard.core.masks import Band, Mask
+from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
-from regard.core.requests import Full, LogSumExp, Request, Top
-from regard.core.scores import FLOATS, Additive, ScaledDot, Score
+from regard.core.requests import LogSumExp, Request, Top
+from regard.core.scores import ScaledDot, Score
 from regard.core.torch_names import Unknown
-from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
-BACKENDS: dict[str, ModuleType] = {
-    backend.NAME: backend for backend in (short, flex, sdpa, fused_additive, blocked, reference)
-}
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
 
 Listener = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
-# Who hears of every call: each gets the problem and what computes its result, and gives that result. Nearly always
-# nobody, so that a call pays no more than a look at an empty tuple.
+# Observers of every call: each gets the problem and what computes its result, and returns that result. Nearly always
+# there is none, and a call pays no more than the test of an empty tuple.
 listeners: tuple[Listener, ...] = ()
 
 
@@ -54,10 +47,11 @@ class Attended:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """How a call would be computed: the backend, why others were refused, the work and the memory.
+    """How a call would be computed: the backend, why others were refused, the work, the memory, and the kernel.
 
     `flops` counts multiplications and additions of the forward pass over the pairs the mask leaves (estimated by
-    blocks); `bytes` is the working memory beside inputs, output and requested weights.
+    blocks); `bytes` is the working memory beside inputs, output and requested weights; `kernel` names the code that
+    runs for these tensors within the backend, such as "flash", "triton window" or "exponential (compiled)".
 
     >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8))
     Plan
@@ -65,12 +59,14 @@ class Plan:
       ...
       flops    640
       bytes    0
+      ...
     """
 
     backend: str
     refused: dict[str, str]
     flops: int
     bytes: int
+    kernel: str
 
     def __repr__(self) -> str:
         return as_lines(self)
@@ -108,17 +104,31 @@ def attention(
         torch_names.refuse("attention", attention, unknown, torch_names.CALL)
     if sharding.current is not None:
         return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
-    plain = backend == "auto" and bias is None and weights is None and generator is None
-    plain = plain and type(dropout) is float and dropout == 0.0
-    if plain and not listeners:
-        direct = _direct(query, key, value, score, normalize, mask)
-        if direct is not None:
-            return Attended(direct)
+    alone = backend == "auto" and bias is None and weights is None and generator is None
+    if alone and type(dropout) is float and dropout == 0.0 and not listeners:
+        output = plain(query, key, value, score, normalize, mask)
+        if output is not None:
+            return Attended(output)
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
         problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
-        name = _choose(problem, backend, {})
-        return _heard(problem, name) if listeners else _run(problem, name)
+        problem = problem if backend == "auto" else replace(problem, named=True)
+        chosen = choose(problem, backend, {})
+        return _observed(problem, chosen) if listeners else _run(problem, chosen)
+
+
+def gathered_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore, mask: Tensor, weights: Request
+) -> Attended:
+    """`attention` of queries that have keys of their own, (…, h, q, 1, d) and (…, h, q, n, d); observers can tell."""
+    if sharding.current is not None:
+        return attention(query, key, value, score=score, mask=mask, weights=weights)
+    with _prepared(query) as cast:
+        query, key, value, score = cast(query, key, value, score)
+        problem = build(query, key, value, score, Softmax(), mask, None, 0.0, weights, None)
+        problem = replace(problem, gathered=True)
+        chosen = choose(problem, "auto", {})
+        return _observed(problem, chosen) if listeners else _run(problem, chosen)
 
 
 def explain(
@@ -147,16 +157,16 @@ def explain(
         query, key, value, score = cast(query, key, value, score)
         problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
     refused: dict[str, str] = {}
-    name = _choose(problem, backend, refused)
+    chosen = choose(problem, backend, refused)
     if backend != "auto":
-        others = {other: _refuses(other, problem) for other in BACKENDS if other != backend}
-        refused = {other: reason or "another backend was asked for" for other, reason in others.items()}
-    flops, working_bytes = _flops(problem), BACKENDS[name].working_bytes(problem)
-    if _second_pass(problem, name):
+        others = {name: other.refuses(problem) for name, other in BACKENDS.items() if other is not chosen}
+        refused = {name: reason or "another backend was asked for" for name, reason in others.items()}
+    flops, working_bytes = _flops(problem), chosen.working_bytes(problem)
+    if _second_pass(problem, chosen.name):
         rows, queries = recompute.rows_asked(problem), problem.shape[-2]
         flops += _flops(replace(problem, value=problem.value[..., :0])) * rows // max(1, queries)
         working_bytes = max(working_bytes, recompute.working_bytes(problem))
-    return Plan(name, refused, flops, working_bytes)
+    return Plan(chosen.name, refused, flops, working_bytes, chosen.kernel(problem))
 
 
 def _second_pass(problem: Problem, name: str) -> bool:
@@ -192,59 +202,6 @@ def _sharded(
         return over.attend(query, key, value, score=score, normalize=normalize, **options)
 
 
-def _direct(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object) -> Tensor | None:
-    """The commonest calls, without ceremony: softmax, plain equal shapes, scaled dot with nothing or a band for a mask.
-
-    On CUDA additive scores without a mask too. A call costs microseconds, and so would describing it; whatever is not
-    plainly right goes the long way round.
-    """
-    if type(normalize) is not Softmax or not type(query) is type(key) is type(value) is Tensor or transformed():
-        return None
-    if not query.layout == key.layout == value.layout == torch.strided or query.is_nested or key.is_nested:
-        return None
-    if type(score) is Additive and mask is None and query.is_cuda:
-        return fused_additive.directly(query, key, value, score)
-    if type(score) is not ScaledDot or score.softcap is not None:
-        return None
-    if mask is not None and type(mask) is not Band:
-        return None
-    shape, keys = query.shape, key.shape
-    if (
-        len(shape) != 4
-        or keys != value.shape
-        or shape[:2] != keys[:2]
-        or shape[3] != keys[3]
-        or 0 in shape
-        or 0 in keys
-    ):
-        return None
-    if not query.dtype == key.dtype == value.dtype or query.dtype not in FLOATS:
-        return None
-    if not query.device == key.device == value.device:
-        return None
-    if query.is_cuda and short.many(query, keys[2]):
-        return None
-    if mask is None:
-        if keys[2] < sdpa.FEW and not query.is_cuda and not _looked_at(query, key):
-            return None
-        return dot.attend(query, key, value, scale=score.scale)
-    assert isinstance(mask, Band)  # whatever else has gone the long way
-    if mask.low is None and mask.high == 0:
-        if not query.is_cuda and not _looked_at(query, key, value):
-            return None
-        return dot.attend(query, key, value, is_causal=True, scale=score.scale)
-    if mask.low is None or mask.high is None or shape != keys or not query.is_cuda:
-        return None
-    return flex.directly(query, key, value, mask.low, mask.high, score.scale)
-
-
-def _looked_at(*tensors: Tensor) -> bool:
-    """Can the numbers be looked at, and is none of them NaN or Inf, which a kernel might carry past a mask?"""
-    if tensors[0].device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        return False  # autocast would make other numbers of them
-    return quickly_finite(*tensors)
-
-
 @contextmanager
 def _prepared(query: object) -> Iterator[Callable[..., Any]]:
     """Under autocast, tensors in its dtype, as torch casts for its own attention; inside, no further casts."""
@@ -276,79 +233,31 @@ def _in_autocast(score: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, 
         return score(query, key)
 
 
-def _choose(problem: Problem, backend: str, refused: dict[str, str]) -> str:
-    """The backend for a problem; `refused` is told why those before it were not taken."""
-    if backend != "auto":
-        if not isinstance(backend, str) or backend not in BACKENDS:
-            near = difflib.get_close_matches(str(backend).lower(), BACKENDS, 1)
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}{hint}")
-        if reason := _refuses(backend, problem):
-            raise ValueError(f"backend {backend!r} cannot serve this call: {reason}")
-        return backend
-    for name, module in BACKENDS.items():
-        reason = _against(name, module, problem)
-        if reason is None:
-            return name
-        refused[name] = reason
-    raise AssertionError("the reference serves everything")
-
-
-def _against(name: str, module: ModuleType, problem: Problem) -> str | None:
-    """Why `auto` does not take a backend, if it does not."""
-    if module is blocked and isinstance(problem.score, Custom):  # which is asked by calling it: last
-        return _plain_is_best(name, problem) or module.not_worth_it(problem) or _refuses(name, problem)
-    return _refuses(name, problem) or _plain_is_best(name, problem) or module.not_worth_it(problem)
-
-
-def _refuses(name: str, problem: Problem) -> str | None:
-    """Why a backend does not compute this, if it does not."""
-    if name != reference.NAME and transformed():
-        if name != sdpa.NAME:
-            return "torch.func has no rules for its loops and kernels"
-        if problem.request is not None:
-            return "torch.func has no rules for weights that are computed again"
-        if beyond_one_derivative():
-            return "torch's kernels have the first derivative, backwards"
-        if mapped() and problem.device.type != "cpu" and not sdpa.has_rules(problem):
-            return "vmap has rules for its kernels in half precision, without a mask"
-    return BACKENDS[name].refuses(problem)
-
-
-def _plain_is_best(name: str, problem: Problem) -> str | None:
-    """Where the reference beats every fused backend."""
-    if name == reference.NAME:
-        return None
-    if problem.empty:
-        return "nothing to compute: the plain form is the fastest"
-    # All weights are a matrix of that size themselves: it is no loss to form them plainly, unless a score makes more.
-    weights = math.prod(problem.shape) * problem.dtype.itemsize
-    if isinstance(problem.request, Full) and reference.working_bytes(problem) <= 5 * weights:
-        return "all weights are asked for: the plain form has them anyway"
-    return None
-
-
-def _heard(problem: Problem, name: str) -> Attended:
-    """The call, told to whoever listens."""
-    run = functools.partial(_run, problem, name)
+def _observed(problem: Problem, chosen: Backend) -> Attended:
+    """The call, reported to every observer."""
+    run = functools.partial(_run, problem, chosen)
     for listener in listeners:
         run = functools.partial(listener, problem, run)
     return run()
 
 
-def _run(problem: Problem, name: str) -> Attended:
+def _run(problem: Problem, chosen: Backend) -> Attended:
     with _on(problem.device):
-        result = BACKENDS[reference.NAME if problem.empty else name].attend(problem)
+        result = reference.attend(problem) if problem.empty else chosen.attend(problem)
     weights = result.weights
     if problem.request is not None and weights is None:
-        weights = recompute.weights(problem, result.chosen)
+        weights = recompute.weights(problem, result.chosen, result.lse)
     output, log_prob = result.output, result.log_prob
     if isinstance(weights, Top):
         weights = Top(weights.values.to(problem.query.dtype), weights.indices)
     elif weights is not None and not isinstance(problem.request, LogSumExp):  # which would lose its digits
         weights = weights.to(problem.query.dtype)
-    if problem.headless:
-        output, weights, log_prob = _drop_head(output), _drop_head(weights), _drop_head(log_prob)
+    if problem.headless:  # undo the head axis that was put before tensors given without one
+        output, log_prob = output.squeeze(0), None if log_prob is None else log_prob.squeeze(0)
+        if isinstance(weights, Top):
+            weights = Top(weights.values.squeeze(0), weights.indices.squeeze(0))
+        elif weights is not None:
+            weights = weights.squeeze(0)
     return Attended(output, weights, log_prob)
 
 
@@ -357,13 +266,6 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda" or torch.compiler.is_compiling() or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
-
-
-def _drop_head(found):  # type: ignore[no-untyped-def]
-    """Undo the head axis that was put before tensors given without one."""
-    if isinstance(found, Top):
-        return Top(found.values.squeeze(0), found.indices.squeeze(0))
-    return None if found is None else found.squeeze(0)
 
 
 def _flops(problem: Problem) -> int:

@@ -116,9 +116,9 @@ def _at_least_one(value: int, name: str) -> int:
 def default_features(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
     """The features used where none are given: from a fixed seed, so the same in every process."""
     if torch.compiler.is_compiling():  # neither the cache nor the generator is for compilers
-        from regard.core import uncompiled  # imports the compiler: a second, so only here
+        from regard.core import graph_breaks  # imports the compiler: a second, so only here
 
-        return uncompiled.drawn(size, dtype, device)
+        return graph_breaks.drawn(size, dtype, device)
     return drawn(size, dtype, device)
 
 

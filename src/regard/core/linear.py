@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import torch_names
+from regard.core import linear_kernel, torch_names
 from regard.core.features import EluFeatures as EluFeatures
 from regard.core.features import Features, LogFeatures, default_features
 from regard.core.features import PerformerFeatures as PerformerFeatures
@@ -86,6 +86,8 @@ def linear_attention(
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {said(causal)}")
     problem, given = _checked(query, key, value, mask)
+    if isinstance(features, EluFeatures) and linear_kernel.serves(problem):
+        return linear_kernel.attend(problem, causal)
     return _attend(problem, given, None, features, causal)[0]
 
 

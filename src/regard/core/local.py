@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.core.attention import AnyScore, Attended, attention
+from regard.core import sharding
+from regard.core.attention import AnyScore, Attended, gathered_attention
 from regard.core.masks import check_lengths, extent
 from regard.core.requests import full
 from regard.core.scores import ScaledDot
@@ -38,6 +39,7 @@ def local_attention(
     >>> near.weights.shape, near.output[0, 0, 3:]
     (torch.Size([1, 5, 3]), tensor([0., 0.]))
     """
+    sharding.refuse("local attention")
     if reach < 1:
         raise ValueError(f"reach must be at least 1, got {reach}")
     keys = key.shape[-2]
@@ -57,7 +59,7 @@ def local_attention(
     inside = position.clamp(0, max(0, keys - 1))
     near_key, near_value = (_gathered(tensor, inside) for tensor in (key, value))
     # Each query is a memory of its own now: (…, h, q, 1, d) against (…, h, q, window, d).
-    found = attention(
+    found = gathered_attention(
         query.unsqueeze(-2), near_key, near_value, score=score, mask=allowed.unsqueeze(-2), weights=full()
     )
     weights = found.weights

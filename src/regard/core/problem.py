@@ -19,8 +19,7 @@ from regard.core.normalizers import Hard, Normalizer
 from regard.core.requests import LogSumExp, Request
 from regard.core.scores import Score, finite, float_tensor
 from regard.core.spans import Contiguous, Span
-
-HALF = (torch.float16, torch.bfloat16)
+from regard.kernels.dtypes import HALF as HALF
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +38,8 @@ class Problem:
     generator: torch.Generator | None = None
     sample: bool = False  # hard attention: draw a key, or take the best
     headless: bool = False  # the caller's tensors were (q, d): drop the head axis at the end
+    named: bool = False  # the caller asked for the backend by its name: it serves or raises
+    gathered: bool = False  # of local attention: each query has keys of its own, gathered around its centre
     bad_keys: Bool[Tensor, "*lead g k"] | None = None  # keys that held NaN or Inf and were cleaned (see hygiene)
 
     @property

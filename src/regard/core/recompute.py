@@ -6,20 +6,20 @@ recomputed in the backward pass, so memory stays O(block · keys + what was aske
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.core import summaries
+from regard.core.backward_checks import Unchanged
 from regard.core.custom import Custom
-from regard.core.hygiene import cleaned
+from regard.core.nonfinite import cleaned
 from regard.core.normalizers import Hard, log_sum_exp, one_hot
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Rows, Top, TopWeights
 from regard.core.spans import Span, Stretch, all_of, cut
-from regard.core.unchanged import Unchanged
 
 Found = TypeVar("Found", Tensor, "Tensor | Top")
 
@@ -27,13 +27,13 @@ _BLOCK_BYTES = 8 * 2**20  # scores of one block of rows
 _FEATURE_BYTES = 32 * 2**20  # what a score may make on the way to them (additive: a hidden layer for each pair)
 
 
-def weights(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
-    """What the problem requests of its weights."""
+def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) -> Tensor | Top:
+    """What the problem requests of its weights; `lse` is the log-sum-exp of its rows where a backend has it."""
     request = problem.request
     assert request is not None
+    if summaries.serves(problem):
+        return summaries.weights(problem, lse)
     problem, _ = cleaned(problem)
-    if isinstance(problem.score, Custom):
-        problem = replace(problem, score=problem.score.again())
     queries = problem.shape[-2]
     if isinstance(request, Full):
         return _rows(problem, all_of(queries), chosen)

@@ -49,10 +49,6 @@ class Score:
         """Learned tensors the score holds: they get gradients on every path."""
         return ()
 
-    def reads(self) -> tuple[Tensor, ...]:
-        """All tensors the score holds, learned or not."""
-        return self.tensors()
-
     def holding(self, swap: Swap) -> "Score":
         """The same score with each of its tensors exchanged."""
         return self

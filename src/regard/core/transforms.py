@@ -34,9 +34,9 @@ def mapped() -> bool:
 
 def _kinds() -> list[str]:
     if torch.compiler.is_compiling():
-        from regard.core import uncompiled  # imports the compiler: a second, so only here
+        from regard.core import graph_breaks  # imports the compiler: a second, so only here
 
-        return uncompiled.kinds().split()
+        return graph_breaks.kinds().split()
     return kinds()
 
 

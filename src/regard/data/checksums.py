@@ -1,10 +1,10 @@
-"""Checksums of a folder's files: a damaged index is an error and not another text."""
+"""Checksums of a folder's files: a damaged index is an error and not a wrong text."""
 
 import hashlib
 import json
 from pathlib import Path
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 
 NAME = "checksums.json"
 

@@ -1,4 +1,4 @@
-"""Padded batches of records with any fields, in an order that the seed alone decides and a checkpoint can continue."""
+"""Padded batches of records with any fields, in an order that depends on the seed alone and can be resumed."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ def _stack(name: str, values: Sequence[NDArray[Any]], count: int) -> Tensor:
 
 
 def _kind(values: Sequence[NDArray[Any]]) -> Any:
-    """The type of a column: an empty list has no type of its own, and says nothing."""
+    """The type of a column; an empty list has none and is ignored."""
     filled = [value for value in values if value.size] or values[:1]
     kind = np.result_type(*(value.dtype for value in filled))
     if kind == np.float64:
@@ -138,7 +138,7 @@ class RecordBatches:
 
     def __iter__(self) -> Iterator[Any]:
         for numbers in self._order:
-            # Every so-manieth row: a batch may be sorted by length, and shares are then of like cost.
+            # Every n-th row: a batch may be sorted by length, and shares then have similar cost.
             mine = numbers[self._rank :: self._ranks]
             records = [self._records[number] for number in mine or numbers[:1]]
             rows = self._fitting(int(self._widest[numbers].max()))
@@ -152,7 +152,7 @@ class RecordBatches:
         return -(-(self._tokens // (-(-widest // self._grid) * self._grid)) // self._ranks)
 
     def state(self) -> dict[str, Any]:
-        """Where the order stands, for a checkpoint."""
+        """The position in the order, for a checkpoint."""
         return self._order.state()
 
     def resume(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Batches of like cost: a budget of tokens, pairs of like length together, in an order the seed alone decides."""
+"""Batches of similar cost: a budget of tokens, records of similar length together, in an order given by the seed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Ids = Sequence[int] | NDArray[np.integer]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Pairs side by side, padded. A decoder reads `prefix` (begin, y_1 … y_t) and should say `target` (y_1 … y_t, end).
+    """Padded pairs. A decoder reads `prefix` (begin, y_1 … y_t) and should predict `target` (y_1 … y_t, end).
 
     source (b, s) and prefix (b, t) are padded with the padding number, target (b, t) with what the loss ignores.
     Lengths count the end marks.
@@ -78,7 +78,7 @@ def collate(
 def _table(
     rows: Sequence[Ids], fill: int, grid: int, least: int, *, first: int | None = None, last: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows side by side and their lengths, each with a mark before or after it if there is one."""
+    """Rows padded to one length, and their lengths, each with an optional mark before or after it."""
     count = max(len(rows), least)
     lengths = np.zeros(count, np.int64)
     lengths[: len(rows)] = [len(row) for row in rows]
@@ -158,7 +158,7 @@ class TokenBatches:
         self._epoch, self._position = self._epoch + 1, 0
 
     def batches(self, epoch: int) -> Iterator[list[int]]:
-        """All batches of an epoch for this rank, wherever iterating stands."""
+        """All batches of an epoch for this rank, independent of the iteration."""
         waiting: list[list[int]] = []
         for batch in self._all(epoch):
             waiting.append(batch)
@@ -171,7 +171,7 @@ class TokenBatches:
         return sum(1 for _ in self.batches(epoch))
 
     def state(self) -> dict[str, Any]:
-        """Where iterating stands: plain numbers, for a checkpoint."""
+        """The position of the iteration: plain numbers, for a checkpoint."""
         return {**self._facts(), "epoch": self._epoch, "position": self._position}
 
     def resume(self, state: dict[str, Any]) -> None:

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.decode.captured import Captures, captured_search
-from regard.decode.front import Front, advance
+from regard.decode.backpointers import Trail
+from regard.decode.beam_state import Front, advance
+from regard.decode.generation_loop import spread
+from regard.decode.graph_search import Captures, captured_search
 from regard.decode.penalties import GNMT, LengthPenalty, best_divisors, divisors
 from regard.decode.ranking import best
 from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, check_step, grouped, refuse_broken
-from regard.decode.single import spread
-from regard.decode.trail import Trail
 
 # A hypothesis looks over the keys of all that stand beside it: beyond so many, copying its own is less work.
 _SIDE_BY_SIDE = 16

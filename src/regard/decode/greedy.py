@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.decode.captured import Captures, captured_search
+from regard.decode.generation_loop import follow
+from regard.decode.graph_search import Captures, captured_search
 from regard.decode.penalties import divisors
 from regard.decode.records import Hypothesis, StepFunction, bounds, grouped
-from regard.decode.single import follow
 
 
 @torch.no_grad()

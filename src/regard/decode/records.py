@@ -29,7 +29,7 @@ class Produced(Protocol):
 # A state may know how to carry several hypotheses of a row at once. Then it has `grouped()`, which gives such a state,
 # or None where it cannot; that has `regroup(parents (r, s), kept (r,) or None)`, the hypotheses that come from these of
 # the rows kept, and is stepped with the tokens of all of them, row by row. It may also have `static(width, steps)`: see
-# `regard.decode.captured`.
+# `regard.decode.graph_search`.
 StepFunction = Callable[[Any, Tensor], Produced]
 
 

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.decode.generation_loop import follow
 from regard.decode.ranking import best
 from regard.decode.records import Hypothesis, StepFunction, bounds, grouped
-from regard.decode.single import follow
 
 
 @torch.no_grad()

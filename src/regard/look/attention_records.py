@@ -1,4 +1,4 @@
-"""One attention call that was seen: nothing but what is asked is computed, a block of rows at a time."""
+"""The record of one attention call: weights are computed when requested, a block of rows at a time."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,13 +12,13 @@ from regard.look.batch_items import CheckOf, GradientPart, Part, Places
 from regard.look.labels import Labels
 from regard.look.pooling import Pool, pooled
 
-_BLOCK_NUMBERS = 2**22  # weights that stand in memory at a time
-ROUNDING = 1e-6  # a weight may be so far below 0 without being negative
+_BLOCK_NUMBERS = 2**22  # weights in memory at a time
+ROUNDING = 1e-6  # tolerance below 0 before a weight counts as negative
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Where weights come from: kept as they are, or computed again from queries and keys."""
+    """Where weights come from: stored, or recomputed from queries and keys."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -30,27 +30,27 @@ class Source(Protocol):
         ...
 
     def holds(self) -> list[Tensor]:
-        """The tensors that stay in memory for it."""
+        """The tensors that it holds in memory."""
         ...
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Memory behind some tensors, what they share counted once."""
+    """Bytes of memory of some tensors; shared storage counts once."""
     return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
 @runtime_checkable
 class Gradient(Protocol):
-    """The gradient of whatever was differentiated for the weights of a call."""
+    """The gradient of the loss with respect to the weights of a call."""
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor: ...
 
-    def hear(self, grad: Tensor) -> None: ...
+    def store(self, grad: Tensor) -> None: ...
 
 
 @runtime_checkable
 class Check(Protocol):
-    """How far weights @ value is from the output that was seen."""
+    """The difference between weights @ value and the recorded output."""
 
     def of(self, batch: int) -> float: ...
 
@@ -58,14 +58,14 @@ class Check(Protocol):
 
 
 class Kept:
-    """Tensors that were kept by reference, and whether anybody has written into them since."""
+    """Tensors that are held by reference, and whether they have been modified since."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
         self._versions = [_version(tensor) for tensor in tensors]
 
     def check(self) -> None:
-        """Raise where a tensor is no longer what it was when it was kept."""
+        """Raise if a tensor has been modified since it was stored."""
         if [_version(tensor) for tensor in self.tensors] != self._versions:
             raise RuntimeError(
                 "what this call was made of was changed in place since: where it attended can no longer be told"
@@ -77,7 +77,7 @@ def _version(tensor: Tensor) -> int:
 
 
 class Given:
-    """Weights kept as they are, (b, h, q, k)."""
+    """Stored weights, (b, h, q, k)."""
 
     def __init__(self, weights: Tensor) -> None:
         self._weights = weights
@@ -112,7 +112,7 @@ LabelsOfAll = Labels | Sequence[Labels | None] | None  # of the one sequence, or
 
 
 class Record:
-    """Where one call attended: its shape, and its weights as far as they are asked for.
+    """Where one call attended: its shape, and its weights, computed when requested.
 
     >>> record = Record("layer", "given", Given(torch.eye(3)[None, None]))
     >>> record.weights(head=0, queries=[2])
@@ -294,7 +294,7 @@ class Record:
     def check(self, *, batch: int = 0) -> float | None:
         """The largest |weights @ value − output| over the largest |output|; None where it cannot apply.
 
-        It was taken when the call was seen, on rows spread over the queries, with the weights that are shown here.
+        It was computed when the call was recorded, on rows spread over the queries, with the weights shown here.
         """
         self._item(batch)
         error = None if self._checked is None else self._checked.of(batch)
@@ -358,5 +358,5 @@ def _counted(count: int, one: str, several: str) -> str:
 
 
 def shares(weights: Tensor) -> Tensor:
-    """Weights whose logarithm can be taken: what rounding left below 0 is 0, what is really negative is NaN."""
+    """Weights prepared for a logarithm: rounding errors below 0 become 0, weights that are really negative NaN."""
     return torch.where(weights < -ROUNDING, math.nan, weights.clamp_min(0))

@@ -48,7 +48,7 @@ class Part:
     def holds(self) -> list[Tensor]:
         return self._source.holds()
 
-    # Summaries that a file brings. Those of all rows or columns are not those of some: then they are computed again.
+    # Summaries that a file contains. They cover all rows and columns: for a subset they are recomputed.
 
     def received(self, batch: int) -> Tensor | None:
         return self._summary("received") if self._places.all else None
@@ -62,7 +62,7 @@ class Part:
 
     @property
     def rest(self) -> Tensor | None:
-        """What the weights that a file did not keep come to, (1, heads, rows); None where it kept all."""
+        """The sum of the weights that a file does not contain, (1, heads, rows); None if it contains all."""
         rest = getattr(self._source, "rest", None)
         if rest is None:
             return None
@@ -95,5 +95,5 @@ class GradientPart:
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
         return self._places.chosen(self._gradient.rows(self._places.batch, heads, self._places.row_numbers(rows)))
 
-    def hear(self, grad: Tensor) -> None:
-        self._gradient.hear(grad)
+    def store(self, grad: Tensor) -> None:
+        self._gradient.store(grad)

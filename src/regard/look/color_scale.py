@@ -7,15 +7,15 @@ perceptual, so twice the weight looks twice as far from the background, also in 
 import math
 from typing import NamedTuple
 
-HUE = math.radians(258)  # a blue that keeps its name from pale to deep
-BELOW = math.radians(48)  # of what is negative
+HUE = math.radians(258)  # a blue at every lightness
+BELOW = math.radians(48)  # the hue of negative weights
 
 
 RGB = tuple[int, int, int]
 
 
 class Scale(NamedTuple):
-    """Lightness and chroma at weight 0 and at weight 1; the colour of what is NaN or infinite, and text on it."""
+    """Lightness and chroma at weight 0 and at weight 1; the colour of NaN and infinite weights, and of text on it."""
 
     lightness: tuple[float, float]
     chroma: tuple[float, float]
@@ -30,7 +30,7 @@ DARK = Scale((0.25, 0.86), (0.02, 0.10), odd=(255, 105, 200), odd_ink=(0, 0, 0))
 def shade(share: float, scale: Scale) -> RGB:
     """The colour of a weight, `share` being its part of the largest one, from 0 to 1, or to −1 for a negative one.
 
-    What is NaN or infinite has a colour of its own.
+    NaN and infinite weights have a separate colour.
 
     >>> [hexadecimal(shade(share, LIGHT)) for share in (0.0, 0.5, 1.0)]
     ['#f2f5fb', '#779bd1', '#0040a0']
@@ -81,7 +81,7 @@ def _srgb(lightness: float, a: float, b: float) -> RGB:
 
 
 def _byte(linear: float) -> int:
-    """Gamma-encode one linear channel; the few colours outside sRGB land on its edge."""
+    """Gamma-encode one linear channel; colours outside sRGB are clipped."""
     linear = min(1.0, max(0.0, linear))
     encoded = 12.92 * linear if linear <= 0.0031308 else 1.055 * linear ** (1 / 2.4) - 0.055
     return round(255 * encoded)

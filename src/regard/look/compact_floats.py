@@ -1,4 +1,4 @@
-"""Queries and keys in three bytes a number instead of four, where a call is too large to be kept to the last bit.
+"""Queries and keys in three bytes a number instead of four, for calls that are too large to be stored exactly.
 
 A float32 keeps its sign, its exponent and 15 bits of its fraction, rounded to nearest. So a number is off by at most
 2⁻¹⁶ of itself, and a product of a query and a key by at most 2⁻¹⁵ (and a little) of Σ |qᵢ kᵢ| ≤ ‖q‖ ‖k‖.
@@ -12,18 +12,18 @@ from torch import Tensor
 
 from regard.look.attention_records import nbytes
 
-ROUNDING = 2.0**-16  # of a number, at most; numbers below 10⁻³⁸ aside
+ROUNDING = 2.0**-16  # the largest relative error of a number; numbers below 10⁻³⁸ excepted
 
 
 class Exact:
-    """A tensor as it is."""
+    """A tensor stored exactly."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
         self.shape, self.device = tensor.shape, tensor.device
 
     def take(self, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """A part of it; `part` may choose among positions, but not compute."""
+        """A part of the tensor; `part` may index, but not compute."""
         return part(self._tensor)
 
     def holds(self) -> list[Tensor]:
@@ -46,11 +46,11 @@ class Short:
         self._high = torch.empty(tensor.shape, dtype=torch.int16, device=tensor.device)
         self._low = torch.empty(tensor.shape, dtype=torch.uint8, device=tensor.device)
         for item in range(tensor.shape[0]):
-            for head in range(tensor.shape[1]):  # one at a time: what stands beside it meanwhile stays small
+            for head in range(tensor.shape[1]):  # one at a time, to keep temporary tensors small
                 self._high[item, head], self._low[item, head] = _split(tensor[item, head])
 
     def take(self, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """A part of it, in float32."""
+        """A part of the tensor, in float32."""
         return _joined(part(self._high), part(self._low))
 
     def holds(self) -> list[Tensor]:
@@ -67,7 +67,7 @@ class _Halves(NamedTuple):
 
 def _split(tensor: Tensor) -> _Halves:
     bits = tensor.contiguous().view(torch.int32)
-    # Half of the last bit that stays; a carry runs on into the exponent, as it should. Inf and NaN are left alone.
+    # Adds half of the last stored bit; a carry into the exponent is correct. Inf and NaN are left unchanged.
     bits = torch.where(tensor.isfinite(), bits + 0x80, bits)
     return _Halves((bits >> 16).to(torch.int16), ((bits >> 8) & 0xFF).to(torch.uint8))
 
@@ -78,7 +78,7 @@ def _joined(high: Tensor, low: Tensor) -> Tensor:
 
 
 class Shorter(NamedTuple):
-    """Queries and keys in fewer bits, and what that costs in one sentence."""
+    """Queries and keys in fewer bits, and a sentence about the error."""
 
     query: Short
     key: Short
@@ -86,7 +86,7 @@ class Shorter(NamedTuple):
 
 
 def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None:
-    """Both in 24 bits a number; None where that saves nothing. `scale` is that of their product, if scores are one."""
+    """Both in 24 bits a number; None if that saves nothing. `scale` is that of the scores, if they are a product."""
     if not isinstance(query, Exact) or not isinstance(key, Exact):
         return None
     [old_query], [old_key] = query.holds(), key.holds()
@@ -106,7 +106,7 @@ def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None
 
 
 def worst_score(query: Tensor, key: Tensor, scale: float) -> float:
-    """How far scale · q·k can be off at most, over all pairs: |scale| · 2⁻¹⁵ · largest ‖q‖ · largest ‖k‖ · 1.1."""
+    """The largest error of scale · q·k over all pairs: |scale| · 2⁻¹⁵ · largest ‖q‖ · largest ‖k‖ · 1.1."""
     sizes = [float(torch.linalg.vector_norm(tensor.nan_to_num(0, 0, 0), dim=-1).max()) for tensor in (query, key)]
-    # Both are rounded; the product of the two roundings, and that of this figure where it is said, are in the tenth.
+    # Both are rounded; the factor 1.1 covers the product of the two roundings, and the rounding of this figure.
     return abs(scale) * 2.2 * ROUNDING * sizes[0] * sizes[1]

@@ -1,6 +1,6 @@
-"""Is a map an explanation? Remove what it points at, or keep only that, and watch the model's score.
+"""Faithfulness of a map: how the model's score changes without the inputs it ranks highest, or with those alone.
 
-A map of weights is pretty whether or not the model used it. Two curves tell the difference (DeYoung et al. 2020,
+A map of weights does not show whether the model used them. Two curves measure it (DeYoung et al. 2020,
 section 4; Petsiuk et al. 2018, section 3.2):
 
     deletion(f)    = score without the fraction f of the inputs that the map ranks highest: should fall fast
@@ -47,9 +47,9 @@ class Faithfulness:
     sufficiency: dict[str, Curve]
 
     def gain(self, over: str = "random") -> float:
-        """How much better the map is than another ordering: what it saves in deletion plus what it adds when kept.
+        """How much better the map is than another ordering: the gain in deletion plus the gain in sufficiency.
 
-        0 says: no better than `over`. A negative number says worse.
+        0 means no better than `over`, a negative number worse.
         """
         if over not in self.deletion:
             raise ValueError(f"over must be one of {sorted(self.deletion)}, got {over!r}")
@@ -69,8 +69,8 @@ def faithfulness(
 ) -> Faithfulness:
     """Deletion and sufficiency curves of a map over k inputs.
 
-    `score(kept)` is the model: it takes Bool (n, k), True where an input is kept, and gives n numbers, such as the
-    log-probability of the answer. It is called on at most `block` rows at a time. Ties in `importance` fall in the
+    `score(kept)` is the model: it takes Bool (n, k), True where an input is kept, and returns n numbers, such as the
+    log-probability of the answer. It is called on at most `block` rows at a time. Ties in `importance` keep the
     order of the inputs. Without a `generator` the random orderings are the same on every call.
 
     >>> weight = torch.tensor([3.0, 0.0, 1.0])

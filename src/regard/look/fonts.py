@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
-_NAMES = ("NotoSansCJK-Regular.ttc", "NotoSansSC-Regular.otf", "wqy-zenhei.ttc", "DejaVuSans.ttf")
+_NAMES = (
+    "NotoSansCJK-Regular.ttc",
+    "NotoSansCJKsc-Regular.otf",
+    "NotoSansSC-Regular.otf",
+    "wqy-zenhei.ttc",
+    "DejaVuSans.ttf",
+)
 
 
 @functools.lru_cache(maxsize=16)
 def font_of(size: int) -> "FreeTypeFont | ImageFont":
-    """The first of some fonts that is there; else the one that Pillow brings."""
+    """The first of some fonts that is installed; else Pillow's default."""
     from PIL import ImageFont
 
     for name in _NAMES:

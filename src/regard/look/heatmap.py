@@ -1,6 +1,6 @@
 """A matrix of attention weights as a heat map: an SVG drawing, a standalone page, or terminal text.
 
-Rows are what asked (queries), columns what answered (keys); the deeper a cell, the larger its weight.
+Rows are queries, columns are keys; the darker a cell, the larger its weight.
 """
 
 import html as markup
@@ -85,7 +85,7 @@ def svg(
         f"height='{place.height}' viewBox='0 0 {place.width} {place.height}' font-family=\"{FONTS}\" "
         f"font-size='{FONT_SIZE}'>",
         f"<title>{_escape(title)}</title>",
-        # A reader that knows no colour schemes skips this rule and keeps the light `fill` of each element.
+        # A viewer without colour schemes ignores this rule and uses the light `fill` of each element.
         "<style>@media (prefers-color-scheme: dark) {"
         " .regard text { fill: #d6dae0 } .regard [style] { fill: var(--dark) } }</style>",
         "<rect width='100%' height='100%' rx='8' fill='#ffffff' style='--dark:#14181e'/>",

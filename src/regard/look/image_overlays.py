@@ -34,7 +34,7 @@ _TEXT, _QUIET = "#1b1f24", "#626b78"
 
 @dataclass(frozen=True, eq=False)
 class _Tile:
-    """A row: its name, what is said about it, and its veil as RGBA pixels."""
+    """A row: its name, its caption, and its veil as RGBA pixels."""
 
     name: str
     facts: str
@@ -43,7 +43,7 @@ class _Tile:
 
 @dataclass(frozen=True, eq=False)
 class _Sheet:
-    """Everything that is drawn, and where."""
+    """All parts of the drawing and their positions."""
 
     title: str
     picture: "Image"

@@ -1,4 +1,4 @@
-"""Which records are meant by a name, and how labels are given to the sequences of a batch."""
+"""Selects records by name or pattern, and assigns labels to the sequences of a batch."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -8,7 +8,7 @@ from regard.look.labels import Labels
 
 
 def named(records: Sequence[Record], name: str) -> list[Record]:
-    """The records of that very name; where there are none, those whose name fits it as a pattern."""
+    """The records of exactly that name; if there are none, those whose name matches it as a pattern."""
     return [record for record in records if record.name == name] or [
         record for record in records if fnmatchcase(record.name, name)
     ]
@@ -53,7 +53,7 @@ def _plan(
         axes = [record.labels(batch=item) for item in range(record.batch)]
         plan = [one.rows if what == "rows" else one.columns for one in axes]
         for place, item in enumerate(items):
-            record.labels(batch=item)  # refuses a sequence that is not there
+            record.labels(batch=item)  # raises if there is no such sequence
             plan[item] = labels[place if len(labels) > 1 else 0]
         return plan
     if len(labels) == record.batch:
@@ -68,7 +68,7 @@ def _plan(
 
 
 def in_a_row(parts: Sequence[Labels | None]) -> Labels | None:
-    """The labels of calls whose rows are joined; None where one of them has none."""
+    """The labels of calls whose rows are joined; None if one of them has none."""
     if any(part is None or part.extra for part in parts):
         return None
     known = [part for part in parts if part is not None]

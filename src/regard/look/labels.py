@@ -1,4 +1,4 @@
-"""What the rows and columns of a map stand for: tokens, patches of an image, frames of sound, objects, or any list."""
+"""Labels of the rows and columns of a map: tokens, patches of an image, frames of sound, objects, or any list."""
 
 import functools
 import io
@@ -17,12 +17,12 @@ KINDS = ("tokens", "patches", "frames", "objects", "glimpses", "list")
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Names for the positions of one axis, with what a picture needs to show them in their place.
+    """Names for the positions of one axis, with the data that a picture of them needs.
 
     `extra` may hold, for patches, `image` (PNG bytes), `grid` (rows, columns) and `special` (how many items before the
     patches are none of the image: a class token, registers); for frames, `spectrogram` (PNG bytes), `seconds` (of
     one frame) and `sound` (the bytes of a WAV file); for objects, lists `x`, `y`, `heading`, `speed`, and what a drive
-    has: `length`, `width`, `present` (1 or 0), `ego` (x, y, heading, speed), `lanes` (y of three lines), `crossings`,
+    has: `length`, `width`, `present` (1 or 0), `ego` (x, y, heading, speed), `lanes` (y of its lines), `crossings`,
     `zebras`, `ramps` (their x): with `ego`, each row has a scene of its own, and the numbers of all scenes follow one
     another; for words that a model chose, the list `probability`, one for each item; for glimpses, what `glimpses`
     makes. `shown` are the positions that are no padding, in order; None where there is no padding.
@@ -86,15 +86,15 @@ class Labels:
 def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, special: Sequence[str] = ()) -> Labels:
     """Names for the patches of an image, (rows, columns) of them, row by row; `special` tokens stand before them.
 
-    `image` is a picture as Pillow has it, a file, or the bytes of one.
+    A patch is named by its row and column, from 0. `image` is a picture as Pillow has it, a file, or the bytes of one.
 
     >>> from PIL import Image
     >>> labels = patches(Image.new("RGB", (8, 8)), (2, 2), special=["[CLS]"])
     >>> labels.items
-    ('[CLS]', '1,1', '1,2', '2,1', '2,2')
+    ('[CLS]', '0,0', '0,1', '1,0', '1,1')
     """
     high, wide = grid
-    names = [f"{row},{column}" for row in range(1, high + 1) for column in range(1, wide + 1)]
+    names = [f"{row},{column}" for row in range(high) for column in range(wide)]
     extra = {"image": _png(image), "grid": (high, wide), "special": len(special)}
     return Labels("patches", (*special, *names), extra)
 

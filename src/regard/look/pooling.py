@@ -1,4 +1,4 @@
-"""Maps in few cells, each the mean or the largest of the weights it covers. A NaN among them makes the cell NaN."""
+"""Pooled maps: each cell is the mean or the largest of the weights it covers. A NaN makes the cell NaN."""
 
 import math
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class Pool:
-    """A map in few cells. Cell c covers positions from ⌈c·n / cells⌉ on: every position belongs to one.
+    """A pooled map. Cell c covers positions from ⌈c·n / cells⌉ on: every position belongs to one cell.
 
-    Rows are pooled as they come and columns at the end, when few numbers are left.
+    Rows are pooled as they are added and columns at the end, when few numbers are left.
     """
 
     def __init__(self, queries: int, keys: int, high: int, wide: int, pool: str) -> None:

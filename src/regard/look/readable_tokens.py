@@ -1,4 +1,4 @@
-"""Pieces of a tokenizer as people read them: text instead of the letters that stand for bytes, `▁` and `##`.
+"""Readable text of a tokenizer's pieces, without the letters that stand for bytes, `▁` and `##`.
 
 - A piece is shown as its own text, without the blank before a word: `Ġquick` and `▁quick` are `quick`.
 - A piece that goes on inside a word has a dot before it: `##ing`, and `ing` after `Ġjump`, are `·ing`. Scripts that
@@ -30,7 +30,7 @@ def readable(
 ) -> list[str]:
     """The pieces of one sequence as text; those that are `literal` (special tokens) stay as they are.
 
-    `byte_level` says whether letters stand for bytes; where nobody says, the pieces are inspected.
+    `byte_level` says whether letters stand for bytes; if None, this is inferred from the pieces.
 
     >>> readable(["The", "Ġqu", "ick", "Ġæ", "±", "¤"])
     ['The', 'qu', '·ick', '汤⟨1/3⟩', '汤⟨2/3⟩', '汤⟨3/3⟩']
@@ -111,12 +111,12 @@ def _part(character: str, piece: int, cover: _Cover) -> str:
 
 
 def _in_word(character: str) -> bool:
-    """Is it a letter or digit of a script that puts blanks between words?"""
+    """Whether it is a letter or digit of a script that puts blanks between words."""
     return character.isalnum() and unicodedata.east_asian_width(character) not in "WF"
 
 
 def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
-    """What a piece writes, with the blank before a word; None where it must be shown as it is."""
+    """The text of a piece, with the blank before a word; None if it must be shown unchanged."""
     if by_bytes:
         letters = byte_letters()
         return bytes(letters[c] for c in piece) if all(c in letters for c in piece) else None
@@ -130,7 +130,7 @@ def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
 
 
 def _is_byte_level(pieces: Sequence[str]) -> bool:
-    """Do the letters stand for bytes? If all of them are of that alphabet, and the bytes are text and another one."""
+    """Whether letters stand for bytes: all are of that alphabet, and the bytes decode to another text."""
     letters, whole = byte_letters(), "".join(pieces)
     if whole.isascii() or not all(c in letters for c in whole):
         return False

@@ -1,4 +1,4 @@
-"""Weights that are not kept but computed again, from queries and keys, for the rows and heads that are asked."""
+"""Weights that are not stored but recomputed from queries and keys, for the requested rows and heads."""
 
 import copy
 import math
@@ -17,38 +17,38 @@ from regard.core.scores import Additive, Bilinear, Dot, ScaledDot, Score
 from regard.look.attention_records import Kept, Record, Source
 from regard.look.compact_floats import Exact, Numbers, shorter
 
-_PAIR_NUMBERS = 2**25  # what a score may make on the way, where it makes many numbers for each pair
+_PAIR_NUMBERS = 2**25  # the size of intermediate tensors of a score that computes many numbers for each pair
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """The tensor to keep: itself, or a copy where it may be changed later or would hold a larger storage."""
+    """The tensor to store: itself, or a copy if it may be modified later or belongs to a larger storage."""
     tensor = tensor.detach()
     return tensor.clone(memory_format=torch.contiguous_format) if lent(tensor) else tensor
 
 
 def lent(tensor: Tensor) -> bool:
-    """Is it part of something larger, or has it been written into before, as a cache is? Then it will be again.
+    """Whether it is part of a larger tensor, or has been written into before, as a cache: it may change again.
 
-    In inference mode nobody counts what is written, so there everything is taken to be.
+    In inference mode torch does not count writes, so there every tensor is assumed to change.
     """
     larger = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
     return larger or tensor.is_inference() or tensor._version > 0
 
 
 def _frozen(tensor: Tensor) -> Tensor:
-    """A learned tensor as it is now: training goes on changing it."""
+    """A copy of a parameter: training will change it."""
     return tensor.detach().clone() if tensor.requires_grad else tensor
 
 
 class Shortened(NamedTuple):
-    """A source that keeps less, and what that costs in one sentence."""
+    """A source with less precision, and a sentence about the error."""
 
     source: "Pairs | Modified"
     note: str
 
 
 class Pairs:
-    """Weights of a problem of `regard.core`, whoever computed its output: any score, normaliser, mask and bias.
+    """Weights of a problem of `regard.core`: any score, normaliser, mask and bias, whatever code computed its output.
 
     `sinks` (h,) are scores of keys without a value that take their part of each row (Xiao et al. 2024).
     """
@@ -87,9 +87,9 @@ class Pairs:
         return [*self._query.holds(), *self._key.holds()]
 
     def short(self) -> Shortened | None:
-        """The same from fewer bits; None where that cannot be, or saves nothing."""
+        """The same with fewer bits; None if that is impossible or saves nothing."""
         score = self._problem.score
-        if isinstance(score, Custom):  # it may do anything with the last bits
+        if isinstance(score, Custom):  # its error cannot be bounded
             return None
         scale = 1.0 if isinstance(score, Dot) else None
         if isinstance(score, ScaledDot):
@@ -110,7 +110,7 @@ class Pairs:
         step = max(1, int(_PAIR_NUMBERS // max(1, pairs)))
         found = torch.zeros(len(heads), len(rows), self._key.shape[-2])
         for room, part in zip(found.split(step, -2), rows.split(step), strict=True):
-            end = self._end(part)  # of the keys that a causal mask leaves: nothing behind them need be computed
+            end = self._end(part)  # of the keys that a causal mask allows: later ones are not computed
             weights = self.block(slice(batch, batch + 1), heads, part.to(self._query.device), range(end))
             room[..., :end] = weights[0]
         return found
@@ -123,7 +123,7 @@ class Pairs:
 
     @torch.no_grad()
     def block(self, batch: slice, heads: range, rows: Tensor, columns: range | None = None) -> Tensor:
-        """The weights (batch, heads, rows, keys) of a part, where they were computed, in plain precision."""
+        """The weights (batch, heads, rows, keys) of a part, on the device of the queries, in full precision."""
         problem = self._problem
         columns = range(self._key.shape[-2]) if columns is None else columns
         with torch.autocast(self._query.device.type, enabled=False):
@@ -144,7 +144,7 @@ class Pairs:
 
     def _scores(self, batch: slice, heads: range, rows: Tensor, columns: range) -> Tensor:
         problem = self._problem
-        if isinstance(problem.score, Custom):  # it may hold tensors for all heads and sequences: it gets them all
+        if isinstance(problem.score, Custom):  # its tensors may be for all heads and sequences: it is called with all
             query = problem.query.index_select(-2, rows).to(problem.dtype)
             scores = problem.score(query, problem.repeat(problem.key).to(problem.dtype))
             return scores.reshape(-1, *scores.shape[-3:])[batch, heads.start : heads.stop]
@@ -224,7 +224,7 @@ class Modified:
         return [*self._query.holds(), *self._key.holds()]
 
     def short(self) -> Shortened | None:
-        """The same from fewer bits; None where that saves nothing."""
+        """The same with fewer bits; None if that saves nothing."""
         found = shorter(self._query, self._key, None)
         if found is None:
             return None
@@ -277,7 +277,7 @@ def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., T
 
 
 class Joined:
-    """Calls under one name as one map: their rows one below the other, keys that came later 0 before."""
+    """Calls under one name as one map: their rows stacked, with 0 for keys that did not exist yet."""
 
     def __init__(self, parts: Sequence[Source]) -> None:
         self._parts = list(parts)
@@ -304,7 +304,7 @@ class Joined:
 
 
 class Worst:
-    """The largest error of several records; NaN where one of them could not be checked."""
+    """The largest error of several records; NaN if one of them could not be checked."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = list(records)

@@ -13,8 +13,8 @@ def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5,
 
     Each layer passes on Â = (1 − r) · mean of the heads + r · I, rows brought to sum 1; the product of all layers is
     the rollout (Abnar & Zuidema 2020, section 3). With `gradients` each layer adds the mean of [A ⊙ ∂L/∂A]₊ times
-    what came before, R ← R + Ā R from R = I (Chefer et al. 2021, eq. 5 and 6). Positions that the labels of a sequence
-    tell to be padding are left out.
+    the previous result, R ← R + Ā R from R = I (Chefer et al. 2021, eq. 5 and 6). Positions that the labels
+    of a sequence mark as padding are left out.
 
     >>> from regard.look.attention_records import Given
     >>> layer = Record("layer", "given", Given(torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])))

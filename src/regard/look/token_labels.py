@@ -1,4 +1,4 @@
-"""Names of tokens from a tokenizer and ids, or from what a tokenizer made of texts, for each sequence of a batch."""
+"""Names of tokens from a tokenizer and ids, or from an encoding of texts, for each sequence of a batch."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,21 @@ from regard.look.readable_tokens import from_bytes, from_offsets, readable
 
 @runtime_checkable
 class NamesTokens(Protocol):
-    """A tokenizer of transformers, as far as labels need one."""
+    """The methods of a transformers tokenizer that labels need."""
 
     def convert_ids_to_tokens(self, ids: list[int], /) -> list[str]: ...
 
 
 @runtime_checkable
 class NamesToken(Protocol):
-    """A tokenizer of tokenizers, as far as labels need one."""
+    """The methods of a tokenizer of the tokenizers library that labels need."""
 
     def id_to_token(self, id: int, /) -> str | None: ...
 
 
 @runtime_checkable
 class Encoding(Protocol):
-    """What a tokenizer of tokenizers makes of one text."""
+    """The encoding of one text by the tokenizers library."""
 
     @property
     def tokens(self) -> list[str]: ...
@@ -46,7 +46,7 @@ class Named(NamedTuple):
 
 
 def is_encoding(given: object) -> bool:
-    """Is it what a tokenizer makes of texts: a batch encoding of transformers, or an encoding of tokenizers?"""
+    """Whether it is an encoding of texts: a batch encoding of transformers, or an encoding of tokenizers."""
     return (isinstance(given, Mapping) and "input_ids" in given) or isinstance(given, Encoding)
 
 
@@ -64,7 +64,7 @@ def of_tokenizer(tokenizer: object, given: Any) -> list[Named]:
 
 
 def of_encodings(given: Any) -> list[Named]:
-    """Names from an encoding alone. It has the pieces, but neither the text nor the tokenizer."""
+    """Names from an encoding alone, which has the pieces, but neither the text nor the tokenizer."""
     found = []
     for encoding in _encodings(given):
         special = [bool(flag) for flag in encoding.special_tokens_mask]
@@ -119,14 +119,14 @@ def _masks(given: Mapping[str, Any], rows: list[list[int]]) -> list[list[int] | 
 
 
 def _shown(mask: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Positions that are no padding; all of them where a mask leaves nothing, as there would be nothing to show."""
+    """Positions that are not padding; all of them if everything is padding, so that there is something to show."""
     if mask is None or all(mask) or not any(mask):
         return None
     return tuple(n for n, kept in enumerate(mask) if kept)
 
 
 def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
-    """The text of each id, as far as the tokenizer tells what its pieces are."""
+    """The text of each id, if the tokenizer gives access to its pieces."""
     if isinstance(tokenizer, NamesTokens):
         pieces = [str(token) for token in tokenizer.convert_ids_to_tokens(numbers)]
     elif isinstance(tokenizer, NamesToken):
@@ -146,7 +146,7 @@ def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
 
 
 def _special(tokenizer: object) -> set[int]:
-    """Ids of tokens that are written as they are: special and added ones."""
+    """Ids of tokens that are shown unchanged: special and added ones."""
     added = getattr(tokenizer, "added_tokens_decoder", None)  # of transformers a dict, of tokenizers a function
     if added is None:
         added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
@@ -154,7 +154,7 @@ def _special(tokenizer: object) -> set[int]:
 
 
 def _is_byte_level(tokenizer: object) -> bool | None:
-    """Whether the letters of its pieces stand for bytes; None where it does not tell."""
+    """Whether the letters of its pieces stand for bytes; None if unknown."""
     if isinstance(getattr(tokenizer, "byte_decoder", None), dict):  # a tokenizer written in Python
         return True
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

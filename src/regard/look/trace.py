@@ -1,4 +1,4 @@
-"""A trace: the attention calls that were seen, by (module name, call number), with names for rows and columns."""
+"""A trace: the recorded attention calls, by (module name, call number), with labels for rows and columns."""
 
 import tempfile
 import webbrowser
@@ -14,16 +14,20 @@ from regard.look import drawings
 from regard.look.attention_records import Given, Record, nbytes
 from regard.look.labelling import in_a_row, named, put
 from regard.look.labels import Labelling, labels_of
+from regard.look.layer_names import layer_names
 from regard.look.notebook import Displayed, framed, in_notebook
 from regard.look.recomputed_weights import Joined, Worst
 from regard.look.rollout import rollout
 from regard.look.trace_files import LARGEST_FILE, read, write
 
+_UNTITLED = "Attention"
+
 
 class Trace:
     """Records of attention, in the order of the calls.
 
-    `dropped` says what was left out or cannot be seen, and why.
+    `dropped` lists what was left out or could not be captured, and why. `parts` is the heading of the list of records
+    in a page, in English ("en") and Chinese ("zh"); by default records are layers and heads.
 
     >>> import torch
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"])
@@ -34,17 +38,25 @@ class Trace:
     ('the', 'cat')
     """
 
-    def __init__(self, title: str = "Attention", records: Sequence[Record] = (), dropped: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        title: str = _UNTITLED,
+        records: Sequence[Record] = (),
+        dropped: Sequence[str] = (),
+        *,
+        parts: Mapping[str, str] | None = None,
+    ) -> None:
         self.title = title
         self.records = list(records)
         self.dropped = list(dropped)
+        self.parts = parts
 
     @classmethod
     def from_weights(
         cls,
         weights: Mapping[str, Tensor],
         *,
-        title: str = "Attention",
+        title: str = _UNTITLED,
         rows: Labelling | None = None,
         columns: Labelling | None = None,
         batch: int | Sequence[int] | None = None,
@@ -94,12 +106,12 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """Memory kept by all records."""
+        """Memory held by all records."""
         return nbytes(tensor for record in self.records for tensor in record.holds())
 
     def select(self, pattern: str) -> "Trace":
-        """The records of a name, or else those whose name fits a pattern such as `encoder.*`."""
-        return Trace(self.title, named(self.records, pattern), self.dropped)
+        """The records of a name, or else those whose name matches a pattern such as `encoder.*`."""
+        return Trace(self.title, named(self.records, pattern), self.dropped, parts=self.parts)
 
     def label(
         self,
@@ -109,14 +121,14 @@ class Trace:
         of: "str | tuple[str, int] | Record | None" = None,
         batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """Name rows and columns; gives the trace itself back.
+        """Name rows and columns; returns the trace itself.
 
         Of one sequence: a list of strings, `Labels`, or (tokenizer, ids). Of each sequence of a batch: a list of lists,
-        (tokenizer, 2-D ids), or what a tokenizer made of the texts, as (tokenizer, encoding), (texts, encoding) or the
-        encoding alone; its attention mask tells the padding, which is then not shown. `batch` says which sequence the
-        labels of one are for; `batch=range(n)` are all.
+        (tokenizer, 2-D ids), or an encoding of the texts, as (tokenizer, encoding), (texts, encoding) or the
+        encoding alone; its attention mask marks the padding, which is then not shown. `batch` is the sequence that the
+        labels are for; `batch=range(n)` are all.
 
-        Without `of`, every axis of the right length gets them; with a name, (name, call), a record, or a pattern such
+        Without `of`, every axis of the right length is labelled; with a name, (name, call), a record, or a pattern such
         as `decoder.*`, those records must fit, or it is an error.
         """
         chosen = self._chosen(of)
@@ -128,8 +140,8 @@ class Trace:
     def joined(self) -> "Trace":
         """Calls under one name as one map, as generation makes them: a row or more for each step.
 
-        Joined are names with several calls of one batch and head count whose keys never become fewer. What beams
-        stood for at each step cannot be told: with several sequences, rows are those of the batch as it was. Labels of
+        Names are joined if their calls have one batch size and head count and a number of keys that never falls. Beams
+        of each step are unknown: with several sequences, rows are those of the batch at that step. Labels of
         rows are joined where each call has them; those of columns are the last call's.
         """
         records: list[Record] = []
@@ -156,11 +168,11 @@ class Trace:
                     column_labels=[steps[-1].columns for steps in axes],
                 )
             )
-        return Trace(self.title, records, self.dropped)
+        return Trace(self.title, records, self.dropped, parts=self.parts)
 
     @property
     def sequences(self) -> int:
-        """How many sequences the largest batch has."""
+        """The number of sequences of the largest batch."""
         return max((record.batch for record in self.records), default=0)
 
     def rollout(
@@ -183,7 +195,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path, *, limit: int = LARGEST_FILE) -> "Trace":
-        """A trace from a file; whatever is out of bounds is refused with a ValueError that says what."""
+        """A trace from a file; ValueError if the file is not valid."""
         title, records, dropped = read(path, limit=limit)
         return cls(title, records, dropped)
 
@@ -198,16 +210,19 @@ class Trace:
         path: str | Path,
         *,
         record: str | tuple[str, int] | None = None,
-        head: int = 0,
+        head: drawings.Head = 0,
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
         """Write the map of a head as an SVG drawing; of the first record unless one is named.
 
+        `head="mean"` is the mean over all heads.
+
         Where the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth"
         is interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
         """
-        drawing = drawings.svg(self._record(record), head=head, batch=batch, view=view)
+        chosen = self._record(record)
+        drawing = drawings.svg(chosen, head=head, batch=batch, view=view, name=self._named(chosen))
         target = Path(path)
         target.write_text(drawing, encoding="utf-8")
         return target
@@ -217,12 +232,24 @@ class Trace:
         path: str | Path,
         *,
         record: str | tuple[str, int] | None = None,
-        head: int = 0,
+        head: drawings.Head = 0,
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
-        """Write the map of a head as a PNG picture; what is drawn is as in `svg`."""
-        return drawings.png(self._record(record), path, head=head, batch=batch, view=view)
+        """Write the map of a head as a PNG picture; what is drawn is as in `svg`.
+
+        Tokens stand beside the map, its values in the cells where there is room, the scale and the check below the
+        title and the map.
+        """
+        chosen = self._record(record)
+        subtitle = f"{self.title} · {drawings.checked(chosen.check(batch=batch))}"
+        name = self._named(chosen)
+        return drawings.png(chosen, path, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
+
+    def _named(self, record: Record) -> str | None:
+        """What a drawing calls the record: the trace's title where the drawing shows everything, else the layer."""
+        whole = len(self.records) == 1 and record.heads == record.batch == 1 and self.title != _UNTITLED
+        return self.title if whole else self._said(record)
 
     def show(self, **options: Any) -> None:
         """Show the page: in a notebook below the cell, elsewhere in the browser. Options are those of `html`.
@@ -236,7 +263,7 @@ class Trace:
         webbrowser.open(self.html(Path(folder) / "trace.html", **options).as_uri())
 
     def _repr_html_(self, **options: Any) -> str:
-        """What a notebook shows."""
+        """The page in a notebook, in an iframe that separates its style from the notebook's."""
         return framed(self._page(**options), height=860)
 
     def _page(self, **options: Any) -> str:
@@ -245,7 +272,7 @@ class Trace:
         return page(self, **options)
 
     def _chosen(self, of: "str | tuple[str, int] | Record | None") -> list[Record]:
-        """The records that are meant: all, one, those of a name, or those that fit a pattern."""
+        """The selected records: all, one, those of a name, or those that match a pattern."""
         if of is None:
             chosen = list(self.records)
         elif isinstance(of, str):
@@ -255,6 +282,11 @@ class Trace:
         if not chosen:
             raise ValueError(f"no record fits of={of!r}: there is {', '.join(self.names[:8]) or 'none at all'}")
         return chosen
+
+    def _said(self, record: Record) -> str | None:
+        """The layer of a record in words; None where its name is none of a layer."""
+        words = dict(zip(self.names, layer_names(self.names), strict=True))[record.name]
+        return None if words is None else " ".join(words)
 
     def _record(self, place: str | tuple[str, int] | None) -> Record:
         if place is not None:

@@ -1,7 +1,7 @@
-"""Traces on disk: safetensors, with a description in its metadata. No pickle; nothing is believed before it is checked.
+"""Traces on disk: safetensors with a description in its metadata. No pickle; everything is validated when read.
 
-A small map is written whole in half precision; of a large one the largest weights of each row, what is left of the row
-as one number, and its summaries (received, entropy, a pooled overview), which stay exact.
+A small map is written whole in half precision; of a large one the largest weights of each row, the sum of the others
+and its summaries (received, entropy, a pooled overview), which stay exact.
 """
 
 import math
@@ -22,11 +22,11 @@ from regard.look.trace_format import LONGEST, LabelsDocument, RecordDocument, Tr
 
 WHOLE = 2**21  # weights up to which a map is written whole
 LARGEST_FILE = 2**31
-_LARGEST_MAP = 2**40  # weights of a record: what a reader may be made to compute
+_LARGEST_MAP = 2**40  # weights of a record: a limit on what a file makes its reader compute
 
 
 class Largest:
-    """The largest weights of each row; others are shown as 0, and `rest` is what they come to."""
+    """The largest weights of each row; others are shown as 0, and `rest` is their sum."""
 
     def __init__(self, shape: tuple[int, int, int, int], parts: Mapping[str, Tensor]) -> None:
         self._shape = shape
@@ -44,7 +44,7 @@ class Largest:
         values, indices = (
             self._parts[name][batch, heads.start : heads.stop].index_select(-2, rows) for name in ("values", "indices")
         )
-        # NaN comes first among the largest: where the rest is NaN, all that was kept is too.
+        # NaN counts as largest: where the rest is NaN, all stored weights are too.
         rest = self.rest[batch, heads.start : heads.stop].index_select(-1, rows).float()
         found = torch.where(rest.isnan(), math.nan, 0.0)[..., None].expand(-1, -1, self._shape[3]).contiguous()
         return found.scatter_(-1, indices.long(), values.float())
@@ -60,7 +60,7 @@ class Largest:
 
 
 class _Known:
-    """Checks as they were written."""
+    """The check of a record, as stored in a file."""
 
     def __init__(self, errors: list[float | None]) -> None:
         self._errors = errors
@@ -182,7 +182,7 @@ _PARTS = ("values", "indices", "rest", "received", "entropy", "overview")
 
 
 def _rest(record: Record, head: int, item: int, kept: Tensor) -> Tensor:
-    """What the weights of each row come to that are not kept, which says that the row has more to show."""
+    """The sum of the weights of each row that are not stored."""
     known = getattr(record.source, "rest", None)
     step = max(1, 2**22 // max(1, record.keys))
     parts = []
@@ -230,7 +230,7 @@ def _replace(path: Path, data: bytes) -> Path:
 
 
 def read(path: str | Path, *, limit: int = LARGEST_FILE) -> tuple[str, list[Record], list[str]]:
-    """Title, records and what was dropped of a trace file; ValueError says what is wrong with one that is not."""
+    """Title, records and dropped calls of a trace file; ValueError says what is wrong with an invalid one."""
     path = Path(path)
     size = path.stat().st_size
     if size > limit:
@@ -320,7 +320,7 @@ def _labels(described: LabelsDocument, tensors: Mapping[str, Tensor]) -> Labels:
 
 
 def _tensor(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of the file, if it is what the description says; half floats may also be whole ones."""
+    """A tensor of the file, if it agrees with the description; float16 may also be float32."""
     tensor = tensors.get(name)
     if tensor is None:
         raise ValueError(f"tensor {name} is missing")

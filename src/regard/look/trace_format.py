@@ -1,4 +1,4 @@
-"""The description inside a trace file: every field, and how large it may be. What does not fit it is no trace."""
+"""The schema of the description inside a trace file: every field, and its limits."""
 
 import json
 from pathlib import Path
@@ -30,11 +30,11 @@ class LabelsDocument(_Strict):
     items: Annotated[list[Item], Field(max_length=2**20)]
     numbers: Annotated[dict[Item, Finite | Annotated[list[Finite], Field(max_length=2**20)]], Field(max_length=16)] = {}
     pictures: Annotated[dict[Item, Item], Field(max_length=4)] = {}  # name → tensor of bytes
-    shown: Annotated[list[Count], Field(max_length=2**20)] | None = None  # positions that are no padding
+    shown: Annotated[list[Count], Field(max_length=2**20)] | None = None  # positions that are not padding
 
 
 class RecordDocument(_Strict):
-    """One call; its tensors are named after its place in the list."""
+    """One call; its tensors are named by its index in the list."""
 
     name: Item
     call: Count
@@ -47,7 +47,7 @@ class RecordDocument(_Strict):
     scale: Finite | None = None
     note: Text | None = None
     check: Annotated[list[float | None], Field(max_length=2**20)]
-    # Labels by their place in the list: of the one sequence, or of each. Older files name those of all sequences once.
+    # Labels by their index in the list: of the one sequence, or of each. Older files have one entry for all sequences.
     rows: int | Places | None = None
     columns: int | Places | None = None
 
@@ -63,7 +63,7 @@ class TraceDocument(_Strict):
 
 
 def check(path: Path) -> TraceDocument:
-    """The description in a trace file, of which nothing else is read; ValueError if it is none."""
+    """The description in a trace file, read without the tensors; ValueError if there is none."""
     with path.open("rb") as file:
         start = file.read(8)
         length = min(int.from_bytes(start, "little"), _HEADER + 1)
@@ -75,7 +75,7 @@ def check(path: Path) -> TraceDocument:
 
 
 def description(data: bytes, size: int) -> TraceDocument:
-    """The description in the header of a safetensors file of so many bytes, of which `data` is the beginning."""
+    """The description in the header of a safetensors file of `size` bytes, of which `data` is the beginning."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(_HEADER, size - 8, len(data) - 8):
         raise ValueError("its header does not fit the file")

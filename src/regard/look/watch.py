@@ -1,4 +1,4 @@
-"""See where any PyTorch model attends, while it runs unchanged."""
+"""`regard.watch`: records where any PyTorch model attends, while it runs unchanged."""
 
 import sys
 import threading
@@ -27,7 +27,7 @@ from regard.look.trace import Trace
 
 Keep = str | Sequence[str] | Callable[[str], bool]
 
-_open: list["_Eye"] = []  # everybody who is watching now
+_open: list["_Eye"] = []  # all active watchers
 _HEADS = ("num_heads", "heads", "n_heads", "nhead", "num_attention_heads", "n_head")
 
 
@@ -43,14 +43,14 @@ def watch(
 ) -> Iterator[Trace]:
     """Watch a model's attention: a `Trace` that fills while the model runs.
 
-    Kept are queries and keys, not matrices; weights are computed again when they are asked for. `keep` chooses layers
-    by a pattern such as "decoder.*", several, or a function of the name. `limit` bounds what is kept, in bytes;
-    `trace.dropped` says what did not fit and what could not be seen. A call whose queries and keys take more than
-    `exact` bytes, or that would not fit the limit, is kept in 24 bits a number where it came in 32: its note says so,
-    and by how much a score may be off. `gradients` keeps what gradient maps need.
+    Queries and keys are stored, not matrices; weights are recomputed when they are requested. `keep` selects layers
+    by a pattern such as "decoder.*", several, or a function of the name. `limit` bounds the stored bytes;
+    `trace.dropped` lists what did not fit and what could not be captured. A call whose queries and keys take more than
+    `exact` bytes, or that would not fit the limit, is stored in 24 bits a number instead of 32: its note says so,
+    and gives the largest error of a score. `gradients` stores what gradient maps need.
 
-    Seen are torch's attention functions and layers, FlexAttention, Hugging Face models however they compute, compiled
-    models (they run uncompiled meanwhile), attention written out with a softmax, and regard's own layers. Not seen are
+    Captured are torch's attention functions and layers, FlexAttention, Hugging Face models on any backend, compiled
+    models (they run uncompiled meanwhile), attention written with a softmax, and regard's own layers. Not captured are
     kernels that bypass torch, TorchScript and other threads.
 
     >>> layer = nn.MultiheadAttention(8, 2, batch_first=True)
@@ -85,7 +85,7 @@ def watch(
 
 
 class _Eye(TorchFunctionMode):
-    """Meets every torch function while a model is watched."""
+    """Intercepts every torch function while a model is watched."""
 
     def __init__(
         self, model: nn.Module, trace: Trace, keeps: Callable[[str], bool], limit: int, exact: int, gradients: bool
@@ -118,7 +118,7 @@ class _Eye(TorchFunctionMode):
         return handler(self, function, args, kwargs or {})
 
     def expecting(self) -> AbstractContextManager[None]:
-        """Count the modules that ought to be seen."""
+        """Count the calls of attention modules, to report those without a captured call."""
         return self._expected.counting()
 
     @property
@@ -160,7 +160,7 @@ class _Eye(TorchFunctionMode):
     @contextmanager
     def safely(self) -> Iterator[None]:
         others = [eye for eye in _open if eye.thread == self.thread]
-        for eye in others:  # what is computed here is nobody's attention
+        for eye in others:  # calls made by the capture itself are not recorded
             eye._deaf += 1
         try:
             yield
@@ -188,7 +188,7 @@ class _Eye(TorchFunctionMode):
         if queries == 1:
             kind = "rows"
             if not isinstance(call.source, Given):
-                # The row is smaller than the keys, which may be a cache that the next step writes into.
+                # The row of weights is smaller than the keys, which may be a cache that the next step writes into.
                 rows = torch.zeros(1, dtype=torch.long, device=call.source.holds()[0].device)
                 call = replace(call, source=Given(call.source.block(slice(None), range(heads), rows)))
         elif isinstance(call.source, Pairs | Modified) and nbytes(call.source.numbers()) > self._exact:
@@ -207,7 +207,7 @@ class _Eye(TorchFunctionMode):
         self._held |= set(held)
         if self._gradients and call.output is not None and call.value is not None and call.output.requires_grad:
             record.backward = Backward(call, name)
-            call.output.register_hook(record.backward.hear)
+            call.output.register_hook(record.backward.store)
         self.trace.records.append(record)
 
     def _made(self, name: str, kind: str, number: int, call: Call) -> tuple[Record, bool]:
@@ -217,7 +217,7 @@ class _Eye(TorchFunctionMode):
         return record, self._bytes + new <= self._limit
 
     def finish(self) -> None:
-        """Say what was left out."""
+        """Report what was left out."""
         say = self.trace.dropped.append
         for name, count in self._full.items():
             say(f"{name!r} did not fit the limit of {self._limit / 2**20:.3g} MiB, {times(count)}")
@@ -250,7 +250,7 @@ class _Eye(TorchFunctionMode):
 
 
 def _sizes(record: Record) -> dict[int, int]:
-    """Bytes of each storage that a record holds, by where it is."""
+    """Bytes of each storage that a record holds, by its address."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in record.holds()}
 
 
@@ -265,7 +265,7 @@ def _chooser(keep: Keep | None) -> Callable[[str], bool]:
 
 @contextmanager
 def _listening(eye: _Eye) -> Iterator[None]:
-    """Hear of regard's own calls."""
+    """Observe regard's own calls."""
 
     def listener(problem: Problem, run: Callable[[], Attended]) -> Attended:
         if threading.get_ident() != eye.thread:
@@ -281,7 +281,7 @@ def _listening(eye: _Eye) -> Iterator[None]:
 
 @contextmanager
 def _flex_unfused() -> Iterator[None]:
-    """Torch warns that FlexAttention runs uncompiled; while watching it is meant to."""
+    """Suppresses torch's warning that FlexAttention runs uncompiled: while watching this is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         yield

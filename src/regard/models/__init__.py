@@ -1,6 +1,23 @@
-"""Models: encoders that make a memory, decoders that ask it, one frame for all. Imports nn, look and core.
+"""Models: encoders that compute a memory, decoders that attend to it, and the frame that joins them.
 
-The names below are imported when first used.
+Imports look, nn, core and kernels.
+
+- `frame`: `EncoderDecoder`
+- `memory`: records of the frame: `Memory`, `Decoded`, `Step`
+- `memory_words`: memories with word embeddings as keys or values
+- `recurrent/`: GRU and LSTM encoder and decoder
+- `transformer/`: Transformer encoder and decoder
+- `vision/`: image encoders, visual attention, camera driver
+- `speech/`: pyramidal encoder
+- `scene/`: encoder of objects, driving controller
+- `classifier`: attention that pools a memory, then classes
+- `stacked_attention`: classes of a question about a memory, in several hops
+- `span_pointer`: start and end of an answer in a passage
+- `ngrams`: encoder of hashed n-grams
+- `posterior`: attention weights corrected once the word is known
+- `quantized`: int8 and packed copies for inference on the CPU
+
+The public names are imported when first used.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A class as a decoder's answer: one look at the memory decides."""
+"""A classifier as a decoder: attention over the memory, then a linear layer."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from regard.nn.attention import Attention
 
 @dataclass(frozen=True, eq=False)
 class Classified:
-    """Scores of the classes, and the weights asked for: all of them are (b, looks, k)."""
+    """Scores of the classes, and the requested weights, (b, looks, k) in full."""
 
     logits: Float[Tensor, "b classes"]
     weights: Tensor | Top | None = None
@@ -31,8 +31,8 @@ class Classifier(nn.Module):
     the hops of Lin et al. (2017), each with a query of its own, side by side. With `query_size` the query comes with
     the call, as a question about an image does (Yang et al. 2016b, section 3.3), and is u' too. `attention` is the
     name of a score, a score record or function, or None: then c is the memory's summary, of size `memory_size`. With
-    `features` a hidden layer of products stands between: logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c; u']. It is
-    needed where the values are words alone: "not" turns what "bad" says, which no sum of the two can do.
+    `features` there is a hidden layer of products: logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c; u']. It is
+    needed where the values are words alone: "not" reverses the meaning of "bad", which no sum of the two can express.
 
     >>> classifier = Classifier(3, memory_size=8)
     >>> memory = Memory(torch.randn(2, 5, 8), torch.randn(2, 5, 8), None, torch.randn(2, 8))
@@ -81,7 +81,7 @@ class Classifier(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Classified:
-        """The classes of each memory; `query` (b, query_size) is what is asked, if the classifier is to be asked."""
+        """The classes of each memory; `query` (b, query_size) is required if the classifier has a `query_size`."""
         self._check(memory, query)
         if self.attention is None:
             return Classified(self._decide(memory.summary, query))
@@ -99,7 +99,7 @@ class Classifier(nn.Module):
         read = read if query is None else torch.cat([read, query.to(read.dtype)], -1)
         if self.features is not None:
             said, turned = self.features(F.dropout(read, self.dropout, self.training)).chunk(2, -1)
-            read = said * (1 + turned)  # 1: a word by itself says what it says
+            read = said * (1 + turned)  # 1: a word by itself keeps its meaning
         return self.output(F.dropout(read, self.dropout, self.training))
 
     def _check(self, memory: Memory, query: Tensor | None) -> None:
@@ -117,7 +117,7 @@ class Classifier(nn.Module):
 def several_labels(logits: Float[Tensor, "b classes"], labels: Float[Tensor, "b classes"]) -> Float[Tensor, ""]:
     """The loss where an example may have several classes, or none: −mean[y ln σ(s) + (1 − y) ln(1 − σ(s))].
 
-    Each class is then a question of its own, and `logits.sigmoid()` the answers.
+    Each class is then a separate binary decision, and `logits.sigmoid()` the probabilities.
 
     >>> several_labels(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))
     tensor(0.6931)

@@ -1,4 +1,4 @@
-"""The frame of every model that reads one thing and writes another: an encoder makes a memory, a decoder asks it."""
+"""The encoder-decoder frame of every model: an encoder computes a memory, a decoder attends to it."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from regard.models.memory import Decoded, DecoderState, Memory, Step, pure
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder and a decoder that meet in a `Memory` (Cho et al. 2014; Sutskever et al. 2014).
+    """An encoder and a decoder, connected by a `Memory` (Cho et al. 2014; Sutskever et al. 2014).
 
     C = F(x_1..x_m), y_i = G(C, y_1..y_{i-1}); with attention each step has its own C_i (Bahdanau et al. 2015).
     Any encoder `encoder(source, lengths) -> Memory` goes with any decoder that takes a `Memory`.
@@ -24,7 +24,7 @@ class EncoderDecoder(nn.Module):
     torch.Size([1, 2, 7])
     """
 
-    encoder: Any  # what it must have is in the lines above; its own class says the rest
+    encoder: Any  # the required interface is described above
     decoder: Any
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
@@ -50,21 +50,21 @@ class EncoderDecoder(nn.Module):
         return self.decoder.logits(states)
 
     def start(self, source: Tensor, lengths: Tensor | None = None, *, limit: int | None = None) -> DecoderState:
-        """Read the source once; the state before the first token. `limit` is the most tokens that will be asked."""
+        """Encode the source once; the state before the first token. `limit` is the largest number of tokens."""
         memory: Memory = self.encoder(source, lengths)
         return self.decoder.start(memory, limit=limit)
 
     @pure
     def step(self, state: DecoderState, tokens: Tensor) -> Step:
-        """Give one token for each row (b,) and get the scores of the next."""
+        """The scores of the next token, given one token for each row (b,)."""
         return self.decoder.step(state, tokens)
 
     @property
     def output_weight(self) -> Float[Tensor, "v d"]:
-        """The matrix that turns states into logits, for a loss that never holds the logits whole."""
+        """The matrix that maps states to logits, for a loss that never materialises all logits."""
         return self.decoder.output_weight
 
     @property
     def output_bias(self) -> Float[Tensor, "v"] | None:
-        """What is added to the logits."""
+        """The bias of the logits."""
         return self.decoder.output_bias

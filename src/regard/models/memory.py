@@ -1,4 +1,4 @@
-"""The records that travel through the frame: what an encoder gives, what a decoder gives, and one step of it."""
+"""Records of the encoder-decoder frame: the memory of an encoder, the output of a decoder, and one decoding step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def pure(step: Called) -> Called:
-    """Mark a step that does the same each time, and nothing but compute: it may be captured once and replayed.
+    """Mark a step without side effects and with fixed control flow: it may be captured in a CUDA graph and replayed.
 
-    It says so of the step with states that have shapes of their own (`static`); a step that a caller wraps is not
+    This applies to the step with states of fixed shapes (`static`); a step that a caller wraps is not
     marked, and is called every time.
     """
     marked: Any = step
@@ -23,10 +23,10 @@ def pure(step: Called) -> Called:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What an encoder has made of a source: keys and values to attend, and one summary of it all.
+    """The output of an encoder: keys and values to attend to, and one summary vector.
 
     `summary` is the fixed C of the frame without attention, C = F(x_1..x_m); `values` are the h_j from which a decoder
-    with attention takes its C_i = Σ_j a_ij h_j. `mask` says which positions are real (None: all).
+    with attention computes its C_i = Σ_j a_ij h_j. `mask` is True at positions that are not padding (None: all).
     """
 
     keys: Float[Tensor, "b k d"]
@@ -44,9 +44,9 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """What a decoder made of a whole prefix: states before the output layer, and the weights asked for.
+    """The output of a decoder for a whole prefix: states before the output layer, and the requested weights.
 
-    The logits are `decoder.logits(states)`; a loss that never holds them whole starts from the states.
+    The logits are `decoder.logits(states)`; a loss that never materialises all logits starts from the states.
     """
 
     states: Float[Tensor, "b t d"]
@@ -56,16 +56,16 @@ class Decoded:
 
 @runtime_checkable
 class DecoderState(Protocol):
-    """What a decoder carries from token to token."""
+    """The state of a decoder between tokens."""
 
     def reorder(self, index: Tensor) -> "DecoderState":
-        """The rows of the batch named by `index`, as beam search wants them."""
+        """The rows of the batch given by `index`, as beam search needs them."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One token further: scores of the next token, the state after it, and where it looked (b, k)."""
+    """One decoding step: scores of the next token, the state after it, and the attention weights (b, k)."""
 
     logits: Float[Tensor, "b v"]
     state: DecoderState

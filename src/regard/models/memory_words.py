@@ -1,4 +1,4 @@
-"""Memories that are searched by, or give, the words themselves beside what an encoder has made of them."""
+"""Memories whose keys or values are the word embeddings, instead of or added to the encoder's states."""
 
 from dataclasses import replace
 from typing import Literal
@@ -14,14 +14,14 @@ CONTENTS: tuple[Content, ...] = ("states", "words", "both")
 
 
 def check_content(**named: str) -> None:
-    """An error for a content that there is not."""
+    """Raises an error for an unknown content."""
     for name, content in named.items():
         if content not in CONTENTS:
             raise ValueError(f"{name} must be one of {', '.join(CONTENTS)}, got {content!r}")
 
 
 def with_words(memory: Memory, words: Float[Tensor, "b k m"], *, keys: Content, values: Content) -> Memory:
-    """A memory of states with the words (b, k, m), of the states' size, in their place or added to them.
+    """A memory of states with the word embeddings (b, k, m), of the states' size, in their place or added to them.
 
     >>> states, words = torch.zeros(1, 2, 3), torch.ones(1, 2, 3)
     >>> memory = with_words(Memory(states, states, None, states[:, 0]), words, keys="states", values="words")

@@ -1,4 +1,4 @@
-"""A reader of short range: each position is the sum of the n-grams that end there."""
+"""An encoder of n-grams: each position is the sum of the vectors of the n-grams that end there."""
 
 import torch
 from jaxtyping import Int
@@ -14,8 +14,8 @@ class NgramEncoder(nn.Module):
     """h_j = E_1[x_j] + Σ_n E_n[hash(x_{j-n+1} … x_j)], the n-grams of orders 2 to `order` (Joulin et al. 2017).
 
     source (b, k) → `Memory` with keys = values (b, k, size); `summary` is their mean over the real positions. n-grams
-    share `buckets` vectors by a hash, so none is unknown; before the first token stands padding (0). A position knows
-    the `order` - 1 tokens before it and nothing else, so weights on it mean that phrase.
+    share `buckets` vectors by a hash, so none is unknown; the first token follows padding (0). A position depends on
+    its token and the `order` - 1 tokens before it only, so its weight belongs to that phrase.
 
     >>> encoder = NgramEncoder(11, 4, order=2, buckets=97)
     >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
@@ -35,7 +35,7 @@ class NgramEncoder(nn.Module):
         self.grams = nn.Embedding(buckets * (order - 1), size) if order > 1 else None
         self.dropout = nn.Dropout(dropout)
         nn.init.normal_(self.embedding.weight, std=size**-0.5)
-        if self.grams is not None:  # an n-gram adds what its words do not say: at first nothing
+        if self.grams is not None:  # an n-gram adds to the sum of its words: initially zero
             nn.init.zeros_(self.grams.weight)
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None) -> Memory:

@@ -1,4 +1,4 @@
-"""Where a word came from, once it is known; attention is what a decoder expects before it knows."""
+"""Posterior attention: the weights of a decoding step, corrected by Bayes' rule once the word is known."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.models.memory import Decoded, Memory
 
-_LOGITS = 2**25  # numbers that stand at once
+_LOGITS = 2**25  # logits in memory at a time
 
 
 def log_likelihood(
@@ -16,7 +16,7 @@ def log_likelihood(
 ) -> Float[Tensor, "b t k"]:
     """log p(y_i | y_<i, h_j alone): how likely each target token is to a decoder that reads one position alone.
 
-    `target` is the prefix one token on; where it is negative, as padding may be, and at padded positions nothing is
+    `target` is the prefix shifted by one token; where it is negative, as in padding, and at padded positions nothing is
     known and the logarithm is 0. A decoder that starts from the memory's summary starts from the whole one.
 
     >>> from regard.models.transformer.encoder_decoder import TransformerDecoder
@@ -51,9 +51,9 @@ def _chosen(logits: Tensor, tokens: Tensor) -> Tensor:
 def posterior(weights: Float[Tensor, "b t k"], likelihood: Float[Tensor, "b t k"]) -> Float[Tensor, "b t k"]:
     """a_ij p(y_i | j) / Σ_j' a_ij' p(y_i | j'): the weights of a step that predicts a word, corrected once it is known.
 
-    Attention is taken for a belief about where the next word comes from, and Bayes' rule has the rest (Shankar &
-    Sarawagi 2019, section 2.1). `likelihood` is that of `log_likelihood`, in logarithms. A row of zeros stays zeros,
-    and one whose word no place with a weight can give stays as it was.
+    Attention is the prior over the position that the next word comes from (Shankar &
+    Sarawagi 2019, section 2.1). `likelihood` is the result of `log_likelihood`. A row of zeros stays zeros,
+    and a row whose word has probability 0 at every position stays unchanged.
 
     >>> posterior(torch.tensor([[[0.75, 0.25, 0.0]]]), torch.tensor([[[0.1, 0.9, 1.0]]]).log())
     tensor([[[0.2500, 0.7500, 0.0000]]])

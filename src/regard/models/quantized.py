@@ -1,8 +1,8 @@
-"""Inference on the CPU: copies of a model whose matrix products take int8, or float32 laid out beforehand.
+"""Inference on the CPU: copies of a model with int8 matrix products, or with float32 weights packed in advance.
 
-int8: weights are rounded once, each output with a scale of its own; what goes in is rounded as it comes, with one scale
-for all of it (torch does that in one call, the fastest) or one for each row (then a row gives the same whatever stands
-beside it). Products are added up in int32. All else stays float32: embeddings, normalisations, softmax, recurrent
+int8: weights are rounded once, with a scale for each output; inputs are rounded at run time, with one scale
+for the tensor (torch does that in one call, the fastest) or one for each row (then the result of a row does not depend
+on the others). Products are summed in int32. All else stays float32: embeddings, normalisations, softmax, recurrent
 cells and a recurrent decoder's readout. (For the Transformer: Bhandare et al. 2019.)
 """
 
@@ -19,15 +19,15 @@ from regard.models.recurrent.decoder import RecurrentDecoder
 from regard.nn.projection import HeadProjection
 
 Model = TypeVar("Model", bound=nn.Module)
-_TINY = 1e-30  # a row of zeros has a step of this over 127: one whose inverse is still a number
+_TINY = 1e-30  # the smallest maximum of a row: the inverse of its scale is still finite
 
 
 def quantize(model: Model, *, scales: Literal["tensor", "row"] | None = None) -> Model:
-    """A copy for inference on the CPU with int8 matrix products; the model itself stays as it is.
+    """A copy for inference on the CPU with int8 matrix products; the model itself is unchanged.
 
     Linear layers, the projections of multi-head attention and a Transformer decoder's output are rounded. `scales` are
-    those of what goes into a product: one for the tensor, which is faster, or one for each row, with which batched is
-    one by one. None is "tensor" where this torch has an engine for it, else "row".
+    those of a product's input: one for the tensor, which is faster, or one for each row, with which batched is
+    one by one. None means "tensor" if this torch has an engine for it, else "row".
 
     >>> model = nn.Sequential(nn.Linear(64, 64))
     >>> x = torch.randn(3, 64)
@@ -43,7 +43,7 @@ def quantize(model: Model, *, scales: Literal["tensor", "row"] | None = None) ->
 
 
 def _engine() -> str | None:
-    """The engine of torch that rounds and multiplies in one call, where there is one."""
+    """The engine of torch that rounds and multiplies in one call, if there is one."""
     known = torch.backends.quantized.supported_engines
     return next((name for name in ("x86", "fbgemm") if name in known), None)
 
@@ -72,7 +72,7 @@ def _copied(model: Model, linear: "Linear", what: str) -> Model:
     for part in list(done.modules()):
         for name, child in list(part.named_children()):
             if isinstance(part, RecurrentDecoder) and child is part.readout:
-                continue  # its weight is read at every step, in parts: it must be there as it is
+                continue  # its weight is read in parts at every step: it must not be packed
             if type(child) is nn.Linear:
                 setattr(part, name, linear(child.weight, child.bias))
                 count += 1
@@ -106,7 +106,7 @@ class QuantizedLinear(nn.Module):
     def __init__(self, weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # Without VNNI two products of a byte each are added up in 16 bits: they must leave room.
+        # Without VNNI two products of bytes are summed in 16 bits: they must not overflow.
         self.most = 127 if torch.cpu._is_vnni_supported() else 63
         scale = (weight.detach().abs().amax(1) / 127).clamp(min=_TINY)
         rounded = (weight.detach() / scale.unsqueeze(-1)).round().to(torch.int8)
@@ -128,7 +128,7 @@ class QuantizedLinear(nn.Module):
             return x.new_zeros((*x.shape[:-1], self.out_features))
         step = torch.maximum(rows.amax(-1, keepdim=True), rows.amin(-1, keepdim=True).neg_())
         step = step.clamp_(min=_TINY).mul_(1 / self.most)
-        # The processor wants one side unsigned: flipping the sign bit adds 128, which the product takes off again.
+        # The processor requires one unsigned operand: flipping the sign bit adds 128, which the product subtracts.
         taken = torch.mul(rows, step.reciprocal()).round_().to(torch.int8).view(torch.uint8).bitwise_xor_(128)
         found = torch.ops.onednn.qlinear_pointwise(
             *(taken, 1.0, 128, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], "")
@@ -156,7 +156,7 @@ class TensorQuantizedLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach().clone(), persistent=False)
         zeros = torch.zeros(self.out_features, dtype=torch.long)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch means to drop tensors of this kind; without them it is by row
+            warnings.simplefilter("ignore")  # torch deprecates quantized tensors; without them scales are by row
             rounded = torch.quantize_per_channel(weight.detach(), scale.double(), zeros, 0, torch.qint8)
         self.packed = _packed(rounded, self.bias)
         self.narrow = not torch.cpu._is_vnni_supported()
@@ -176,7 +176,7 @@ class TensorQuantizedLinear(nn.Module):
 
 
 def _packed(rounded: Tensor, bias: Tensor | None) -> Any:
-    """The weight as the engine wants it; torch's own choice of an engine stays as it was."""
+    """The weight packed for the engine; torch's global choice of an engine is unchanged."""
     settings: Any = torch.backends.quantized
     before = settings.engine
     settings.engine = _engine()

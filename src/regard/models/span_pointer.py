@@ -1,4 +1,4 @@
-"""A span of a passage as a decoder's answer: where it starts and where it ends."""
+"""A span pointer as a decoder: the first and the last word of the answer in a passage."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.core import sharding
 from regard.core.attention import AnyScore, Attended, attention
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import check_normalizer
@@ -23,9 +24,9 @@ _KEY_GAIN = 3.0  # of the alignment's map: equal word vectors of variance 0.09 t
 
 @dataclass(frozen=True, eq=False)
 class Pointed:
-    """Scores of each passage word as the first and the last of the answer; padding has the lowest there is.
+    """Scores of each passage word as the first and the last of the answer; padding has the lowest number.
 
-    `weights` are those asked for of the words of the passage over the question: all of them are (b, n, k). `matching`
+    `weights` are the requested ones of the passage over the question, (b, n, k) in full. `matching`
     are the same of the passage over itself, (b, n, n). `log_prob` (b, n) is of hard choices in the question.
     """
 
@@ -54,7 +55,7 @@ class SpanPointer(nn.Module):
       taken of the memories' keys, of that size, such as word vectors, and W begins so large that equal keys attend each
       other from the first step: of states that have not learned yet, the weights are all alike.
     - v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2). With `products` it
-      reads [p; c; p ⊙ c], as in BiDAF (Seo et al. 2017, section 2): whether p and c agree, no sum of the two says.
+      reads [p; c; p ⊙ c], as in BiDAF (Seo et al. 2017, section 2): a sum cannot express whether p and c agree.
     - Self-matching: each v_i attends all v_j, then a gate and a BiGRU as before (section 3.3). `matching` is the
       score's name, a record or function, or None: without this stage. With `hops`, it is repeated with parameters of
       its own, so that a word can find what it needs through other words; weights are those of the last.
@@ -119,7 +120,8 @@ class SpanPointer(nn.Module):
         self.dropout = dropout
 
     def forward(self, passage: Memory, question: Memory, *, weights: Request | None = None) -> Pointed:
-        """Where each answer starts and ends; `weights` asks both for the alignment and for the matching."""
+        """Start and end of each answer; `weights` requests those of the alignment and of the matching."""
+        sharding.refuse("a span pointer")
         words = self._dropped(_real(passage.values, passage.mask, self.memory_size, "passage"))
         asked = self._dropped(_real(question.values, question.mask, self.question_size, "question"))
         alignment = self._align(self._keys(passage, words), self._keys(question, asked), asked, question.mask, weights)
@@ -140,7 +142,7 @@ class SpanPointer(nn.Module):
         return Pointed(start, end, alignment.weights, matching, alignment.log_prob)
 
     def _hops(self) -> Iterator[tuple[nn.Module, nn.Module]]:
-        """What attends the passage and what reads the result, once for each time the passage is matched."""
+        """The attention and the gated reader of each hop of self-matching."""
         if self.matching is not None and self.matched is not None:
             yield self.matching, self.matched
         for pair in self.further:
@@ -148,7 +150,7 @@ class SpanPointer(nn.Module):
             yield pair["matching"], pair["matched"]
 
     def _keys(self, memory: Memory, values: Tensor) -> Tensor:
-        """What a text is aligned by."""
+        """The vectors by which a text is aligned."""
         return values if self.key_size is None else _real(memory.keys, memory.mask, self.key_size, "keys")
 
     def _align(
@@ -181,7 +183,7 @@ def _matching(score: str | AnyScore | None, size: int) -> nn.Module:
 
 
 class _Mean(nn.Module):
-    """The mean of a memory for every query: what is read without attention. There are no weights to give."""
+    """The mean of a memory for every query, in place of attention. There are no weights."""
 
     def forward(
         self,
@@ -224,7 +226,7 @@ class _Pointer(nn.Module):
         read = (Softmax()(scores, mask).unsqueeze(1).to(states.dtype) @ states).squeeze(1)
         if mask is None:
             return scores, read
-        # Half of the lowest number, so that the sum of two is a number still.
+        # Half of the lowest number, so that the sum of two is still finite.
         return scores.masked_fill(~mask, torch.finfo(scores.dtype).min / 2), read
 
 
@@ -252,7 +254,7 @@ def best_span(start: Float[Tensor, "b n"], end: Float[Tensor, "b n"], *, longest
 
 
 def _real(values: Tensor, mask: Tensor | None, size: int, name: str) -> Tensor:
-    """The words with zeros for padding, whatever stood there."""
+    """The words with padding set to zero."""
     if values.shape[-1] != size:
         raise ValueError(f"{name} has size {values.shape[-1]}, the pointer expects {size}")
     return values if mask is None else torch.where(mask.unsqueeze(-1), values, 0)

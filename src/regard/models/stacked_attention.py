@@ -1,4 +1,4 @@
-"""Stacked attention: a question reads a memory in several hops, each of which knows what the last one read."""
+"""Stacked attention: a question attends to a memory in several hops, each with the result of the previous one."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ from regard.models.memory import Memory
 from regard.nn.attention import Attention, pairs
 from regard.nn.protocol import Projected
 
-_GATE = Sigmoid(bias=-2.0)  # of the counts: few keys are counted to begin with
+_GATE = Sigmoid(bias=-2.0)  # of the counts: initially few keys are counted
 
 
 @dataclass(frozen=True, eq=False)
 class Stacked:
-    """Scores of the classes of each question, and for every hop the weights asked for: all of them are (b, n, k)."""
+    """Scores of the classes of each question, and the requested weights of every hop, (b, n, k) in full."""
 
     logits: Float[Tensor, "b n classes"]
     weights: tuple[Tensor | Top, ...] = ()
@@ -33,10 +33,10 @@ class StackedClassifier(nn.Module):
     u_k = c_k + u_{k-1}, where f_k(u) = W relu(W' u). In the paper f_k is linear, and the query of the second hop a sum
     of what the question says and what the first hop read; the hidden layer also makes products of the two, which "left
     of the circle" needs. The classes are logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c_K; u_0; s_K]. The count
-    s_K = Σ_j σ(score_Kj − 2) says how much was found: weights that sum to 1 cannot (`counts=False`: left out).
+    s_K = Σ_j σ(score_Kj − 2) measures how many keys match: weights that sum to 1 cannot (`counts=False`: left out).
 
-    The paper classifies u_K, which also holds what the earlier hops read. Then any hop may find the answer, and the
-    last one is free to look elsewhere. Here earlier hops decide only where the next one looks: the answer is read by
+    The paper classifies u_K, which includes the results of earlier hops. Then any hop may find the answer, and the
+    weights of the last hop need not show it. Here earlier hops only determine the next query: the answer is read by
     the last hop, whose weights show where.
 
     `attention` is the name of a score, a score record or function, or None: then c_K is the memory's summary. Several

@@ -1,4 +1,15 @@
-"""Layers: parameters around `regard.core`, one for every mechanism. Imports core alone.
+"""Layers: parameters around `regard.core`, one for every mechanism. Imports core and kernels.
+
+- `attention`: one head with learned projections; `multihead`: several; `projection`: the maps that they own;
+- `local`, `location`, `coverage`, `monotonic`: attention that depends on places or on earlier weights, and
+  `alignment_steps`: what those that go query by query share;
+- `linear`: attention in linear time; `relative`, `positions`: where a token stands; `cache`: keys and values kept;
+- `transformer`, `feedforward`: Transformer layers and their parts;
+- `channel`, `spatial`, `temporal`, `saliency`, `glimpse`: images and video;
+- `logmel`, `spec_augment`: features of sound;
+- `cross_entropy`, `losses`: losses and penalties;
+- `convert`: weights and masks of torch's own layers; `protocol`: what a decoder asks of a layer;
+- `argument_checks`: errors about sizes and inputs.
 
 The names below are imported when first used.
 """

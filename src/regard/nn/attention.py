@@ -12,7 +12,7 @@ from regard.core.masks import Mask
 from regard.core.normalizers import Hard, Normalizer, Softmax
 from regard.core.problem import check_dropout, check_normalizer
 from regard.core.requests import Request, Top
-from regard.nn.expected import also_called, check_input, check_sizes
+from regard.nn.argument_checks import also_called, check_input, check_sizes
 from regard.nn.projection import SCORES, OwnedScore, settled
 from regard.nn.protocol import Projected
 

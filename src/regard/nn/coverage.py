@@ -8,9 +8,18 @@ from regard.core.attention import Attended
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import HALF, check_normalizer
 from regard.core.requests import Request
-from regard.nn.expected import check_sizes
+from regard.nn.alignment_steps import (
+    alignment,
+    blank,
+    check_query,
+    clean_memory,
+    gathered,
+    read,
+    sampling,
+    score_vector,
+)
+from regard.nn.argument_checks import check_sizes
 from regard.nn.protocol import Projected
-from regard.nn.steps import alignment, blank, check_query, clean_memory, gathered, read, sampling, score_vector
 
 
 class CoverageAttention(nn.Module):

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core.machine import TRITON
 from regard.core.scores import float_tensor
-from regard.nn.expected import check_sizes
+from regard.kernels.availability import TRITON
+from regard.nn.argument_checks import check_sizes
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 GATED = "swiglu"
@@ -86,7 +86,7 @@ class FeedForward(nn.Module):
 
 def _relu_dropout(x: Tensor, dropout: float) -> Tensor:
     """Both at once; what is kept shows in the output, so no mask is kept for the backward pass."""
-    from regard.nn.triton_dropout import relu_dropout  # imports Triton: only where it is used
+    from regard.kernels.triton.relu_dropout import relu_dropout  # imports Triton: only where it is used
 
     return relu_dropout(x, torch.randint(2**31 - 1, (1,), device=x.device), dropout)
 

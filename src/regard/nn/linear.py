@@ -13,8 +13,8 @@ from regard.core.masks import And, Band, Mask, as_mask
 from regard.core.problem import said
 from regard.core.requests import Request
 from regard.core.torch_names import Unknown
+from regard.nn.argument_checks import check_input, check_sizes
 from regard.nn.cache import KeyValueCache
-from regard.nn.expected import check_input, check_sizes
 from regard.nn.projection import HeadProjection
 
 

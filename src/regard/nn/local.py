@@ -11,10 +11,10 @@ from regard.core.local import local_attention
 from regard.core.masks import padding
 from regard.core.normalizers import Hard
 from regard.core.requests import Request
+from regard.nn.alignment_steps import check_query, clean_memory
 from regard.nn.attention import Attention
 from regard.nn.projection import settled
 from regard.nn.protocol import Projected
-from regard.nn.steps import check_query, clean_memory
 
 
 class LocalAttention(nn.Module):

@@ -12,9 +12,9 @@ from regard.core.attention import Attended
 from regard.core.problem import HALF
 from regard.core.requests import Request
 from regard.core.scores import unit
-from regard.nn.expected import check_sizes
+from regard.nn.alignment_steps import blank, check_query, clean_memory, score_vector
+from regard.nn.argument_checks import check_sizes
 from regard.nn.protocol import Projected
-from regard.nn.steps import blank, check_query, clean_memory, score_vector
 
 HIDDEN_NUMBERS = 2**24  # of tanh(W s_i + V h_j) that stand in memory at a time
 

@@ -17,8 +17,8 @@ from regard.core.scores import ScaledDot, Score
 from regard.core.spans import all_of
 from regard.core.torch_names import Unknown
 from regard.nn import convert
+from regard.nn.argument_checks import check_input, check_sizes
 from regard.nn.cache import KeyValueCache, later_bias, later_mask
-from regard.nn.expected import check_input, check_sizes
 from regard.nn.positions import Alibi, RelativePositions, Rotary
 from regard.nn.projection import HeadProjection, OwnedScore, settled
 

@@ -14,8 +14,8 @@ from regard.core.attention import Attended
 from regard.core.biases import Bias
 from regard.core.clauses import clauses
 from regard.core.hard import choose
-from regard.core.hygiene import cleaned
 from regard.core.masks import Mask
+from regard.core.nonfinite import cleaned
 from regard.core.normalizers import Hard, Normalizer, Softmax, log_sum_exp
 from regard.core.problem import Problem, build
 from regard.core.requests import Entropy, LogSumExp, Received, Request, Rows, Top

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.core.attention import Attended
 from regard.core.requests import Request
 from regard.core.scores import float_tensor
-from regard.nn.expected import check_sizes
+from regard.nn.argument_checks import check_sizes
 
 
 class MaxSaliency(nn.Module):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from regard.core.attention import AnyScore, Attended
 from regard.core.requests import Received, Request, Top, full
 from regard.core.scores import float_tensor
+from regard.nn.alignment_steps import clean_memory
+from regard.nn.argument_checks import check_sizes
 from regard.nn.attention import Attention
-from regard.nn.expected import check_sizes
-from regard.nn.steps import clean_memory
 
 _FULL = full()
 

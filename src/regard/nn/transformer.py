@@ -18,8 +18,8 @@ from regard.core import torch_names
 from regard.core.masks import Mask
 from regard.core.requests import Request
 from regard.core.torch_names import Unknown
+from regard.nn.argument_checks import check_input
 from regard.nn.cache import KeyValueCache
-from regard.nn.expected import check_input
 from regard.nn.feedforward import FeedForward
 from regard.nn.multihead import MultiHeadAttention
 

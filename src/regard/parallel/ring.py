@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.core import parts
+from regard.core import key_parts
+from regard.core.backward_checks import Unchanged
 from regard.core.biases import Rule
+from regard.core.key_parts import Part
 from regard.core.masks import Mask
 from regard.core.merging import merge
-from regard.core.parts import Part
 from regard.core.problem import Problem
 from regard.core.spans import Stretch
-from regard.core.unchanged import Unchanged
 from regard.parallel.exchange import Exchange, packed, room, start, unpacked
 from regard.parallel.masks import local
 from regard.parallel.schedule import Block, Schedule
@@ -96,7 +96,7 @@ def _forward(job: Job, query: Tensor, key: Tensor, value: Tensor) -> Part:
     found: dict[int, Part] = {}
     for source, held in _arriving(job, key, value, "forward"):
         for block in job.schedule.blocks(source):
-            part = parts.forward(_block_problem(job, block, query, held))
+            part = key_parts.forward(_block_problem(job, block, query, held))
             before = found.get(block.first_row)
             if before is not None:
                 merged = merge([before, part])
@@ -127,7 +127,7 @@ def _backward(
             part = Part(_take(whole.output, rows), whole.logsumexp.narrow(-1, rows.start, len(rows)))
             dpart = None if dtotal is None else dtotal.narrow(-1, rows.start, len(rows))
             problem = _block_problem(job, block, query, held)
-            dquery, dkey, dvalue, *more = parts.backward(problem, part, _take(doutput, rows), dpart)
+            dquery, dkey, dvalue, *more = key_parts.backward(problem, part, _take(doutput, rows), dpart)
             target = _take(sums[0], rows)
             target += dquery
             for mine, other in zip(_inside(gradients, block.columns), (dkey, dvalue), strict=True):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from regard.core.backends.blocks import survey
+from regard.core.backends.block_grid import survey
 from regard.core.clauses import clauses
 from regard.core.masks import Mask
 from regard.core.spans import Stretch

@@ -1,4 +1,4 @@
-"""The studio as a web application: what each address gives. FastAPI is imported when one is made."""
+"""The web application of the studio: its routes. FastAPI is imported when an application is created."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from regard.studio.limits import LIMITS, Limits, RefusedError, within
 from regard.studio.playground import Question, Sentence
 from regard.studio.prediction_api import Asked, Asks, add_examples, answer, kept_at
 from regard.studio.request_guard import Guard
-from regard.studio.trace_store import Book, Shelf
+from regard.studio.trace_store import StoredTrace, TraceStore
 from regard.studio.translation_api import Ask, Judge, Scores, Translates, judge, translate, translators
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def create(
     port: int = 7788,
     limits: Limits = LIMITS,
 ) -> "FastAPI":
-    """The application over runs and traces; `host` and `port` are where it will be served, and it answers to no other.
+    """The application over runs and traces; it only serves requests to `host` and `port`.
 
     >>> create(port=7788).title
     'regard studio'
@@ -54,12 +54,12 @@ def create(
     app.add_exception_handler(404, _missing)
     app.add_exception_handler(405, _missing)
     _add_files(app)
-    shelf = Shelf(traces, limits)
-    add_examples(runs, shelf)
-    _add_traces(app, shelf)
-    _add_pictures(app, shelf)
+    store = TraceStore(traces, limits)
+    add_examples(runs, store)
+    _add_traces(app, store)
+    _add_pictures(app, store)
     _add_live(app, list(runs))
-    _add_runs(app, list(runs), shelf, limits)
+    _add_runs(app, list(runs), store, limits)
     return app
 
 
@@ -69,7 +69,7 @@ def _add_files(app: "FastAPI") -> None:
 
     def file(folder: str, name: str) -> Response:
         package, place = FOLDERS[folder]
-        # One plain name: no separators, no leading dot, so that nothing outside the folder can be named.
+        # One plain name: no separators, no leading dot, so that no path can leave the folder.
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*\.(js|css|html|svg)", name):
             raise RefusedError(f"there is no file {name[:60]!r}", 404)
         found = files(package) / place / name
@@ -91,14 +91,14 @@ def _add_files(app: "FastAPI") -> None:
         return file("page", name)
 
 
-def _add_traces(app: "FastAPI", shelf: Shelf) -> None:
-    """The list of traces, and files handed in."""
+def _add_traces(app: "FastAPI", store: TraceStore) -> None:
+    """The list of traces, and uploaded files."""
     from fastapi import Request
     from fastapi.concurrency import run_in_threadpool
 
     @app.get("/api/traces")
     def traces() -> dict[str, Any]:
-        return {"traces": [_listed(book) for book in shelf.list()]}
+        return {"traces": [_listed(entry) for entry in store.list()]}
 
     @app.post("/api/traces")
     async def hand_in(request: Request) -> dict[str, Any]:
@@ -109,19 +109,19 @@ def _add_traces(app: "FastAPI", shelf: Shelf) -> None:
             with path.open("wb") as target:
                 async for chunk in request.stream():
                     target.write(chunk)
-            book = await run_in_threadpool(shelf.hand_in, path)
-        return _listed(book)
+            entry = await run_in_threadpool(store.hand_in, path)
+        return _listed(entry)
 
     @app.delete("/api/traces/{id}")
     def remove(id: str) -> dict[str, Any]:
-        shelf.remove(id)
+        store.remove(id)
         return {"removed": id}
 
     @app.get("/api/traces/{id}/records")
     def records(id: str, request: Request) -> dict[str, Any]:
         from regard.studio.trace_descriptions import described
 
-        return described(shelf[id], *_numbers(request, "batch"))
+        return described(store[id], *_numbers(request, "batch"))
 
     @app.get("/api/traces/{id}/picture")
     def picture(id: str, label: str, request: Request) -> "Response":
@@ -130,7 +130,7 @@ def _add_traces(app: "FastAPI", shelf: Shelf) -> None:
         from regard.look.viewer.page_data import pictures
 
         [batch] = _numbers(request, "batch")
-        trace = shelf[id].trace
+        trace = store[id].shown
         within(batch, 0, max(0, trace.sequences - 1), "batch")
         found = pictures(trace, batch=batch).get(label)
         if found is None:
@@ -143,15 +143,15 @@ def _add_traces(app: "FastAPI", shelf: Shelf) -> None:
     @app.get("/api/traces/{id}/faithfulness")
     def faithful(id: str, request: Request) -> dict[str, Any]:
         record, head, row = _numbers(request, "record", "head", "row")
-        return _curves(shelf[id].faithfulness(record, head, row))
+        return _curves(store[id].faithfulness(record, head, row))
 
 
-def _add_pictures(app: "FastAPI", shelf: Shelf) -> None:
-    """Parts of maps, in bytes. What they are stands in the header x-regard-grid."""
+def _add_pictures(app: "FastAPI", store: TraceStore) -> None:
+    """Parts of maps, in bytes. The header x-regard-grid describes them."""
     from fastapi import Request, Response
 
     def record_of(id: str, number: int) -> "Record":
-        seen = shelf[id].trace.records
+        seen = store[id].shown.records
         return seen[within(number, 0, len(seen) - 1, "record")]
 
     def sent(grid: Any, type: str) -> Response:
@@ -198,7 +198,7 @@ def _add_pictures(app: "FastAPI", shelf: Shelf) -> None:
         return floats(map_tiles.received(record_of(id, record), head, batch))
 
 
-def _add_runs(app: "FastAPI", runs: list[Translates | Asks], shelf: Shelf, limits: Limits) -> None:
+def _add_runs(app: "FastAPI", runs: list[Translates | Asks], store: TraceStore, limits: Limits) -> None:
     """Runs of any task: their pages, their curves, and their answers."""
     from fastapi import Request, Response
     from fastapi.concurrency import run_in_threadpool
@@ -208,7 +208,7 @@ def _add_runs(app: "FastAPI", runs: list[Translates | Asks], shelf: Shelf, limit
     @app.post("/api/ask")
     async def asked(request: Request) -> dict[str, Any]:
         question = await _body(request, Asked)
-        return await run_in_threadpool(answer, runs, question, shelf, limits)
+        return await run_in_threadpool(answer, runs, question, store, limits)
 
     @app.get("/api/runs/{number}")
     def page(number: str) -> dict[str, Any]:
@@ -233,14 +233,14 @@ def _add_runs(app: "FastAPI", runs: list[Translates | Asks], shelf: Shelf, limit
 
 
 def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
-    """What is computed when it is asked: the playground, and translations."""
+    """Computations on request: the playground, and translations."""
     from fastapi import Request
     from fastapi.concurrency import run_in_threadpool
 
     toys: list[Translates] = []
 
     def available() -> list[Translates | None]:
-        """What translates, in the place of each run; toys are added where no run translates."""
+        """The translator of each run; toy translators are added if no run translates."""
         given = translators(runs)
         if not any(given) and not toys:  # something to show before anything was trained
             from regard.studio import toy_translator
@@ -289,7 +289,7 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
 
 
 async def _body(request: "Request", model: type[Body]) -> Body:
-    """The body of a request, checked, or a refusal that says what is wrong with it."""
+    """The validated body of a request, or a `RefusedError` that says what is wrong with it."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RefusedError("the body must be application/json", 415)
     try:
@@ -302,7 +302,7 @@ async def _body(request: "Request", model: type[Body]) -> Body:
 
 
 def _numbers(request: "Request", *names: str) -> list[int]:
-    """Whole numbers of the query string; one that is not there is 0."""
+    """Whole numbers of the query string; a missing one is 0."""
     return [_whole(request.query_params.get(name, "0"), name) for name in names]
 
 
@@ -313,15 +313,15 @@ def _whole(text: str, name: str) -> int:
 
 
 def _png_size(data: bytes) -> tuple[int, int]:
-    """Width and height from the head of a PNG file: what it claims is what a browser will make room for."""
+    """Width and height from the header of a PNG file, by which a browser allocates memory."""
     if len(data) < 24 or not data.startswith(b"\x89PNG\r\n\x1a\n") or data[12:16] != b"IHDR":
         raise RefusedError("a picture of a trace must be a PNG file")
     width, height = struct.unpack(">II", data[16:24])
     return width, height
 
 
-def _listed(book: Book) -> dict[str, Any]:
-    return {"id": book.id, "title": book.title, "origin": book.origin}
+def _listed(entry: StoredTrace) -> dict[str, Any]:
+    return {"id": entry.id, "title": entry.title, "origin": entry.origin}
 
 
 def _curves(found: "Faithfulness") -> dict[str, Any]:

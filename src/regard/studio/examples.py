@@ -1,9 +1,10 @@
-"""Traces made for the purpose: one for each kind of picture, drawn from seeded data, with the little model behind it.
+"""Example traces: one for each kind of picture, from seeded data, with the small model that computed it.
 
 Each is a real call of `regard.attention` over features of inputs that were drawn here, so what ought to be attended
-is known, and faithfulness can be measured: the model is there to be asked again with inputs left out.
+is known, and faithfulness can be measured: the model can be run again with inputs left out.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from regard.core.attention import attention
 from regard.core.requests import full
 from regard.look.faithfulness import Faithfulness, faithfulness, gradient_times_input
 from regard.look.labels import Labels
+from regard.look.rollout_records import with_rollouts
 from regard.look.trace import Trace
 from regard.studio.limits import RefusedError, within
 
@@ -29,13 +31,13 @@ class Answering:
     threshold: float = 2.0
 
     def weights(self) -> Float[Tensor, "h q k"]:
-        """Where each query looks."""
+        """The attention weights of each query."""
         found = attention(self.query, self.inputs[None], self.inputs[None], weights=full()).weights
         assert isinstance(found, Tensor)
         return found
 
     def logit(self, inputs: Float[Tensor, "k d"], row: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """How sure the model is of the answer to one query, with only some inputs there."""
+        """The probability of the answer to one query, with only some inputs kept."""
         queries = self.query[:, row : row + 1].expand(len(kept), -1, -1, -1)
         memory = inputs.expand(len(kept), 1, -1, -1)
         output = attention(queries, memory, memory, mask=kept[:, None, None, :]).output
@@ -55,13 +57,18 @@ class Answering:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A trace, and for some of its records the model that can be asked again."""
+    """A trace, and for some of its records the model that computed it."""
 
     trace: Trace
     models: Mapping[str, Answering] = field(default_factory=dict)
 
+    @functools.cached_property
+    def shown(self) -> Trace:
+        """The trace with the rollout of each stack of its layers."""
+        return Trace(self.trace.title, with_rollouts(self.trace.records), self.trace.dropped, parts=self.trace.parts)
+
     def faithfulness(self, record: int, head: int, row: int) -> Faithfulness:
-        """Curves of one row of a map, where there is a model to ask."""
+        """Faithfulness curves of one row of a map, if there is a model."""
         seen = self.trace.records[within(record, 0, len(self.trace.records) - 1, "record")]
         within(head, 0, seen.heads - 1, "head")
         within(row, 0, seen.queries - 1, "row")
@@ -71,7 +78,7 @@ class Example:
 
 
 def sentiment() -> Example:
-    """Two classes ask the words of a review."""
+    """Two classes as queries over the words of a review."""
     worth = {
         "thin": (-2.0, 0.5), "slow": (-1.5, 0.5), "wonderful": (2.5, 0.3), "moved": (2.0, 0.4),
     }  # fmt: skip
@@ -89,7 +96,7 @@ def sentiment() -> Example:
 
 
 def reading() -> Example:
-    """A question is asked of a passage: where the answer starts and ends, and what each word has to do with it."""
+    """A question about a passage: where the answer starts and ends, and what each word has to do with it."""
     passage = _words("Attention was first used for translation in 2014 , by three researchers in Montreal .")
     question = _words("Where was attention first used ?")
     names = ["place", "time", "person", "attention", "first", "use", "in"]
@@ -117,7 +124,7 @@ def reading() -> Example:
 
 
 def scene() -> Example:
-    """What a driver at the origin, heading along x, has to look at before braking, steering or going on."""
+    """A driver at the origin, heading along x, attends to objects before braking, steering or going on."""
     # name, x ahead in metres, y to the right, heading in radians, speed in m/s
     seen = [
         ("us", 0.0, 0.0, 0.0, 11.0), ("lorry, braking", 17.0, -0.1, 0.0, 3.0), ("car behind", -14.0, 0.1, 0.0, 12.0),
@@ -161,7 +168,7 @@ def _words(text: str) -> list[str]:
 
 
 def asked_by(asks: Float[Tensor, "q d"], *sharpness: float) -> Float[Tensor, "h q d"]:
-    """The same question asked by several heads, each more or less sharply; scores are divided by √d later."""
+    """The same query in several heads, each scaled differently; scores are divided by √d later."""
     return torch.stack([sharp * asks for sharp in sharpness]) * asks.shape[-1] ** 0.5
 
 

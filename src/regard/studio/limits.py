@@ -1,10 +1,10 @@
-"""How much the studio takes in one request: a page in a browser must not be able to fill the machine."""
+"""Limits of one request to the studio: a web page must not be able to exhaust the machine."""
 
 from dataclasses import dataclass
 
 
 class RefusedError(Exception):
-    """A request that asks for too much, or for what is not there; the message says what was expected and what came."""
+    """A request that exceeds a limit or names something unknown; the message says what was expected."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -20,13 +20,13 @@ class Limits:
     """
 
     body: int = 256 * 1024  # bytes of a JSON body
-    trace: int = 256 * 1024 * 1024  # bytes of a trace file that is handed in
-    question: int = 24 * 1024 * 1024  # bytes of a JSON body that asks a run, files in base64
+    trace: int = 256 * 1024 * 1024  # bytes of an uploaded trace file
+    question: int = 24 * 1024 * 1024  # bytes of a JSON body with inputs for a run, files in base64
     upload: int = 16 * 1024 * 1024  # bytes of an image or a sound
-    passage: int = 100_000  # characters of a text, or of a scene, that a run is asked about
+    passage: int = 100_000  # characters of a text, or of a scene, as input of a run
     receive_seconds: float = 20.0  # for a body to arrive
     answer_seconds: float = 30.0  # for an answer to begin
-    traces: int = 16  # handed in and held at once
+    traces: int = 16  # uploaded and held at once
     answers: int = 16  # traces of answers held at once
     vectors: int = 32  # queries, or keys, in the playground
     size: int = 32  # numbers of a vector in the playground
@@ -44,7 +44,7 @@ LIMITS = Limits()
 
 
 def within(value: int, low: int, high: int, name: str) -> int:
-    """The number, or a refusal that names it.
+    """The number, or a `RefusedError` that names it.
 
     >>> within(3, 0, 7, "head")
     3

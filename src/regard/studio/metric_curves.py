@@ -1,4 +1,4 @@
-"""The figures of a run over its steps, read from metrics.jsonl piece by piece while it grows."""
+"""The metrics of a run over its steps, read incrementally from metrics.jsonl while it grows."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from regard.studio.limits import LIMITS, Limits
 
 _COUNTED = ("kind", "step", "epoch", "tokens", "seconds")
-_SEEN = 64  # bytes before the place reached, by which a file that was cut and went on is recognised
+_SEEN = 64  # bytes before the read position, by which a file that was truncated and continued is recognised
 _SERIES = 64  # curves of a run
 
 
@@ -42,7 +42,7 @@ class Curve:
             pairs = zip(self.means[::2], self.means[1::2], strict=False)
             odd = self.means[-1] if len(self.means) % 2 else None
             self.means = [_mean(pair) for pair in pairs]
-            # A point without a neighbour waits until it has one: as many lines as it stood for come again.
+            # A point without a neighbour waits until as many lines as it covers have been added.
             self.open = [] if odd is None else [odd] * self.width
             self.width *= 2
 

@@ -1,4 +1,4 @@
-"""The examples that need drawing: a picture with its caption, and a spoken word with its spectrogram."""
+"""Example traces that need drawing: a picture with its caption, and a spoken word with its spectrogram."""
 
 import io
 import math
@@ -37,12 +37,12 @@ def image() -> Example:
     shares = torch.stack([(pixels == thing).float() for thing in range(len(COLOURS))])
     step = SIDE // PATCHES
     features = torch.nn.functional.avg_pool2d(shares[None], step)[0].flatten(1).T.contiguous()
-    # A thing that is small still answers in full: divide by what its best patch has.
+    # Small things get full features too: divide by the share in the best patch.
     inputs = 2.0 * features / features.amax(0).clamp_min(0.2) + 0.05 * noise(PATCHES**2, len(COLOURS), 12)
     asks = torch.tensor([[wanted.get(thing, 0.0) for thing in range(len(COLOURS))] for _, wanted in CAPTION])
     model = Answering(inputs, asked_by(asks, 3.2, 1.4), 2.0 * asks, threshold=2.0)
     extra = {"image": _png(_coloured(pixels)), "grid": (PATCHES, PATCHES)}
-    names = tuple(f"({i + 1}, {j + 1})" for i in range(PATCHES) for j in range(PATCHES))
+    names = tuple(f"({i}, {j})" for i in range(PATCHES) for j in range(PATCHES))
     trace = Trace.from_weights(
         {"word → image": model.weights()},
         title="A caption, a map for each word",

@@ -1,4 +1,4 @@
-"""Attention in three stages, with numbers: what a reader changes in the browser, `regard.attention` computes here."""
+"""The playground: attention in three stages, computed by `regard.attention` for the vectors set in the browser."""
 
 import hashlib
 import math
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from regard.studio.limits import LIMITS, RefusedError
 
-if TYPE_CHECKING:  # torch is imported with the first question
+if TYPE_CHECKING:  # torch is imported with the first request
     from torch import Tensor
 
     from regard.core.masks import Mask
@@ -33,7 +33,7 @@ class Masking(BaseModel):
 
 
 class Question(BaseModel):
-    """Vectors, and how to attend with them."""
+    """Vectors, and the settings of attention."""
 
     model_config = ConfigDict(extra="forbid")
     query: Vectors
@@ -76,7 +76,7 @@ def answer(question: Question) -> dict[str, object]:
     shape = (len(question.query), len(question.key))
     allowed = torch.ones(shape, dtype=torch.bool)
     if mask is not None:
-        scores_of = (1, *shape)  # a mask wants a head axis, and is the same for all heads here
+        scores_of = (1, *shape)  # a mask needs a head axis, and is the same for all heads here
         allowed = mask.aligned(scores_of).allowed(range(shape[0]), range(shape[1]), query.device).expand(scores_of)[0]
     return {
         "scores": scores.tolist(),
@@ -116,7 +116,7 @@ def _letters(token: str, size: int) -> list[float]:
 
 
 def _check(question: Question, values: list[list[float]]) -> int:
-    """The size of a query and key, or a refusal."""
+    """The size of a query and key, or a `RefusedError`."""
     size = len(question.query[0])
     for name, vectors, expected in (
         ("query", question.query, size),
@@ -143,7 +143,7 @@ def _split(vectors: list[list[float]], heads: int) -> "Tensor":
 
 
 def _score(question: Question, size: int) -> tuple["Score", dict[str, "Tensor"]]:
-    """The score, divided by the temperature, and what it would have learned."""
+    """The score, divided by the temperature, and its parameters."""
     import torch
 
     from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot

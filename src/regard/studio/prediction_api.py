@@ -1,4 +1,4 @@
-"""Asking a run of any task: its inputs come as JSON, its answer goes back with its record and its trace."""
+"""Predictions of a run of any task: inputs as JSON, and the answer with its record and its trace."""
 
 import base64
 import binascii
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field
 
 from regard.studio.limits import LIMITS, Limits, RefusedError
-from regard.studio.trace_store import Shelf, without_paths
+from regard.studio.trace_store import TraceStore, without_paths
 
 if TYPE_CHECKING:  # a studio without runs starts without torch
     from regard.look.trace import Trace
@@ -33,27 +33,27 @@ class Asks(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether it has weights to answer with."""
+        """Whether it has weights."""
         ...
 
     @property
     def more(self) -> Any:
-        """What it can do beside answering."""
+        """Further functions of its task."""
         ...
 
     def ask(self, inputs: Mapping[str, Any]) -> "Prediction": ...
 
 
 class Asked(BaseModel):
-    """One input for a run: text as it is, images and sounds in base64, a scene as JSON text."""
+    """One input for a run: plain text, images and sounds in base64, a scene as JSON text."""
 
     model_config = ConfigDict(extra="forbid")
     run: Annotated[int, Field(ge=0, le=1000)] = 0
     inputs: Annotated[dict[str, str], Field(max_length=16)]
 
 
-def answer(runs: Sequence[Any], asked: Asked, shelf: Shelf, limits: Limits = LIMITS) -> dict[str, Any]:
-    """The answer of a run, its record, and the id of its trace on the shelf."""
+def answer(runs: Sequence[Any], asked: Asked, store: TraceStore, limits: Limits = LIMITS) -> dict[str, Any]:
+    """The answer of a run, its record, and the id of its stored trace."""
     from regard.train.run_directory import RunError
 
     run = run_at(runs, asked.run)
@@ -70,17 +70,17 @@ def answer(runs: Sequence[Any], asked: Asked, shelf: Shelf, limits: Limits = LIM
     return {
         "answer": prediction.answer,
         "record": record,
-        "trace": None if trace is None else shelf.answered(trace).id,
+        "trace": None if trace is None else store.answered(trace).id,
     }
 
 
-def add_examples(runs: Sequence[Any], shelf: Shelf) -> None:
-    """Put what finished runs look at for their own examples on the shelf."""
+def add_examples(runs: Sequence[Any], store: TraceStore) -> None:
+    """Store the traces of finished runs for their own examples."""
     from regard.studio.run_page import example_inputs
 
     for number, run in enumerate(runs):
         if isinstance(run, Asks) and getattr(run, "run", None) is not None and example_inputs(run) is not None:
-            shelf.of_run(number, run.name, functools.partial(_example_trace, run))
+            store.of_run(number, run.name, functools.partial(_example_trace, run))
 
 
 def _example_trace(run: Any) -> "Trace":
@@ -98,7 +98,7 @@ def _example_trace(run: Any) -> "Trace":
 
 
 def run_at(runs: Sequence[Any], number: int) -> Any:
-    """The run of a number, if it can be asked."""
+    """The run of a number, if it can predict."""
     if number >= len(runs) or not isinstance(runs[number], Asks):
         raise RefusedError(f"there is no run {number} that can be asked", 404)
     return runs[number]
@@ -114,7 +114,7 @@ def kept_at(runs: Sequence[Any], number: int) -> "LiveRun":
 
 
 def received(inputs: "Sequence[Input]", given: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:
-    """What came over HTTP as what a predictor takes.
+    """Converts the body of a request to the input of a predictor.
 
     A predictor reads text in the place of a file as a path. So an image and a sound become bytes, and a scene becomes
     an object: nothing that comes over HTTP is ever used as a path.
@@ -158,7 +158,7 @@ def _decoded(name: str, text: str, most: int) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """A record as JSON can carry it: numbers that are not finite become null.
+    """A record as valid JSON: non-finite numbers become null.
 
     >>> plain({"score": float("nan"), "pair": (1, "a")})
     {'score': None, 'pair': [1, 'a']}

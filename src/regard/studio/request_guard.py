@@ -1,7 +1,7 @@
-"""What stands between a socket and the studio: who may ask, how much, for how long, and what a browser may do with it.
+"""ASGI middleware that checks requests: allowed hosts and origins, size and time limits, and security headers.
 
-Plain ASGI, so that nothing gets in before it. A page of some other site that the user has open can send requests to
-this machine. It is kept out three ways: the Host must be a name of this server (a rebound DNS name is not), the
+Plain ASGI, so that no other code runs before it. A page of another site that the user has open can send requests to
+this machine. Three checks prevent this: the Host must be a name of this server (a rebound DNS name is not), the
 Origin must be this server, and browsers say by Sec-Fetch-Site whether a request came from elsewhere.
 """
 
@@ -40,7 +40,7 @@ log = logging.getLogger("regard.studio")
 
 
 def hosts(host: str, port: int) -> frozenset[str]:
-    """The Host headers a server bound to `host` answers to.
+    """The Host headers that a server bound to `host` accepts.
 
     >>> sorted(hosts("127.0.0.1", 7788))
     ['127.0.0.1:7788', '[::1]:7788', 'localhost:7788']
@@ -72,10 +72,10 @@ class Guard:
         self.limits = limits
         self.port = port
         self.hosts = hosts(host, port)
-        self.any_address = host in ("0.0.0.0", "::")  # then a number in the Host is a name of this server too
+        self.any_address = host in ("0.0.0.0", "::")  # then an IP address in the Host is accepted too
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one connection, or refuse it."""
+        """Serve one connection, or reject it."""
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":  # the studio has no websockets
@@ -125,14 +125,14 @@ class Guard:
         return most
 
     async def pass_on(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Hand the request on with its size and times bounded, and headers added to what comes back."""
+        """Pass the request on with its size and times bounded, and add headers to the response."""
         loop = asyncio.get_running_loop()
         most, until = self.most(scope), loop.time() + self.limits.receive_seconds
         seen, started, whole = 0, False, False
 
         async def bounded_receive() -> Message:
             nonlocal seen, whole
-            if whole:  # what comes now is the end of the connection
+            if whole:  # the next message is the end of the connection
                 return await receive()
             try:
                 async with asyncio.timeout_at(until):
@@ -172,7 +172,7 @@ class Guard:
 
 
 class BrokenBodyError(Exception):
-    """A body that does not arrive as it must. Frameworks pass it through: it is none of theirs."""
+    """A body that is too large or too slow. Frameworks do not handle this exception."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -186,7 +186,7 @@ def values(scope: MutableMapping[str, Any], name: bytes) -> list[str]:
 
 
 async def answer(send: Send, status: int, message: str) -> None:
-    """A refusal as JSON."""
+    """An error response as JSON."""
     body = json.dumps({"error": message}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
     if status in (408, 413):  # the rest of the body is not read

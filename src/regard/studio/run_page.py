@@ -1,4 +1,4 @@
-"""What the page of a run shows: its configuration, its result, its model card, and which weights it has."""
+"""The data of a run's page: its configuration, its result, its model card, and which weights it has."""
 
 import json
 import time
@@ -19,7 +19,7 @@ _LARGEST = 4 * 1024 * 1024  # bytes of a result.json that is read
 
 
 def summary(run: Any) -> dict[str, Any]:
-    """A run in a list: what it is asked and what it can do."""
+    """A run in a list: its inputs and its functions."""
     task: Task = run.task
     result = _result(_path(run))
     return {
@@ -53,7 +53,7 @@ def details(run: "LiveRun") -> dict[str, Any]:
 
 
 def example(task: "Task", result: Mapping[str, Any]) -> dict[str, str] | None:
-    """An input to begin with, where the result of a run has one: text by the names of the task's inputs."""
+    """The example input of a run, if its result has one: text by the names of the task's inputs."""
     from regard.tasks.example_files import example_parts
 
     given = example_parts(task.inputs, result.get("example"))
@@ -81,7 +81,7 @@ def example_bytes(run: "LiveRun", name: str) -> tuple[bytes, str]:
 
 
 def example_inputs(run: Any) -> dict[str, Any] | None:
-    """The example of a run as its predictor takes it; None where it is not whole."""
+    """The example of a run as input of its predictor; None if it is not complete."""
     result = _result(_path(run))
     texts, files = example(run.task, result) or {}, _files(run, result)
     given: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Start the studio: find the port, say where it is, and stop cleanly."""
+"""Starts the studio: binds the port, prints the address, and stops cleanly."""
 
 import errno
 import socket
@@ -31,7 +31,7 @@ def serve(
     traces: "Sequence[Trace]" = (),
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve until interrupted. `paths` are trace files and run directories; port 0 takes any that is free.
+    """Serve until interrupted. `paths` are trace files and run directories; port 0 is any free port.
 
     Raises OSError if the port is taken, ValueError if a path is neither a trace nor a run.
     """
@@ -58,7 +58,7 @@ def serve(
             webbrowser.open(f"{address}#/ask" if opened else address)
         warming = threading.Timer(0.3, _warm)  # once the first page is out
         warming.start()
-        with suppress(KeyboardInterrupt):  # uvicorn hands it on once everything is closed
+        with suppress(KeyboardInterrupt):  # uvicorn raises it again once everything is closed
             server(app).run(sockets=[listening])
         warming.cancel()
         say("regard studio: stopped")
@@ -100,7 +100,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _warm() -> None:
-    """Import torch while the reader looks at the first page, so that the first answer does not wait for it."""
+    """Import torch after the first page is served, so that the first request does not wait for it."""
     from regard.studio import (
         playground,
         toy_translator,  # noqa: F401

@@ -1,8 +1,8 @@
-"""A translator of thirty words, made by hand: so that the view has something to show before anything was trained.
+"""A hand-written translator of thirty words, for the translation page when no run translates.
 
 It is a real decoder over a real attention. At each step every source word scores by whether it was translated already
-and by how far it stands from the place Chinese wants it; the weights are those of `regard.attention`, and the next
-word is drawn from what the words looked at may become.
+and by its distance from its place in Chinese word order; the weights are those of `regard.attention`, and the next
+word is one of the translations of the attended words.
 """
 
 import re
@@ -37,7 +37,7 @@ STOP = "。"
 
 
 def toys() -> "list[Toy]":
-    """Two that differ in the normaliser alone, to be compared."""
+    """Two translators that differ in the normaliser only, for comparison."""
     return [Toy(), Toy("toy, sparsemax", Sparsemax(), 0.4)]
 
 
@@ -53,7 +53,7 @@ class _State:
 
 @dataclass(frozen=True, eq=False)
 class Toy:
-    """A run that translates without having learned."""
+    """A translator without training."""
 
     name: str = "toy, softmax"
     normalize: Normalizer = Softmax()
@@ -76,7 +76,7 @@ class Toy:
         return Translation(tuple(source), tuple(sentence.told(list(forced), steps, hypothesis) for hypothesis in found))
 
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """How likely a word of a translation is when only some words of the source are there."""
+        """The probability of a word of a translation when only some words of the source are kept."""
         source = re.findall(r"\w+|[^\w\s]", text)
         known = {row: self._chance([word for word, there in zip(source, row, strict=True) if there], target, place)
                  for row in {tuple(row) for row in kept.tolist()}}  # fmt: skip
@@ -114,7 +114,7 @@ class _Sentence:
         self.rank = torch.empty(len(source)).scatter(0, torch.tensor(wanted), torch.arange(float(len(source))))
 
     def number(self, token: str) -> int:
-        """A token of the vocabulary; one that is not there joins it, and no source word accounts for it."""
+        """A token of the vocabulary; an unknown one is added, and belongs to no source word."""
         if token == STOP:
             raise ValueError(f"a translation cannot be forced to end: {STOP!r} was among the forced tokens")
         if token not in self.vocabulary:
@@ -123,7 +123,7 @@ class _Sentence:
         return self.vocabulary.index(token)
 
     def step(self, state: _State, tokens: Int[Tensor, "b"]) -> SimpleNamespace:
-        """Mark as translated what gave the last token, then attend to what comes next."""
+        """Mark the source of the last token as translated, then attend for the next one."""
         covered = state.covered
         first = covered.sum(1) == 0
         if not bool((first & (tokens == self.stop)).all()):
@@ -145,7 +145,7 @@ class _Sentence:
         return SimpleNamespace(logits=words.log(), state=_State(covered), weights=weights[:, 0])
 
     def told(self, forced: list[str], steps: list[SimpleNamespace], hypothesis: Hypothesis) -> Translated:
-        """A hypothesis in words, with what else could have come at each place."""
+        """A hypothesis in words, with the alternatives at each position."""
         numbers = [self.number(token) for token in forced]
         tokens = [*numbers, *hypothesis.tokens]
         start, state = torch.tensor([self.stop]), _State(torch.zeros(1, len(self.source)))

@@ -1,6 +1,6 @@
-"""The traces a studio shows: demonstrations, files named at the start or handed in by the browser, answers, and runs.
+"""The traces of a studio: examples, files named at the start or uploaded by the browser, answers, and runs.
 
-A trace is known by a short id that the studio gave it. Nothing that comes over HTTP is ever used as a path.
+A trace has a short id given by the studio. Nothing that comes over HTTP is ever used as a path.
 """
 
 import re
@@ -20,8 +20,8 @@ Origin = Literal["example", "given", "handed in", "answer", "run"]
 
 
 @dataclass
-class Book:
-    """One trace on the shelf, opened when it is first asked for."""
+class StoredTrace:
+    """One stored trace, opened when it is first requested."""
 
     id: str
     title: str
@@ -31,35 +31,35 @@ class Book:
     lock: Lock = field(default_factory=Lock)
 
 
-class Shelf:
+class TraceStore:
     """Traces by id."""
 
     def __init__(self, traces: Sequence["Trace | Path"] = (), limits: Limits = LIMITS) -> None:
         self.limits = limits
         self.lock = Lock()
         self.count = 0
-        self.books: dict[str, Book] = {}
+        self.stored: dict[str, StoredTrace] = {}
         for trace in traces:
             self._add(trace, "given")
         for name, title in EXAMPLES.items():
-            self.books[name] = Book(name, title, "example", _example(name))
+            self.stored[name] = StoredTrace(name, title, "example", _example(name))
 
-    def list(self) -> list[Book]:
-        """Everything on the shelf, in order."""
-        return list(self.books.values())
+    def list(self) -> list[StoredTrace]:
+        """All traces, in order."""
+        return list(self.stored.values())
 
     def __getitem__(self, id: str) -> "Example":
         """The trace of an id, opened."""
-        book = self.books.get(id) if re.fullmatch(r"[a-z0-9-]{1,40}", id) else None
-        if book is None:
-            raise RefusedError(f"no trace has the id {id[:40]!r}: there is {', '.join(self.books)}", 404)
-        with book.lock:
-            if book.opened is None:
-                book.opened = book.open()
-            return book.opened
+        entry = self.stored.get(id) if re.fullmatch(r"[a-z0-9-]{1,40}", id) else None
+        if entry is None:
+            raise RefusedError(f"no trace has the id {id[:40]!r}: there is {', '.join(self.stored)}", 404)
+        with entry.lock:
+            if entry.opened is None:
+                entry.opened = entry.open()
+            return entry.opened
 
-    def hand_in(self, path: Path) -> Book:
-        """Open a file of unknown origin, or refuse it, and put it on the shelf."""
+    def hand_in(self, path: Path) -> StoredTrace:
+        """Open a file of unknown origin and store its trace, or reject it."""
         from regard.look.trace import Trace
 
         try:
@@ -69,42 +69,42 @@ class Shelf:
         self._make_room("handed in", self.limits.traces)
         return self._add(trace, "handed in")
 
-    def answered(self, trace: "Trace") -> Book:
-        """Hold the trace of an answer until newer answers need its place."""
+    def answered(self, trace: "Trace") -> StoredTrace:
+        """Store the trace of an answer until newer answers replace it."""
         self._make_room("answer", self.limits.answers)
         return self._add(trace, "answer")
 
     def of_run(self, number: int, name: str, answer: "Callable[[], Trace]") -> None:
-        """Hold what a run looks at for its own example; it is asked when the trace is first opened."""
+        """Store the trace of a run's own example; it is computed when the trace is first opened."""
 
         def open_() -> "Example":
             from regard.studio.examples import Example
 
             return Example(answer())
 
-        self.books[f"run-{number}"] = Book(f"run-{number}", name, "run", open_)
+        self.stored[f"run-{number}"] = StoredTrace(f"run-{number}", name, "run", open_)
 
     def remove(self, id: str) -> None:
-        """Take a trace that was handed in off the shelf."""
-        book = self.books.get(id)
-        if book is None or book.origin != "handed in":
+        """Remove an uploaded trace."""
+        entry = self.stored.get(id)
+        if entry is None or entry.origin != "handed in":
             raise RefusedError(f"only traces that were handed in can be removed, got {id[:40]!r}", 404)
-        del self.books[id]
+        del self.stored[id]
 
     def _make_room(self, origin: Origin, most: int) -> None:
-        """Remove the oldest of an origin, so that there is room for one more."""
+        """Remove the oldest trace of an origin if the limit is reached."""
         with self.lock:
-            held = [book.id for book in self.books.values() if book.origin == origin]
+            held = [entry.id for entry in self.stored.values() if entry.origin == origin]
             for id in held[: max(0, len(held) - most + 1)]:
-                del self.books[id]
+                del self.stored[id]
 
-    def _add(self, trace: "Trace | Path", origin: Origin) -> Book:
+    def _add(self, trace: "Trace | Path", origin: Origin) -> StoredTrace:
         with self.lock:
             self.count += 1
             id = f"trace-{self.count}"
             name = trace.name if isinstance(trace, Path) else trace.title
-            self.books[id] = Book(id, name, origin, _opener(trace))
-            return self.books[id]
+            self.stored[id] = StoredTrace(id, name, origin, _opener(trace))
+            return self.stored[id]
 
 
 EXAMPLES = {
@@ -136,5 +136,5 @@ def _opener(trace: "Trace | Path") -> Callable[[], "Example"]:
 
 
 def without_paths(error: Exception) -> str:
-    """What an error says, without the paths of this machine."""
+    """The message of an error without paths of this machine."""
     return re.sub(r"(/[\w.+-]+){2,}", "the file", str(error))[:300]

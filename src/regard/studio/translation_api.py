@@ -1,4 +1,4 @@
-"""What the studio asks of a run that translates, and how its answer travels to the page."""
+"""Interactive translation: what the studio needs of a run that translates, and its answer as JSON."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # a studio without runs starts without torch
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token that could have come at a place, and how likely it was."""
+    """An alternative token at a position, and its probability."""
 
     token: str
     probability: float
@@ -27,7 +27,7 @@ class Alternative:
 
 @dataclass(frozen=True, eq=False)
 class Translated:
-    """One hypothesis: its tokens, its log-probability, where each token looked (t, k), what else could have come."""
+    """One hypothesis: its tokens, its log-probability, attention weights (t, k), and alternatives."""
 
     tokens: tuple[str, ...]
     log_prob: float
@@ -55,7 +55,7 @@ class Translates(Protocol):
 
 @runtime_checkable
 class Scores(Protocol):
-    """A run that can be asked again with source tokens left out: then its alignment can be judged."""
+    """A run that can be evaluated with source tokens left out: then the faithfulness of its weights can be measured."""
 
     def score(self, text: str, target: Sequence[str], place: int, kept: "Tensor") -> "Tensor":
         """p(target[place] | target[:place]) for each row of `kept` (n, k), True where a source token is there."""
@@ -73,17 +73,17 @@ class Ask(BaseModel):
 
 
 def translators(runs: Sequence[Any]) -> "list[Translates | None]":
-    """What translates interactively, in the place of each run: the run itself, or what its task offers for it."""
+    """The interactive translator of each run: the run itself, or what its task provides."""
     offered = [run if isinstance(run, Translates) else getattr(run, "more", None) for run in runs]
     return [one if isinstance(one, Translates) else None for one in offered]
 
 
 def translate(runs: Sequence[Translates | None], ask: Ask) -> dict[str, object]:
-    """What a run answers, as JSON."""
+    """The answer of a run, as JSON."""
     run = _run(runs, ask.run)
     try:
         found = run.translate(ask.text, beams=ask.beams, forced=tuple(ask.forced))
-    except ValueError as error:  # the run's own words for what it cannot translate
+    except ValueError as error:  # the run's own message
         raise RefusedError(str(error)[:300]) from None
     if len(found.source) > LIMITS.tokens or any(len(beam.tokens) > LIMITS.tokens for beam in found.beams):
         raise RefusedError(f"source and translation must have at most {LIMITS.tokens} tokens", 413)
@@ -93,7 +93,7 @@ def translate(runs: Sequence[Translates | None], ask: Ask) -> dict[str, object]:
 
 
 class Judge(BaseModel):
-    """A word of a translation whose alignment is to be judged."""
+    """A word of a translation whose weights are evaluated."""
 
     model_config = ConfigDict(extra="forbid")
     run: Annotated[int, Field(ge=0, le=1000)] = 0
@@ -103,7 +103,7 @@ class Judge(BaseModel):
 
 
 def judge(runs: Sequence[Translates | None], asked: Judge) -> "Faithfulness":
-    """Deletion and sufficiency of what one word of a translation looked at."""
+    """Deletion and sufficiency of the weights of one word of a translation."""
     from regard.look.faithfulness import faithfulness
 
     run = _run(runs, asked.run)
@@ -137,7 +137,7 @@ def _run(runs: Sequence[Translates | None], number: int) -> Translates:
 
 
 def _beam(beam: Any) -> dict[str, object]:
-    """A `Translated`, or what a task has in its place."""
+    """A `Translated`, or a task's own record with the same fields."""
     return {
         "tokens": list(beam.tokens),
         "logProb": beam.log_prob,

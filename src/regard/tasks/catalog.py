@@ -1,4 +1,4 @@
-"""Every task there is."""
+"""The list of all tasks."""
 
 from regard.tasks.captioning.task import CAPTIONING
 from regard.tasks.driving.task import DRIVING

@@ -1,4 +1,4 @@
-"""What can be chosen about every task; each task adds its own settings."""
+"""Settings that every task has; each task adds its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from regard.train.train_settings import Seed, TrainSettings
 
-# Larger ones fit no machine: a slip of the finger is an error before anything is made.
+# Larger ones fit no machine: a typing mistake is an error before anything is built.
 Count = Annotated[int, Field(gt=0, le=10**7)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
 Depth = Annotated[int, Field(gt=0, le=1000)]
@@ -33,13 +33,15 @@ class LearningSettings(Settings):
     estimator: Literal["straight_through", "reinforce", "gumbel"] = "straight_through"
     """How hard attention learns from the key that it samples."""
     temperature: PositiveFloat = 1.0
-    """Of the Gumbel-softmax estimator."""
+    """Temperature of the Gumbel-softmax estimator."""
     reward_weight: NonNegativeFloat = 1.0
-    """Of the reward in REINFORCE."""
+    """Weight of the reward in REINFORCE."""
     entropy_weight: NonNegativeFloat = 0.01
-    """Of the entropy of the choices in REINFORCE, which keeps it exploring."""
+    """Weight of the entropy of the samples in REINFORCE, which encourages exploration."""
     expected: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the sequences that REINFORCE teaches by soft attention, drawn anew in each step; 0: all sample."""
+    hard_after: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the training steps before hard attention samples: until then it reads the expected value."""
 
 
 class TaskData(Settings):
@@ -58,7 +60,7 @@ class TaskData(Settings):
     batch_tokens: int = Field(default=2048, gt=0, le=2**30)
     """Tokens of a batch on any side, padding counted."""
     seed: Seed = 1
-    """Of the world and of the order."""
+    """Seed of the world and of the order of the data."""
 
 
 class DecodeSettings(Settings):
@@ -91,7 +93,7 @@ class TaskConfig(Settings):
 
 @dataclass(frozen=True)
 class Need:
-    """What a setting needs to have an effect: that the value of `place` is accepted by `holds`."""
+    """A condition under which a setting has an effect: `holds` accepts the value of `place`."""
 
     place: str
     holds: Callable[[Any], bool]
@@ -124,4 +126,5 @@ def shared_needs(hard: Need, soft: Need) -> Needs:
         "learning.reward_weight": (hard, Need.value("learning.estimator", "reinforce")),
         "learning.entropy_weight": (hard, Need.value("learning.estimator", "reinforce")),
         "learning.expected": (hard, Need.value("learning.estimator", "reinforce")),
+        "learning.hard_after": (hard,),
     }

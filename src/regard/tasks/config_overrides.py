@@ -71,7 +71,7 @@ def changed(
 
 
 def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[str, str]) -> TaskConfig:
-    """A preset of a task with the data and the settings asked for; a setting may choose the preset to begin with."""
+    """A preset of a task with the given data and settings; a setting may select the preset."""
     for name, presets in task.choosing.items():
         chosen = presets.get(settings.get(name, ""), preset)
         preset = chosen if preset not in presets.values() else preset
@@ -199,7 +199,7 @@ def _wrapped(part: str, names: list[str], margin: int, wide: int = 76) -> Iterat
 
 
 def _complaint(error: Mapping[str, Any], known: Mapping[str, Setting]) -> str:
-    """What was expected of which setting, and what came."""
+    """The expected and the given value of a setting."""
     path = [str(part) for part in error["loc"]]
     if error["type"] == "value_error":  # of several settings together: the message names them
         return _expected(error, None)

@@ -1,17 +1,17 @@
-"""Faithfulness by deletion: does the answer need what was attended more than something else?"""
+"""Faithfulness by deletion: how much the answer depends on the attended key, compared with a random one."""
 
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-# For rows of `kept` (n, k), True where a key is there: the log-probability (n,) of the answer that was given.
+# For rows of `kept` (n, k), True where a key is kept: the log-probability (n,) of the answer.
 Score = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
 def deletion(answers: Iterable[tuple[Tensor, Score]], *, seed: int = 1) -> dict[str, float]:
-    """How much log-probability the answer loses without the key attended most, and without another, chosen at random.
+    """The log-probability that the answer loses without the key of the largest weight, and without a random other one.
 
     An answer comes with its weights (k,) over the keys. Weights that point at what matters make the first loss much
     larger than the second.

@@ -1,4 +1,4 @@
-"""What `regard demo` trains, says and asks: the shortest way to see attention learn."""
+"""What `regard demo` trains, prints and predicts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from regard.tasks.translation.task import TRANSLATION
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A task, its preset, what to ask it afterwards, and the words around it."""
+    """A task, its preset, the inputs to predict afterwards, and the texts to print."""
 
     task: Task
     preset: str

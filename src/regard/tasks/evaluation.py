@@ -1,4 +1,4 @@
-"""Evaluating any task: figures of its answers, of where it attends, and whether that matters."""
+"""Evaluation of any task: metrics of its answers, of its attention, and faithfulness."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from regard.train.distributed import ALONE, Workers
 def judged(
     task: Task, config: TaskConfig, predictor: Any, examples: Sequence[Any], longer: Sequence[Any] = ()
 ) -> dict[str, Any]:
-    """The part of a result that judges: metrics, attention, faithfulness, and the same beyond the trained lengths."""
+    """The figures of a result: metrics, attention, faithfulness, and the same beyond the trained lengths."""
     found = task.judge(predictor, examples, config, True)
     result: dict[str, Any] = {
         "metrics": found.metrics,
@@ -39,7 +39,7 @@ def evaluate(loaded: Loaded, data: Sequence[Path], workers: Workers = ALONE) -> 
 
 
 def _examples(loaded: Loaded, data: Sequence[Path]) -> tuple[Sequence[Any], Sequence[Any], str]:
-    """The examples to judge by, longer ones where the run has them, and what they are."""
+    """The test examples, longer ones if the run has them, and a description."""
     if data:
         examples, about = loaded.task.examples(data, loaded.config, loaded.codec)
         return examples, (), about

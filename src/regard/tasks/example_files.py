@@ -1,4 +1,4 @@
-"""The example of a run: an input to begin with, its text in `result.json` and its picture or sound in a file beside."""
+"""The example input of a run: its text is stored in `result.json`, its picture or sound in a file beside it."""
 
 import json
 from collections.abc import Mapping, Sequence

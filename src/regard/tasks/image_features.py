@@ -1,4 +1,4 @@
-"""Maps of a network that does not learn, computed once for many pictures and kept on disk."""
+"""Feature maps of a frozen network, computed once for many pictures and stored on disk."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ def cached_maps(
 ) -> Maps:
     """The maps of all pictures of a store, (n, channels, rows, columns) in half precision, memory-mapped.
 
-    `function` makes the maps of pictures (b, 3, height, width), bytes; `name` says what it is. With `flip` the maps of
+    `function` computes the maps of pictures (b, 3, height, width), bytes; `name` identifies it. With `flip` the maps of
     the mirrored pictures follow. A file that was written for the same pictures and the same name is used as it is.
     """
     known = hashlib.blake2b(f"{name} {flip} {store.size}".encode() + store.checks.tobytes(), digest_size=8).hexdigest()

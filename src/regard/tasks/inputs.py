@@ -1,4 +1,4 @@
-"""What a predictor may be given: text, a path, a pair, or a mapping, by the inputs that its task declares."""
+"""Inputs of a predictor: text, a path, a pair, or a mapping, as its task declares."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ _TEXT_BYTES = 1 << 20  # of a text file given as an input
 
 
 def named(inputs: Sequence[Input], given: Any) -> dict[str, Any]:
-    """One input as a mapping by names; `InputError` says what was expected and what came.
+    """One input as a mapping by names; `InputError` says what was expected and what was given.
 
     >>> question = (Input("passage", "text", "Passage"), Input("question", "text", "Question"))
     >>> named(question, ("Tom is in the garden.", "Where is Tom?"))

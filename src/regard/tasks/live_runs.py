@@ -1,4 +1,4 @@
-"""Runs that the studio shows and asks, also while they are still training."""
+"""Runs for the studio: they can be queried while they are still training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,22 +29,22 @@ class LiveRun:
 
     @property
     def ready(self) -> bool:
-        """Whether there are weights to answer with."""
+        """Whether there are weights to load."""
         return self._loaded is not None or self._newest() is not None
 
     @property
     def weights(self) -> str | None:
-        """Which weights answer; None before the first checkpoint."""
+        """Which weights are loaded; None before the first checkpoint."""
         loaded = self.loaded()
         return None if loaded is None else loaded.weights
 
     @property
     def more(self) -> Any:
-        """What its task can do beside answering, such as forced beginnings; None where there is nothing more."""
+        """Further functions of the task, such as forced prefixes; None if there are none."""
         with self._lock:
             try:
                 return None if self.loaded() is None else self._more
-            except (RunError, OSError):  # a question says what is wrong with the weights
+            except (RunError, OSError):  # `ask` reports what is wrong with the weights
                 return None
 
     def ask(self, inputs: Mapping[str, Any]) -> Prediction:
@@ -69,13 +69,13 @@ class LiveRun:
             except (RunError, OSError):
                 if self._loaded is None:
                     raise
-                return self._loaded  # training removed the checkpoint while it was read: the next question tries again
+                return self._loaded  # training removed the checkpoint while it was read: the next call tries again
             self._more = None if self.task.live is None else self.task.live(self.name, loaded.predictor)
             self._loaded, self._version = loaded, newest
             return loaded
 
     def _newest(self) -> tuple[Any, ...] | None:
-        """What changes when newer weights are written."""
+        """A value that changes when newer weights are written."""
         if self.run.model_path.is_file():
             status = self.run.model_path.stat()
             return status.st_mtime_ns, status.st_size

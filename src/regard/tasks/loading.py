@@ -1,4 +1,4 @@
-"""`regard.load`: a trained run, ready to answer."""
+"""`regard.load`: the predictor of a trained run."""
 
 import os
 from collections.abc import Iterable
@@ -110,7 +110,7 @@ def codec_of(task: Task, config: TaskConfig, run: Run) -> Any:
 
 
 def material_of(task: Task, config: TaskConfig, run: Run, codec: Any) -> Material:
-    """What a trained run learned from; files must be as they were when it was started."""
+    """The data of a trained run; files must be unchanged since it was started."""
     files = [path.absolute() for path in task.files(config)]
     run.check_inputs(files, "give the files to evaluate on with --data")
     return task.material(config, run.path / "data", codec, lambda _: None)

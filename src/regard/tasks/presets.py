@@ -1,4 +1,4 @@
-"""What the presets of all tasks are made with."""
+"""Functions that the presets of all tasks use."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,9 @@ from regard.train.train_settings import TrainSettings
 
 
 def cosine(watch: str, steps: int, learning_rate: float, *, weight_decay: float = 0.0, **others: Any) -> TrainSettings:
-    """Training whose learning rate falls along a cosine; the checkpoint with the highest value of `watch` is the best.
+    """Training whose learning rate falls along a cosine; the checkpoint with the best value of `watch` is kept.
+
+    The lowest loss is the best, and the highest value of any other figure.
 
     >>> cosine("accuracy", 1000, 6e-3, warmup=50).watch_for
     'highest'
@@ -19,7 +21,7 @@ def cosine(watch: str, steps: int, learning_rate: float, *, weight_decay: float 
         schedule="cosine",
         weight_decay=weight_decay,
         watch=watch,
-        watch_for="highest",
+        watch_for="lowest" if watch == "loss" else "highest",
         **others,
     )
 

@@ -1,4 +1,4 @@
-"""What a task is: a frozen record of functions and facts. One shared code trains, evaluates and asks every task."""
+"""The task protocol: a frozen record of functions and facts, by which shared code trains, evaluates and predicts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class SettingError(ValueError):
 
 
 class InputError(ValueError):
-    """An input that a predictor cannot answer; the other inputs are not concerned."""
+    """An input that a predictor cannot process; other inputs are not affected."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of a result: its key in `result.json`, its name for people, and how it is to be read."""
+    """A number of a result: its key in `result.json`, its displayed name, its unit and direction."""
 
     name: str
     label: str
@@ -41,7 +41,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Input:
-    """A part of what a predictor is given: its key in JSON records, its kind, and its name for people."""
+    """A part of a predictor's input: its key in JSON records, its kind, and its displayed name."""
 
     name: str
     kind: Literal["text", "image", "sound", "scene"]
@@ -51,15 +51,19 @@ class Input:
 
 @dataclass(frozen=True)
 class View:
-    """How a page of its attention is named, and what a key stands for, such as a source word."""
+    """How a page of its attention is named, what a key stands for, such as a source word, and what its maps are.
+
+    `parts` is the heading of the list of answers in a page, in English ("en") and Chinese ("zh").
+    """
 
     title: str
     unit: str
+    parts: Mapping[str, str] = field(default_factory=lambda: {"en": "Answers", "zh": "回答"})
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """What turns inputs into numbers and numbers into answers; it is saved with the run."""
+    """Converts inputs to numbers and numbers to answers; it is saved with the run."""
 
     def save(self, directory: Path) -> None:
         """Writes its files, named `tokenizer*.json` or `codec*.json`, into a run directory."""
@@ -68,16 +72,16 @@ class Codec(Protocol):
 
 @runtime_checkable
 class Prediction(Protocol):
-    """What a predictor answers to one input."""
+    """The answer of a predictor to one input."""
 
     @property
     def answer(self) -> str:
-        """What a person wants to read."""
+        """The answer as text."""
         ...
 
     @property
     def line(self) -> str:
-        """The answer as one line of output, with what a person wants to know beside it."""
+        """The answer as one line of output, with its most important details."""
         ...
 
     def record(self) -> dict[str, Any]:
@@ -95,7 +99,7 @@ class Predictor(Protocol):
 
     @property
     def network(self) -> nn.Module:
-        """The model that answers: its self-attention is shown beside the task's own maps."""
+        """The network, whose self-attention is shown beside the task's own maps."""
         ...
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], **options: Any) -> list[Prediction | InputError]:
@@ -105,7 +109,7 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What a run learns from and is judged by."""
+    """The data of a run: training records, validation and test examples."""
 
     codec: Any
     records: Sequence[Any]  # what batches are collated from
@@ -114,18 +118,18 @@ class Material:
     test: Sequence[Any]
     longer: Sequence[Any]  # longer than any trained on
     about: str
-    # An input to begin with: text, a list, or a mapping by the names of the inputs. An image is pixels
+    # An example input: text, a list, or a mapping by the names of the inputs. An image is pixels
     # (3, height, width) or the bytes of a PNG file, a sound the bytes of a WAV file; they become files of the run.
     example: Any = None
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a network made of a batch: its loss, and what penalties and estimators need of its attention.
+    """The result of a network on a batch: its loss, and what penalties and estimators need of its attention.
 
     `weights` are (…, q, k), `mask` says which of them count; `log_prob` and `reward`, (n,) or (b, t), are of hard
-    choices: the log-probability of what was chosen, and how good the answer was that came of it; `choices` says which
-    of them count (None: all).
+    attention: the log-probability of the sample, and the reward of the resulting answer; `choices` says which of them
+    count (None: all), and `kinds` gives the kind of each if every kind has its own baseline.
     """
 
     total: Tensor
@@ -135,11 +139,12 @@ class Outcome:
     log_prob: Tensor | None = None
     reward: Tensor | None = None
     choices: Tensor | None = None
+    kinds: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Figures of some examples. Lists and words are kept in `result.json` beside them."""
+    """Figures of some examples. Lists and texts are stored in `result.json` beside them."""
 
     metrics: dict[str, Any]
     attention: dict[str, Any] = field(default_factory=dict)
@@ -151,7 +156,7 @@ class Task:
     """One use of attention.
 
     - `material(config, cache, codec, say)`: the built-in world, or the files of `config.data.files`, indexed in the
-      folder `cache`. A run that goes on gives its own `codec`; `say` reports progress.
+      folder `cache`. A resumed run passes its own `codec`; `say` reports progress.
     - `files(config)`: every file that the run reads.
     - `codec(directory, config)`: the codec of a run, from its `codec_files`.
     - `network(config, codec)`: the model, untrained.
@@ -192,15 +197,15 @@ class Task:
     asked: Callable[[Any], Mapping[str, Any]]  # the input of an example
     loaded: Callable[..., Any] | None = None
     loading: tuple[str, ...] = ()
-    live: Callable[[str, Any], Any] | None = None  # (name, predictor): what the studio can ask beside an answer
-    options: tuple[str, ...] = ()  # names of what `answers` can be told
+    live: Callable[[str, Any], Any] | None = None  # (name, predictor): further functions for the studio
+    options: tuple[str, ...] = ()  # names of the options of `answers`
     aliases: Mapping[str, str] = field(default_factory=dict)  # short names of settings
     choosing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # a setting, its values, and their presets
     needs: Needs = field(default_factory=dict)  # what settings need to have an effect
     recorded: tuple[str, ...] = ()  # settings that config.json has even where they have none
-    changeable: tuple[str, ...] = ()  # settings that a run may change when it goes on, beside those of every task
+    changeable: tuple[str, ...] = ()  # settings that may change when a run is resumed, besides those of every task
     validated: int = 200  # examples that `validate` gets
 
     def figure(self, name: str) -> Figure | None:
-        """How the figure of a result is to be read; None for what is not a figure."""
+        """The `Figure` of a key of a result; None if the key is not a figure."""
         return next((one for one in self.figures if one.name == name), None)

@@ -1,4 +1,4 @@
-"""Training any task, from its configuration to a run directory that holds everything."""
+"""Training of any task, from its configuration to a complete run directory."""
 
 import functools
 import hashlib
@@ -17,7 +17,7 @@ from torch import nn
 from regard import __version__
 from regard.data.record_batches import RecordBatches
 from regard.nn.transformer import Layered, TransformerDecoderLayer, TransformerEncoderLayer
-from regard.tasks.attention_learning import asks_attention, loss_of
+from regard.tasks.attention_learning import asks_attention, loss_of, softened
 from regard.tasks.config import TaskConfig
 from regard.tasks.config_overrides import recorded
 from regard.tasks.evaluation import judged
@@ -35,8 +35,8 @@ from regard.train.updates import Loss
 
 _GRID = 8  # lengths of batches are multiples of it where steps are captured as CUDA graphs
 _HELD_OUT_ROWS = 64
-# What a run of any task may change when it goes on.
-CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard")
+# Settings that may change when a run of any task is resumed.
+CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard", "train.pieces")
 
 
 def train(
@@ -51,9 +51,11 @@ def train(
 ) -> dict[str, Any]:
     """Train into the run directory `out`, evaluate on the test part, and return the result that is written there.
 
-    A run that goes on must find its data files as they were, unless changed data is accepted. Of several workers all
+    A resumed run must find its data files unchanged, unless changed data is accepted. With several workers, all
     call this, with the same configuration and files; the first writes the run directory, and all must see it.
     """
+    # Settings without effect are not recorded. They are reset here too, so that a resumed run has the same settings.
+    config = task.config.model_validate(recorded(task, config))
     with ExitStack() as stack:
         with workers.agreed():
             files = [path.absolute() for path in task.files(config)]
@@ -84,7 +86,8 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
     began = time.monotonic()
     material = _material(task, config, run, progress, workers)
     device = workers.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    check_capacity(lambda: task.network(config, material.codec), device)
+    shards = workers.size if config.train.shard else 1
+    check_capacity(lambda: task.network(config, material.codec), device, shards=shards)
     torch.manual_seed(config.train.seed)
     network = task.network(config, material.codec).to(device)
     predictor = task.predictor(network, material.codec, config)
@@ -100,13 +103,13 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
         starting=loss.starting,
         progress=progress,
         workers=workers,
-        layers=_layers,
+        layers=gathered_layers,
     )
     with workers.sharing():
         result = judged(task, config, predictor, material.test, material.longer)
     result |= facts(config, material, network, fitted, time.monotonic() - began)
     if workers.grouped:
-        result["workers"] = workers.size
+        result |= {"workers": workers.size, "memory": fitted.memory}
     with workers.agreed():
         if workers.is_first:
             result["example"] = store_example(task.inputs, material.example, run)
@@ -116,8 +119,8 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
 
 
 def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, workers: Workers) -> Material:
-    """What the run learns from. Of files, the first worker learns the codec and writes an index, which others read."""
-    # Weights belong to the codec they were trained with; without any weights, an interrupted start is begun again.
+    """The data of the run. From files, the first worker builds the codec and writes an index, which the others read."""
+    # Weights need the codec they were trained with; without any weights, an interrupted start begins again.
     trained = bool(run.checkpoints.steps()) or run.model_path.is_file()
 
     def make() -> Material:
@@ -137,20 +140,20 @@ def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, work
 
 @functools.cache
 def _in_trees() -> None:
-    """FSDP2 looks for tensors in what a layer returns: it must know the record."""
+    """Registers the record as a pytree: FSDP2 searches the outputs of a layer for tensors."""
     from torch.export import register_dataclass
 
     register_dataclass(Layered)
 
 
-def _layers(network: nn.Module) -> Iterator[nn.Module]:
+def gathered_layers(network: nn.Module) -> Iterator[nn.Module]:
     """The layers that a sharded network gathers one by one; everything else it gathers for the whole step."""
     _in_trees()
     return (one for one in network.modules() if isinstance(one, TransformerEncoderLayer | TransformerDecoderLayer))
 
 
 def _quicker(task: Task, config: TaskConfig) -> str:
-    """What takes minutes on a CPU, where the run is on one and is of a larger preset."""
+    """A hint to a preset that takes minutes on a CPU, if the run is on one and uses a larger preset."""
     tiny = task.presets.get("tiny")
     if tiny is None or config.preset == "tiny" or torch.cuda.is_available():
         return ""
@@ -164,14 +167,21 @@ class TaskLoss:
         self._task, self._config, self._device = task, config, device
         self._attention = asks_attention(network, config.learning)
         self._acts = torch.ones((), device=device)
+        self._expected = torch.ones((), device=device)
+        if config.learning.hard_after:
+            softened(network, self._expected)
 
     def starting(self, step: int) -> None:
-        """Before an update: after so many steps, does the penalty act?"""
-        self._acts.fill_(step >= self._config.learning.penalty_after * self._config.train.steps)
+        """Called before an update: activates the penalty and hard sampling after a number of steps."""
+        learning, steps = self._config.learning, self._config.train.steps
+        self._acts.fill_(step >= learning.penalty_after * steps)
+        if learning.hard_after:
+            expected = learning.expected if learning.estimator == "reinforce" else 0.0
+            self._expected.fill_(expected if step >= learning.hard_after * steps else 1.0)
 
     def __call__(self, model: nn.Module, batch: Any) -> Loss:
         outcome = self._task.outcome(model, batch.to(self._device), self._config, self._attention)
-        # Validation always counts the penalty: the losses of all checkpoints are then of one kind.
+        # Validation always includes the penalty, so that the losses of all checkpoints are comparable.
         later = model.training and self._config.learning.penalty_after > 0
         return loss_of(outcome, model, self._config.learning, acts=self._acts if later else True)
 
@@ -200,7 +210,7 @@ def _held_out(task: Task, config: TaskConfig, material: Material) -> list[Any]:
 
 
 def _renewed(task: Task, stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration as today's version would record it: with the defaults of settings it does not know."""
+    """A stored configuration in the current format, with the defaults of settings that it lacks."""
     try:
         return recorded(task, task.config.model_validate(stored))
     except ValueError:  # of another task, or edited by hand: compared as it is
@@ -208,7 +218,7 @@ def _renewed(task: Task, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts(config: TaskConfig, material: Material, network: nn.Module, fitted: Fitted, seconds: float) -> dict[str, Any]:
-    """What a result says about the run beside its figures."""
+    """The facts of a result about the run, besides its figures."""
     return {
         "task": config.task,
         "data": material.about,

@@ -1,4 +1,34 @@
-"""Training: batches, schedules, checkpoints that survive, one loop for every model.
+"""Training: one loop for every model, with checkpoints that survive a crash.
 
-Knows no model: it takes callables and records.
+Knows no model: it takes callables and records. Imports nothing of regard but kernels.
+
+- `loop`: `fit`: updates, validation, checkpoints
+- `train_settings`: settings of a run
+- `updates`: gradients of one update
+- `cuda_graph_gradients`: the same by CUDA graph
+- `optimizer`: AdamW
+- `learning_rate`: schedules
+- `weight_averaging`: moving average, mean of checkpoints
+- `validation`: figures of held-out data
+- `training_state`: counts of a run
+- `resumable_batches`: the order of the data
+- `random_state`: states of random generators
+- `checkpointing`: saves and restores a run
+- `checkpoint_files`: checkpoints on disk
+- `weight_files`: weights in safetensors
+- `atomic_files`: atomic writes
+- `manifest`: checksums
+- `run_directory`: a run on disk
+- `directory_lock`: one process a directory
+- `data_fingerprints`: whether data files have changed
+- `metrics_log`: metrics.jsonl
+- `model_card`: README.md of a run
+- `progress_display`: bar or lines
+- `interruption`: signals, and how training ends early
+- `memory_check`: whether a model fits the machine
+- `distributed`: torchrun: workers and collectives
+- `gradient_sums`: gradients over workers
+- `sharded_model`: FSDP2
+- `sharded_tensors`: gathering and sharding
+- `errors`: `RunError`
 """

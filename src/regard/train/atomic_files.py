@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written aside, forced to the disk, then renamed."""
+"""Atomic file writes: content is written to a temporary file, synced to the disk, then renamed."""
 
 import hashlib
 import os
@@ -8,19 +8,19 @@ from pathlib import Path
 
 
 def force(path: Path) -> None:
-    """Waits until a file, or the entries of a folder, are on the disk."""
+    """Syncs a file, or the entries of a folder, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError:
-        if path.is_file():  # some file systems cannot force a folder; the rename is still in order
+        if path.is_file():  # some file systems cannot sync a folder; the rename stays ordered all the same
             raise
     finally:
         os.close(descriptor)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file so that a reader, or a crash, sees the old content or the new one."""
+    """Writes a file atomically: a reader, or a crash, sees either the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():  # a pipe or a terminal has no content to keep; a folder is an error
@@ -46,12 +46,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def _about(path: Path, error: OSError) -> OSError:
-    """The same error, of the file that was asked for and not of the one written aside."""
+    """The same error with the path of the requested file instead of the temporary one."""
     return OSError(error.errno, error.strerror, str(path)) if error.errno else error
 
 
 def as_os_error(error: Exception, path: Path) -> Exception:
-    """The system's error behind that of a library in Rust, which has its number in the text; else the error itself.
+    """The operating system's error inside an error of a Rust library, which has its number in the text; else the error.
 
     >>> as_os_error(Exception("I/O error: No space left on device (os error 28)"), Path("a.json"))
     OSError(28, 'No space left on device')

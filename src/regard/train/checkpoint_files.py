@@ -1,10 +1,11 @@
-"""Checkpoints that exist whole or not at all, and are believed only when their checksums hold."""
+"""Checkpoints on disk: written atomically, and loaded only if their checksums match."""
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,40 +13,48 @@ from typing import Any
 from torch import Tensor
 
 from regard.train.atomic_files import force, sha256
+from regard.train.checkpoint_pieces import JoinedPieces, Part, my_rows, piece_name, pieces_of
+from regard.train.distributed import Workers
 from regard.train.errors import RunError
 from regard.train.weight_files import read_tensors, write_tensors
 
 FORMAT = 1
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+STATE = "state.json"
+KINDS = ("model", "optimizer")
+FILES = (*(f"{kind}.safetensors" for kind in KINDS), STATE)  # of a checkpoint that one worker wrote
 
 
 class CheckpointError(RunError):
-    """A checkpoint that is damaged or missing, with what is wrong with it."""
+    """A checkpoint is damaged or missing; the message says what is wrong."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that was found whole: every file has the checksum that the manifest says."""
+    """A verified checkpoint: every file has the checksum of the manifest."""
 
     path: Path
     step: int
 
-    def model(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The weights as they were trained, and the further names of shared ones."""
-        return read_tensors(self.path / "model.safetensors")
+    def model(self) -> tuple[Mapping[str, Tensor], dict[str, str]]:
+        """The trained weights, and the additional names of shared tensors."""
+        return self._tensors("model")
 
-    def optimizer(self) -> dict[str, Tensor]:
-        """What the optimiser, the moving average and the random numbers need."""
-        return read_tensors(self.path / "optimizer.safetensors")[0]
+    def optimizer(self) -> Mapping[str, Tensor]:
+        """Tensors of the optimiser, the moving average and the random generators."""
+        return self._tensors("optimizer")[0]
 
-    def average(self) -> dict[str, Tensor]:
-        """The moving average of the weights, by name; empty where none is kept."""
-        return {
-            name.partition("/")[2]: tensor for name, tensor in self.optimizer().items() if name.startswith("average/")
-        }
+    def average(self) -> Mapping[str, Tensor]:
+        """The moving average of the weights, by name; empty if there is none."""
+        return Part(self.optimizer(), "average")
+
+    def _tensors(self, kind: str) -> tuple[Mapping[str, Tensor], dict[str, str]]:
+        if paths := pieces_of(self.path, kind):
+            joined = JoinedPieces(paths)
+            return joined, joined.shared
+        return read_tensors(self.path / f"{kind}.safetensors")
 
     def state(self) -> dict[str, Any]:
-        """Where training stood."""
+        """The training state: counts, position in the data, settings."""
         return json.loads((self.path / "state.json").read_text())
 
 
@@ -53,8 +62,8 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of a run: `step-000123/` with weights, optimiser, state, and a manifest written last.
 
-    A checkpoint is written into a folder of another name, forced to the disk, and renamed. So a process that is killed
-    at any moment leaves the checkpoints before it as they were.
+    A checkpoint is written to a temporary folder, synced to the disk, and renamed. A process that is killed
+    at any moment leaves the earlier checkpoints intact.
     """
 
     folder: Path
@@ -63,7 +72,7 @@ class Checkpoints:
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        """The steps that have a folder, oldest first; whether it is good is not yet known."""
+        """The steps that have a folder, oldest first; the folders are not verified."""
         found = (re.fullmatch(r"step-(\d{6,})", path.name) for path in self.folder.glob("step-*"))
         return sorted(int(match[1]) for match in found if match)
 
@@ -76,31 +85,83 @@ class Checkpoints:
         optimizer: Mapping[str, Tensor],
         state: Mapping[str, Any],
     ) -> Path:
-        """Writes a checkpoint; one of that step that is already there, and good, is left as it is."""
+        """Writes a checkpoint, unless a valid one of the same step exists already."""
         target = self.path(step)
-        if target.exists():
-            try:
-                return self.at(step).path
-            except CheckpointError:
-                self._remove(target)
+        if self._is_there(step):
+            return target
         aside = self.folder / f".step-{step:06d}.{os.getpid()}.tmp"
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            aside.mkdir(parents=True)
-            write_tensors(aside / "model.safetensors", model, aliases=aliases)
-            write_tensors(aside / "optimizer.safetensors", optimizer)
-            _write_json(aside / "state.json", state)
-            files = {name: {"sha256": sha256(aside / name), "bytes": (aside / name).stat().st_size} for name in FILES}
-            _write_json(aside / "manifest.json", {"format": FORMAT, "step": step, "files": files})
-            force(aside)
-            aside.rename(target)
-        except OSError as error:
-            why = error.strerror or error
-            raise CheckpointError(f"could not write {target}: {why}; older checkpoints are untouched") from error
+            with _writing(target):
+                aside.mkdir(parents=True)
+                write_tensors(aside / FILES[0], model, aliases=aliases)
+                write_tensors(aside / FILES[1], optimizer)
+                files = {name: _entry(aside / name) for name in FILES[:2]}
+                self._finish(aside, step, state, files)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        force(self.folder)
         return target
+
+    def save_pieces(
+        self,
+        step: int,
+        workers: Workers,
+        *,
+        model: Mapping[str, Tensor],
+        aliases: Mapping[str, str],
+        optimizer: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        state: Callable[[], Mapping[str, Any]],
+    ) -> Path:
+        """The same by all workers, each of which writes its rows of every tensor, and `own` whole.
+
+        Nothing is gathered but the checksums; `state` is called by the first worker, which writes the manifest when
+        all files are on the disk.
+        """
+        target = self.path(step)
+        aside = self.folder / f".step-{step:06d}.pieces.tmp"
+        there = False
+        with workers.agreed(), _writing(target):
+            if workers.is_first and not (there := self._is_there(step)):
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir(parents=True)
+        if workers.from_first(there):
+            return target
+        rank, size = workers.rank, workers.size
+        rows = {"model": my_rows(model, rank, size), "optimizer": {**my_rows(optimizer, rank, size), **own}}
+        mine: dict[str, dict[str, Any]] = {}
+        with workers.agreed(), _writing(target):
+            for kind, tensors in rows.items():
+                name = piece_name(kind, rank, size)
+                write_tensors(aside / name, tensors, aliases=aliases if kind == "model" else None)
+                mine[name] = _entry(aside / name)
+        files = {name: entry for part in workers.gather(mine) for name, entry in part.items()}
+        with workers.agreed(), _writing(target):
+            if workers.is_first:
+                self._finish(aside, step, state(), files, pieces=workers.size)
+        return target
+
+    def _is_there(self, step: int) -> bool:
+        """Whether a good checkpoint of that step exists; a damaged one is removed."""
+        if not self.path(step).exists():
+            return False
+        try:
+            self.at(step)
+        except CheckpointError:
+            self._remove(self.path(step))
+            return False
+        return True
+
+    def _finish(
+        self, aside: Path, step: int, state: Mapping[str, Any], files: dict[str, dict[str, Any]], **more: int
+    ) -> None:
+        """The state, the manifest, and the folder under its own name."""
+        _write_json(aside / STATE, state)
+        files = {**files, STATE: _entry(aside / STATE)}
+        _write_json(aside / "manifest.json", {"format": FORMAT, "step": step, **more, "files": files})
+        force(aside)
+        aside.rename(self.path(step))
+        force(self.folder)
 
     def at(self, step: int) -> Checkpoint:
         """The checkpoint of a step, verified; `CheckpointError` says what is wrong with it."""
@@ -109,7 +170,8 @@ class Checkpoints:
             raise CheckpointError(f"{path} is not there")
         try:
             manifest = json.loads((path / "manifest.json").read_bytes())
-            files = {name: (manifest["files"][name]["sha256"], manifest["files"][name]["bytes"]) for name in FILES}
+            wanted = _file_names(manifest.get("pieces"))
+            files = {name: (manifest["files"][name]["sha256"], manifest["files"][name]["bytes"]) for name in wanted}
             if manifest["format"] != FORMAT or manifest["step"] != step:
                 raise CheckpointError(f"{path} has a manifest of another format or step")
         except FileNotFoundError:
@@ -125,9 +187,9 @@ class Checkpoints:
     def newest(
         self, say: Callable[[str], None], usable: Callable[[Checkpoint], None] = lambda _: None
     ) -> Checkpoint | None:
-        """The newest good checkpoint; `say` hears of each bad one that is passed over.
+        """The newest valid checkpoint; `say` is called with a message for each invalid one that is skipped.
 
-        `usable` raises `CheckpointError` for one that is whole but cannot be taken up.
+        `usable` raises `CheckpointError` for a valid checkpoint from which training cannot resume.
         """
         for step in reversed(self.steps()):
             try:
@@ -145,16 +207,37 @@ class Checkpoints:
                 self._remove(self.path(step))
 
     def sweep(self) -> None:
-        """Removes what killed processes left half written or half removed."""
+        """Removes the temporary folders of processes that were killed while writing or removing."""
         for path in self.folder.glob(".step-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _remove(self, path: Path) -> None:
-        # Renamed first: a removal that is cut short must not leave a folder that looks like a checkpoint.
+        # Renamed first: an interrupted removal must not leave a folder that looks like a checkpoint.
         aside = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _file_names(pieces: int | None) -> tuple[str, ...]:
+    """The files of a checkpoint, whole or written by so many workers."""
+    if pieces is None:
+        return FILES
+    return (*(piece_name(kind, rank, pieces) for kind in KINDS for rank in range(pieces)), STATE)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"sha256": sha256(path), "bytes": path.stat().st_size}
+
+
+@contextmanager
+def _writing(target: Path) -> Generator[None, None, None]:
+    """What the system refuses becomes a `CheckpointError` about the checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise CheckpointError(f"could not write {target}: {why}; older checkpoints are untouched") from error
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""What a run keeps on the disk: checkpoints to go on from, and in the end the weights to use."""
+"""Checkpointing of a run: saves and restores all training state, and at the end the weights to use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.train.checkpoint_files import Checkpoint, CheckpointError
+from regard.train.checkpoint_pieces import Part
 from regard.train.distributed import ALONE, Workers
 from regard.train.optimizer import load_optimizer, optimizer_tensors
 from regard.train.random_state import RandomState, seed_worker
@@ -16,16 +17,19 @@ from regard.train.resumable_batches import Batches
 from regard.train.run_directory import Run, RunError
 from regard.train.sharded_tensors import gathered
 from regard.train.train_settings import TrainSettings
-from regard.train.training_state import Course
+from regard.train.training_state import TrainingState
 from regard.train.weight_averaging import MovingAverage, mean_weights
 from regard.train.weight_files import model_tensors, put_weights, shared_names
 
+_GATHERED = 2**28  # bytes of sharded tensors beyond which they are not gathered unless it is asked for
+
 
 @dataclass(frozen=True, eq=False)
-class Keeper:
-    """Saves and brings back everything that training changes.
+class Checkpointer:
+    """Saves and restores everything that training changes.
 
-    Of several workers all must call it: the first writes the files, and all read them.
+    With several workers, all must call each method: the first writes the files, or each writes its part, and all
+    read them.
     """
 
     run: Run
@@ -37,50 +41,70 @@ class Keeper:
     say: Callable[[str], None]
     workers: Workers = ALONE
 
-    def save(self, course: Course, position: Any) -> Path:
-        """Writes a checkpoint of the moment, and removes those that are no longer needed."""
+    def save(self, training: TrainingState, position: Any) -> Path:
+        """Writes a checkpoint of the current state, and removes those that are no longer needed."""
+        weights, aliases = model_tensors(self.model), shared_names(self.model)
         tensors = _prefixed("optimizer", optimizer_tensors(self.model, self.optimizer))
         tensors |= _prefixed("average", {} if self.average is None else self.average.tensors())
-        tensors = gathered(tensors, keep=self.workers.is_first)
-        for rank, numbers in enumerate(self.workers.gather(RandomState.take(self.device).tensors())):
-            tensors |= _prefixed(_random(rank), numbers)
-        weights = gathered(model_tensors(self.model), keep=self.workers.is_first)
-        if not self.workers.is_first:
-            return self.run.checkpoints.path(course.step)
-        state = {
-            "course": asdict(course),
+        numbers = RandomState.take(self.device).tensors()
+        checkpoints = self.run.checkpoints
+        if self._in_pieces([*weights.values(), *tensors.values()]):
+            given = {"model": weights, "aliases": aliases, "optimizer": tensors}
+            own = _prefixed(_random(self.workers.rank), numbers)
+            state = lambda: self._state(training, position)  # noqa: E731
+            path = checkpoints.save_pieces(training.step, self.workers, **given, own=own, state=state)
+        else:
+            tensors = gathered(tensors, keep=self.workers.is_first)
+            for rank, one in enumerate(self.workers.gather(numbers)):
+                tensors |= _prefixed(_random(rank), one)
+            weights = gathered(weights, keep=self.workers.is_first)
+            path = checkpoints.path(training.step)
+            if self.workers.is_first:
+                state = self._state(training, position)
+                checkpoints.save(training.step, model=weights, aliases=aliases, optimizer=tensors, state=state)
+        if self.workers.is_first:
+            checkpoints.prune(self._needed(training))
+        return path
+
+    def _in_pieces(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether every worker writes its part: as asked, or where much is sharded."""
+        if self.workers.size == 1:
+            return False
+        if self.settings.pieces is not None:
+            return self.settings.pieces
+        return sum(one.numel() * one.element_size() for one in tensors if hasattr(one, "to_local")) > _GATHERED
+
+    def _state(self, training: TrainingState, position: Any) -> dict[str, Any]:
+        return {
+            "course": asdict(training),
             "batches": position,
             "settings": self.settings.model_dump(mode="json"),
-            "relies_on": sorted(self._relies_on(course)),
+            "relies_on": sorted(self._relies_on(training)),
             "metrics_bytes": self.run.metrics.force(),
             "torch": torch.__version__,
         }
-        checkpoints, aliases = self.run.checkpoints, shared_names(self.model)
-        path = checkpoints.save(course.step, model=weights, aliases=aliases, optimizer=tensors, state=state)
-        checkpoints.prune(self._needed(course))
-        return path
 
-    def _needed(self, course: Course) -> set[int]:
-        """The last ones, the best, and what was the best for each of those, should one have to go back to it."""
-        last = [step for step in self.run.checkpoints.steps() if step <= course.step][-self.settings.kept() :]
-        needed = {*last, *self._relies_on(course)}
+    def _needed(self, training: TrainingState) -> set[int]:
+        """Steps to keep: the last ones, the best, and the best as of each of those, in case training resumes there."""
+        last = [step for step in self.run.checkpoints.steps() if step <= training.step][-self.settings.kept() :]
+        needed = {*last, *self._relies_on(training)}
         for step in last:
             try:
                 state = Checkpoint(self.run.checkpoints.path(step), step).state()
                 needed |= {state["course"]["best_step"], *state.get("relies_on", ())}
             except (OSError, ValueError, KeyError):
-                continue  # a damaged one refers to nothing
+                continue  # a damaged checkpoint refers to no other
         return {step for step in needed if step is not None}
 
-    def _relies_on(self, course: Course) -> set[int]:
-        """The earlier checkpoints whose weights may be kept in the end: the best, and those that join the mean."""
-        mean = self.settings.scheduled(course.step) if self.settings.average == "checkpoints" else []
+    def _relies_on(self, training: TrainingState) -> set[int]:
+        """Earlier checkpoints whose weights may become the final ones: the best, and those that are averaged."""
+        mean = self.settings.scheduled(training.step) if self.settings.average == "checkpoints" else []
         there = set(self.run.checkpoints.steps())
-        steps = {course.best_step, *(step for step in mean if step in there)}
-        return {step for step in steps if step is not None and step != course.step}
+        steps = {training.best_step, *(step for step in mean if step in there)}
+        return {step for step in steps if step is not None and step != training.step}
 
     def newest(self) -> Checkpoint | None:
-        """The newest good checkpoint. What killed processes left half done is removed on the way."""
+        """The newest valid checkpoint. Leftovers of killed processes are removed first."""
         found, checkpoints = None, self.run.checkpoints
         with self.workers.agreed():
             if self.workers.is_first:
@@ -92,7 +116,7 @@ class Keeper:
         return found if step is None or found is not None else Checkpoint(checkpoints.path(step), step)
 
     def _usable(self, found: Checkpoint) -> None:
-        """Raises `CheckpointError` when a checkpoint that this one relies on is damaged: the end would be another."""
+        """Raises `CheckpointError` if a checkpoint that this one relies on is damaged."""
         state = found.state()
         best = state["course"]["best_step"]
         for step in state.get("relies_on", [] if best in (None, found.step) else [best]):
@@ -101,27 +125,27 @@ class Keeper:
             except CheckpointError as error:
                 raise CheckpointError(f"it relies on the one of step {step}: {error}") from error
 
-    def take_up(self, found: Checkpoint, batches: Batches) -> Course:
-        """Brings everything back as it was when the checkpoint was written."""
+    def restore(self, found: Checkpoint, batches: Batches) -> TrainingState:
+        """Restores the state of the moment when the checkpoint was written."""
         state = found.state()
         now = self.settings.model_dump(mode="json")
         changed = sorted(name for name, value in now.items() if state["settings"].get(name) != value)
         if changed:
             self.say(f"settings changed since the checkpoint: {', '.join(changed)}")
-        parts = _parted(found.optimizer())
+        stored = found.optimizer()
         put_weights(self.model, *found.model())
-        load_optimizer(self.model, self.optimizer, parts.get("optimizer", {}))
+        load_optimizer(self.model, self.optimizer, Part(stored, "optimizer"))
         if self.average is not None:
-            self.average.load(parts.get("average", {}))
+            self.average.load(Part(stored, "average"))
         self._resume(batches, state["batches"])
         if self.workers.is_first:
             self.run.metrics.cut(state["metrics_bytes"])
-        if (numbers := parts.get(_random(self.workers.rank))) is not None:
+        if numbers := dict(Part(stored, _random(self.workers.rank))):
             RandomState.of(numbers).put(self.device)
-        else:  # more workers than there were
+        else:  # more workers than when the checkpoint was written
             seed_worker(self.settings.seed + found.step, self.workers.rank)
         self.say(f"resumed from step {found.step}")
-        return Course(**state["course"])
+        return TrainingState(**state["course"])
 
     def _resume(self, batches: Batches, position: Any) -> None:
         try:
@@ -147,12 +171,12 @@ class Keeper:
             return False
         put_weights(self.model, *found.model())
         if self.average is not None:
-            self.average.load(_parted(found.optimizer()).get("average", {}))
+            self.average.load(found.average())
             self.average.put(self.model)
         return True
 
     def good(self, step: int) -> Checkpoint | None:
-        """The checkpoint of a step; None, and a word, if it is not good."""
+        """The checkpoint of a step; None, with a message, if it is not valid."""
         try:
             return self.run.checkpoints.at(step)
         except CheckpointError as error:
@@ -167,11 +191,3 @@ def _random(rank: int) -> str:
 
 def _prefixed(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
-
-
-def _parted(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    parts: dict[str, dict[str, Tensor]] = {}
-    for full, tensor in tensors.items():
-        part, _, name = full.partition("/")
-        parts.setdefault(part, {})[name] = tensor
-    return parts

@@ -1,4 +1,4 @@
-"""Gradients by CUDA graph: a small model's step is some hundred launches, and a graph makes one of them."""
+"""Gradients by CUDA graph: a small model's step has hundreds of kernel launches, which a graph replays as one."""
 
 import logging
 import warnings
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.kernels import cuda_graphs
 from regard.train.updates import LossFunction, differentiated
 
-_MOST = 64  # graphs; they share their memory, and shapes beyond so many run as they are
-_AGAIN = 2  # a graph is recorded when a shape comes so often: the first time compiles and warms what it calls
+_MOST = 64  # graphs; they share their memory. Further shapes run without a graph
+_AGAIN = 2  # a shape is captured the second time it occurs: the first time compiles and warms up kernels
 
 _log = logging.getLogger(__name__)
 
@@ -22,22 +23,22 @@ Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 
 class Captured:
-    """Leaves a batch's gradients in the parameters as `differentiated` does, replayed for shapes that come again.
+    """Adds a batch's gradients to the parameters as `differentiated` does; repeated shapes replay a captured graph.
 
     A batch is a dataclass of tensors, and batches should come in few shapes. The loss must not wait for the device, and
-    its count must be a tensor there. Where it waits, that is said once, and every batch runs as it is.
+    its count must be a tensor there. If it waits, this is reported once, and every batch runs without a graph.
     """
 
     def __init__(self, loss: LossFunction, model: Any, precision: torch.dtype, device: torch.device) -> None:
         self._loss, self._model, self._precision, self._device = loss, model, precision, device
         self._graphs: dict[Shapes, _Graph] = {}
         self._seen: Counter[Shapes] = Counter()
-        self._places: dict[nn.Parameter, Tensor] = {}  # gradients that stay where they are over all graphs
+        self._places: dict[nn.Parameter, Tensor] = {}  # gradients at the same addresses in all graphs
         self._works = device.type == "cuda"
         self._pool: Any = None
 
     def begin(self) -> None:
-        """Before the batches of an update: no gradient yet."""
+        """Resets the gradients before the batches of an update."""
         for parameter in self._model.parameters():
             parameter.grad = self._places.get(parameter)
         if self._places:
@@ -54,7 +55,7 @@ class Captured:
         if self._seen[shapes] >= _AGAIN and self._places and len(self._graphs) < _MOST:
             return self._recorded(shapes, batch)
         found = self._plain(batch)
-        # After the first batch it is known which parameters have gradients: these tensors will hold them for good.
+        # The first batch shows which parameters have gradients: these tensors hold them from now on.
         self._places = self._places or self._gradients()
         return found
 
@@ -65,7 +66,7 @@ class Captured:
         return {p: p.grad for p in self._model.parameters() if p.grad is not None}
 
     def _recorded(self, shapes: Shapes, batch: Any) -> tuple[Tensor, Tensor]:
-        """Runs the batch once more as it is, and where it never waited for the device, records its shapes."""
+        """Runs the batch without a graph, and if it never waited for the device, captures a graph of its shapes."""
         held = type(batch)(*(getattr(batch, field.name).to(self._device).clone() for field in fields(batch)))
         before = [gradient.clone() for gradient in self._places.values()]
         try:
@@ -74,24 +75,22 @@ class Captured:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            # Found out before recording: a recording that fails half-way leaves torch's random numbers unusable.
+            # Tested before capture: a capture that fails half-way leaves torch's random generator unusable.
             _log.warning("no CUDA graphs for this model: %s", str(error).partition("\n")[0])
             self._works = False
             self.begin()
             torch._foreach_add_(list(self._places.values()), before)
             return self._plain(batch)
-        if self._gradients().keys() == self._places.keys():  # else this batch went another way than the first
-            with torch.cuda.device(self._device):
-                graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
-                with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-                    outputs = self._plain(held)
+        if self._gradients().keys() == self._places.keys():  # else this batch used other parameters than the first
+            torch.cuda.empty_cache()  # a graph has memory of its own: what is cached for others is none of it
+            graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)
             self._pool = graph.pool()
             self._graphs[shapes] = _Graph(graph, held, outputs)
         return found
 
 
 class _Graph:
-    """The recorded work of one set of shapes, with its places for the batch and the sums."""
+    """The captured graph of one set of shapes, with its static input and output tensors."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, batch: Any, outputs: tuple[Tensor, Tensor]) -> None:
         self._graph, self._batch, self._outputs = graph, batch, outputs
@@ -106,7 +105,7 @@ class _Graph:
 
 @contextmanager
 def _no_waiting() -> Generator[None, None, None]:
-    """Whatever makes the host wait for the device raises."""
+    """Raises an error when the host waits for the device."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
@@ -118,7 +117,7 @@ def _no_waiting() -> Generator[None, None, None]:
 
 
 def _shapes(batch: Any) -> Shapes | None:
-    """What decides which kernels a batch needs; None for a batch that is not a dataclass of tensors."""
+    """The shapes and types of a batch, the key of its graph; None if the batch is not a dataclass of tensors."""
     if not is_dataclass(batch) or isinstance(batch, type):
         return None
     found = [(field.name, getattr(batch, field.name)) for field in fields(batch)]

@@ -1,4 +1,4 @@
-"""Fingerprints of the data files that a run learns from: a run that goes on must find the same contents."""
+"""Fingerprints of a run's data files: a resumed run must find the same contents."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,9 +19,9 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def changes(recorded: Iterable[dict[str, Any]], paths: Sequence[Path]) -> list[str]:
-    """What differs between recorded fingerprints and the files of today, one sentence for each file.
+    """Differences between recorded fingerprints and the current files, one sentence for each file.
 
-    A file of the same size and modification time is taken to be the same; one with another time is read.
+    A file of the same size and modification time counts as unchanged; if only the time differs, the file is read.
     """
     known = {one["path"]: one for one in recorded}
     found = [f"{name} is no longer among the data files" for name in known if Path(name) not in paths]

@@ -15,7 +15,7 @@ def lock_path(folder: Path) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Generator[None, None, None]:
-    """Holds the directory; the lock is released when the process ends, however it ends."""
+    """Locks the directory; the operating system releases the lock when the process ends."""
     try:
         import fcntl
     except ImportError:  # Windows: nothing keeps two processes out of one directory
@@ -30,7 +30,7 @@ def locked(folder: Path) -> Generator[None, None, None]:
             except BlockingIOError:
                 raise RunError(f"another process is training in {folder}") from None
             if not _same(file.fileno(), path):
-                continue  # the holder before removed the directory: this lock is on a file that is gone
+                continue  # the previous holder removed the directory: this lock is on a deleted file
             yield
             return
 

@@ -1,4 +1,4 @@
-"""Several processes that train one model, as torchrun starts them. A process of its own imports and pays nothing."""
+"""Several processes that train one model, as torchrun starts them. A single process imports nothing of this."""
 
 import functools
 import hashlib
@@ -20,11 +20,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _TIMEOUT = timedelta(minutes=30)  # of one collective: the first worker may index large files while the others wait
+_MEETING = timedelta(minutes=10)  # until all workers of a job have been started
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets, and init_process_group needs
 
 
 class WorkerFailed(Exception):  # noqa: N818
-    """Another worker failed, and reports why: this one only ends."""
+    """Another worker failed and reports why; this one only exits."""
 
 
 class WorkerLost(RunError):  # noqa: N818
@@ -81,12 +82,12 @@ class Workers:
         return held[0]
 
     def wait(self) -> None:
-        """Until every worker has come here."""
+        """Waits until every worker has called this (a barrier)."""
         self.gather(None)
 
     @contextmanager
     def agreed(self) -> Generator[None, None, None]:
-        """Work without collectives that every worker must finish: where some fail, all end, and one reports it.
+        """Work without collectives that every worker must finish: if one fails, all stop, and one reports the error.
 
         The failed worker with the lowest rank raises its own error, all others `WorkerFailed`.
         """
@@ -117,14 +118,14 @@ class Workers:
                 raise RunError(f"{what} of worker {named} is not that of worker 0: all workers must have the same")
 
     def at_once(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns, done by every worker; where some fail, as in `agreed`."""
+        """The result of `work`, run by every worker; failures are handled as in `agreed`."""
         made: list[Result] = []
         with self.agreed():
             made.append(work())
         return made[0]
 
     def in_turn(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns: the first worker does it alone, then the others, who find the files that it wrote."""
+        """The result of `work`: the first worker runs it alone, then the others, which find the files it wrote."""
         made: list[Result] = []
         for first in (True, False) if self.grouped else (True,):
             with self.agreed():
@@ -143,7 +144,7 @@ class Workers:
 
     @contextmanager
     def sharing(self) -> Generator[None, None, None]:
-        """Inside it, methods marked `shareable` answer a share of their items on each worker."""
+        """Inside this context, methods marked `shareable` process a share of their items on each worker."""
         token = _sharing.set(self if self.size > 1 else None)
         try:
             yield
@@ -172,7 +173,7 @@ def joined() -> Generator[Workers, None, None]:
     try:
         dist.init_process_group(backend, store=_store(size), rank=rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
-        raise RunError(f"worker {rank} cannot join the other {size - 1}: {_first_line(error)}") from error
+        raise RunError(_no_meeting(error, size)) from error
     try:
         yield Workers(rank, size, device, grouped=True)
     except RuntimeError as error:
@@ -181,20 +182,28 @@ def joined() -> Generator[Workers, None, None]:
         # gloo adds the place in its source before its message, and advice behind it.
         why = _first_line(error).rpartition("] ")[2].partition(". ")[0]
         raise WorkerLost(f"the connection to another worker broke ({why})") from error
-    # Only here: after a failure, other workers may be gone, and to wait for them would be to hang.
+    # Only on success: after a failure other workers may have exited, and waiting for them would hang.
     dist.destroy_process_group()
 
 
 def _store(size: int) -> Any:
-    """Where workers find each other's addresses. Those of an earlier attempt stay in torchrun's store: a part for each.
+    """The store of the workers' addresses, with a prefix for each attempt: torchrun keeps those of earlier attempts.
 
-    Without parts, workers that are started again connect to processes that are gone, and wait until the time limit.
+    Without a prefix, restarted workers would connect to processes that have exited, and wait until the time limit.
     """
     from torch.distributed import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    store, *_ = next(rendezvous("env://", timeout=_TIMEOUT))
+    store, *_ = next(rendezvous("env://", timeout=_MEETING))
     return PrefixStore(f"regard-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{size}", store)
+
+
+def _no_meeting(error: Exception, size: int) -> str:
+    """Why the workers did not find each other."""
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    if "EADDRINUSE" in str(error):
+        return f"port {port} is in use on {host}, where workers meet: choose another as MASTER_PORT"
+    return f"cannot join the other {size - 1} of {size} workers at {host}:{port}: {_first_line(error)}"
 
 
 def may_restart() -> bool:
@@ -207,7 +216,7 @@ def in_shares(items: Sequence[Any], work: Callable[[Sequence[Any]], list[Any]]) 
     workers = _sharing.get()
     if workers is None:
         return work(items)
-    token = _sharing.set(None)  # what `work` calls has its share already
+    token = _sharing.set(None)  # functions called by `work` get items that are already a share
     try:
         mine = work(items[workers.rank :: workers.size])
     finally:

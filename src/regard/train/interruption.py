@@ -1,4 +1,4 @@
-"""The ways a run ends before its time, each with its word, and the signals that ask for it."""
+"""How a run ends early: an exception for each reason, and the handling of SIGINT and SIGTERM."""
 
 import signal
 import threading
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Stopped(Exception):  # noqa: N818
-    """Training ended before its time; `checkpoint` is where it can be taken up."""
+    """Training ended early; it can be resumed from `checkpoint`."""
 
     def __init__(self, message: str, checkpoint: Path) -> None:
         super().__init__(f"{message}. The checkpoint is {checkpoint}")
@@ -22,7 +22,7 @@ class Stopped(Exception):  # noqa: N818
 
 
 class Interrupted(Stopped):
-    """Ctrl-C or SIGTERM. `code` is the exit status that tells the shell so: 130 or 143."""
+    """Ctrl-C or SIGTERM. `code` is the exit status by shell convention: 130 or 143."""
 
     def __init__(self, number: int, step: int, checkpoint: Path) -> None:
         name = signal.Signals(number).name
@@ -40,23 +40,23 @@ class OutOfMemory(Stopped):
 
 
 def memory_ran_out(error: BaseException) -> bool:
-    """Whether this is what torch says when memory runs out, on any device."""
+    """Whether an error of torch means that memory ran out, on any device."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 class _Asked(BaseException):
-    """Raised where waiting for the end of a step would take too long."""
+    """Raised by the signal handler inside `breakable` work."""
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """Listens for Ctrl-C and SIGTERM; the second Ctrl-C ends the process as it always does.
+    """Handles Ctrl-C and SIGTERM; the second Ctrl-C ends the process with KeyboardInterrupt.
 
-    A step is short and is finished. A validation may be long and changes nothing: a signal breaks out of
+    A step is short and runs to its end. A validation may be long and changes nothing: a signal interrupts
     `breakable` work at once. With several workers (`shared`) it does not: they must stop at the same step. Nor does a
     second Ctrl-C end the process, because the terminal and torchrun may both send the first one.
     """
@@ -67,14 +67,14 @@ class Signals:
         self._shared = shared
 
     @contextmanager
-    def listening(self) -> Generator[None, None, None]:
-        """Listens, in the main thread; elsewhere signals do not arrive and nothing is changed."""
+    def handled(self) -> Generator[None, None, None]:
+        """Installs the handlers, in the main thread only: signals do not arrive in other threads."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in before:
-            signal.signal(number, self._hear)
+            signal.signal(number, self._handle)
         try:
             yield
         finally:
@@ -86,7 +86,7 @@ class Signals:
         return [float(self.received == number) for number in SIGNALS]
 
     def breakable(self, work: Callable[[], Result]) -> Result | None:
-        """What the work gives, or None if a signal came before or while it ran."""
+        """The result of the work, or None if a signal came before or while it ran."""
         try:
             self._breaks = not self._shared
             if self.received is not None and not self._shared:
@@ -99,7 +99,7 @@ class Signals:
         finally:
             self._breaks = False
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         if not self._shared:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step alone: nothing to save, nothing to get out of step."""
+"""The learning rate as a function of the step alone, so that it has no state to save."""
 
 import math
 
@@ -6,7 +6,7 @@ from regard.train.train_settings import TrainSettings
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
-    """Of the update that makes step `step` (from 1): it rises in a line over the warm-up, then follows the schedule.
+    """The learning rate of update `step` (from 1): it rises linearly over the warm-up, then follows the schedule.
 
     inverse_sqrt: peak · √(warmup / step), as in Vaswani et al. 2017, section 5.3 (with their peak written out);
     cosine: from the peak down to final_share · peak at the last step; constant: the peak.

@@ -1,4 +1,4 @@
-"""Checksums of a run's files, so that a damaged file is an error and not another answer."""
+"""Checksums of a run's files, so that a damaged file is an error and not a wrong prediction."""
 
 import hashlib
 import json
@@ -48,9 +48,9 @@ class Manifest:
             raise RunError(f"{self.path} is damaged: {_one_line(error)}") from error
 
     def check(self, name: str) -> None:
-        """Raises `RunError` when a file is not the one that was written; one that neither exists nor is listed is fine.
+        """Raises `RunError` if a file differs from what was written; one that neither exists nor is listed is accepted.
 
-        The manifest is read again before a file is refused: another process may have replaced both in between.
+        The manifest is read again before a file is rejected: another process may have replaced both in between.
         """
         fault = self._fault(name)
         if fault and (fault := self._fault(name)):
@@ -72,18 +72,18 @@ class Manifest:
         return None
 
     def adopt(self, names: Iterable[str]) -> None:
-        """Lists files as they are, in a directory that has no manifest yet."""
+        """Lists the current files, in a directory that has no manifest yet."""
         if self.entries() is None:
             self._write({name: [_entry(self.folder / name)] for name in names})
 
     def write(self, name: str, content: str) -> None:
-        """Writes a file of the run, whole or not at all, and its checksum."""
+        """Writes a file of the run atomically, and its checksum."""
         data = content.encode()
         with self._replacing({name: (hashlib.sha256(data).hexdigest(), len(data))}):
             write_whole(self.folder / name, data)
 
     def keep(self, save: Callable[[Path], None]) -> None:
-        """Takes over the files that `save(folder)` writes into a folder of its own, with their checksums."""
+        """Moves the files that `save(folder)` writes into a temporary folder, and lists their checksums."""
         draft = Path(tempfile.mkdtemp(prefix=".draft-", suffix=".tmp", dir=self.folder))
         try:
             save(draft)
@@ -102,7 +102,7 @@ class Manifest:
             shutil.rmtree(draft, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Removes what killed processes left half written."""
+        """Removes incomplete files of processes that were killed."""
         for path in self.folder.glob(".draft-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""The figures of a run over time: one JSON object to a line, added at the end."""
+"""The metrics of a run over time: one JSON object a line, appended."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Metrics:
-    """`metrics.jsonl`. A last line that was cut when a process was killed is no line.
+    """`metrics.jsonl`. An incomplete last line, left by a killed process, is ignored.
 
     >>> import tempfile
     >>> metrics = Metrics(Path(tempfile.mkdtemp()) / "metrics.jsonl")
@@ -23,17 +23,17 @@ class Metrics:
     path: Path
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Adds a line. A figure that is not finite becomes null, because JSON has no word for it."""
+        """Appends a line. A non-finite figure becomes null, because JSON cannot represent it."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         with self.path.open("a") as file:
             file.write(json.dumps(finite, ensure_ascii=False) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines."""
+        """All complete lines."""
         return [json.loads(line) for line in self._whole().splitlines()]
 
     def force(self) -> int:
-        """Waits until all lines are on the disk, and gives the size of the file."""
+        """Syncs all lines to the disk, and returns the size of the file."""
         if not self.path.exists():
             return 0
         with self.path.open("ab") as file:
@@ -41,7 +41,7 @@ class Metrics:
             return file.tell()
 
     def cut(self, size: int) -> None:
-        """Drops every line after this size, and a line that is not whole."""
+        """Truncates the file to this size, and drops an incomplete line."""
         if self.path.exists():
             whole = self._whole()[:size]
             os.truncate(self.path, whole.rfind(b"\n") + 1)

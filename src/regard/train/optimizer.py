@@ -5,16 +5,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from regard.train.sharded_tensors import part_of
+from regard.train.sharded_tensors import local_part, part_of
 from regard.train.train_settings import TrainSettings
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """What learns, in two groups: matrices, which decay, and the rest, which does not.
+    """The trained parameters in two groups: matrices, with weight decay, and all others, without.
 
-    Decay pulls towards zero what the data does not hold. For a matrix that is a preference for simple maps. A gain or
-    a bias has nothing simple about zero, and an embedding has rows that most batches do not touch: rare words would
-    fade between their appearances. An output matrix tied to an embedding is that embedding.
+    Weight decay pulls parameters towards zero. For a matrix this is a preference for simple maps. A gain or
+    a bias has no reason to be near zero, and an embedding has rows that most batches do not use: rare words would
+    decay between their occurrences. An output matrix tied to an embedding counts as an embedding.
 
     >>> groups = parameter_groups(nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 2)), 0.1)
     >>> [(group["weight_decay"], [tuple(p.shape) for p in group["params"]]) for group in groups]
@@ -48,7 +48,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Puts named tensors back; learning rate and decay stay as the optimiser was made."""
+    """Loads named tensors; learning rate and weight decay stay as the optimiser was constructed."""
     places = {id(p): place for place, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     learned = {name: p for name, p in model.named_parameters() if id(p) in places}
     state: dict[int, dict[str, Tensor]] = {}
@@ -60,3 +60,18 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
         own = part_of(tensor, parameter) if tensor.shape == parameter.shape else tensor
         state.setdefault(places[id(parameter)], {})[key] = own
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes that training holds on this worker: of sharded tensors its part.
+
+    >>> model = nn.Linear(3, 5)
+    >>> state_bytes(model, torch.optim.AdamW(model.parameters()))
+    {'parameters': 80, 'gradients': 0, 'optimizer': 0}
+    """
+    tensors = {
+        "parameters": list(model.parameters()),
+        "gradients": [parameter.grad for parameter in model.parameters() if parameter.grad is not None],
+        "optimizer": [value for state in optimizer.state.values() for value in state.values()],
+    }
+    return {name: sum(local_part(one).nbytes for one in each) for name, each in tensors.items()}

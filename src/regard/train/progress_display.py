@@ -1,4 +1,4 @@
-"""What training says while it runs: a bar on a terminal, plain lines elsewhere, or nothing."""
+"""Progress output of training: a bar on a terminal, plain lines elsewhere, or nothing."""
 
 import sys
 import time
@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-_KNOWN_STEPS = 20  # after so many steps, or so many seconds, the pace is known
+_KNOWN_STEPS = 20  # steps, or seconds, after which the time left is estimated
 _KNOWN_SECONDS = 3.0
-_LONG = 1200.0  # seconds after which a quicker way is worth a word
+_LONG = 1200.0  # seconds from which a faster alternative is suggested
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where training stands, for a reader."""
+    """The current state of training, as it is displayed."""
 
     step: int
     steps: int
@@ -29,7 +29,7 @@ class Standing:
 
 @runtime_checkable
 class Progress(Protocol):
-    """Anything that can tell a person how far training has come."""
+    """A display of the progress of training."""
 
     def begin(self, step: int, steps: int) -> None: ...
 
@@ -49,7 +49,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Says nothing."""
+    """Displays nothing."""
 
     def begin(self, step: int, steps: int) -> None:
         pass
@@ -71,7 +71,7 @@ class Silent:
 
 
 class Forecast:
-    """How long a run will take, from the first steps; `quicker` is added where that is long."""
+    """The expected duration of a run, estimated from the first steps; `quicker` is added if it is long."""
 
     def __init__(self, quicker: str = "") -> None:
         self._quicker = quicker
@@ -87,7 +87,7 @@ class Forecast:
         return (time.monotonic() - since) / max(1, standing.step - first) * (standing.steps - standing.step)
 
     def message(self, standing: Standing) -> str | None:
-        """Once, as soon as the pace is known: how long it will take."""
+        """Prints the expected duration once, as soon as it can be estimated."""
         since, first = self._began
         early = standing.step - first < _KNOWN_STEPS and time.monotonic() - since < _KNOWN_SECONDS
         if self._given or early or standing.step >= standing.steps:
@@ -99,7 +99,7 @@ class Forecast:
 
 
 class Lines:
-    """A line for each entry of the metrics, and one after the first steps: for logs and pipes."""
+    """A line for each line of metrics, and one after the first steps: for logs and pipes."""
 
     def __init__(self, console: Console, quicker: str = "") -> None:
         self._console = console
@@ -122,7 +122,7 @@ class Lines:
         self.say(f"step {step}  validation  {_list(figures)}{_tail(best)}")
 
     def say(self, text: str) -> None:
-        # The width of a log is nobody's business: a line stays one line.
+        # Lines are not wrapped: a log has no width.
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
@@ -175,7 +175,7 @@ class Bar:
 def default_progress(quicker: str = "") -> Progress:
     """A bar where standard error is a terminal, lines where it is not.
 
-    `quicker` says what a user can do instead where a run will take long.
+    `quicker` suggests an alternative for a run that will take long.
     """
     console = Console(file=sys.stderr)
     return Bar(console, quicker) if console.is_terminal else Lines(console, quicker)
@@ -194,7 +194,7 @@ def _tail(best: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """A time as people say it."""
+    """A duration in words."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""All global random numbers that a step may draw, taken and put back together."""
+"""The state of all global random generators, saved and restored together."""
 
 import random
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class RandomState:
-    """Where the generators of Python, NumPy, torch and one CUDA device stand."""
+    """The state of the generators of Python, NumPy, torch and one CUDA device."""
 
     python: tuple[Any, ...]
     numpy: tuple[Any, ...]
@@ -25,7 +25,7 @@ class RandomState:
         return RandomState(random.getstate(), tuple(numbers), torch.get_rng_state(), cuda)
 
     def put(self, device: torch.device) -> None:
-        """Puts everything back; what was not taken, on another kind of device, stays as it is."""
+        """Restores the states; a generator whose state was not saved is unchanged."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
@@ -47,7 +47,7 @@ class RandomState:
 
     @staticmethod
     def of(tensors: dict[str, Tensor]) -> "RandomState":
-        """Back from named tensors."""
+        """The state from named tensors."""
         version, *numbers = tensors["python"].tolist()
         has_python_gauss, gauss = tensors["python_gauss"].tolist()
         *keys, place, has_gauss = tensors["numpy"].tolist()
@@ -57,12 +57,12 @@ class RandomState:
 
 
 def seed_all(seed: int) -> None:
-    """The same random numbers from here on, for the same seed."""
+    """Seeds all generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def seed_worker(seed: int, rank: int) -> None:
-    """As `seed_all`, with other random numbers on each of several workers; on the first, those of a plain run."""
+    """As `seed_all`, with another seed on each worker; the first worker has the same as a single process."""
     seed_all((seed + 1_000_003 * rank) % 2**63)

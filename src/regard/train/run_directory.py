@@ -1,4 +1,4 @@
-"""A run directory: what was asked, what came out, and the checkpoints on the way."""
+"""A run directory: configuration, results and checkpoints."""
 
 import json
 import os
@@ -40,7 +40,7 @@ class Run:
 
     path: Path
     accepts_changed_data: bool = field(default=False, compare=False)
-    _holds: list[None] = field(default_factory=list, init=False, repr=False, compare=False)  # as deep as it is held
+    _holds: list[None] = field(default_factory=list, init=False, repr=False, compare=False)  # one for each nested hold
 
     @classmethod
     def create(
@@ -52,11 +52,11 @@ class Run:
         changeable: Collection[str] = (),
         renewed: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
     ) -> "Run":
-        """Makes a run directory, or takes up the one that is there with `resume`, and lets go of it.
+        """Creates a run directory, or opens an existing one with `resume`, without keeping it locked.
 
-        A directory that holds something is never written over. A run is taken up with the config it was started with;
-        only keys in `changeable` (written `train.steps`) may differ, and the new values are then kept. `renewed` gives
-        a config that an earlier version wrote as today's would, settings that were not known then included.
+        A directory with contents is never overwritten. A run is resumed with the config it was started with;
+        only keys in `changeable` (written `train.steps`) may differ, and the new values are stored. `renewed` converts
+        a config of an earlier version to the current form, including settings that did not exist then.
         """
         with cls.training(path, config, resume=resume, changeable=changeable, renewed=renewed) as run:
             return run
@@ -74,10 +74,10 @@ class Run:
         inputs: Sequence[Path] = (),
         accept_changed_data: bool = False,
     ) -> Generator["Run", None, None]:
-        """The same as `create`, with the directory locked from before anything is read or written to the end.
+        """The same as `create`, with the directory locked until the end of the context.
 
         `inputs` are the data files. Their size, modification time and SHA-256 are recorded in data.json; when the run
-        is taken up and the contents are not the same, that is an error, unless changed data is accepted. An error
+        is resumed and the contents differ, that is an error, unless changed data is accepted. An error
         before the first checkpoint removes a directory that was new: the corrected command may use the same name.
         """
         run = cls(Path(path), accept_changed_data)
@@ -102,8 +102,8 @@ class Run:
                 raise
 
     def _check_free(self, resume: bool) -> bool:
-        """Whether the directory is free for a new run. One that holds something else is an error."""
-        # Hidden names are what an interrupted start left behind.
+        """Whether the directory is free for a new run. A directory with other contents is an error."""
+        # Hidden files are leftovers of an interrupted start.
         if not self.path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):
             return True
         if not (self.path / "config.json").is_file():
@@ -143,7 +143,7 @@ class Run:
             self._record(inputs)
 
     def _listed(self) -> list[Path]:
-        """The files that a manifest lists, of a run that has none."""
+        """The files that a manifest would list, for a run that has none."""
         files = [*self.path.glob("*.json"), *self.path.glob("*.safetensors")]
         return sorted(path for path in files if not path.name.startswith(".") and path.name != MANIFEST)
 
@@ -162,9 +162,9 @@ class Run:
         self.manifest.write("data.json", _json({"files": [fingerprint(path) for path in inputs]}))
 
     def check_inputs(self, inputs: Sequence[Path], advice: str) -> None:
-        """Raises `RunError` when data files are not what they were when the run was started.
+        """Raises `RunError` if data files have changed since the run was started.
 
-        Runs of earlier versions recorded nothing; of them, only a file that is missing is an error.
+        Runs of earlier versions recorded no fingerprints; for them only a missing file is an error.
         """
         if (self.path / "data.json").is_file():
             recorded = self._read_json("data.json").get("files")
@@ -181,7 +181,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Run":
-        """A run that is there."""
+        """Opens an existing run."""
         run = cls(Path(path))
         if not (run.path / "config.json").is_file():
             raise RunError(f"{run.path} is no run: it has no config.json")
@@ -204,11 +204,11 @@ class Run:
         return self.path / "model.safetensors"
 
     def config(self) -> dict[str, Any]:
-        """What was asked for."""
+        """The configuration as a dictionary."""
         return self._read_json("config.json")
 
     def config_as(self, kind: type[Config]) -> Config:
-        """What was asked for, as the record of a task; what does not fit is a `RunError` that names the setting."""
+        """The configuration as the record of a task; a `RunError` names the setting that does not fit."""
         stored = self.config()
         try:
             return kind.model_validate(stored)
@@ -232,11 +232,11 @@ class Run:
             raise RunError(f"{files or self.path / names[0]} cannot be read: {first}") from error
 
     def save_model(self, model: nn.Module) -> None:
-        """Keeps the final weights."""
+        """Saves the final weights."""
         self.manifest.keep(lambda folder: save_model(model, folder / self.model_path.name))
 
     def load_model(self, model: nn.Module) -> str:
-        """Puts the final weights into a model, or the best ones of a run that was interrupted; says which."""
+        """Loads the final weights into a model, or the best ones of an interrupted run; returns which."""
         if not self.model_path.is_file():
             return self._load_best(model)
         with self.reading(self.model_path.name):
@@ -256,7 +256,7 @@ class Run:
         return f"weights of step {found.step}: training was interrupted after step {newest.step}"
 
     def save_result(self, result: Mapping[str, Any]) -> None:
-        """Keeps the final figures."""
+        """Saves the final figures."""
         self.manifest.write("result.json", _json(result))
 
     def result(self) -> dict[str, Any]:
@@ -271,9 +271,9 @@ class Run:
 
     @contextmanager
     def held(self) -> Generator[None, None, None]:
-        """Keeps other processes from training in this directory; let go when the process ends, however it ends.
+        """Locks the directory against training by other processes; the lock is released when the process ends.
 
-        It may be held again inside: the same object does not stand in its own way.
+        The lock is reentrant: the same object may hold it several times.
         """
         if self._holds:
             yield

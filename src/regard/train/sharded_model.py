@@ -17,12 +17,12 @@ Layers = Callable[[nn.Module], Iterable[nn.Module]]
 
 
 class Sharded:
-    """A divided copy of a model to train. The plain model is empty meanwhile, and has the weights where it is used.
+    """A sharded copy of a model for training. The plain model is empty meanwhile, except inside `whole`.
 
-    What is in none of the `layers` is gathered for the whole of a `step`, a batch's loss as a module.
+    Parameters in none of the `layers` are gathered for the duration of a `step`, a batch's loss as a module.
 
-    Code that decodes or looks inside a model calls any method of it, and calls differ in number among the workers: it
-    needs the plain one.
+    Decoding calls any method of a model, and the number of calls differs among the workers: it
+    needs the plain model.
     """
 
     def __init__(self, plain: nn.Module, workers: Workers, layers: Layers, loss: LossFunction) -> None:

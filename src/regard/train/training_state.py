@@ -1,15 +1,15 @@
-"""Where a run stands: everything that is counted, in numbers that a JSON file holds exactly."""
+"""The counts of a run: steps, epochs, tokens, time and the best validation, all exact in JSON."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
-class Course:
+class TrainingState:
     """Counted from the first step of a run, however often it was interrupted."""
 
     step: int = 0
-    epoch: int = 0  # passes over the data that are complete
-    batch: int = 0  # batches taken from the pass that is not
+    epoch: int = 0  # complete passes over the data
+    batch: int = 0  # batches used of the current epoch
     tokens: int = 0
     seconds: float = 0.0
     # Since the last line of metrics:
@@ -22,15 +22,15 @@ class Course:
     best_figures: dict[str, float] = field(default_factory=dict)
     waited: int = 0  # validations since the best
 
-    def taken(self, loss: float, tokens: int) -> None:
-        """An update was made."""
+    def count_update(self, loss: float, tokens: int) -> None:
+        """Counts an update."""
         self.step += 1
         self.tokens += tokens
         self.window_loss += loss
         self.window_tokens += tokens
 
-    def lasted(self, seconds: float) -> None:
-        """So long did it take."""
+    def add_seconds(self, seconds: float) -> None:
+        """Adds the duration of an update."""
         self.seconds += seconds
         self.window_seconds += seconds
 

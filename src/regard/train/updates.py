@@ -19,13 +19,13 @@ class Loss:
     count: int | Tensor
 
 
-# loss(model, batch): moves the batch where it must be, runs the model, and sums.
+# loss(model, batch): moves the batch to the device, runs the model, and sums.
 LossFunction = Callable[[nn.Module, Any], Loss]
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the batches of an update came to: the loss and the count summed, and the norm of the mean gradient."""
+    """Sums over the batches of an update: loss and count, and the norm of the mean gradient."""
 
     total: float
     count: float
@@ -33,7 +33,7 @@ class Gradients:
     asked: tuple[float, ...] = ()  # what else was summed over the workers
 
     def trouble(self) -> str | None:
-        """What is wrong with them, if anything."""
+        """An error message if the loss or the gradient is not finite, else None."""
         if not math.isfinite(self.total):
             return f"the loss is {self.total}"
         if not math.isfinite(self.norm):
@@ -63,7 +63,7 @@ def gather(
     """Leaves in the parameters the gradient of Σ total / Σ count over the batches; None if there were none.
 
     `differentiate(batches)` adds each batch's gradients to those in the parameters, and gives its total and count. Sums
-    are differentiated, and divided at the end: how the tokens fall into batches, and batches into shares of several
+    are differentiated, and divided at the end: how tokens are divided into batches, and batches into shares of several
     workers, makes no difference. `reduce` sums total and count over the workers, and may add further numbers. The
     numbers that the caller needs are fetched from the device together, once.
     """

@@ -1,4 +1,4 @@
-"""Validation that leaves no trace: the same training follows, however often one looks."""
+"""Validation without side effects: training gives the same results however often it validates."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -20,7 +20,7 @@ Validate = Callable[[nn.Module], Mapping[str, float]]
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """How weights are judged: by the loss on held-out batches, by figures of the caller's, or by both."""
+    """How weights are validated: by the loss on held-out batches, by the caller's figures, or by both."""
 
     loss: LossFunction
     held_out: Iterable[Any] | None
@@ -55,7 +55,7 @@ class Validation:
 
 @contextmanager
 def undisturbed(model: nn.Module, average: MovingAverage | None, device: torch.device) -> Generator[None, None, None]:
-    """The model as it would be used: averaged weights, eval mode, no gradients. Afterwards all is as it was."""
+    """The model in inference mode: averaged weights, eval mode, no gradients. Restored afterwards."""
     numbers, training = RandomState.take(device), model.training
     with nullcontext() if average is None else average.in_place(model), torch.no_grad():
         model.eval()

@@ -10,7 +10,7 @@ from regard.train.sharded_tensors import part_of
 
 
 class MovingAverage:
-    """e ← d·e + (1 − d)·w after every update, with d = min(decay, (1 + t) / (10 + t)) so that the start is forgotten.
+    """e ← d·e + (1 − d)·w after every update, with d = min(decay, (1 + t) / (10 + t)) so that early weights decay fast.
 
     >>> layer = nn.Linear(1, 1, bias=False)
     >>> average = MovingAverage(layer, decay=0.5)
@@ -28,7 +28,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """Takes in the weights after update number `step`."""
+        """Adds the weights after update number `step` to the average."""
         decay = min(self._decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self._mean, [self._of(model, name).detach() for name in self._names], 1 - decay)
 
@@ -38,15 +38,15 @@ class MovingAverage:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts an average back."""
-        if tensors.keys() != set(self._names):
+        """Loads a saved average."""
+        if set(tensors) != set(self._names):
             raise ValueError("the checkpoint's moving average is of other parameters: was it trained without one?")
         for name, mean in zip(self._names, self._mean, strict=True):
             mean.copy_(part_of(tensors[name], mean))
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Generator[None, None, None]:
-        """The model with the average for weights; its own come back afterwards, to the bit."""
+        """The model with the averaged weights; its own weights are restored afterwards, bit for bit."""
         own = [self._of(model, name).detach().clone() for name in self._names]
         self.put(model)
         try:
@@ -55,7 +55,7 @@ class MovingAverage:
             self._copy(model, own)
 
     def put(self, model: nn.Module) -> None:
-        """Gives the model the average for good."""
+        """Copies the average into the model."""
         self._copy(model, self._mean)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""A model's weights in a safetensors file: shared ones once, and shared again when they come back. No pickle."""
+"""A model's weights in a safetensors file: shared tensors are stored once, and shared again when loaded. No pickle."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from regard.train.sharded_tensors import part_of
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:
-    """For each further name of a tensor, the name it is saved under.
+    """For each additional name of a shared tensor, the name it is saved under.
 
     >>> model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     >>> model[1].weight = model[0].weight
@@ -41,7 +41,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping[str, str] | None = None) -> None:
-    """Writes tensors to a new file and waits until it is on the disk."""
+    """Writes tensors to a new file and syncs it to the disk."""
     metadata = {"format": "pt", "shared": json.dumps(dict(aliases or {}))}
     try:
         save_file({name: _alone(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
@@ -52,7 +52,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping
 
 
 def _in_order(path: Path) -> None:
-    """Puts the metadata of the header in order, so that equal weights are equal files: safetensors shuffles it."""
+    """Sorts the metadata of the header, so that equal weights are equal files: safetensors shuffles it."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -64,13 +64,13 @@ def _in_order(path: Path) -> None:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """On the CPU, in order, and in a storage of its own: a file has no views."""
+    """A contiguous copy on the CPU with its own storage: a file has no views."""
     plain = tensor.detach().cpu().contiguous()
     return plain if plain.untyped_storage().nbytes() == plain.nbytes else plain.clone()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, on the CPU, and the further names of those that were shared."""
+    """The tensors of a file, on the CPU, and the additional names of shared tensors."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -84,7 +84,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Writes the model's weights to a file, whole or not at all."""
+    """Writes the model's weights to a file atomically."""
     target = Path(path)
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -96,13 +96,13 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def load_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Puts the weights of a file into a model of the same build; shared ones must be shared in both."""
+    """Loads the weights of a file into a model of the same architecture; shared tensors must be shared in both."""
     tensors, aliases = read_tensors(Path(path))
     put_weights(model, tensors, aliases)
 
 
 def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
-    """Copies tensors into a model, or says what does not fit and changes nothing."""
+    """Copies tensors into a model, or raises an error that lists what does not fit and changes nothing."""
     shared = shared_names(model)
     if shared != dict(aliases):
         raise ValueError(
@@ -113,9 +113,11 @@ def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mappin
     missing, extra = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     if missing or extra:
         raise ValueError(f"the file does not fit the model: it lacks {missing[:5]} and has {extra[:5]} besides")
+    parts: dict[str, Tensor] = {}
     for name, value in wanted.items():
-        if tensors[name].shape != value.shape:
-            expected, came = tuple(value.shape), tuple(tensors[name].shape)
+        stored = tensors[name]  # read now, where it comes from a file
+        if stored.shape != value.shape:
+            expected, came = tuple(value.shape), tuple(stored.shape)
             raise ValueError(f"the file does not fit the model: {name} must have shape {expected}; got {came}")
-    parts = {name: part_of(tensors[name], value) for name, value in wanted.items()}
+        parts[name] = part_of(stored, value)
     model.load_state_dict({**parts, **{alias: parts[name] for alias, name in aliases.items()}})

@@ -1,1 +1,15 @@
-"""Ways to compute one attention: each says why it cannot serve a call, what it costs, and serves it. Imports core."""
+"""Ways to compute one attention: each says why it cannot serve a call, what it costs, and serves it. Imports core.
+
+The backends:
+- `reference`: the specification, in plain operations;
+- `sdpa`: torch's fused kernels, called through `torch_sdpa`; `banded`: windows by the same kernels; `flash`: with the
+  log-sum-exp on the CPU;
+- `flex`: FlexAttention on CUDA, and the kernel for plain windows;
+- `short`: short sequences on CUDA;
+- `additive`: additive scores, on the CPU and on CUDA;
+- `blocked`: any mechanism in blocks; `block_grid`: how the score matrix is cut; `online_normalizers`: normalisers that
+  get a row in pieces; `sparse_rows`: sparsemax and entmax on CUDA;
+- `decoding_step`: a few queries on CUDA, used by `sdpa` and `additive`;
+- `kernel_arguments`: mask and bias as tensors and numbers, for kernels that judge each pair;
+- `result`: what a backend returns.
+"""

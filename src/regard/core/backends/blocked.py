@@ -13,19 +13,25 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import reference, sparse_rows
-from regard.core.backends.blocks import Grid, grid, square
-from regard.core.backends.once import once_only
+from regard.core.backends.block_grid import Grid, grid, square
+from regard.core.backends.online_normalizers import (
+    Block,
+    EntmaxStream,
+    Finished,
+    SoftmaxStream,
+    Stream,
+    Upstream,
+    stream,
+)
 from regard.core.backends.result import Result
-from regard.core.backends.streams import Block, EntmaxStream, Finished, SoftmaxStream, Stream, Upstream, stream
+from regard.core.backward_checks import Unchanged, once_only
 from regard.core.biases import DenseBias
-from regard.core.custom import Custom
-from regard.core.hygiene import cleaned
-from regard.core.listening import Swapped, leaves
+from regard.core.custom import Custom, Swapped, leaves
+from regard.core.nonfinite import cleaned
 from regard.core.normalizers import gumbel_like
 from regard.core.problem import Problem
 from regard.core.requests import LogSumExp
 from regard.core.spans import take
-from regard.core.unchanged import Unchanged
 
 NAME = "blocked"
 _BUDGET = 24 * 2**20  # bytes of one block with what its score makes on the way
@@ -55,12 +61,17 @@ def working_bytes(problem: Problem) -> int:
     return int(slices * (rows * columns * floats + whole) * problem.dtype.itemsize)
 
 
+def kernel(problem: Problem) -> str:
+    """`regard.kernels.triton.entmax` by whole rows, or plain operations of torch on blocks."""
+    return "triton entmax" if sparse_rows.serves(problem) else "blocks"
+
+
 def attend(problem: Problem) -> Result:
     """Attention block by block, in loops that depend on the data: a compiled caller steps out of its graph here."""
     if torch.compiler.is_compiling():
-        from regard.core import uncompiled  # imports the compiler: a second, so only here
+        from regard.core import graph_breaks  # imports the compiler: a second, so only here
 
-        return uncompiled.blocks(problem)
+        return graph_breaks.blocks(problem)
     return run(problem)
 
 

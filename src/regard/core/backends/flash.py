@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import blocked, sdpa
-from regard.core.backends.once import once_only
 from regard.core.backends.result import Result
+from regard.core.backward_checks import Unchanged, once_only
 from regard.core.clauses import clauses
-from regard.core.hygiene import all_finite, unruly
+from regard.core.nonfinite import all_finite, unruly
 from regard.core.problem import Problem
 from regard.core.scores import Dot, ScaledDot
 from regard.core.spans import Stretch, all_of, take
-from regard.core.unchanged import Unchanged
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

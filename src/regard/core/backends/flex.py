@@ -19,11 +19,11 @@ from regard.core.backends import sdpa
 from regard.core.backends.result import Result
 from regard.core.biases import Alibi, DenseBias, Relative, Rule
 from regard.core.clauses import Clauses, clauses
-from regard.core.machine import TRITON
 from regard.core.masks import Band, Blocks, Coarse
+from regard.core.nonfinite import without_unseen
 from regard.core.problem import HALF, Problem
 from regard.core.scores import ScaledDot
-from regard.core.unseen import without_unseen
+from regard.kernels.availability import TRITON
 
 NAME = "flex"
 _BLOCK = 128
@@ -36,10 +36,6 @@ _WORTH = 1024  # queries and keys below which its set-up costs more than it save
 
 def refuses(problem: Problem) -> str | None:
     """Why FlexAttention does not serve this, if it does not."""
-    if problem.device.type != "cuda":
-        return "runs on CUDA only"
-    if not problem.normalize.is_softmax:
-        return f"softmax only, not {problem.normalize.name}"
     if _softcap(problem) is None and (reason := problem.score.why_no_product()):
         return reason
     if problem.dropout > 0.0:
@@ -68,7 +64,8 @@ def not_worth_it(problem: Problem) -> str | None:
             return "in single precision plain kernels read a bias sooner"
         if isinstance(problem.bias, Alibi) and problem.bias_learned:
             return "it adds up a slope's gradient pair by pair, and single precision runs out of digits"
-    if problem.bias_learned and sdpa.refuses(problem) is None and sdpa.not_worth_it(problem) is None:
+    products = problem.score.why_no_product() is None and sdpa.refuses(problem) is None
+    if problem.bias_learned and products and sdpa.not_worth_it(problem) is None:
         return "it adds up the gradient of a learned bias pair by pair: plain kernels are faster"
     structured = sparse or (found is not None and (found.high or 0) != 0)
     rule = isinstance(problem.bias, Rule) or _softcap(problem) is not None
@@ -79,6 +76,12 @@ def working_bytes(problem: Problem) -> int:
     """The lists of blocks."""
     queries, keys = (-(-n // _BLOCK) for n in problem.shape[-2:])
     return 16 * math.prod(problem.shape[:-3]) * queries * keys
+
+
+def kernel(problem: Problem) -> str:
+    """`regard.kernels.triton.window_attention` for plain windows, else torch's FlexAttention."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    return "triton window" if found is not None and _narrow(problem, found) else "flex attention"
 
 
 def attend(problem: Problem, *, compiled: bool = True) -> Result:
@@ -146,13 +149,13 @@ def directly(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, sca
         return None
     if query.device.index != torch.cuda.current_device():
         return None
-    from regard.core.backends.triton_window import window_attention  # imports Triton: only where it is used
+    from regard.kernels.triton.window_attention import window_attention  # imports Triton: only where it is used
 
     return window_attention(query, key, value, low, high, size**-0.5 if scale is None else scale)
 
 
 def _by_window(query: Tensor, key: Tensor, value: Tensor, found: Clauses, scale: float) -> Tensor:
-    from regard.core.backends.triton_window import window_attention  # imports Triton: only where it is used
+    from regard.kernels.triton.window_attention import window_attention  # imports Triton: only where it is used
 
     assert found.low is not None
     assert found.high is not None

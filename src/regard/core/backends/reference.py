@@ -8,7 +8,7 @@ import torch
 
 from regard.core.backends.result import Result
 from regard.core.hard import choose
-from regard.core.hygiene import cleaned
+from regard.core.nonfinite import cleaned
 from regard.core.normalizers import Hard, log_sum_exp
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, LogSumExp
@@ -33,6 +33,11 @@ def working_bytes(problem: Problem) -> int:
     pairs = torch.Size(problem.shape).numel()
     floats = 3 + problem.score.floats(problem.query.shape[-1])
     return int(pairs * floats * problem.dtype.itemsize)
+
+
+def kernel(problem: Problem) -> str:
+    """Plain operations of torch."""
+    return NAME
 
 
 def attend(problem: Problem) -> Result:

@@ -14,3 +14,4 @@ class Result(NamedTuple):
     weights: Tensor | Top | None = None
     log_prob: Tensor | None = None
     chosen: Tensor | None = None
+    lse: Tensor | None = None  # log-sum-exp of each row of scores, (…, h, q), where the backend has it

@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core.backends import banded, dot, reference, steps
-from regard.core.backends.blocks import survey
+from regard.core import summaries
+from regard.core.backends import banded, decoding_step, reference, torch_sdpa
+from regard.core.backends.block_grid import survey
 from regard.core.backends.result import Result
 from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
-from regard.core.hygiene import all_finite, unruly
+from regard.core.nonfinite import all_finite, unruly, without_unseen
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
 from regard.core.scores import Bilinear, ScaledDot
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
-from regard.core.unseen import without_unseen
 
 NAME = "sdpa"
 FEW = 16  # keys: below, torch's kernels on the CPU make 0 of a query of NaN
@@ -34,10 +34,6 @@ _COLUMNS = 128  # how finely the span of visible keys is looked for
 
 def refuses(problem: Problem) -> str | None:
     """Why torch's kernels do not compute this, if they do not."""
-    if not problem.normalize.is_softmax:
-        return f"softmax only, not {problem.normalize.name}"
-    if reason := problem.score.why_no_product():
-        return reason
     if problem.dropout > 0.0 and problem.generator is not None:
         return "its dropout takes no generator"
     if problem.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -95,31 +91,72 @@ def plain(problem: Problem) -> bool:
     return problem.bias_learned or (problem.dropout > 0.0 and problem.device.type == "cpu")
 
 
+def kernel(problem: Problem) -> str:
+    """The kernel that torch picks: flash, efficient, cudnn or math; a decoding step on CUDA has one of its own."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if _is_step(problem, found):
+        return "triton decode"
+    if isinstance(problem.request, LogSumExp) and problem.device.type == "cpu" and problem.bias is None:
+        return "flash"
+    query, key, value = _like_kernels(problem)
+    causal, mask = False, None
+    if problem.bias is None and found is not None and _needs_no_block(found):
+        causal = found.banded
+        masked = found.lengths is not None or bool(found.dense)
+        mask = torch.empty(1, 1, 1, key.shape[-2], dtype=torch.bool, device=query.device) if masked else None
+    else:
+        kind = torch.bool if problem.bias is None else query.dtype
+        rows = min(query.shape[-2], _rows_at_once(problem))
+        mask = torch.empty(1, 1, 1, key.shape[-2], dtype=kind, device=query.device).expand(1, 1, rows, -1)
+        mask = mask.requires_grad_(problem.bias_learned) if kind != torch.bool else mask
+        query = query[..., :rows, :]
+    return torch_sdpa.kernel(query, key, value, mask, problem.dropout, causal)
+
+
+def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Tensors that the kernels' choice sees as it would the real ones, without computing any number."""
+    size = max(problem.query.shape[-1], problem.value.shape[-1])
+    tensors = (problem.query, problem.key, problem.value)
+    if all(t.ndim == 4 and t.shape[-1] == size for t in tensors):
+        return tensors
+    shapes = ((1, *t.shape[-3:-1], size) for t in tensors)
+    query, key, value = (
+        torch.empty(shape, dtype=t.dtype, device=t.device).requires_grad_(t.requires_grad)
+        for t, shape in zip(tensors, shapes, strict=True)
+    )
+    return query, key, value
+
+
+def _is_step(problem: Problem, found: Clauses | None) -> bool:
+    """A padded memory would have to be cleaned at every step; the kernel for steps does not read its padding."""
+    return found is not None and found.lengths is not None and decoding_step.serves(problem)
+
+
 def attend(problem: Problem) -> Result:
     """Attention by torch's fused kernels."""
     if isinstance(problem.request, LogSumExp) and (result := _with_log_sum_exp(problem)) is not None:
         return result
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
-    # A padded memory would have to be cleaned at every step; the steps' kernel does not read its padding.
-    step = found is not None and found.lengths is not None and steps.serves(problem)
+    step = _is_step(problem, found)
     if not step:  # before anything is made of the keys: on the way back, nothing times NaN would be NaN
         problem = without_unseen(problem)
     product = problem.score.as_product(problem.query, problem.key)
     assert product is not None  # refuses() has said so
     if step:
-        return Result(steps.attend(problem, product.query, product.key, None, product.scale))
+        return Result(decoding_step.attend(problem, product.query, product.key, None, product.scale))
     if product.query is not problem.query or product.key is not problem.key:
         problem = replace(problem, query=product.query, key=product.key)
     query, key, value = _as_kernels_want(problem)
 
+    lse: Tensor | None = None
     banding = problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:])
     # The rows with which a band fills its last block may see nothing, whatever the others see.
     emptied = _wants_full_rows(problem.device) and (banding or not _every_row_sees(found, *problem.shape[-2:]))
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
         filled = mask.any(-1, keepdim=True) if emptied and mask is not None and mask.dtype == torch.bool else None
-        output = dot.attend(
+        output = torch_sdpa.attend(
             query,
             key,
             value,
@@ -134,7 +171,13 @@ def attend(problem: Problem) -> Result:
     if problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
-        output = kernel(query, key, value, mask, causal=found.banded)
+        both = None
+        if mask is None and problem.dropout == 0.0 and summaries.serves(problem):  # which begin with the log-sum-exp
+            both = torch_sdpa.attend_with_lse(query, key, value, causal=found.banded, scale=product.scale)
+        if both is not None:
+            output, lse = both[0], both[1].reshape(problem.shape[:-1])
+        else:
+            output = kernel(query, key, value, mask, causal=found.banded)
     elif banding and found is not None and query.numel() > 0:
         output = banded.attend(query, key, value, found, lead, kernel)
     else:
@@ -146,7 +189,7 @@ def attend(problem: Problem) -> Result:
         ]
         output = torch.cat(parts, -2)
     output = output[..., :size]
-    return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
+    return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]), lse=lse)
 
 
 def _with_log_sum_exp(problem: Problem) -> Result | None:

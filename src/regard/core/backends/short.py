@@ -11,13 +11,13 @@ import math
 import torch
 from torch import Tensor
 
-from regard.core.backends import steps
+from regard.core.backends import decoding_step
 from regard.core.backends.result import Result
 from regard.core.clauses import clauses
-from regard.core.machine import TRITON
+from regard.core.nonfinite import without_unseen
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear, Dot, ScaledDot
-from regard.core.unseen import without_unseen
+from regard.kernels.availability import TRITON
 
 NAME = "short"
 _LENGTH = 64  # queries and keys that fit one tile
@@ -27,14 +27,8 @@ _HEADS = 512  # from so many on, the time saved exceeds what a call through here
 
 def refuses(problem: Problem) -> str | None:
     """Why the kernel does not compute this, if it does not."""
-    if problem.device.type != "cuda":
-        return "runs on CUDA only"
     if not TRITON:
         return "Triton is not installed"
-    if not problem.normalize.is_softmax:
-        return f"softmax only, not {problem.normalize.name}"
-    if reason := problem.score.why_no_product():
-        return reason
     if problem.query.dtype not in HALF:
         return f"half precision only, not {problem.query.dtype}"
     if problem.dropout > 0.0 and problem.generator is not None:
@@ -71,7 +65,7 @@ def not_worth_it(problem: Problem) -> str | None:
     """Where another kernel starts sooner, or a product would have to fit float16 on the way."""
     if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
         return "query times weight can overflow float16"
-    if steps.serves(problem):
+    if decoding_step.serves(problem):
         return "a decoding step has a kernel of its own"
     found = clauses(problem.mask, *problem.shape[-2:])
     masked = found is not None and (found.lengths is not None or len(found.dense) > 0)
@@ -83,7 +77,7 @@ def not_worth_it(problem: Problem) -> str | None:
 def many(query: Tensor, keys: int) -> bool:
     """Are these so many short sequences, (…, q, d), that even without dropout and padding the kernel is faster?"""
     queries, size = query.shape[-2:]
-    fits = steps.MOST < queries <= _LENGTH and keys <= _LENGTH and size <= _SIZE
+    fits = decoding_step.MOST < queries <= _LENGTH and keys <= _LENGTH and size <= _SIZE
     return fits and query.dtype in HALF and math.prod(query.shape[:-2]) >= _HEADS and TRITON
 
 
@@ -92,9 +86,14 @@ def working_bytes(problem: Problem) -> int:
     return 0
 
 
+def kernel(problem: Problem) -> str:
+    """`regard.kernels.triton.short_attention`."""
+    return "triton short"
+
+
 def attend(problem: Problem) -> Result:
     """Attention by the kernel."""
-    from regard.core.backends.triton_short import short_attention  # imports Triton: only where it is used
+    from regard.kernels.triton.short_attention import short_attention  # imports Triton: only where it is used
 
     if not isinstance(problem.score, (Dot, ScaledDot)):
         # The kernel reads no padding, but something is made of the keys first: its gradient would be nothing times NaN.

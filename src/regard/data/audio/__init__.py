@@ -1,1 +1,5 @@
-"""Readers of sound files, and of recordings with transcripts. Imports only regard.data."""
+"""Sound: readers. Imports only regard.data.
+
+- `sound_files`: samples of WAV and other files, resampling
+- `transcripts`: recordings with transcripts
+"""

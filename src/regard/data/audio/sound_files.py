@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 
 Samples = NDArray[np.float32]  # (n,), from −1 to 1
 
@@ -30,7 +30,7 @@ _FINEST = 1000  # denominator of the ratio of two rates: 44,100 to 16,000 is 160
 
 
 class _Header(NamedTuple):
-    """The format chunk of a WAV file, and where its samples stand."""
+    """The format chunk of a WAV file, and the position of its samples."""
 
     kind: int
     channels: int
@@ -88,7 +88,7 @@ def _kernel(new: int, old: int) -> tuple[Tensor, int]:
     time = place - torch.arange(new, dtype=torch.float64).unsqueeze(1) * old / new
     window = torch.cos((time * cutoff / _ZEROS).clamp(-1, 1) * math.pi / 2).square()
     kernel = torch.sinc(time * cutoff) * cutoff * window
-    kernel = kernel / kernel.sum(-1, keepdim=True)  # a constant stays what it is
+    kernel = kernel / kernel.sum(-1, keepdim=True)  # a constant is unchanged
     return kernel.float().unsqueeze(1), width
 
 
@@ -125,7 +125,7 @@ def _header(stream: Any, where: str) -> _Header:
             if form is None:
                 raise DataError(f"{where}: the WAV file has samples before their format")
             kind, channels, rate, bits = form
-            if size >= 0xFFFFFF00:  # a program that wrote to a pipe did not know the size
+            if size >= 0xFFFFFF00:  # written to a pipe, with unknown size
                 size = stream.seek(0, 2) - start
             return _Header(kind, channels, rate, bits, start, size)
         stream.seek(start + size + size % 2)
@@ -155,7 +155,7 @@ def _numbers(raw: bytes, header: _Header) -> Samples:
     values = np.frombuffer(raw, _FORMATS[header.kind, header.bits])
     if header.kind == _FLOAT:
         return values.astype(np.float32)
-    if header.bits == 8:  # of all formats this one alone has no sign
+    if header.bits == 8:  # the only unsigned format
         return ((values.astype(np.float32) - 128) / 128).astype(np.float32)
     return (values / 2.0 ** (header.bits - 1)).astype(np.float32)
 
@@ -178,7 +178,7 @@ def _other(stream: Any, where: str, longest: float) -> tuple[Samples, int]:
             _check_length(file.frames, file.samplerate, where, longest)
             samples = file.read(dtype="float32", always_2d=True)
             return samples.mean(1, dtype=np.float32), file.samplerate
-    except RuntimeError as error:  # what libsndfile raises is one
+    except RuntimeError as error:  # the base class of libsndfile's errors
         raise DataError(f"{where}: not a sound file that can be read ({error})") from error
 
 

@@ -1,1 +1,5 @@
-"""Readers of driving logs and of traffic scenes. Imports only regard.data."""
+"""Driving: readers. Imports only regard.data.
+
+- `driving_log`: camera frames with controls
+- `traffic_scenes`: scenes of objects with actions
+"""

@@ -1,4 +1,4 @@
-"""Reading a driving log: a CSV of camera frames with steering, throttle and brake, and its parts in contiguous blocks.
+"""Reader of a driving log: a CSV of camera frames with steering, throttle and brake, split into contiguous blocks.
 
 Neighbouring frames are nearly equal, so single frames held out at random would be known from training: whole blocks
 are held out, with a gap before each. A line whose picture is missing or whose number is bad is an error with the file
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.vision.image_files import SUFFIXES
 
 CONTROLS = ("steering", "throttle", "brake")

@@ -1,4 +1,4 @@
-"""Traffic scenes as JSON: one scene a line, with what the driver did there.
+"""Reader of traffic scenes as JSON: one scene a line, with the driver's action.
 
 A scene is `{"ego": {"speed": 10, "limit": 12}, "objects": [{"kind": "car", "x": 20, "y": 0, "heading": 0, "speed": 4}],
 "action": "brake", "steering": 0.0, "forced": [0]}`; docs/driving.md says what each field means.
@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.data_files import DataError
 from regard.data.json_records import records
-from regard.data.text.parallel_text import DataError, Report, report
+from regard.data.text.parallel_text import Report, report
 from regard.data.vision.image_folders import PARTS, part_files
 from regard.data.worlds.traffic import Recorded
 from regard.data.worlds.traffic_expert import ACTIONS, Decisions, Scenes

@@ -1,7 +1,18 @@
-"""Texts as people have them: files of labelled texts, and texts cut into tokens. Imports only regard.data.
+"""Text: readers and tokenisers. Imports only regard.data.
 
-lines: text lines of bounded length; labelled: texts with labels from tables, JSONL, folders and trees;
-labelled_parts: training, validation and test; table_columns: which column is which; trees: labelled phrases;
-tokens: words, characters and sub-words with their places in the text.
-passages, questions, babi: passages with questions about them, of SQuAD, JSONL and bAbI.
+- `lines`: lines of a text file
+- `parallel_text`: pairs of sentences
+- `corpus`: parallel text on disk, indexed
+- `alignment`: word alignments and their error rate
+- `bpe`: byte-level sub-words
+- `bpe_dropout`: random segmentations with a seed
+- `vocabulary`: whole words as numbers
+- `tokens`: words, characters or sub-words with positions
+- `labelled`: texts with labels
+- `labelled_parts`: their training, validation and test parts
+- `table_columns`: which column of a table is which
+- `trees`: labelled parse trees
+- `passages`: words with character positions
+- `questions`: questions about passages: SQuAD, JSONL
+- `babi`: bAbI's files
 """

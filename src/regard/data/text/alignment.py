@@ -1,4 +1,4 @@
-"""Word alignments: reading gold, reading them off attention weights, and the alignment error rate."""
+"""Word alignments: gold files, alignments from attention weights, and the alignment error rate."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.data.text.parallel_text import DataError, lines
+from regard.data.data_files import DataError
+from regard.data.text.lines import lines
 
 Link = tuple[int, int]
 Links = Collection[Link]
@@ -87,8 +88,8 @@ def words_of_weights(
 ) -> Float[Tensor, "words others"]:
     """Weights between pieces as weights between words: summed over a source word's pieces, averaged over a target's.
 
-    `source` and `target` tell which word each piece belongs to; None: each piece is a word. Columns and rows after
-    those told (end marks) are left out. A target word keeps the share of its attention that went to source words.
+    `source` and `target` give the word of each piece; None: each piece is a word. Columns and rows after
+    those (end marks) are left out. A target word keeps the share of its attention that went to source words.
 
     >>> weights = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]])
     >>> words_of_weights(weights, source=[0, 1, 1], target=[0, 0])

@@ -54,7 +54,7 @@ class Subwords:
         found = tuple(self.model.id_to_token(number) for number in range(len(_SPECIALS)))
         if found != _SPECIALS:
             raise ValueError(f"the first tokens must be {' '.join(_SPECIALS)}, not {found}")
-        # A text that happens to hold "<eos>" is text, and not the end. The file does not keep this setting.
+        # "<eos>" inside a text is text, not the end mark. The file does not store this setting.
         self.model.encode_special_tokens = True
 
     @property
@@ -84,8 +84,8 @@ class Subwords:
     def loosened(self, dropout: float) -> "Subwords":
         """The same sub-words, found with each merge left out with this probability (Provilkov et al. 2020).
 
-        A word is then cut in many ways, and a model that learns from all of them knows its parts better. The draws are
-        the tokenizer library's own: no seed repeats them.
+        A word is then cut in many ways, and a model that learns from all of them learns its parts better. Randomness is
+        the tokenizer library's own: it cannot be seeded.
 
         >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
         >>> loose = subwords.loosened(1.0)
@@ -254,7 +254,7 @@ def parts_of(text: str) -> list[str]:
 
 
 def _until(stop: threading.Event, texts: Iterable[str]) -> Iterator[str]:
-    """The parts of the texts, as long as nobody stops it."""
+    """The parts of the texts, until stopped."""
     for text in texts:
         if stop.is_set():
             raise InterruptedError("learning sub-words was stopped")
@@ -262,7 +262,7 @@ def _until(stop: threading.Event, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _interruptible(work: Callable[[threading.Event], None]) -> None:
-    """Does the work in a thread, so that an exception raised by a signal handler is not held back meanwhile.
+    """Does the work in a thread, so that an exception raised by a signal handler is not delayed.
 
     Work without Python code of its own cannot be stopped: the thread is left behind, and ends with the process.
     """

@@ -1,4 +1,4 @@
-"""BPE-dropout with a seed: the same text cut into sub-words in other ways, and in the same ways the next time."""
+"""BPE-dropout with a seed: random segmentations of a text into sub-words that can be reproduced."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ class MergeDropout:
     """Sub-words found with each merge left out with a probability (Provilkov et al. 2020, algorithm 1).
 
     At every step each possible merge is left out with probability `share`, and of the others the one learned first is
-    made. The tokenizers library does the same with draws that no seed repeats.
+    made. The tokenizers library does the same without a seed.
 
     >>> from regard.data.text.bpe import train_bpe
     >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
@@ -33,7 +33,7 @@ class MergeDropout:
         self._draw = Random(seed).random
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers of many texts; the draws go on from call to call."""
+        """The numbers of many texts; the generator continues from call to call."""
         return [[n for part in parts_of(text) for n in self._part(part)] for text in texts]
 
     def _part(self, text: str) -> list[int]:

@@ -1,7 +1,7 @@
-"""Corpora larger than memory: read and checked once, then any pair at once, in the same small memory.
+"""Corpora larger than memory: read and checked once, then accessed pair by pair in constant memory.
 
 The first pass writes the kept pairs into one file and their offsets beside it (`offsets.npy`, memory-mapped). The
-pairs themselves are read where they stand, so that pages read do not count as memory of the process.
+pairs themselves are read by offset, so that pages read do not count as memory of the process.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.checksums import check, write_checksums
-from regard.data.text.parallel_text import EVERYTHING, Couple, DataError, Limits, Report, Rows, read_pairs, report
+from regard.data.data_files import DataError
+from regard.data.text.parallel_text import EVERYTHING, Couple, Limits, Report, Rows, read_pairs, report
 
 Ids = NDArray[np.integer]
 _VERSION = 1
@@ -103,7 +104,7 @@ def index(
 ) -> TextCorpus:
     r"""The corpus of these files: made in `cache` the first time, opened from there as long as the files are the same.
 
-    Nothing half made is ever opened: a pass that was killed is begun again.
+    An incomplete corpus is never opened: a pass that was killed is repeated.
 
     >>> from regard.data.text.parallel_text import Tsv
     >>> folder = Path(tempfile.mkdtemp())
@@ -126,7 +127,7 @@ def index(
 
 
 def open_text(directory: Path) -> TextCorpus:
-    """A text corpus that stands ready in its directory."""
+    """A complete text corpus in its directory."""
     found = json.loads((directory / "report.json").read_text(encoding="utf-8"))
     return TextCorpus(directory, _offsets(directory), Report(**found), _File(directory / "pairs.bin"))
 
@@ -146,8 +147,8 @@ def encode(
 ) -> TokenCorpus:
     """The corpus as token numbers, made once in `cache`.
 
-    `source` and `target` turn a list of texts into lists of numbers below `size`; `key` names them (their hash). What
-    would come out differently the next time is found `by_content`: also when the files were only copied or touched.
+    `source` and `target` turn a list of texts into lists of numbers below `size`; `key` is their hash. A random
+    encoding is found `by_content`: also when the files were only copied or touched.
     """
     dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.uint32)
     name = _name("tokens", _digest(corpus) if by_content else corpus.directory.name, key, str(dtype))
@@ -165,7 +166,7 @@ def _digest(corpus: TextCorpus) -> str:
 
 
 def open_tokens(directory: Path) -> TokenCorpus:
-    """A token corpus that stands ready in its directory."""
+    """A complete token corpus in its directory."""
     dtype = np.dtype(json.loads((directory / "dtype.json").read_text(encoding="utf-8")))
     return TokenCorpus(directory, _offsets(directory), dtype, _File(directory / "pairs.bin"))
 
@@ -262,7 +263,7 @@ def _name(kind: str, *facts: object) -> str:
 
 
 def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """The folder of that name in the cache. It is written under another name and renamed when it is whole."""
+    """The folder of that name in the cache. It is written under another name and renamed when it is complete."""
     folder = cache / name
     if folder.is_dir():
         check(folder)
@@ -277,7 +278,7 @@ def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
         write_checksums(draft)
         draft.rename(folder)
     except OSError:
-        # Another process may have finished the same folder first; what it made is as good.
+        # Another process may have finished the same folder first; its contents are the same.
         if not folder.is_dir():
             raise
     finally:

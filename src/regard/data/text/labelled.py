@@ -1,7 +1,7 @@
-"""Reading labelled texts as people have them: CSV, TSV, JSONL, folders of text files by class, trees of phrases.
+"""Readers of labelled texts: CSV, TSV, JSONL, folders of text files by class, trees of phrases.
 
-What is wrong with a file is an error that names the file and the line. What people expect to be left out (an empty
-text, a label that is merged away) is left out, counted and reported; what was guessed about a file is reported too.
+A fault in a file is an error that names the file and the line. Rows that are expected to be left out (an empty
+text, a label that is merged away) are left out, counted and reported; guesses about a file are reported too.
 """
 
 import csv
@@ -14,14 +14,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regard.data.data_files import DataError
 from regard.data.text.lines import LONGEST, Line, text_lines
-from regard.data.text.parallel_text import DataError, Report, report
+from regard.data.text.parallel_text import Report, report
 from regard.data.text.table_columns import LABEL_NAMES, TEXT_NAMES, find_columns, find_field
 from regard.data.text.trees import phrases_of
 
 
 class Labelled(NamedTuple):
-    """A text, its label, and where it stands: "file:line"."""
+    """A text, its label, and its place: "file:line"."""
 
     text: str
     label: str
@@ -39,7 +40,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a user may say about labelled texts: columns by name or number, labels by other names.
+    """Options for reading labelled texts: columns by name or number, labels by other names.
 
     `merge` gives labels other names; an empty one leaves their rows out. `phrases` asks trees for their phrases too.
     """
@@ -266,7 +267,7 @@ def class_folders(path: Path) -> list[Path]:
 
 
 def _folder(path: Path, asked: Asked) -> Iterator[tuple[Path, Row]]:
-    """A text file is a text, and the folder it stands in its label."""
+    """A text file is a text, and its folder the label."""
     for folder in class_folders(path):
         for file in sorted(folder.glob("*.txt")):
             lines = list(text_lines(file, longest=asked.longest))

@@ -1,4 +1,4 @@
-"""Training, validation and test parts of labelled texts: as a folder brings them, or held out of one file."""
+"""Training, validation and test parts of labelled texts: as in a folder, or held out of one file."""
 
 import re
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from regard.data.data_files import DataError
 from regard.data.text.labelled import Asked, Labelled, Reading, class_folders, read_labelled
-from regard.data.text.parallel_text import DataError
 
 _PARTS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
     ("dev", "val", "valid", "validation", "develop"), "valid"
@@ -19,7 +19,7 @@ _MOST_CLASSES = 1000
 class Parts:
     """Labelled texts to train on, to validate with and to test with, and how each was read.
 
-    A part that the files do not bring is held out of the training texts, by text: none stands in two of them then.
+    A missing part is held out of the training texts, by text: no text is then in two parts.
     """
 
     train: tuple[Labelled, ...]
@@ -29,7 +29,7 @@ class Parts:
     readings: tuple[Reading, ...]
 
     def unseen(self) -> tuple[Labelled, ...]:
-        """The test texts that do not stand in the training part."""
+        """The test texts that are not in the training part."""
         known = {row.text for row in self.train}
         return tuple(row for row in self.test if row.text not in known)
 
@@ -57,7 +57,7 @@ def load_parts(
 
 
 def parts_of_test(paths: Sequence[Path], asked: Asked, classes: tuple[str, ...]) -> Reading:
-    """The texts of other files to judge by: a file whole, of a folder with parts its test part."""
+    """The test texts of other files: a file whole, of a folder with parts its test part."""
     if len(paths) != 1:
         raise DataError(f"expected one file or folder, found {len(paths)}: {', '.join(map(str, paths))}")
     path = Path(paths[0])

@@ -1,4 +1,4 @@
-"""Text as words that know where they stand: an answer is then exactly a piece of the text."""
+"""Texts as words with their character positions: an answer is then exactly a part of the text."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
-"""Questions about passages as people have them: SQuAD's JSON, XQuAD, one JSON object a line, bAbI.
+"""Readers of questions about passages: SQuAD's JSON, XQuAD, one JSON object a line, bAbI.
 
-What is wrong with a file is an error that names the file and the place. What people expect to be left out (an answer
-that is not in its passage, a question without an answer) is left out, counted and reported.
+A fault in a file is an error that names the file and the place. Questions that are expected to be left out (an answer
+that is not in its passage, a question without an answer) are left out, counted and reported.
 """
 
 import json
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data.text.parallel_text import DataError, lines
+from regard.data.data_files import DataError
+from regard.data.text.lines import lines
 from regard.data.text.passages import Passage, words
 
 _PASSAGES = ("passage", "context")
@@ -167,7 +168,7 @@ def _located(entry: Entry, passage: Passage) -> tuple[Asked | None, str]:
 
 
 def _occurrence(passage: str, text: str, start: int | None) -> int | None:
-    """Where the answer stands: at `start`, else where it is nearest to it; the first time where nothing is said."""
+    """The position of the answer: at `start`, else the nearest to it; the first one if there is no start."""
     if start is not None and passage[max(start, 0) : max(start, 0) + len(text)] == text:
         return start
     places = []

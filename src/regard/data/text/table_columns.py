@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 
 TEXT_NAMES = (
     *("text", "sentence", "review", "content", "comment", "body", "message", "tweet", "document", "text_a", "phrase"),
@@ -17,7 +17,7 @@ LABEL_NAMES = (
 
 
 class Columns(NamedTuple):
-    """Where text and label stand, from 0, whether the first row is a header, and what was guessed, in words."""
+    """The columns of text and label, from 0, whether the first row is a header, and a description of the guess."""
 
     text: int
     label: int

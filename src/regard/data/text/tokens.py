@@ -1,4 +1,4 @@
-"""Texts as tokens that know their place: words, characters of Chinese and Japanese, or sub-words."""
+"""Texts as tokens with their positions: words, characters of Chinese and Japanese, or sub-words."""
 
 import re
 from collections import Counter
@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token as the vocabulary knows it, and where it stands in the text."""
+    """A token as in the vocabulary, and its position in the text."""
 
     text: str
     span: Span
@@ -46,7 +46,7 @@ def cut(text: str, by: Literal["words", "characters"] = "words") -> list[Token]:
 
 
 def sentences(text: str) -> list[Span]:
-    """Where the sentences of a text stand, by their end marks.
+    """The positions of the sentences of a text, by their end marks.
 
     >>> [text[a:b] for text in ["Not bad. Too long!"] for a, b in sentences(text)]
     ['Not bad.', 'Too long!']
@@ -55,7 +55,7 @@ def sentences(text: str) -> list[Span]:
 
 
 def phrases(text: str) -> list[Span]:
-    """Where the phrases of a text stand: what punctuation marks part."""
+    """The positions of the phrases of a text, which punctuation marks separate."""
     return _spans(_PHRASE, text)
 
 
@@ -82,7 +82,7 @@ def _spans(pattern: re.Pattern[str], text: str) -> list[Span]:
 
 
 class Coded(NamedTuple):
-    """A text as numbers, and where each token stands in it."""
+    """A text as numbers, and the position of each token in it."""
 
     numbers: list[int]
     spans: list[Span]
@@ -109,7 +109,7 @@ class Coder:
 
     @property
     def unknown(self) -> int:
-        """The number that stands for no word in particular: that of unknown words; of sub-words, padding."""
+        """The number of unknown words; of sub-words, padding."""
         return self.words.unknown if isinstance(self.words, Vocabulary) else self.words.pad
 
     def encode(self, text: str) -> Coded:

@@ -1,1 +1,9 @@
-"""Readers of image files, of images with captions, and of images with questions. Imports only regard.data."""
+"""Images: readers. Imports only regard.data.
+
+- `image_files`: decoding to RGB
+- `image_folders`: folders of pictures and files of parts
+- `image_store`: decoded pictures on disk
+- `captions`: pictures with captions
+- `image_questions`: questions about pictures
+- `idx`: MNIST's format
+"""

@@ -1,4 +1,4 @@
-"""Pictures of any kind as people have them, decoded safely to RGB at one size.
+"""Image files of any common format, decoded safely to RGB at one size.
 
 `decode` turns a file or bytes into a uint8 array (3, height, width); `image_store` keeps many of them on disk.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,7 +29,7 @@ MOST_PIXELS = 89_478_485
 
 _GREY = (128, 128, 128)
 _ORIENTATION = 0x0112
-# How a picture of each EXIF orientation is turned upright, in Pillow's words.
+# The Pillow operation that turns a picture of each EXIF orientation upright.
 _UPRIGHT = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -96,7 +96,7 @@ def decode(
 
 
 def _opened(source: Path | str | bytes, most_pixels: int) -> "Image":
-    """The picture with its header read; a decompression bomb is refused before any pixel is decoded."""
+    """The picture with its header read; a decompression bomb is rejected before any pixel is decoded."""
     from PIL import Image
 
     if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
@@ -127,7 +127,7 @@ def _eight_bits(image: "Image") -> "Image":
         values = np.asarray(image)
         if values.size and not 0 <= values.min() <= values.max() <= 65_535:
             raise DataError(f"pixel values from {values.min()} to {values.max()}; expected 8 or 16 bits")
-        # A file of 32 bits does not say how many of them count: a picture without a value over 255 has 8.
+        # A file of 32 bits does not say how many of them are used: a picture without a value over 255 has 8.
         bits = 8 if image.mode == "I" and values.size and values.max() < 256 else 16
         image = Image.fromarray((values >> (bits - 8)).astype(np.uint8))
     if image.has_transparency_data:

@@ -1,5 +1,21 @@
-"""Built-in worlds: generators of examples with known gold attention. Imports only regard.data.
+"""Built-in worlds: seeded generators of examples with gold attention. Imports only regard.data.
 
-reviews, review_words: sentiment; stories, story_events: reading; shapes, scenes, scene_captions, scene_questions,
-scene_further: drawn scenes with captions and questions; digits: drawn digits; utterances, phones: synthesised speech.
+- `sentence_pairs`: translation: English and Chinese
+- `grammar/`: the grammar of these sentences
+- `random_choices`: seeded choices, and words with their links
+- `reviews`: sentiment
+- `review_words`: its words and patterns
+- `stories`: reading
+- `story_events`: its events
+- `scenes`: positions and relations of shapes
+- `shapes`: drawing of shapes
+- `scene_captions`: captioning
+- `scene_questions`: visual questions
+- `further_questions`: more questions about one scene
+- `digits`: glimpses: drawn digits
+- `utterances`: speech: formant synthesis
+- `phones`: its sounds and words
+- `traffic`: driving: the simulator
+- `traffic_roads`: its roads and road users
+- `traffic_expert`: its expert driver
 """

@@ -53,7 +53,7 @@ def digits(seed: int, *, count: int, layout: str = "plain") -> Iterator[Digit]:
 
 
 def splits(seed: int, *, train: int, valid: int, test: int, layout: str = "plain") -> Splits:
-    """Training, validation and test digits; no picture stands in two of them.
+    """Training, validation and test digits; no picture is in two of them.
 
     >>> made = splits(1, train=20, valid=5, test=5)
     >>> [len(part) for part in (made.train, made.valid, made.test)]

@@ -1,4 +1,4 @@
-"""Further questions about a scene that is drawn already: one picture then teaches several things.
+"""Further questions about a scene: one picture then serves several training questions.
 
 Each form lists every question of its kind that the scene answers. An answer is chosen first and one of its questions
 after it, so that no answer is frequent only because many questions have it.
@@ -78,7 +78,7 @@ def _counts(scene: Scene) -> _Possible:
 
 
 def _presences(scene: Scene) -> _Possible:
-    """Of what is absent, only a look whose colour and kind are both there, and any kind."""
+    """Absent shapes: only those whose colour and kind both occur in the scene, and any kind."""
     looks = [(colour, kind) for colour in map(_colour, scene.objects) for kind in map(_kind, scene.objects)]
     nouns = [(f"{colour} {kind}", _look) for colour, kind in sorted(set(looks))] + [(kind, _kind) for kind in KINDS]
     for noun, name in nouns:

@@ -39,7 +39,7 @@ class Review:
 class Splits:
     """Reviews to train on, to validate with and to test with; `longer` are longer than any of the others.
 
-    No text stands in two of them.
+    No text is in two of them.
     """
 
     train: tuple[Review, ...]

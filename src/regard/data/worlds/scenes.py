@@ -115,7 +115,7 @@ def place(box: Box, size: int) -> str | None:
 class Splits(Generic[Described]):
     """Scenes to train on, to validate with and to test with; those of `longer` have more objects than any other.
 
-    No scene stands in two of them.
+    No scene is in two of them.
     """
 
     train: tuple[Described, ...]

@@ -17,7 +17,7 @@ from regard.data.worlds.random_choices import Made, tokens
 class Splits:
     """Pairs to train on, to validate with and to test with; `longer` are longer than any of the others.
 
-    No English sentence and no Chinese sentence stands in two of them.
+    No English sentence and no Chinese sentence is in two of them.
     """
 
     train: tuple[Pair, ...]

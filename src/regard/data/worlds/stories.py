@@ -60,7 +60,7 @@ class Story:
 class Splits:
     """Stories to train on, to validate with and to test with; those of `longer` have more sentences than any other.
 
-    No story stands in two of them, whatever is asked about it.
+    No story is in two of them, whatever is asked about it.
     """
 
     train: tuple[Story, ...]

@@ -1,4 +1,4 @@
-"""What every way of seeing an attention call shares: the call as it was, its check, and its gradient."""
+"""A captured attention call, its check and its gradient: shared by all capture modules."""
 
 import math
 from collections.abc import Callable
@@ -13,21 +13,21 @@ from regard.look.attention_records import Kept, Source
 from regard.look.recomputed_weights import Modified, Pairs, lent
 
 _CHECKED_ROWS = 4
-_HELD_BYTES = 2**20  # of values that are held for a check
+_HELD_BYTES = 2**20  # of values that are stored for a check
 
 
 @runtime_checkable
 class Computes(Source, Protocol):
-    """A source that can also give a part of all sequences where they are, without waiting for the device."""
+    """A source that can also return a part of all sequences on their device, without synchronising."""
 
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """An attention call that was seen, before it has a name.
+    """A captured attention call that has no name yet.
 
-    `value` is (b, g, k, e); `output` is what the model goes on with, in whatever form, and `view` brings it, or its
+    `value` is (b, g, k, e); `output` is the tensor that the model uses, in any shape, and `view` reshapes it, or its
     gradient, to (b, h, q, e).
     """
 
@@ -43,37 +43,37 @@ class Call:
 
 @runtime_checkable
 class Recorder(Protocol):
-    """What a handler may ask of the watcher."""
+    """The interface of the watcher that handlers use."""
 
-    sinks: Tensor | None  # of the layer that is running, where its kernel is not told of them
+    sinks: Tensor | None  # of the running layer, if they are not arguments of its kernel
 
     def record(self, call: Call) -> None: ...
 
     def cannot_see(self, what: str) -> None: ...
 
     def safely(self) -> AbstractContextManager[None]:
-        """Whatever goes wrong in watching is said in the trace, and does not stop the model."""
+        """Reports an error of the capture in the trace instead of stopping the model."""
         ...
 
     def heads(self, count: int) -> int | None:
-        """How many heads are in an axis of `count` sequences and heads; None where nothing tells."""
+        """The number of heads in an axis of `count` sequences and heads; None if unknown."""
         ...
 
     def inside(self, heads: int) -> AbstractContextManager[None]:
-        """See calls again while a handler runs the layer's function that it handles."""
+        """Enable capture while a handler runs the function of the layer."""
         ...
 
     def telling(self, sinks: Tensor | None) -> AbstractContextManager[None]:
-        """Know of a layer's sinks while it runs."""
+        """Store the attention sinks of a layer while it runs."""
         ...
 
     def deaf(self) -> AbstractContextManager[None]:
-        """See nothing: what runs is already being recorded."""
+        """Disable capture: the running call is already being recorded."""
         ...
 
     @property
     def count(self) -> int:
-        """How many calls were seen so far."""
+        """The number of calls captured so far."""
         ...
 
 
@@ -95,7 +95,7 @@ DROPOUT = "dropout was active: these are the weights before it, and the check ca
 
 
 class Checked:
-    """weights @ value beside the output itself, at some rows; multiplied and compared when somebody asks."""
+    """Compares weights @ value with the output at some rows; computed when requested."""
 
     def __init__(self, source: Computes, value: Tensor, rows: Tensor, output: Tensor) -> None:
         self._source, self._value, self._rows, self._output = source, value, rows, output
@@ -105,7 +105,7 @@ class Checked:
         return [self._value, self._output]
 
     def settle(self) -> "Settled":
-        """Multiply now, and keep the values no longer."""
+        """Compute the product now, and release the values."""
         self._kept.check()
         heads = self._source.shape[1]
         with torch.no_grad(), torch.autocast(self._value.device.type, enabled=False):
@@ -115,12 +115,12 @@ class Checked:
     def of(self, batch: int) -> float:
         try:
             return self.settle().of(batch)
-        except RuntimeError:  # something was written over since
+        except RuntimeError:  # a tensor has been overwritten since
             return math.nan
 
 
 class Settled:
-    """What was found and what ought to have been."""
+    """The computed and the expected output."""
 
     def __init__(self, found: Tensor, output: Tensor) -> None:
         self._found, self._output = found, output
@@ -135,14 +135,14 @@ class Settled:
 
 
 def checked(call: Call) -> Checked | Settled | None:
-    """The check of a call on some rows, with the weights as a record will show them; None where it would tell nothing.
+    """The check of a call on some rows, with the weights that the record shows; None if it would be meaningless.
 
-    Small values are held until somebody asks, so that the model is not kept waiting; large ones are not.
+    Small values are stored and compared when requested, which does not delay the model; large ones at once.
     """
     if not call.checkable or call.value is None or call.output is None or 0 in call.source.shape:
         return None
     queries, value = call.source.shape[2], call.value.detach()
-    # Four rows tell a wrong mask, scale, head or layer from the right one; more would only cost more.
+    # Four rows suffice to detect a wrong mask, scale, head or layer.
     count = min(queries, _CHECKED_ROWS)
     rows = torch.tensor([i * (queries - 1) // max(1, count - 1) for i in range(count)], device=value.device)
     output = call.view(call.output.detach()).index_select(-2, rows)
@@ -151,7 +151,7 @@ def checked(call: Call) -> Checked | Settled | None:
 
 
 def shortened(call: Call) -> Call | None:
-    """The call with its queries and keys in fewer bits, said in its note; None where that saves nothing."""
+    """The call with its queries and keys in fewer bits, with a note about it; None if that saves nothing."""
     found = call.source.short() if isinstance(call.source, Pairs | Modified) else None
     if found is None:
         return None
@@ -175,7 +175,7 @@ def four_axes(tensor: Tensor, heads: int | None = None) -> Tensor:
 
 
 class Backward:
-    """∂L/∂weights = ∂L/∂output · valueᵀ: the values, and the gradient of the output once it has come."""
+    """∂L/∂weights = ∂L/∂output · valueᵀ: the values, and the gradient of the output after the backward pass."""
 
     def __init__(self, call: Call, name: str) -> None:
         assert call.value is not None
@@ -183,8 +183,8 @@ class Backward:
         self._heads = call.source.shape[1]
         self.grad: Tensor | None = None
 
-    def hear(self, grad: Tensor) -> None:
-        """Keep the gradient of the output; the last backward pass counts."""
+    def store(self, grad: Tensor) -> None:
+        """Store the gradient of the output; the last backward pass replaces earlier ones."""
         self.grad = self._view(grad.detach())
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:

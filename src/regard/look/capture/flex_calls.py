@@ -1,4 +1,4 @@
-"""FlexAttention, seen where its Python ends: at the higher-order operator, compiled or not."""
+"""Calls of FlexAttention, captured at the higher-order operator, compiled or not."""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What ought to have attended, by its name, and was not seen to: kernels that bypass torch, scripts, loops by hand."""
+"""Attention modules, by class name, of which no call was captured: kernels outside torch, TorchScript, own loops."""
 
 import functools
 import re
@@ -14,7 +14,7 @@ _ATTENDS = re.compile("attention|attn", re.IGNORECASE)
 
 
 class Expected:
-    """Counts how often modules ran whose class is called some kind of attention, and the modules that own them."""
+    """Counts the calls of modules whose class name contains attention, and of the modules that own them."""
 
     def __init__(self, model: nn.Module) -> None:
         plain = [(name, module) for name, module in model.named_modules()]
@@ -42,7 +42,7 @@ class Expected:
         self._ran[name] += 1
 
     def missing(self, seen: set[str], keeps: Callable[[str], bool]) -> Iterator[str]:
-        """One sentence for each module that should have been seen."""
+        """One sentence for each attention module without a captured call."""
         for whole in self._attending:
             name = named(whole)
             if not keeps(name) or any(other == name or other.startswith(f"{name}.") for other in seen):
@@ -58,7 +58,7 @@ class Expected:
 
 
 def named(name: str) -> str:
-    """A module's name without the wrapper that torch.compile puts around."""
+    """A module's name without the wrapper of torch.compile."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 

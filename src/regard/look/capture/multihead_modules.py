@@ -1,7 +1,7 @@
 """nn.MultiheadAttention and what is made of it: nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer.
 
-Torch hands the whole layer's function to a watcher at once, and runs it with the watcher off. A copy of the function
-that does not hand itself over again lets the calls inside be seen.
+Torch passes the whole layer's function to a TorchFunctionMode and runs it with the mode off. A copy of the function
+that does not dispatch again makes the calls inside visible.
 """
 
 import functools
@@ -19,7 +19,7 @@ from regard.look.capture.captured_call import Function, Handler, Recorder
 
 @functools.cache
 def open_form(function: FunctionType) -> FunctionType:
-    """The same function, which takes its tensors for plain ones; torch's own is left as it is."""
+    """A copy of the function that treats its tensors as plain ones; torch's own function is unchanged."""
     names = {**function.__globals__, "has_torch_function": lambda _: False}
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
@@ -27,7 +27,7 @@ def open_form(function: FunctionType) -> FunctionType:
 
 
 def seen(recorder: Recorder, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the layer's function with the watcher on."""
+    """Run the layer's function with capture enabled."""
     heads = kwargs.get("num_heads", args[4] if len(args) > 4 else None)
     assert isinstance(function, FunctionType)
     with recorder.inside(heads):
@@ -39,8 +39,8 @@ HANDLERS: dict[Function, Handler] = {F.multi_head_attention_forward: seen}
 
 @contextmanager
 def unpacked(model: nn.Module) -> Iterator[None]:
-    """While it lasts, every nn.TransformerEncoder gives at padded positions what it gives unwatched."""
-    # What is compiled does not pack, unwatched or not.
+    """In this context, nn.TransformerEncoder returns the same values at padded positions as without capture."""
+    # Compiled encoders do not pack, with or without capture.
     compiled = {id(part) for module in model.modules() if _is_compiled(module) for part in module.modules()}
     encoders = [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
     handles = [
@@ -60,9 +60,9 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def as_unwatched(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-    """What nn.TransformerEncoder writes at padded positions in inference, when nobody watches: 0, then its norm.
+    """The values that nn.TransformerEncoder has at padded positions in inference without capture: 0, then its norm.
 
-    It packs the sequences there. A watcher keeps it from that, so padded rows would hold other numbers.
+    It packs the sequences in that case. Capture prevents packing, so padded rows would hold other values.
     """
     assert isinstance(encoder, nn.TransformerEncoder)
     names = ("src", "mask", "src_key_padding_mask", "is_causal")
@@ -72,7 +72,7 @@ def as_unwatched(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         return None
     padded = padding if padding.dtype == torch.bool else padding != 0
     if getattr(encoder, "mask_check", True) and bool((padded[:, :-1] & ~padded[:, 1:]).any()):
-        return None  # not at the end alone
+        return None  # padding is not only at the end
     blank = torch.zeros((), dtype=output.dtype, device=output.device).expand(output.shape[-1])
     if encoder.norm is not None:
         blank = encoder.norm(blank)

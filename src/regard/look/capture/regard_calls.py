@@ -1,9 +1,7 @@
-"""Calls of `regard.attention` itself: any score, normaliser, mask and bias, on whichever backend."""
+"""Calls of `regard.attention`: any score, normaliser, mask and bias, on any backend."""
 
 import functools
-import sys
 from collections.abc import Callable
-from types import FrameType
 
 from torch import Tensor
 
@@ -14,7 +12,6 @@ from regard.core.scores import ScaledDot
 from regard.look.capture.captured_call import DROPOUT, Call, Recorder, four_axes
 from regard.look.recomputed_weights import Pairs
 
-_LOCAL, _NEAR = "regard.core.local", 40  # a module, and how many frames above a call it may stand
 _SAMPLED = "a key was drawn for each query: these are the chances it was drawn by, and the check cannot apply"
 
 
@@ -22,7 +19,7 @@ def heard(recorder: Recorder, problem: Problem, run: Callable[[], Attended]) -> 
     """Run the call and record it."""
     with recorder.deaf():
         result = run()
-    if _is_local():
+    if problem.gathered:
         recorder.cannot_see("local attention, whose keys are a window around each query,")
         return result
     with recorder.safely():
@@ -43,16 +40,6 @@ def heard(recorder: Recorder, problem: Problem, run: Callable[[], Attended]) -> 
         )
         recorder.record(call)
     return result
-
-
-def _is_local() -> bool:
-    """Was the call made by `local_attention`, which gives each query a memory of its own?"""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(_NEAR):
-        if frame is None or frame.f_globals.get("__name__") == _LOCAL:
-            break
-        frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") == _LOCAL
 
 
 def _with_heads(output: Tensor, *, headless: bool) -> Tensor:

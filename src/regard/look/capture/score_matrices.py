@@ -1,8 +1,8 @@
 """Large matrices of hand-written attention, traced back to the queries and keys they came from.
 
-The scores q kᵀ are followed through a scale, what is added and what is masked, up to their softmax. Where that is all
-that happened, queries and keys are kept instead of the matrix: rows of both are compared first, and whatever is not
-plainly the same is kept as a matrix.
+The scores q kᵀ are tracked through a scale, an added bias and a mask, up to their softmax. Where that is all
+that happened, queries and keys are stored instead of the matrix: rows of both are compared first, and if they do not
+agree, the matrix is stored.
 """
 
 import math
@@ -19,7 +19,7 @@ from regard.look.attention_records import Kept
 from regard.look.capture.captured_call import Done, four_axes
 from regard.look.recomputed_weights import Pairs
 
-LARGE = 2**20  # weights from which on a matrix is not kept if queries and keys will do
+LARGE = 2**20  # weights from which queries and keys are stored instead of a matrix, if possible
 
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 SCALED = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__}
@@ -33,7 +33,7 @@ FUNCTIONS = PRODUCT | SCALED | DIVIDED | ADDED | FILLED | ROUNDED
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """scale · query keyᵀ + what was added, closed where it was masked."""
+    """scale · query keyᵀ + bias, with a mask."""
 
     query: Tensor
     key: Tensor
@@ -44,7 +44,7 @@ class Scores:
 
 
 def first(done: Done) -> Scores | None:
-    """Scores, if a product of two tensors may be some."""
+    """Scores, if a product of two tensors can be scores."""
     result = done.result
     if (
         done.function not in PRODUCT
@@ -61,12 +61,12 @@ def first(done: Done) -> Scores | None:
 
 
 def worth_it(matrix: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Is the matrix large, and larger than what it came from?"""
+    """Whether the matrix is large, and larger than queries and keys."""
     return matrix.numel() >= LARGE and matrix.numel() > query.numel() + key.numel()
 
 
 def next_of(scores: Scores, done: Done) -> Scores | None:
-    """The scores after one more step, or None where it is none that scores take."""
+    """The scores after one more operation, or None if the operation is not one of those tracked."""
     function, args, kwargs, _ = done
     if function in ROUNDED:
         return scores
@@ -88,7 +88,7 @@ def _closes(fill: Any, dtype: torch.dtype) -> bool:
 
 
 def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) -> Pairs | None:
-    """The same weights from queries and keys; None where rows of both are not plainly the same."""
+    """The same weights from queries and keys; None if rows of the two do not agree."""
     scores.kept.check()
     query, key = four_axes(scores.query, heads), four_axes(scores.key, heads)
     shape = (*query.shape[:3], key.shape[2])
@@ -101,7 +101,7 @@ def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) ->
     for added in scores.added:
         bias = _fitting(added, heads) if bias is None else bias + _fitting(added, heads)
     if mask is not None and not bool(mask.any(-1).all()):
-        return None  # a row with nothing to attend means something else to every author
+        return None  # implementations differ in what a fully masked row gives
     found = Pairs(
         build(query, key, value.to(query.dtype), ScaledDot(scores.scale), Softmax(), mask, bias, 0.0, None, None)
     )

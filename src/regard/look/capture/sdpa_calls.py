@@ -1,4 +1,4 @@
-"""`F.scaled_dot_product_attention`, and through it most models there are."""
+"""Calls of `F.scaled_dot_product_attention`, which most models use."""
 
 import functools
 import math
@@ -34,7 +34,7 @@ def product_call(
     note: str | None = None,
     view: Callable[[Tensor], Tensor] = lambda output: output,
 ) -> Call:
-    """A call of scaled dot products and softmax; a bool mask says what may be attended, a float one is added."""
+    """A call of scaled dot products and softmax; a bool mask is True at allowed pairs, a float one is added."""
     adds = isinstance(mask, Tensor) and mask.dtype != torch.bool
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     score = ScaledDot(scale, softcap)

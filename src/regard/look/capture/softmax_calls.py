@@ -1,8 +1,8 @@
-"""Attention written out by hand: a softmax whose result weighs values.
+"""Hand-written attention: a softmax whose result is multiplied with values.
 
-The result of every softmax is followed through what changes only its form, its precision or a few of its numbers, up
-to the product with the values. What the product was given is what is recorded; where dropout came between, the weights
-from before it.
+The result of every softmax is tracked through operations that change its shape, its precision or a few values, up
+to the product with the values. The argument of the product is recorded; if dropout was applied, the weights
+before dropout.
 """
 
 import weakref
@@ -27,16 +27,16 @@ _LATE = "dropout was applied in place: these are the weights after it"
 
 @dataclass(frozen=True, eq=False)
 class Tag:
-    """A tensor that is weights. `clean` are the weights before dropout, in the tensor's own form, if it was applied."""
+    """A tensor of weights. `clean` are the weights before dropout, in the tensor's shape, if dropout was applied."""
 
     clean: Tensor | None = None
-    late: bool = False  # dropout was applied in place: what was before is gone
+    late: bool = False  # dropout was applied in place: the weights before it are lost
     scores: Scores | None = None  # where the weights came from, if that is known
-    product: Tensor | None = None  # weights of a product that awaits its sum, (…, k) with the axis it sums
+    product: Tensor | None = None  # weights of an elementwise product before its sum, (…, k) with the summed axis
 
 
 class Tags(Generic[Kind]):
-    """What is known of living tensors."""
+    """Tags of the tensors that are alive."""
 
     def __init__(self) -> None:
         self._tags: dict[int, tuple[weakref.ref[Tensor], Kind]] = {}
@@ -55,7 +55,7 @@ class Tags(Generic[Kind]):
 
 SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
 DROP = {torch.dropout, F.dropout, torch.dropout_, F.alpha_dropout, F.feature_alpha_dropout}
-# What changes the form, the precision or a few numbers: the result is weights as much as the first argument was.
+# Operations that change shape, precision or a few values: the result is weights if the first argument was.
 SAME = {
     *(Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double, Tensor.cpu),
     *(Tensor.contiguous, Tensor.clone, torch.clone, Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten),
@@ -74,7 +74,7 @@ SUM = {torch.sum, Tensor.sum}
 
 
 def seen_same(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Hand the tag on, and give what was kept from before dropout the same form."""
+    """Pass the tag to the result, and apply the same operation to the weights from before dropout."""
     function, args, kwargs, result = done
     tag = tags.get(args[0]) if args else None
     if tag is not None and isinstance(result, Tensor):
@@ -85,7 +85,7 @@ def seen_same(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
 
 
 def seen_dropout(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Remember the weights as they were before."""
+    """Store the weights from before dropout."""
     _, args, kwargs, result = done
     before = args[0] if args else kwargs.get("input")
     tag = tags.get(before)
@@ -101,7 +101,7 @@ def _drops(p: float = 0.5, train: bool = True, *_: Any, training: bool | None = 
 
 
 def seen_scaled(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Weights times a head mask or number are weights; weights times values, one by one, await their sum."""
+    """Weights times a head mask or number are weights; weights times values, elementwise, are still to be summed."""
     function, args, _, result = done
     if not isinstance(result, Tensor) or len(args) < 2:
         return
@@ -133,7 +133,7 @@ def seen_sum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
     if weights.shape[dim] != summed.shape[dim] or weights.shape[-1] not in (1, summed.shape[-1]):
         return
     if dim != summed.ndim - 1 and weights.shape[-1] == 1:
-        # (…, k, …, 1): the keys last, what is left before them are sequences, one query each.
+        # (…, k, …, 1): keys last; the other axes are sequences, one query each.
         rows = weights.movedim(dim, -1).reshape(-1, 1, 1, weights.shape[dim])
         recorder.record(Call("softmax", Given(rows), None, None, note="a sum of products: the check cannot apply"))
 
@@ -171,7 +171,7 @@ def _record(
     note: str | None,
     scores: Scores | None = None,
 ) -> None:
-    """Weights (…, q, k), values (…, k, e) and the output, which `form` brings to (…, q, e)."""
+    """Weights (…, q, k), values (…, k, e) and the output, which `form` reshapes to (…, q, e)."""
     heads = recorder.heads(weights.shape[0]) if weights.ndim == 3 else None
     if value.ndim < 2:
         recorder.record(Call("softmax", Given(kept(four_axes(weights, heads))), None, None))
@@ -193,7 +193,7 @@ def _record(
 
 
 def seen_einsum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """A product with named axes."""
+    """A product by einsum."""
     _, args, _, result = done
     operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
     if len(operands) != 2 or not isinstance(args[0], str):

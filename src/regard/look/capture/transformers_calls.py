@@ -1,7 +1,7 @@
-"""Hugging Face transformers: kernels it calls through its attention interface that nothing else can see.
+"""Hugging Face transformers: kernels behind its attention interface, which no torch function reveals.
 
-Models look the function up at every call, so exchanging the entries while watching is enough. What runs inside an
-entry is seen first; only where nothing was, as in a flash kernel, its arguments are recorded.
+Models look the function up at every call, so replacing the entries while watching is enough. Calls inside an
+entry are captured first; only if there are none, as in a flash kernel, the entry's arguments are recorded.
 """
 
 import functools
@@ -20,13 +20,13 @@ from regard.look.capture.sdpa_calls import product_call
 
 @contextmanager
 def interface(recorder: Recorder) -> Iterator[None]:
-    """Hear the calls that go through the attention interface of transformers, if it was imported."""
+    """Capture the calls through the attention interface of transformers, if it was imported."""
     modeling = sys.modules.get("transformers.modeling_utils")
     table = getattr(modeling, "ALL_ATTENTION_FUNCTIONS", None)
     if table is None:
         yield
         return
-    own = dict(getattr(table, "_local_mapping", {}))  # entries that were exchanged before we came
+    own = dict(getattr(table, "_local_mapping", {}))  # entries that were replaced before
     names = list(table)
     for name in names:
         table[name] = _listening(recorder, table[name])
@@ -70,7 +70,7 @@ def _opaque(
     output: Tensor,
     options: dict[str, Any],
 ) -> None:
-    """Record a kernel that could not be seen, from its arguments: flash kernels count causality from the end."""
+    """Record a kernel from its arguments: flash kernels align the causal mask to the end."""
     query, key, value = tensors
     if options.get("cache") is not None or options.get("cu_seq_lens_q") is not None:
         recorder.cannot_see("a kernel on packed or paged sequences")
@@ -105,7 +105,7 @@ def _as_is(output: Tensor) -> Tensor:
 
 
 def _mask(module: Any, given: Any, queries: int, keys: int, options: dict[str, Any]) -> Mask | Tensor | None:
-    """The mask a flash kernel applies: padding, causality from the end, a window."""
+    """The mask that a flash kernel applies: padding, causal aligned to the end, a window."""
     if isinstance(given, Tensor) and given.ndim == 4:
         return given[..., :keys]
     is_causal = options.get("is_causal")
@@ -121,7 +121,7 @@ def _mask(module: Any, given: Any, queries: int, keys: int, options: dict[str, A
     if isinstance(given, Tensor) and given.ndim == 2:
         real = given.bool()
         padding = real[:, None, None, :]
-        if queries == keys:  # rows of padding are packed away, and come back as zeros
+        if queries == keys:  # padded rows are removed by packing, and returned as zeros
             padding = padding & real[:, None, :, None]
         return padding if mask is None else mask & padding
     return mask

@@ -1,1 +1,6 @@
-"""The standalone HTML page of a trace; its JavaScript is in `assets`. Imports look only."""
+"""The standalone HTML page of a trace. Imports look only.
+
+- `page`: the page as one HTML file
+- `page_data`: descriptions and maps for the page
+- `assets/`: its JavaScript and CSS, also served by the studio
+"""

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from regard.look.rollout_records import with_rollouts
 from regard.look.trace import Trace
 from regard.look.viewer.page_data import WHOLE, Budget, as_json, pack
 
 FOLDER = Path(__file__).parent / "assets"
 ENTRY = "main.js"
 LANGUAGES = ("en", "zh")
-MOST, WEIGHTS = 64, 2**25  # sequences, and weights in them, that a page has unless it is told which
+MOST, WEIGHTS = 64, 2**25  # sequences, and weights in them, that a page has by default
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async function|function|class|const|let) (\w+))", re.MULTILINE)
@@ -27,10 +28,12 @@ def page(
 ) -> str:
     """A standalone page of one trace, or of two side by side.
 
-    Of a batch it has every sequence, or as many of the first as a page can hold, and the reader chooses one of them;
-    `batch` names those that it shall have.
+    It contains every sequence of a batch, or the first ones if the page would become too large, and a menu of them;
+    `batch` selects others.
 
-    Maps are kept in 8 bits, except that the eight largest weights of each row have 16: three decimals are right. Maps
+    It also shows the mean over the heads of each layer, and the rollout of each stack of layers (`Trace.rollout`).
+
+    Maps are stored in 8 bits, except that the eight largest weights of each row have 16: three decimals are right. Maps
     of more than 512 queries or keys are pooled, with the largest weights of each row beside them; the page says so.
 
     >>> import torch
@@ -38,7 +41,7 @@ def page(
     >>> text.startswith("<!doctype html>"), "https:" in text
     (True, False)
     """
-    several = [_by_step(trace) for trace in ([traces] if isinstance(traces, Trace) else traces)]
+    several = [_with_rollouts(_by_step(trace)) for trace in ([traces] if isinstance(traces, Trace) else traces)]
     if not 1 <= len(several) <= 2:
         raise ValueError(f"a page shows one trace or two side by side, got {len(several)}")
     if language not in LANGUAGES:
@@ -68,7 +71,7 @@ def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, t
     for number, item in enumerate(sequences):
         packed = pack(trace, batch=item, budget=budget, sequences=sequences)
         if told and len(sequences) < trace.sequences:
-            left = f"sequences {len(sequences) + 1} to {trace.sequences} of the batch: choose them with batch="
+            left = f"sequences {len(sequences)} to {trace.sequences - 1} of the batch: choose them with batch="
             packed.about["dropped"].append(left)
         where = {label: pictures + n for n, label in enumerate(packed.pictures)}
         blocks = {"records": records, "pictures": where}
@@ -79,7 +82,7 @@ def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, t
 
 
 def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
-    """The sequences that a page is to have."""
+    """The sequences that a page contains."""
     count = max(1, trace.sequences)
     if batch is None:
         cells = sum(record.heads * min(record.queries, WHOLE) * min(record.keys, WHOLE) for record in trace.records)
@@ -95,7 +98,7 @@ def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
 
 
 def _by_step(trace: Trace) -> Trace:
-    """Steps of generation, each a call with one row, as one map; calls with names of their own stay as they are."""
+    """Steps of generation, each a call with one row, as one map; labelled calls stay separate."""
     steps = any(record.call > 0 and record.queries == 1 for record in trace.records)
     named = any(
         labels is not None for record in trace.records for n in range(record.batch) for labels in record.labels(batch=n)
@@ -103,10 +106,14 @@ def _by_step(trace: Trace) -> Trace:
     return trace.joined() if steps and not named else trace
 
 
+def _with_rollouts(trace: Trace) -> Trace:
+    return Trace(trace.title, with_rollouts(trace.records), trace.dropped, parts=trace.parts)
+
+
 def bundle() -> str:
     """The viewer's modules as one script: each in a function of its own, called in the order they need each other.
 
-    A module has named imports from its own folder and named exports, a line each; nothing else is understood here.
+    Only named imports from the same folder and named exports, a line each, are supported.
     """
     parts = ["const modules = {};"]
     for name in _in_order(ENTRY, []):
@@ -114,7 +121,7 @@ def bundle() -> str:
         exported = ", ".join(_EXPORT.findall(text))
         text = _EXPORT.sub("", _IMPORT.sub(r'const {\1} = modules["\2"];', text))
         parts.append(f'modules["{name}"] = (() => {{\n{text}return {{ {exported} }};\n}})();')
-    # The end of a script element ends it wherever it stands, in a string too.
+    # "</script" ends the element even inside a string.
     return "\n".join(parts).replace("</script", "<\\/script")
 
 
@@ -128,6 +135,6 @@ def _in_order(name: str, known: list[str]) -> Iterator[str]:
 
 
 def _block(kind: str, trace: int, index: int, data: bytes) -> str:
-    """Data the browser does not run: base64 has no sign that could end the element."""
+    """Data in an inert script element: base64 cannot contain an end tag."""
     text = base64.b64encode(data).decode()
     return f'<script type="text/plain" data-{kind}="{trace}-{index}">{text}</script>'

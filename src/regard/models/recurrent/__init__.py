@@ -1,1 +1,9 @@
-"""Recurrent encoder and decoder of token sequences. Imports models, nn and core."""
+"""Recurrent encoder and decoder of token sequences. Imports models, nn, core and kernels.
+
+- `encoder`: `RecurrentEncoder`
+- `decoder`: `RecurrentDecoder`: Bahdanau's and Luong's order
+- `cells`: single steps of GRU and LSTM
+- `gru_sequence`: a GRU over whole sequences on the CPU
+- `additive_loops`: which decoders the hand-written loops serve
+- `token_embeddings`: embeddings computed once for each distinct token
+"""

@@ -1,4 +1,4 @@
-"""Which decoders the loops written by hand serve, and how they are given what the decoders own."""
+"""Which decoders the hand-written loops serve, and the calls of these loops with the decoder's parameters."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from regard.core import attention as calls
 from regard.core.normalizers import Softmax
 from regard.core.scores import Additive
-from regard.models import recurrent_cpu, recurrent_feeding, recurrent_loop
+from regard.kernels.recurrent import bahdanau as bahdanau_loop
+from regard.kernels.recurrent import bahdanau_cpu, luong
 from regard.nn.attention import Attention
 from regard.nn.protocol import Projected
 
@@ -17,7 +18,7 @@ from regard.nn.protocol import Projected
 class Found(NamedTuple):
     """States, or with feeding what the output layer sees, (b, t, d); weights (b, t, k); what was read (b, t, e).
 
-    `turned` says that states and contexts have time first: on the CPU they are mapped further as they lie.
+    `turned` means that states and contexts have time first: on the CPU they are mapped further in that layout.
     """
 
     states: Tensor
@@ -27,7 +28,7 @@ class Found(NamedTuple):
 
 
 def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = False) -> bool:
-    """A GRU of one layer with additive attention and softmax; compilers and watchers see the plain loop instead.
+    """Whether it is a GRU of one layer with additive attention and softmax; torch.compile and watch get the plain loop.
 
     Under autocast on the CPU it is bfloat16 without input feeding.
     """
@@ -58,12 +59,12 @@ def bahdanau(
     if state.device.type == "cpu":
         keys, score, state = _wide(gates, projected.key, score, state)
         _, values, mapping, recurrent, bias = _narrow(gates, values, mapping, recurrent, bias)
-        given = recurrent_cpu.Given(gates, keys, score, values, mapping, state, recurrent, bias, projected.mask)
-        states, contexts, weights = recurrent_cpu.unrolled(given)
+        given = bahdanau_cpu.Given(gates, keys, score, values, mapping, state, recurrent, bias, projected.mask)
+        states, contexts, weights = bahdanau_cpu.unrolled(given)
         return Found(states, weights.transpose(0, 1), contexts, turned=True)
     # The values are mapped to the gates once, so that a step has one matrix product fewer.
     narrow = _narrow(gates, projected.key, score, F.linear(values, mapping), state, recurrent, bias)
-    found = _batch_first(recurrent_loop.unrolled(recurrent_loop.Given._make([*narrow, projected.mask])))
+    found = _batch_first(bahdanau_loop.unrolled(bahdanau_loop.Given._make([*narrow, projected.mask])))
     return found._replace(contexts=found.weights @ values)
 
 
@@ -84,11 +85,11 @@ def feeding(
     bias = torch.cat((hidden_bias, hidden_bias.new_zeros(len(query)), readout.bias))
     values, score = F.linear(values, context), attention.score().weight
     narrow = _narrow(gates, projected.key, score, values, mapping, state, recurrent, bias)
-    return _batch_first(recurrent_feeding.unrolled(recurrent_feeding.Given._make([*narrow, projected.mask])))
+    return _batch_first(luong.unrolled(luong.Given._make([*narrow, projected.mask])))
 
 
 def _narrow(gates: Tensor, *others: Tensor | None) -> list[Any]:
-    """All in the dtype of the gates, which under autocast is its own."""
+    """All in the dtype of the gates, which under autocast is the autocast dtype."""
     return [gates, *(None if other is None else other.to(gates.dtype) for other in others)]
 
 

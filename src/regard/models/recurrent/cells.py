@@ -1,4 +1,4 @@
-"""Recurrent networks one step at a time, with the parameters of torch's own, which run whole sequences at once."""
+"""Single steps of GRU and LSTM with the parameters of torch's modules, which run whole sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +9,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.kernels.recurrent import gru
+
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 
-# (h,) of a GRU or (h, c) of an LSTM, each (layers, b, d), as torch keeps them.
+# (h,) of a GRU or (h, c) of an LSTM, each (layers, b, d), as in torch.
 Hidden = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What a recurrent decoder is made of, beside its sizes.
+    """The settings of a recurrent decoder, besides its sizes.
 
     `dropout` is on the embeddings, between layers and before the output layer, in training.
 
@@ -40,7 +42,7 @@ class Recurrence:
 
     @property
     def parts(self) -> int:
-        """How many vectors make a layer's state: h, or h and c."""
+        """The number of vectors of a layer's state: h, or h and c."""
         return 2 if self.cell == "lstm" else 1
 
     def network(self, input_size: int, size: int, *, bidirectional: bool = False) -> nn.GRU | nn.LSTM:
@@ -76,19 +78,11 @@ def advance(network: nn.GRU | nn.LSTM, gates: Float[Tensor, "b g"], hidden: Hidd
         after = (
             _lstm(gates, recurrent, before[1])
             if isinstance(network, nn.LSTM)
-            else (gru_step(gates, recurrent, before[0]),)
+            else (gru.step(gates, recurrent, before[0]),)
         )
         output = after[0]
         found.append(after)
     return output, tuple(torch.stack(parts) for parts in zip(*found, strict=True))
-
-
-def gru_step(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
-    """h' = (1 − z) n + z h with n = tanh(x_n + r h_n), in torch's order of gates: r, z, n."""
-    size = hidden.shape[-1]
-    reset, update = torch.sigmoid(gates[..., : 2 * size] + recurrent[..., : 2 * size]).chunk(2, -1)
-    new = torch.tanh(gates[..., 2 * size :] + reset * recurrent[..., 2 * size :])
-    return new + update * (hidden - new)
 
 
 def _lstm(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A recurrent writer of token sequences that asks a memory at every step."""
+"""A recurrent decoder of token sequences that attends to a memory at every step."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.core import sharding
 from regard.core.requests import Received, Request, Rows, Top, full
+from regard.kernels.products import linear
 from regard.models.memory import Decoded, Memory, Step
 from regard.models.recurrent import additive_loops
 from regard.models.recurrent.cells import Hidden, Recurrence, advance, run
 from regard.models.recurrent.token_embeddings import Tokens, embedded
-from regard.nn.products import linear
 from regard.nn.protocol import Attends, Projected
 
 ORDERS = ("bahdanau", "luong")
@@ -21,11 +22,11 @@ ORDERS = ("bahdanau", "luong")
 
 @dataclass(frozen=True, eq=False)
 class RecurrentState:
-    """What the decoder carries from token to token, and the memory it asks, projected once."""
+    """The state of the decoder between tokens, and the memory, projected once."""
 
     hidden: Hidden
-    feed: Float[Tensor, "b d"]  # the last output, where it is fed back
-    attention: Any  # what the mechanism remembers
+    feed: Float[Tensor, "b d"]  # the last output, for input feeding
+    attention: Any  # the state of the attention mechanism
     projected: Projected | None
     summary: Float[Tensor, "b s"]
 
@@ -41,7 +42,7 @@ class RecurrentState:
 
 
 class _Read(NamedTuple):
-    """What some queries read, (b, t, e), beside it what was asked of the weights, and the mechanism's next state."""
+    """The contexts of some queries, (b, t, e), the requested weights, and the mechanism's next state."""
 
     context: Tensor
     weights: Tensor | Top | None
@@ -50,7 +51,7 @@ class _Read(NamedTuple):
 
 
 class RecurrentDecoder(nn.Module):
-    """A recurrent network that writes y_i from y_{i-1}, its state, and what it reads of the memory.
+    """A recurrent network that generates y_i from y_{i-1}, its state, and a context from the memory.
 
     order="bahdanau" (Bahdanau et al. 2015, appendix A.2): c_i = attend(s_{i-1}), s_i = f(s_{i-1}, [y_{i-1}; c_i]), and
     the output layer sees tanh(W_o [s_i; c_i; y_{i-1}]). order="luong" (Luong et al. 2015, section 3): h_t = f(h_{t-1},
@@ -58,8 +59,8 @@ class RecurrentDecoder(nn.Module):
     joins the next input. `attention` is any layer of `regard.nn` that `Attends`; without one, C = `memory.summary`
     stands for every c_i (Cho et al. 2014). The first state is tanh(W_s · summary).
 
-    Training takes one call of the network and one of attention in Luong's order without feeding. Otherwise step follows
-    step; for one GRU layer with additive attention by a loop written by hand, on CUDA replayed as one graph.
+    Training takes one call of the network and one of attention in Luong's order without feeding. Otherwise it is a loop
+    over steps; for one GRU layer with additive attention a hand-written loop, on CUDA replayed as one graph.
 
     >>> from regard.core.requests import full
     >>> from regard.nn.attention import Attention
@@ -137,7 +138,8 @@ class RecurrentDecoder(nn.Module):
         return self.output.bias
 
     def start(self, memory: Memory, *, limit: int | None = None) -> RecurrentState:
-        """The state before the first token; the memory is projected here, once. There is no limit to the tokens."""
+        """The state before the first token; the memory is projected here, once. `limit` is not needed."""
+        sharding.refuse("a recurrent decoder")
         summary = memory.summary
         first = torch.tanh(self.bridge(summary))
         parts = first.unflatten(-1, (self.recurrence.parts, self.recurrence.layers, self.size)).permute(1, 2, 0, 3)
@@ -151,14 +153,15 @@ class RecurrentDecoder(nn.Module):
         """Keys and values as the mechanism reads them."""
         keys, values, mask = memory.keys, memory.values, memory.mask
         same = keys is values
-        if mask is not None:  # zero times whatever stands at a padded position must be zero, in gradients too
+        if mask is not None:  # zero times the value at a padded position must be zero, in gradients too
             keys = keys.masked_fill(~mask.unsqueeze(-1), 0.0)
             values = keys if same else values.masked_fill(~mask.unsqueeze(-1), 0.0)
         projected = attention.project(keys, mask=mask)
         return projected if same else projected._replace(value=attention.project(values, mask=mask).value)
 
     def step(self, state: RecurrentState, tokens: Int[Tensor, "b"]) -> Step:
-        """One token further; the same numbers as `forward`."""
+        """One decoding step; the same numbers as `forward`."""
+        sharding.refuse("a recurrent decoder")
         words = Tokens(self.dropout(self.embedding(tokens)).unsqueeze(1), None)
         gates, mapping = self._gates(words)
         top, read, state = self._advance(state, gates.squeeze(1), mapping, full(), None)
@@ -171,7 +174,7 @@ class RecurrentDecoder(nn.Module):
     def _in_steps(
         self, state: RecurrentState, prefix: Tensor, request: Request | None, generator: torch.Generator | None
     ) -> Decoded:
-        """Step after step, where one step's output is the next one's input."""
+        """A loop over steps, where one step's output is the next one's input."""
         words = embedded(self.embedding, self.dropout, prefix)
         if additive_loops.serves(self.network, self.attention, feeding=self.input_feeding):
             gates, mapping = self._gates(words.turned())
@@ -184,7 +187,7 @@ class RecurrentDecoder(nn.Module):
             states = states.transpose(0, 1) if found.turned else states
             return Decoded(self.dropout(states), None if request is None else request.of(found.weights))
         gates, mapping = self._gates(words)
-        # Rows are counted over all steps, and what a key receives is summed over them: both need every weight.
+        # Rows are indexed over all steps, and the weight a key receives is summed over them: both need every weight.
         whole = isinstance(request, (Rows, Received))
         hidden: list[Tensor] = []
         reads: list[_Read] = []
@@ -205,13 +208,13 @@ class RecurrentDecoder(nn.Module):
         return Decoded(self.dropout(states), weights, torch.cat(log_probs, 1) if log_probs else None)
 
     def _by_hand(self, gates: Tensor, mapping: Tensor, state: Tensor, projected: Projected) -> additive_loops.Found:
-        """The loops without autograd inside, for the decoders they serve."""
+        """The hand-written loops without autograd, for the decoders they serve."""
         if self.input_feeding:
             return additive_loops.feeding(self.network, self.attention, self.readout, gates, mapping, state, projected)
         return additive_loops.bahdanau(self.network, self.attention, gates, mapping, state, projected)
 
     def _gates(self, words: Tokens) -> tuple[Tensor, Tensor | None]:
-        """Input gates of the tokens, for all steps by one product; and the columns for what is fed back."""
+        """Input gates of the tokens, for all steps by one product; and the columns for input feeding."""
         network, size = self.network, words.vectors.shape[-1]
         tokens, fed = network.get_parameter("weight_ih_l0").split([size, network.input_size - size], 1)
         gates = words.mapped(tokens, network.get_parameter("bias_ih_l0"))
@@ -240,7 +243,7 @@ class RecurrentDecoder(nn.Module):
     def _read(
         self, state: RecurrentState, query: Tensor, request: Request | None, generator: torch.Generator | None
     ) -> _Read:
-        """What the queries (b, t, d) read: the memory by attention, or its summary."""
+        """The contexts of the queries (b, t, d): by attention, or the memory's summary."""
         if self.attention is None or state.projected is None:
             return _Read(_spread(state.summary, query), None, None, None)
         found, after = self.attention.attend(
@@ -249,7 +252,7 @@ class RecurrentDecoder(nn.Module):
         return _Read(found.output, found.weights, found.log_prob, after)
 
     def _mixed(self, hidden: Tensor, context: Tensor, words: Tokens | None) -> Tensor:
-        """What the output layer sees, for any number of steps; the parts are mapped one by one and never joined."""
+        """The input of the output layer, for any number of steps; its parts are mapped without concatenation."""
         first, second = (hidden, context) if self.order == "bahdanau" else (context, hidden)
         sizes = [first.shape[-1], second.shape[-1]]
         weights = self.readout.weight.split([*sizes, self.readout.in_features - sum(sizes)], 1)
@@ -260,7 +263,7 @@ class RecurrentDecoder(nn.Module):
 
 
 def _fed(gates: Tensor, feed: Tensor, mapping: Tensor | None) -> Tensor:
-    """The gates with what is fed back, if anything is."""
+    """The gates with the fed-back output, if there is input feeding."""
     return gates if mapping is None else gates + F.linear(feed, mapping)
 
 
@@ -270,7 +273,7 @@ def _spread(summary: Tensor, like: Tensor) -> Tensor:
 
 
 def _joined(found: list[Tensor | Top | None]) -> Tensor | Top | None:
-    """What single steps gave, as one call would have."""
+    """The results of single steps, joined as one call would return them."""
     tensors = [one for one in found if isinstance(one, Tensor)]
     if tensors:
         return torch.cat(tensors, 1)
@@ -279,7 +282,7 @@ def _joined(found: list[Tensor | Top | None]) -> Tensor | Top | None:
 
 
 def _reordered(state: Any, index: Tensor) -> Any:
-    """A mechanism's state, tensors batch first in tuples however deep, for other rows."""
+    """A mechanism's state (nested tuples of tensors, batch first) for other rows."""
     if isinstance(state, Tensor):
         return state.index_select(0, index)
     if isinstance(state, tuple):

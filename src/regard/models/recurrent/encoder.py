@@ -1,4 +1,4 @@
-"""A recurrent reader of token sequences."""
+"""A recurrent encoder of token sequences."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.models import recurrent_captured
+from regard.core import sharding
 from regard.models.memory import Memory
 from regard.models.memory_words import Content, check_content, with_words
 from regard.models.recurrent import gru_sequence
@@ -16,15 +16,15 @@ from regard.models.recurrent.token_embeddings import embedded
 
 
 class RecurrentEncoder(nn.Module):
-    """h_j = f(x_j, h_{j-1}), from both ends: word j is kept as [→h_j; ←h_j] (Bahdanau et al. 2015, section 3.2).
+    """h_j = f(x_j, h_{j-1}), in both directions: word j is encoded as [→h_j; ←h_j] (Bahdanau et al. 2015, section 3.2).
 
     source (b, k) → `Memory` with keys = values (b, k, m), m = size for one direction and 2 · size for two; `summary`
-    is the last state of the top layer, of both directions: what the reader knows at the end. Padding changes nothing:
-    the states of a sequence are those it has alone, and padded positions are zeros.
+    is the last state of the top layer, of both directions. Padding changes nothing:
+    the states of a sequence are the same as without the rest of the batch, and padded positions are zeros.
 
-    A state knows its neighbours, so a decoder may look beside the word it means. `keys` and `values` choose what the
-    memory is searched by and what is taken from it: the "states" h_j, the "words" alone, W_x x_j, or "both", their
-    sum. With values of words what is taken can only be the word looked at (Nguyen & Chiang 2018, section 4).
+    A state depends on its neighbours, so a decoder may attend beside the word it needs. `keys` and `values` are the
+    contents of the memory: the "states" h_j, the "words" alone, W_x x_j, or "both", their
+    sum. With values of words the context contains only the attended words (Nguyen & Chiang 2018, section 4).
 
     >>> encoder = RecurrentEncoder(11, 4)
     >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
@@ -59,11 +59,12 @@ class RecurrentEncoder(nn.Module):
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
         """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
+        sharding.refuse("a recurrent encoder")
         memory = self._read(source, lengths)
         if self.words is None:
             return memory
         vectors = self.embedding(source)
-        if memory.mask is not None:  # what stands in padding has no part, not even in a gradient
+        if memory.mask is not None:  # padding must not contribute, not even to a gradient
             vectors = torch.where(memory.mask.unsqueeze(-1), vectors, 0)
         words = self.words(self.dropout(vectors))
         return with_words(memory, words, keys=self.keys, values=self.values)
@@ -71,12 +72,12 @@ class RecurrentEncoder(nn.Module):
     def _read(self, source: Tensor, lengths: Tensor | None) -> Memory:
         """The memory whose keys and values are the states."""
         mask = None
-        captured = recurrent_captured.serves(self.network) and source.numel() > 0
+        captured = gru_sequence.serves_cuda(self.network) and source.numel() > 0
         if lengths is not None:
-            if captured and lengths.is_cuda:  # nothing here may wait for the device: how long they are is taken as told
+            if captured and lengths.is_cuda:  # nothing here may wait for the device: the lengths are not checked
                 _check_shape(source, lengths)
             else:
-                lengths = lengths.cpu()  # the packer wants them there
+                lengths = lengths.cpu()  # pack_padded_sequence needs them on the CPU
                 _check(source, lengths)
             mask = torch.arange(source.shape[1], device=source.device) < lengths.to(source.device).unsqueeze(-1)
         if gru_sequence.serves(self.network) and source.numel():
@@ -84,12 +85,12 @@ class RecurrentEncoder(nn.Module):
             return Memory(found.states, found.states, mask, found.last)
         vectors = self.dropout(self.embedding(source))
         if captured:
-            found = recurrent_captured.read(self.network, vectors, mask)
+            found = gru_sequence.read_cuda(self.network, vectors, mask)
             return Memory(found.states, found.states, mask, found.last)
         if lengths is None or mask is None:
             states, last = self.network(vectors)
             return Memory(states, states, None, self._summary(last))
-        # A row of nothing is read as one token and then erased: the packer wants at least one.
+        # An empty row is encoded as one token and then zeroed: pack_padded_sequence needs at least one.
         packed = pack_padded_sequence(vectors, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
         outputs, last = self.network(packed)
         states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])
@@ -98,12 +99,12 @@ class RecurrentEncoder(nn.Module):
         return Memory(states, states, mask, summary)
 
     def _by_hand(self, source: Tensor, lengths: Tensor | None) -> gru_sequence.Read:
-        """The same by the loop that has no autograd inside; it takes the longest rows first, and time before rows."""
+        """The same by the loop without autograd; it takes the longest rows first, and time before rows."""
         order = None
         if lengths is not None and bool((lengths[1:] > lengths[:-1]).any()):
             order = lengths.argsort(descending=True, stable=True)
             source, lengths = source[order], lengths[order]
-        if lengths is not None:  # a real token in place of padding: zero times whatever a token holds must be zero
+        if lengths is not None:  # a valid token in place of padding: zero times its embedding must be zero
             source = torch.where(torch.arange(source.shape[1]) < lengths.unsqueeze(-1), source, source[0, 0])
         words = embedded(self.embedding, self.dropout, source.t())
         found = gru_sequence.read(self.network, words, lengths)
@@ -113,7 +114,7 @@ class RecurrentEncoder(nn.Module):
         return gru_sequence.Read(found.states[places], found.last[places])
 
     def _summary(self, last: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-        """The top layer's last state, both directions side by side."""
+        """The top layer's last state, both directions concatenated."""
         hidden = last if isinstance(last, Tensor) else last[0]
         directions = 2 if self.network.bidirectional else 1
         return torch.cat(tuple(hidden[-directions:]), -1)

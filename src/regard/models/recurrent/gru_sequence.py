@@ -1,36 +1,24 @@
-"""A GRU over whole sequences on the CPU, one direction at a time, forward and backward by hand.
+"""How a GRU of one layer reads whole sequences by the loops of `kernels.recurrent`, and which networks they serve."""
 
-    [h_r; h_z; h_n] = W_hh s + b            one matrix product a step
-    s' = gru(x_j, h, s)
-
-torch's own adds to the matrix's gradient at every step. Here that gradient is one product over all steps, and the
-matrix is laid out once for all of them. Rows come longest first, so at each position those that have a token are the
-first ones: padding is neither computed nor read. Under autocast what products take and give is bfloat16, and the state
-that goes round float32.
-"""
-
-from collections.abc import Iterable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.models import recurrent_gates
-from regard.models.recurrent.cells import gru_step
+from regard.kernels.recurrent import sequence_cpu, sequence_cuda
 from regard.models.recurrent.token_embeddings import Tokens
-from regard.nn.products import matrix
 
 
 class Read(NamedTuple):
-    """States of a source (b, k, directions · d), zeros where it is padded, and the last states side by side."""
+    """States of a source (b, k, directions · d), zeros at padding, and the last states concatenated."""
 
     states: Tensor
     last: Tensor
 
 
 def serves(network: nn.GRU | nn.LSTM) -> bool:
-    """A GRU of one layer on the CPU; for compilers, and under an autocast to float16, torch's own."""
+    """Whether it is a GRU of one layer on the CPU; under torch.compile and float16 autocast torch's GRU is used."""
     plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
     known = not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16
     return plain and network.get_parameter("weight_hh_l0").device.type == "cpu" and known
@@ -46,14 +34,14 @@ def read(network: nn.GRU | nn.LSTM, words: Tokens, lengths: Tensor | None) -> Re
         gates = words.mapped(weight, bias)
         back = way.endswith("reverse")
         counts = _counts(gates, lengths)
-        found = cast(Tensor, _Sequence.apply(gates, recurrent.to(gates.dtype), hidden.to(gates.dtype), counts, back))
+        found = sequence_cpu.states(gates, recurrent.to(gates.dtype), hidden.to(gates.dtype), counts, back)
         states.append(found)
         last.append(_last(found, lengths, back))
     return Read(torch.cat([found.transpose(0, 1) for found in states], -1), torch.cat(last, -1))
 
 
 def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
-    """How many rows have a token at each position."""
+    """The number of rows that have a token at each position."""
     steps, batch, _ = gates.shape
     if lengths is None:
         return [batch] * steps
@@ -61,7 +49,7 @@ def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
 
 
 def _last(states: Tensor, lengths: Tensor | None, back: bool) -> Tensor:
-    """The states (b, d) after the last token of each row in the direction of reading; zeros for a row of nothing."""
+    """The states (b, d) after the last token of each row in the given direction; zeros for an empty row."""
     if back:
         return states[0]
     if lengths is None:
@@ -70,98 +58,37 @@ def _last(states: Tensor, lengths: Tensor | None, back: bool) -> Tensor:
     return states[(lengths - 1).clamp(min=0), rows]
 
 
-class _Sequence(torch.autograd.Function):
-    """States (k, b, d) from input gates (k, b, 3d), from zeros; rows beyond the count of a position are zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            states, gates, hidden = _forward(inputs, recurrent, bias, counts, back)
-        ctx.save_for_backward(inputs, recurrent, bias, states, gates, hidden)
-        ctx.counts, ctx.back = counts, back
-        return states[:-1] if back else states[1:]
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, recurrent, bias, states, gates, hidden = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is asked for: autograd makes it from the plain form
-            given = (inputs, recurrent, bias)
-            wanted = [tensor for tensor in given if tensor.requires_grad]
-            plain = _plainly(inputs, recurrent, bias, ctx.counts, ctx.back)
-            found = iter(torch.autograd.grad(plain, wanted, upstream[0], create_graph=True))
-            return (*(next(found) if tensor.requires_grad else None for tensor in given), None, None)
-        with torch.autocast("cpu", enabled=False):
-            dgates, dproducts = _backward(inputs, recurrent, states, gates, hidden, upstream[0], ctx.counts, ctx.back)
-            # The first state is zeros, and adds nothing to the matrix.
-            later = dproducts[:-1] if ctx.back else dproducts[1:]
-            drecurrent = later.flatten(0, 1).t() @ states[1:-1].flatten(0, 1)
-        return dgates, drecurrent, dproducts.sum((0, 1)), None, None
+def serves_cuda(network: nn.GRU | nn.LSTM) -> bool:
+    """A GRU of one layer on CUDA; compilers take torch's own."""
+    plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
+    return plain and network.get_parameter("weight_hh_l0").is_cuda
 
 
-def _forward(
-    inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """States, with the zeros from which reading starts, (k + 1, b, d); gates (k, b, 3d), and what r gates (k, b, d)."""
-    steps, batch, gate_size = inputs.shape
-    size, wide = recurrent.shape[-1], torch.promote_types(inputs.dtype, torch.float32)
-    states = torch.empty(steps + 1, batch, size, dtype=inputs.dtype)
-    gates, hidden = torch.empty(steps, batch, gate_size, dtype=wide), torch.empty(steps, batch, size, dtype=wide)
-    state = torch.zeros(batch, size, dtype=wide)
-    states[-1 if back else 0] = 0.0
-    weight, form = matrix(recurrent, batch, uses=steps), recurrent_gates.forms(inputs)
-    for i in _order(steps, back):
-        rows, first = counts[i], i == (steps - 1 if back else 0)
-        before = states[i + 1 if back else i, :rows]
-        product = bias.repeat(rows, 1) if first else weight.times(before, bias)
-        forth = form.forth if rows > 1 else recurrent_gates.forth
-        if rows > len(state):
-            state = F.pad(state, (0, 0, 0, rows - len(state)))
-        state = forth(inputs[i, :rows], None, product, state[:rows], gates[i, :rows], hidden[i, :rows])
-        after = states[i if back else i + 1]
-        after[:rows], after[rows:] = state, 0.0
-    return states, gates, hidden
+def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) -> Read:
+    """Run a sequence (b, k, e) through every direction; `mask` (b, k) ends in False where a row has ended."""
+    ways = ["_l0", "_l0_reverse"][: 2 if network.bidirectional else 1]
+
+    def each(name: str) -> list[Tensor]:
+        return [network.get_parameter(name + way) for way in ways]
+
+    if mask is not None:  # zero times whatever stands at a padded position must be zero
+        embedded = embedded.masked_fill(~mask.unsqueeze(-1), 0.0)
+    # One product for both directions, with time first; the backward direction is reversed in time.
+    gates = F.linear(embedded.transpose(0, 1), torch.cat(each("weight_ih")), torch.cat(each("bias_ih"))).chunk(
+        len(ways), -1
+    )
+    inputs = torch.stack([_turned(part, way) for way, part in enumerate(gates)], 1)
+    kept = None
+    if mask is not None:
+        kept = torch.stack([_turned(mask.t(), way) for way in range(len(ways))], 1)
+    recurrent = torch.stack(each("weight_hh")).to(inputs.dtype)  # under autocast the gates are narrow
+    bias = torch.stack(each("bias_hh")).unsqueeze(1).to(inputs.dtype)
+    states = sequence_cuda.states(inputs, recurrent, bias, kept)
+    found = torch.cat([_turned(states[:, way], way) for way in range(len(ways))], -1).transpose(0, 1)
+    if mask is not None:
+        found = found.masked_fill(~mask.unsqueeze(-1), 0.0)
+    return Read(found, torch.cat(states[-1].unbind(0), -1))
 
 
-def _backward(
-    inputs: Tensor,
-    recurrent: Tensor,
-    states: Tensor,
-    gates: Tensor,
-    hidden: Tensor,
-    upstream: Tensor,
-    counts: list[int],
-    back: bool,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of input gates and of products, (k, b, 3d)."""
-    steps, batch, _ = inputs.shape
-    dgates, dproducts = (torch.empty(*inputs.shape, dtype=inputs.dtype) for _ in range(2))
-    dstate = states.new_zeros(states.shape[1:], dtype=torch.promote_types(inputs.dtype, torch.float32))
-    weight, form = matrix(recurrent.t(), batch, uses=steps), recurrent_gates.forms(inputs)
-    for i in _order(steps, not back):
-        rows, first = counts[i], i == (steps - 1 if back else 0)
-        one = form.back if rows > 1 else recurrent_gates.back
-        before = states[i + 1 if back else i, :rows]
-        dgate, dproduct = dgates[i], dproducts[i]
-        dgate[rows:], dproduct[rows:] = 0.0, 0.0
-        share = one(
-            gates[i, :rows], hidden[i, :rows], before, dstate[:rows], upstream[i, :rows], dgate[:rows], dproduct[:rows]
-        )
-        if not first:
-            dstate[:rows] = weight.times(dproduct[:rows], share)
-    return dgates, dproducts
-
-
-def _order(steps: int, back: bool) -> Iterable[int]:
-    return reversed(range(steps)) if back else range(steps)
-
-
-def _plainly(inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool) -> Tensor:
-    """The same states by operations that autograd follows."""
-    steps, batch, _ = inputs.shape
-    state = inputs.new_zeros(batch, recurrent.shape[-1])
-    states: list[Tensor] = []
-    for i in reversed(range(steps)) if back else range(steps):
-        after = gru_step(inputs[i], F.linear(state, recurrent, bias), state)
-        state = torch.where(torch.arange(batch).unsqueeze(-1) < counts[i], after, 0.0)
-        states.append(state)
-    return torch.stack(states[::-1] if back else states)
+def _turned(sequence: Tensor, way: int) -> Tensor:
+    return sequence.flip(0) if way else sequence

@@ -1,4 +1,4 @@
-"""The embeddings of a batch of tokens, and their images under linear maps, made once for each different token."""
+"""Embeddings of a batch of tokens and their linear maps, computed once for each distinct token."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.nn.products import linear
+from regard.kernels.products import linear
 
-_SHARE = 0.6  # up to this share of different tokens, mapping them and copying is faster than mapping all
-_FEW = 256  # with fewer tokens nothing is worth the trouble
+_SHARE = 0.6  # up to this share of distinct tokens, mapping them and copying is faster than mapping all
+_FEW = 256  # with fewer tokens all are mapped
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Vectors (n, e) and, where one stands for many tokens, which token has which: `index` (b, t)."""
+    """Vectors (n, e) of distinct tokens, and the vector of each token, `index` (b, t)."""
 
     vectors: Float[Tensor, "*n e"]
     index: Int[Tensor, "b t"] | None
@@ -33,7 +33,7 @@ class Tokens:
 
 
 def embedded(embedding: nn.Embedding, dropout: nn.Dropout, tokens: Int[Tensor, "b t"]) -> Tokens:
-    """The tokens' embeddings. In a batch of text most words come again; on the CPU each is mapped once.
+    """The tokens' embeddings. In a batch of text most words are repeated; on the CPU each is mapped once.
 
     With dropout every token has its own vector, and on a GPU counting words is slower than mapping them all.
     """

@@ -1,1 +1,5 @@
-"""Models that read a traffic scene: an encoder of objects, and a controller. Imports models, nn and core."""
+"""Models that read a traffic scene. Imports models, nn and core.
+
+- `object_encoder`: `SceneEncoder`
+- `controller`: `Controller`: actions of the ego vehicle
+"""

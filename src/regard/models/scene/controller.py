@@ -1,4 +1,4 @@
-"""A driver as a decoder: it asks the scene what matters now, and acts."""
+"""A driving controller as a decoder: the ego vehicle attends to the objects of the scene."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,10 @@ from regard.nn.multihead import MultiHeadAttention
 
 @dataclass(frozen=True, eq=False)
 class Controlled:
-    """What to do, and what it was decided by.
+    """Actions or controls, and the attention weights.
 
-    `logits` are scores of the discrete actions, `controls` continuous ones in [−1, 1]; what was not built is None.
-    `weights` are those asked for, of one query and averaged over heads: all of them are (b, 1, k). A `Top` cannot be
+    `logits` are scores of the discrete actions, `controls` continuous ones in [−1, 1]; None if not configured.
+    `weights` are those requested, of one query and averaged over heads: (b, 1, k) in full. A `Top` cannot be
     averaged and stays (b, h, 1, n). `log_prob` is of hard choices, summed over heads.
     """
 
@@ -30,14 +30,14 @@ class Controlled:
 
 
 class Controller(nn.Module):
-    """Social attention: the ego vehicle asks all objects at once, and acts on what it reads (Leurent & Mercat 2019).
+    """Social attention: the ego vehicle attends to all objects (Leurent & Mercat 2019).
 
     With the summary s of the memory as the ego: q = relu(W s), r = norm(q + MultiHead(q, keys, values)), then
     h = relu(W₁ r) and logits = W_a h for `actions` (which may also serve as values of actions), controls =
     tanh(W_c h) for `controls` such as steering and throttle. A memory of image cells serves as well as one of objects.
 
     `attention` is the name of a score, a score record or function, or None: then W'' relu(W' m) with the mean m of the
-    memory is read in its place, with as many parameters, as nearly as a hidden size can make it.
+    memory replaces it, with a hidden size chosen for about the same number of parameters.
 
     >>> controller = Controller(16, actions=5, controls=1)
     >>> memory = Memory(torch.randn(2, 3, 16), torch.randn(2, 3, 16), None, torch.randn(2, 16))
@@ -110,7 +110,7 @@ def _mean(memory: Memory) -> Tensor:
 
 
 def _mean_reader(memory_size: int, size: int, heads: int) -> nn.Sequential:
-    """A layer from the mean of a memory to what is read, with about as many parameters as attention has."""
+    """A network on the mean of a memory, with about as many parameters as attention has."""
     with torch.device("meta"):
         twin = MultiHeadAttention(size, heads, key_size=memory_size)
     wanted = sum(parameter.numel() for parameter in twin.parameters())

@@ -1,4 +1,4 @@
-"""A traffic scene as a memory: a set of objects, in no order, some of them absent."""
+"""An encoder of traffic scenes: an unordered set of objects, some of them absent."""
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from regard.nn.transformer import TransformerEncoderLayer
 class SceneEncoder(nn.Module):
     """Objects of a scene as keys and values, each embedded alike (Leurent & Mercat 2019, section 3).
 
-    h_j = W₂ relu(W₁ x_j + b₁) + b₂, then `layers` of self-attention in which the objects see one another. There are no
+    h_j = W₂ relu(W₁ x_j + b₁) + b₂, then `layers` of self-attention among the objects. There are no
     positions but those among the features: objects in another order give the same memory in that order. Absent
     objects (`present` False) change nothing and are zeros in the memory. The summary is the first object, the `"ego"`
     vehicle, or the mean of those present, `"mean"`.

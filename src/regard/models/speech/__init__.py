@@ -1,1 +1,4 @@
-"""Models that read sound. Imports models, nn and core."""
+"""Models that read sound. Imports models.
+
+- `pyramidal_encoder`: `SpeechEncoder`
+"""

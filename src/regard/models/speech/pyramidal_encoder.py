@@ -1,10 +1,11 @@
-"""Sound as a memory: a pyramid of recurrent layers that makes a long recording short enough to attend."""
+"""An encoder of speech: a pyramid of recurrent layers that shortens a long recording."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.core import sharding
 from regard.models.memory import Memory
 
 
@@ -12,9 +13,9 @@ class SpeechEncoder(nn.Module):
     """A pyramid of bidirectional LSTMs, the listener of Listen, Attend and Spell (Chan et al. 2016, section 3.1).
 
     h⁰_t = BLSTM(x_t), then h^l_t = BLSTM([h^{l−1}_{2t}; h^{l−1}_{2t+1}]) for each of `layers`: frames (b, t, features)
-    give a memory (b, ⌈t / 2^layers⌉, 2 · size). An odd last step is paired with zeros. Padding changes nothing: a
-    recording gives what it gives alone, and padded positions are zeros. The summary is what the top layer knows when
-    it has read everything, from both ends. With `stack` so many neighbouring frames are joined before the first layer,
+    give a memory (b, ⌈t / 2^layers⌉, 2 · size). An odd last step is paired with zeros. Padding changes nothing: the
+    memory of a recording does not depend on the batch, and padded positions are zeros. The summary is the last state of
+    the top layer in both directions. With `stack` that many neighbouring frames are joined before the first layer,
     which makes every layer faster: 2 · 2^layers frames are then one step of the memory.
 
     >>> encoder = SpeechEncoder(5, 4, layers=2)
@@ -45,10 +46,11 @@ class SpeechEncoder(nn.Module):
 
     def forward(self, frames: Float[Tensor, "b t f"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
         """The memory of some recordings; `lengths` says how many frames of each are real (None: all)."""
+        sharding.refuse("a pyramidal encoder")
         if lengths is not None:
             _check(frames, lengths)
             lengths = lengths.to(frames.device)
-            if self.stack > 1:  # what is joined with the last real frame must be what it is without padding
+            if self.stack > 1:  # the last frame must be joined with zeros, as without padding
                 frames = torch.where(_real(frames.shape[1], lengths).unsqueeze(-1), frames, 0)
                 lengths = (lengths + self.stack - 1) // self.stack
         frames = _joined(frames, self.stack)
@@ -72,7 +74,7 @@ class SpeechEncoder(nn.Module):
 class BothWays(nn.Module):
     """A recurrent network in each direction over the real steps of padded sequences: [→h_t; ←h_t], 0 where masked.
 
-    A masked step is as if it were not there, wherever it stands. No length leaves the device, as it must to pack.
+    A masked step is skipped, wherever it is. Unlike packing, this does not copy the lengths to the CPU.
 
     >>> both = BothWays(nn.GRU(3, 2, batch_first=True), nn.GRU(3, 2, batch_first=True))
     >>> both(torch.randn(1, 4, 3), torch.tensor([[True, False, True, False]]))[0, 1]
@@ -87,7 +89,7 @@ class BothWays(nn.Module):
         if mask is None:
             return torch.cat([self.forwards(x)[0], self.backwards(x.flip(1))[0].flip(1)], -1)
         x = torch.where(mask.unsqueeze(-1), x, 0)
-        # The real steps first, in their order; for the other direction the same turned round, padding left behind.
+        # The real steps first, in their order; for the other direction reversed, with padding still last.
         order = (~mask).byte().sort(stable=True, dim=1).indices
         steps = torch.arange(x.shape[1], device=x.device)
         count = mask.sum(1, keepdim=True)
@@ -98,7 +100,7 @@ class BothWays(nn.Module):
 
 
 def _joined(x: Tensor, count: int) -> Tensor:
-    """So many neighbouring steps of x (b, t, d) as one, the last filled with zeros: (b, ⌈t / count⌉, count · d)."""
+    """Joins `count` neighbouring steps of x (b, t, d), the last padded with zeros: (b, ⌈t / count⌉, count · d)."""
     if count == 1:
         return x
     return F.pad(x, (0, 0, 0, -x.shape[1] % count)).unflatten(1, (-1, count)).flatten(2)
@@ -123,7 +125,7 @@ def _check(frames: Tensor, lengths: Tensor) -> None:
         raise ValueError(
             f"lengths must have one number for each of the {len(frames)} recordings, got shape {tuple(lengths.shape)}"
         )
-    # On a GPU reading the numbers would wait for it; there the mask cuts what is too long.
+    # On a GPU reading the numbers would synchronise; there the mask cuts what is too long.
     if lengths.device.type == "cpu" and lengths.numel():
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > frames.shape[1]:

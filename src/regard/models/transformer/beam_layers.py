@@ -1,4 +1,4 @@
-"""A decoder's layers for hypotheses that stand side by side: each a query of its row, all at the same position."""
+"""The layers of a decoder for grouped hypotheses: each is a query of its row, all at the same position."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.scores import ScaledDot
+from regard.kernels.availability import TRITON
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import Rotary
 
@@ -21,7 +22,7 @@ Keep = Callable[[int, Tensor], Pair]
 
 @runtime_checkable
 class Carries(Protocol):
-    """What the layers read of a state: the decoder, the memory's keys and values, and which of them are real."""
+    """The part of a state that the layers use: the decoder, the memory's keys and values, and their mask."""
 
     @property
     def decoder(self) -> Any: ...
@@ -40,16 +41,16 @@ class Carries(Protocol):
 
 
 def through(
-    state: Carries, x: Tensor, keep: Keep, bias: Tensor, *, offset: int | Tensor, kernels: bool = False
+    state: Carries, x: Tensor, keep: Keep, bias: Tensor, *, offset: int | Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """x (b, s, d) through all layers; and where the last one looked in the memory (b·s, k), if that was asked.
+    """x (b, s, d) through all layers; and the last layer's weights over the memory (b·s, k), if requested.
 
-    `bias` (b, 1, s, n) says which keys each hypothesis came through; `offset` is the position of all of them, a number
-    or one on the device.
+    `bias` (b, 1, s, n) masks the keys that are not of a hypothesis' own history; `offset` is their position, a number
+    or a tensor on the device. In the second case, which is that of a captured search, Triton kernels serve on CUDA.
     """
     stack, looked = state.decoder.stack, None
     time = offset if isinstance(offset, Tensor) else None
-    fused = kernels and x.is_cuda and x.dtype in _KERNEL
+    fused = TRITON and time is not None and x.is_cuda and x.dtype in _KERNEL
     last = len(stack.layers) - 1
     for number, layer in enumerate(stack.layers):
         own, cross = layer.self_attention, layer.cross_attention
@@ -69,14 +70,14 @@ def through(
 
 
 def _left(around: Any, x: Tensor, added: Tensor, fused: bool) -> Tensor:
-    """The stream after a part of a layer, which is not in training."""
+    """The residual stream after a part of a layer, in inference."""
     norm = around.norm
     if not around.residual:
         return added if around.first else norm(added)
     if around.first:
         return x + added
     if fused and type(norm) is nn.LayerNorm and norm.weight is not None and norm.weight.dtype == x.dtype == added.dtype:
-        from regard.models.triton_beams import added_norm  # imports Triton: only where it is used
+        from regard.kernels.triton.beam_attention import added_norm  # imports Triton: only where it is used
 
         return added_norm(x, added, norm)
     return norm(x + added)
@@ -91,10 +92,10 @@ def _read(
     time: Tensor | None,
     fused: bool,
 ) -> Tensor:
-    """What the hypotheses read; with the `time` on the device, keys of later steps are known not to be there."""
+    """The attention output of the hypotheses; with `time` on the device, keys of later steps are skipped."""
     scale = _scale(attention)
     if fused and query.shape[-1] <= _LARGEST:
-        from regard.models.triton_beams import attend  # imports Triton: only where it is used
+        from regard.kernels.triton.beam_attention import attend  # imports Triton: only where it is used
 
         return attention.output(attend(query, key, value, bias, scale=scale, time=time))
     found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
@@ -121,7 +122,7 @@ def _scale(attention: MultiHeadAttention) -> float:
 
 
 def _turned(attention: MultiHeadAttention, packed: Tensor, offset: int | Tensor) -> Tensor:
-    """Queries and keys turned to their position where that is how the layer knows it; all stand at the same."""
+    """Queries and keys with rotary positions, if the layer uses them; all are at the same position."""
     if not isinstance(attention.positions, Rotary):
         return packed
     rows, _, slots, _ = packed.shape

@@ -1,8 +1,8 @@
-"""Several hypotheses of one source side by side: a decoder's step in which they share what they can.
+"""Beam search in a Transformer decoder: a step for several hypotheses of one source that share memory and keys.
 
-The hypotheses of a row are the queries of one batch item. All of them read one projected memory. What each has written
-stays where it was written, and a mask says which of the row's keys a hypothesis came through: when a beam goes on with
-other parents, a few bits of the mask move instead of all keys and values.
+The hypotheses of a row are the queries of one batch item. All of them attend to one projected memory. Keys and values
+stay where they were written, and a mask says which of the row's keys belong to a hypothesis: when a beam continues from
+other parents, a few bits of the mask change instead of all keys and values.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
 from regard.nn.transformer import TransformerDecoderLayer
 
-_FIRST = 64  # keys that storage makes room for at first, at least
-_TIDY = 4  # steps between looks for keys that nobody sees any more
-_ROUND = 8  # a row of a mask should be whole words of the memory that kernels load
+_FIRST = 64  # the initial capacity in keys, at least
+_TIDY = 4  # steps between removals of keys that no hypothesis uses any more
+_ROUND = 8  # rows of a mask are padded to a multiple of this, for aligned loads
 
 
 def why_not(decoder: Any) -> str | None:
-    """Why the hypotheses of this decoder cannot go side by side, if they cannot: then they go one by one."""
+    """The reason why hypotheses of this decoder cannot be grouped, or None; else each is a row of the batch."""
     if core.listeners:
         return "somebody watches: every attention goes the way it is watched"
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
@@ -66,17 +66,17 @@ def _not_usual(attention: Any) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class TransformerBeams:
-    """Where a decoder stands with s hypotheses for each of b rows, after `length` tokens.
+    """The state of a decoder with s hypotheses for each of b rows, after `length` tokens.
 
-    Storage is written in place, as caches are: a state that was stepped from is no longer good.
+    Storage is written in place, as caches are: a state is no longer valid after a step from it.
     """
 
     decoder: Any
     memory: Sequence[Pair]  # keys and values (b, h, k, d), for each layer
-    real: Float[Tensor, "b 1 1 k"] | None  # 0 where the memory is real, −∞ where it is padding
+    real: Float[Tensor, "b 1 1 k"] | None  # −∞ at padding of the memory, else 0
     blank: Bool[Tensor, "b"] | None  # rows without any memory
-    storage: list[Float[Tensor, "b g room d"]]  # keys and values of each layer, heads of one behind those of the other
-    seen: Bool[Tensor, "b s n"]  # the keys that each hypothesis came through
+    storage: list[Float[Tensor, "b g room d"]]  # keys and values of each layer, concatenated along the heads
+    seen: Bool[Tensor, "b s n"]  # the keys of each hypothesis' history
     length: int
     looks: bool
 
@@ -99,7 +99,7 @@ class TransformerBeams:
         return Step(self.decoder.logits(x.flatten(0, 1)), state, looked)
 
     def regroup(self, parents: Int[Tensor, "r s"], kept: Int[Tensor, " r"] | None = None) -> "TransformerBeams":
-        """The hypotheses that come from these of the rows `kept` (None: of all rows)."""
+        """The state after selecting parent hypotheses of the rows `kept` (None: of all rows)."""
         seen = self.seen if kept is None else self.seen.index_select(0, kept)
         seen = seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, seen.shape[-1]))
         if kept is None:
@@ -114,9 +114,9 @@ class TransformerBeams:
         )
 
     def _tidy(self) -> "TransformerBeams":
-        """The same without the keys that no hypothesis of a row came through, now and then: most share their parents.
+        """The same without the keys that no hypothesis of a row uses, every few steps: most hypotheses share parents.
 
-        How many are left must be looked up, which costs a wait where the device is not this one.
+        The number of remaining keys must be read, which synchronises with a GPU.
         """
         count = self.seen.shape[2]
         if self.seen.is_cuda or self.length % _TIDY or count < _FIRST // 2:
@@ -138,25 +138,22 @@ class TransformerBeams:
             raise ValueError(f"rows have {self.seen.shape[1]} hypotheses each: regroup names their parents")
         return self.regroup(index.new_zeros(index.shape[0], 1), index)
 
-    def static(self, width: int, steps: int, *, kernels: bool = False) -> "StaticBeams | None":
-        """Room for a search of so many hypotheses a row and so many steps, from here; None where it cannot be.
-
-        `kernels` asks for attention and normalisation by kernels of this library.
-        """
+    def static(self, width: int, steps: int) -> "StaticBeams | None":
+        """A state with fixed shapes for a search of `width` hypotheses a row, from here; None if impossible."""
         positions = self.decoder.input.positions
         if self.length or (isinstance(positions, LearnedPositions) and positions.capacity < _rounded(steps, 16)):
             return None
-        return StaticBeams(self, width, steps, kernels)
+        return StaticBeams(self, width, steps)
 
 
 class StaticBeams:
-    """The same with every shape fixed and the time on the device: a step that a CUDA graph can hold.
+    """The same with every shape fixed and the time on the device: a step that a CUDA graph can capture.
 
-    Rows, memory and steps are rounded up, so that searches of nearly the same size find it again; `load` fills it.
+    Rows, memory and steps are rounded up, so that searches of similar size reuse it; `load` fills it.
     """
 
-    def __init__(self, like: TransformerBeams, width: int, steps: int, kernels: bool) -> None:
-        self.decoder, self.looks, self.width, self.kernels = like.decoder, like.looks, width, kernels
+    def __init__(self, like: TransformerBeams, width: int, steps: int) -> None:
+        self.decoder, self.looks, self.width = like.decoder, like.looks, width
         key = like.memory[0][0]
         self.rows, self.keys, self.steps = _rounded(key.shape[0], 8), _rounded(key.shape[2], 8), _rounded(steps, 16)
         self.parameters = _addresses(self.decoder)
@@ -176,7 +173,7 @@ class StaticBeams:
         self.places = _places(self.decoder.input.positions, self.steps, key)
 
     def fits(self, state: TransformerBeams, width: int, steps: int) -> bool:
-        """Can the same storage, and what was captured with it, serve a search from that state?"""
+        """Whether the same storage, and the graph captured with it, can serve a search from that state."""
         key = state.memory[0][0]
         mine = (self.decoder, self.looks, self.width, self.rows, self.keys, self.real.dtype, self.real.device)
         size = (_rounded(key.shape[0], 8), _rounded(key.shape[2], 8))
@@ -184,9 +181,9 @@ class StaticBeams:
         return mine == asked and self.steps == _rounded(steps, 16) and self.parameters == _addresses(self.decoder)
 
     def load(self, state: TransformerBeams) -> None:
-        """Begin a search from that state. Rows beyond its own repeat nothing: they see zeros.
+        """Begin a search from that state. Additional rows are zeros.
 
-        So does all that it does not fill: what a mask hides must be a number, and the search before may have left none.
+        All other storage is zeroed too: masked values must be finite, and the previous search may have left NaN.
         """
         rows, _, keys, _ = state.memory[0][0].shape
         for mine, theirs in zip(self.memory, state.memory, strict=True):
@@ -220,18 +217,18 @@ class StaticBeams:
             return key, value
 
         bias = self.seen.unsqueeze(1)
-        x, looked = through(self, x, keep, bias, offset=self.time, kernels=self.kernels)
+        x, looked = through(self, x, keep, bias, offset=self.time)
         self.time.add_(1)
         return Step(self.decoder.logits(x.flatten(0, 1)), self, looked)
 
     def regroup(self, parents: Int[Tensor, "r s"], kept: Tensor | None = None) -> "StaticBeams":
-        """Every hypothesis goes on from its parent."""
+        """Select the parent of every hypothesis."""
         assert kept is None, "no row is left out where shapes are fixed"
         self.seen.copy_(self.seen.gather(1, parents.unsqueeze(-1).expand_as(self.seen)))
         return self
 
     def reorder(self, index: Int[Tensor, " n"]) -> "StaticBeams":
-        """Rows stay where they are: only hypotheses within a row can be exchanged."""
+        """Rows stay in place: only hypotheses within a row can be selected."""
         raise ValueError(f"shapes are fixed at {self.rows} rows: regroup names parents within a row")
 
 
@@ -244,7 +241,7 @@ def grouped(
     length: int,
     looks: bool,
 ) -> TransformerBeams | None:
-    """The state of one hypothesis a row, made of what a decoder carries when it goes one by one; or None."""
+    """The grouped state with one hypothesis a row, from a decoder's plain state; or None."""
     if not decoder.stack.layers or why_not(decoder):
         return None
     blank = None if mask is None else ~mask.any(1)
@@ -254,8 +251,8 @@ def grouped(
             key, value = cache.read()
         else:
             key, value = _projected(layer.cross_attention, memory)
-        # A row without memory reads zeros: it attends all of its padding, and the values there are zeros. Head by head
-        # in one piece, they are read faster at every step.
+        # A row without memory has a zero context: it attends to its padding, where values are zeros. Head by head
+        # contiguous, they are read faster at every step.
         value = value if blank is None else value.masked_fill(blank[:, None, None, None], 0)
         pairs.append((key.contiguous(), value.contiguous()))
     key = pairs[0][0]
@@ -271,12 +268,12 @@ def grouped(
 
 
 def embedded(module: Any, tokens: Int[Tensor, " n"], offset: int) -> Float[Tensor, "n d"]:
-    """Vectors of tokens that all stand at the same position."""
+    """Vectors of tokens that are all at the same position."""
     return module(tokens.unsqueeze(1), offset=offset).squeeze(1)
 
 
 def _projected(attention: MultiHeadAttention, memory: Memory) -> Pair:
-    """Keys and values of the memory for one layer; what is beyond the mask cannot matter, whatever it holds."""
+    """Keys and values of the memory for one layer; masked positions are zeroed."""
     keys, values = memory.keys, memory.values
     if memory.mask is not None:
         keys = torch.where(memory.mask.unsqueeze(-1), keys, 0)
@@ -285,7 +282,7 @@ def _projected(attention: MultiHeadAttention, memory: Memory) -> Pair:
 
 
 def _roomy(storage: Tensor, used: int, new: Tensor) -> Tensor:
-    """The storage, or one with twice the room where the new keys do not fit."""
+    """The storage, or one of twice the capacity if the new keys do not fit."""
     rows, heads, count, size = new.shape
     if used + count <= storage.shape[2]:
         return storage
@@ -295,7 +292,7 @@ def _roomy(storage: Tensor, used: int, new: Tensor) -> Tensor:
 
 
 def _places(positions: nn.Module | None, count: int, like: Tensor) -> Tensor | None:
-    """What is added at each position, made once."""
+    """The position vectors, computed once."""
     if isinstance(positions, SinusoidalPositions):
         return positions.table(count, dtype=like.dtype, device=like.device)
     return positions.table(count).to(like.dtype) if isinstance(positions, LearnedPositions) else None
@@ -307,10 +304,10 @@ def _bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _addresses(decoder: nn.Module) -> tuple[int, ...]:
-    """Where the parameters are: what was captured reads them there."""
+    """The addresses of the parameters, which a captured graph reads."""
     return tuple(parameter.data_ptr() for parameter in decoder.parameters())
 
 
 def _rounded(count: int, step: int) -> int:
-    """The next multiple of `step`; small numbers stay as they are."""
+    """The next multiple of `step`; small numbers are unchanged."""
     return count if count < step else -(-count // step) * step

@@ -1,6 +1,6 @@
 """The Transformer: an encoder of self-attention layers and a decoder whose second attention reads the encoder.
 
-How to train it fast, here in bfloat16 on CUDA (the loss never holds all logits):
+How to train it fast, here in bfloat16 on CUDA (the loss never materialises all logits):
 
     embedding = nn.Embedding(32000, 512)
     encoder = TransformerEncoder(32000, 512, layers=6, heads=8, embedding=embedding)
@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.core import sharding
 from regard.core.masks import causal, padding
 from regard.core.requests import Request, full
 from regard.models.memory import Decoded, Memory, Step, pure
@@ -43,7 +44,7 @@ from regard.nn.positions import LearnedPositions, SinusoidalPositions
 from regard.nn.transformer import Norm, Normalization, TransformerDecoderLayer, TransformerEncoderLayer
 
 Positions = str | Added | Inside | None
-Feeds = int | Callable[[], nn.Module] | None  # a hidden size, or what makes the feed-forward part of each layer
+Feeds = int | Callable[[], nn.Module] | None  # a hidden size, or a factory of the feed-forward part of each layer
 
 
 class TransformerEncoder(nn.Module):
@@ -55,7 +56,7 @@ class TransformerEncoder(nn.Module):
     alibi, a module of `regard.nn`, or None (a bag of words). `embedding` may be shared with a decoder. `keys` and
     `values` of the memory are the "states", the "words" with their positions (in training after dropout of their own),
     or "both".
-    `dropout` falls on the embeddings and on what each part adds, `inner_dropout` (as `dropout` unless given) on the
+    `dropout` applies to the embeddings and the output of each sublayer, `inner_dropout` (default: `dropout`) to the
     attention weights and inside the feed-forward parts. `residual` and `normalization` are as in the layers of
     `regard.nn`.
 
@@ -122,7 +123,7 @@ class TransformerEncoder(nn.Module):
     def read(
         self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None, *, weights: Request | None = None
     ) -> Stacked:
-        """The states of every position, and the weights asked of each layer's self-attention."""
+        """The states of every position, and the requested weights of each layer's self-attention."""
         if lengths is not None and lengths.shape != source.shape[:1]:
             raise ValueError(f"lengths must have one number a source, {source.shape[0]}, got {tuple(lengths.shape)}")
         mask = None if lengths is None else padding(lengths)
@@ -137,7 +138,7 @@ class TransformerEncoder(nn.Module):
         positions: Positions = None,
         batch_first: bool | None = None,
     ) -> "TransformerEncoder":
-        """Torch's encoder with the embedding that goes before it, which torch leaves to the user.
+        """Torch's encoder with an embedding before it, which torch leaves to the user.
 
         `batch_first` is as for `MultiHeadAttention.from_torch`.
         """
@@ -150,12 +151,12 @@ class TransformerEncoder(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class TransformerState:
-    """What a decoder carries from token to token: its own keys and values, and the memory's, projected once.
+    """The state of a decoder between tokens: its own keys and values, and the memory's, projected once.
 
-    The caches move on with each step: a state that was stepped from is no longer good.
+    The caches change with each step: a state is no longer valid after a step from it.
     """
 
-    memory: Memory | None  # until the first token: then every layer has its keys and values
+    memory: Memory | None  # until the first token; afterwards every layer has its keys and values
     caches: list[KeyValueCache]
     memory_caches: list[KeyValueCache]
     mask: Bool[Tensor, "b k"] | None
@@ -164,12 +165,12 @@ class TransformerState:
     decoder: "TransformerDecoder"
 
     def grouped(self) -> TransformerBeams | None:
-        """The same for hypotheses side by side, which share their memory; None where they must go one by one."""
+        """The same for grouped hypotheses, which share their memory; None if they cannot be grouped."""
         looks = self.weights is not None
         return grouped(self.decoder, self.memory, self.caches, self.memory_caches, self.mask, self.length, looks)
 
     def reorder(self, index: Int[Tensor, " n"]) -> "TransformerState":
-        """The rows of the batch named by `index`, as beam search wants them."""
+        """The rows of the batch given by `index`, as beam search needs them."""
         for cache in (*self.caches, *self.memory_caches):
             cache.reorder(index)
         memory = None if self.memory is None else self.memory.reorder(index)
@@ -243,7 +244,7 @@ class TransformerDecoder(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Decoded:
-        """States for every token of the prefix, each of which sees the memory and the tokens up to itself."""
+        """States for every token of the prefix, each of which attends to the memory and the tokens up to itself."""
         done = self.stack(
             self.input(prefix),
             memory.keys,
@@ -263,23 +264,25 @@ class TransformerDecoder(nn.Module):
 
     @property
     def output_weight(self) -> Float[Tensor, "v d"]:
-        """The matrix that turns states into logits."""
+        """The matrix that maps states to logits."""
         return self.input.embedding.weight if self.output is None else self.output.weight
 
     @property
     def output_bias(self) -> Float[Tensor, " v"] | None:
-        """What is added to the logits."""
+        """The bias of the logits."""
         return None if self.output is None else self.output.bias
 
     def start(self, memory: Memory, *, limit: int | None = None, weights: bool = False) -> TransformerState:
-        """The state before the first token; `limit` is the most tokens that will be asked, `weights` fills Step's."""
+        """The state before the first token; `limit` is the largest number of tokens, `weights` requests weights."""
+        sharding.refuse("decoding token by token")
         caches = [KeyValueCache(capacity=limit) for _ in self.stack.layers]
         projected = [KeyValueCache() for _ in self.stack.layers]
         return TransformerState(memory, caches, projected, memory.mask, 0, full() if weights else None, self)
 
     @pure
     def step(self, state: TransformerState | TransformerBeams | StaticBeams, tokens: Int[Tensor, " b"]) -> Step:
-        """Give one token for each row and get the scores of the next; weights are the mean over the last heads."""
+        """The scores of the next token, given one for each row; weights are the mean over the last layer's heads."""
+        sharding.refuse("decoding token by token")
         if not isinstance(state, TransformerState):
             return state.step(tokens)
         done = self.stack(
@@ -304,7 +307,7 @@ class TransformerDecoder(nn.Module):
         positions: Positions = None,
         batch_first: bool | None = None,
     ) -> "TransformerDecoder":
-        """Torch's decoder with the embedding that goes before it and, tied, after it: torch leaves both to the user.
+        """Torch's decoder with the embedding before it and, tied, after it: torch leaves both to the user.
 
         `batch_first` is as for `MultiHeadAttention.from_torch`.
         """
@@ -316,7 +319,7 @@ class TransformerDecoder(nn.Module):
 
 
 def _heads(stack: nn.TransformerEncoder | nn.TransformerDecoder) -> int:
-    """How many heads the attentions of one of torch's stacks have."""
+    """The number of heads of one of torch's stacks."""
     return next(part.num_heads for part in stack.modules() if isinstance(part, nn.MultiheadAttention))
 
 
@@ -344,5 +347,5 @@ def _for_all(mask: Bool[Tensor, "b k"] | None) -> Bool[Tensor, "b 1 1 k"] | None
 
 
 def _values(memory: Memory) -> Tensor | None:
-    """The memory's values where they are not its keys: one tensor is projected in one product."""
+    """The memory's values if they differ from its keys: one tensor is projected in one product."""
     return None if memory.values is memory.keys else memory.values

@@ -1,4 +1,4 @@
-"""Transformer layers one above another, without tokens: vectors in, vectors out."""
+"""Stacks of Transformer layers without token embeddings."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from regard.nn.transformer import TransformerDecoderLayer, TransformerEncoderLay
 
 @dataclass(frozen=True, eq=False)
 class Stacked:
-    """What a stack of layers gives: the last one's output, and the weights asked of each layer, first to last."""
+    """The output of a stack of layers, and the requested weights of each layer, first to last."""
 
     output: Float[Tensor, "b q d"]
     weights: list[Any] | None = None
 
 
 class EncoderStack(nn.Module):
-    """Encoder layers, and a normalisation after the last where there is one (Vaswani et al. 2017, figure 1, left).
+    """Encoder layers, and an optional normalisation after the last (Vaswani et al. 2017, figure 1, left).
 
     >>> from regard.nn import FeedForward, MultiHeadAttention
     >>> stack = EncoderStack(TransformerEncoderLayer(MultiHeadAttention(8, 2), FeedForward(8)) for _ in range(3))
@@ -64,10 +64,10 @@ class EncoderStack(nn.Module):
 
 
 class DecoderStack(nn.Module):
-    """Decoder layers that all ask one memory, and a last normalisation (Vaswani et al. 2017, figure 1, right).
+    """Decoder layers that attend to one memory, and a last normalisation (Vaswani et al. 2017, figure 1, right).
 
-    Give `mask=causal()` for a decoder that must not see what is still to come. With caches, one for each layer, only
-    new positions are given; `memory_caches` take the memory in at the first call, projected for each layer, and after
+    Give `mask=causal()` for an autoregressive decoder. With caches, one for each layer, only
+    new positions are given; `memory_caches` store the memory at the first call, projected for each layer, and after
     that `memory` is left out.
 
     >>> from regard.nn import FeedForward, MultiHeadAttention
@@ -96,7 +96,7 @@ class DecoderStack(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Stacked:
-        """x (b, q, d) through every layer; the weights are those with which each layer read the memory."""
+        """x (b, q, d) through every layer; the weights are those of each layer's attention to the memory."""
         seen = []
         for index, layer in enumerate(self.layers):
             done = layer(
@@ -130,7 +130,7 @@ def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
 
 
 def _of(stack: nn.TransformerEncoder | nn.TransformerDecoder, kind: type) -> list[Any]:
-    """The layers of one of torch's stacks, or an error where one is something else."""
+    """The layers of one of torch's stacks, or an error if one has another type."""
     layers = list(stack.layers.children())
     for layer in layers:
         if not isinstance(layer, kind):
@@ -139,7 +139,7 @@ def _of(stack: nn.TransformerEncoder | nn.TransformerDecoder, kind: type) -> lis
 
 
 def _copied(norm: nn.Module | None) -> nn.Module | None:
-    """The last normalisation with weights of its own."""
+    """A copy of the last normalisation."""
     if norm is None:
         return None
     if not isinstance(norm, nn.LayerNorm):

@@ -1,4 +1,4 @@
-"""Tokens as vectors that know where they stand."""
+"""Token embeddings with positions."""
 
 import copy
 import math
@@ -13,8 +13,8 @@ Added = SinusoidalPositions | LearnedPositions
 Inside = Rotary | Alibi | RelativePositions
 NAMES = ("sinusoidal", "learned", "relative", "rotary", "alibi")
 
-_CAPACITY = 1024  # positions of a learned table asked for by name
-_REACH = 16  # of relative positions asked for by name; Shaw et al. 2018, section 4.1
+_CAPACITY = 1024  # positions of a learned table that is given by name
+_REACH = 16  # of relative positions that are given by name; Shaw et al. 2018, section 4.1
 
 
 def positions_of(positions: str | Added | Inside | None, size: int, heads: int) -> Added | Inside | None:
@@ -35,7 +35,7 @@ def positions_of(positions: str | Added | Inside | None, size: int, heads: int) 
 
 
 def inside(positions: Added | Inside | None) -> Inside | None:
-    """What a layer's self-attention is given: a copy, as each layer learns its own."""
+    """The positions of one layer's self-attention: a copy, as each layer learns its own."""
     return copy.deepcopy(positions) if isinstance(positions, (Rotary, Alibi, RelativePositions)) else None
 
 
@@ -55,7 +55,7 @@ class TokenInput(nn.Module):
         self.scale = math.sqrt(embedding.embedding_dim)
 
     def forward(self, tokens: Int[Tensor, "b n"], *, offset: int = 0) -> Float[Tensor, "b n d"]:
-        """Vectors of the tokens (b, n), the first of which stands at `offset`."""
+        """Vectors of the tokens (b, n), the first of which is at position `offset`."""
         x = self.embedding(tokens) * self.scale
         return self.dropout(x if self.positions is None else self.positions(x, offset=offset))
 

@@ -1,6 +1,6 @@
-"""What makes a Transformer's training step fast: a loss without logits, one compilation a kind of layer, one graph.
+"""A fast training step of a Transformer: a loss without all logits, one compilation a kind of layer, a CUDA graph.
 
-None of it knows the model's insides beyond `decoder.output_weight`; all of it works with any frame of this package.
+It needs nothing of the model but `decoder.output_weight`, and works with any `EncoderDecoder` of this package.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def sequence_loss(
     smoothing: float = 0.0,
     ignore: int = -100,
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy of the target tokens, given the source and the tokens before each; logits never stand whole.
+    """Mean cross-entropy of the target tokens, given the source and the tokens before each, without all logits at once.
 
     >>> from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
     >>> model = EncoderDecoder(
@@ -45,10 +45,10 @@ def sequence_loss(
 
 
 def compile_layers(model: nn.Module, **options: Any) -> None:
-    """Compile every Transformer layer of a model in place, and what makes tokens vectors.
+    """Compile every Transformer layer of a model in place, and the token embeddings.
 
     Equal layers share one compilation, so it takes seconds however many there are. Options are those of
-    `torch.compile`. What lies between layers is little, and stays as it is.
+    `torch.compile`. The little code between layers is not compiled.
     """
     for part in model.modules():
         if isinstance(part, (TransformerEncoderLayer, TransformerDecoderLayer, TokenInput)):
@@ -58,11 +58,11 @@ def compile_layers(model: nn.Module, **options: Any) -> None:
 class CapturedStep:
     """A training step replayed as one CUDA graph: gradients, update and all, with one launch from the host.
 
-    `loss(*batch)` gives a scalar; the optimizer must be able to live in a graph (`capturable=True`). A graph is
-    captured at the first batch of each set of shapes, so lengths should come in few sizes. Capturing leaves parameters
-    and optimizer as they were; the batch that is captured is then trained on once, as any other. The loss that comes
-    back is overwritten by the next step. A learning rate that changes must be a tensor (`lr=torch.tensor(3e-4)`),
-    filled in place. Without CUDA the step simply runs.
+    `loss(*batch)` returns a scalar; the optimizer must support graphs (`capturable=True`). A graph is
+    captured at the first batch of each set of shapes, so there should be few lengths. Capturing leaves parameters
+    and optimizer unchanged; the captured batch is then trained on once, as any other. The returned loss
+    is overwritten by the next step. A learning rate that changes must be a tensor (`lr=torch.tensor(3e-4)`),
+    filled in place. Without CUDA the step runs without a graph.
 
     >>> weight = nn.Parameter(torch.tensor([1.0]))
     >>> step = CapturedStep(torch.optim.SGD([weight], lr=0.1), lambda x: (weight * x).sum())
@@ -123,13 +123,13 @@ class CapturedStep:
         return graph, inputs, loss
 
     def _copies(self) -> list[tuple[Tensor, Tensor]]:
-        """Parameters and what the optimizer remembers, each with a copy."""
+        """Parameters and optimizer state, each with a copy."""
         remembered = [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
         return [(t, t.detach().clone()) for t in (*self.parameters, *remembered)]
 
     @torch.no_grad()
     def _restore(self, before: list[tuple[Tensor, Tensor]]) -> None:
-        """Undo the warm steps in place: what the optimizer first made in them starts at zero, as it would have."""
+        """Undo the warm-up steps in place: state that the optimizer created in them is reset to zero."""
         known = {id(t): copy for t, copy in before}
         remembered = [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
         for tensor in (*self.parameters, *remembered):

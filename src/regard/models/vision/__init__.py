@@ -1,1 +1,8 @@
-"""Models that read images: encoders, recurrent visual attention, a camera driver. Imports models, nn and core."""
+"""Models that read images. Imports models, nn and core.
+
+- `image_encoder`: `ImageEncoder`: cells of a feature map as a memory
+- `convolutional`: a plain convolutional network
+- `efficientnet`: EfficientNet-Lite0
+- `visual_attention`: `RecurrentVisualAttention`: glimpses, trained by REINFORCE
+- `camera_driver`: `CameraDriver`: controls from frames
+"""

@@ -1,4 +1,4 @@
-"""A driver that sees a camera: spatial attention in each frame, temporal attention over the last frames, controls."""
+"""A camera driver: spatial attention in each frame, temporal attention over the last frames, controls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.core.requests import Request, full
 from regard.models.vision.convolutional import ConvolutionalNetwork
-from regard.nn.expected import only_full
+from regard.nn.argument_checks import only_full
 from regard.nn.spatial import SpatialAttention
 from regard.nn.temporal import TemporalAttention
 
@@ -19,9 +19,9 @@ _FULL = full()
 
 @dataclass(frozen=True, eq=False)
 class Driven:
-    """The controls of the last frame, and if asked the gates of the cells of each frame and the weights of the frames.
+    """The controls of the last frame, and if requested the gates of each frame's cells and the weights of the frames.
 
-    Gates are from 0 to 1, each by itself; weights are a distribution over the frames.
+    Gates are independent, from 0 to 1; weights are a distribution over the frames.
     """
 
     controls: Float[Tensor, "b controls"]
@@ -78,10 +78,10 @@ class CameraDriver(nn.Module):
     """Steering, throttle and brake from the last frames of a camera.
 
     Each frame becomes a vector v_t by spatial attention (`FrameEncoder`) to which a learned vector of its place in
-    time is added; the last frame asks which frames matter, α = softmax_t score(v_T, v_t), and the controls are
+    time is added; the last frame is the query, α = softmax_t score(v_T, v_t), and the controls are
     W₂ relu(W₁ Σ_t α_t v_t). `score` is any of `TemporalAttention`; with None the frames are averaged.
 
-    With `motion` each frame is seen with its difference from the frame before it, so there is one frame more in the
+    With `motion` each frame is joined with its difference from the previous frame, so there is one frame more in the
     input than in the attention. With `angles` the steering angle before each frame is known too, and the output is
     the change of the last of them: such a driver begins as "repeat the last angle".
 
@@ -112,10 +112,10 @@ class CameraDriver(nn.Module):
         self.temporal: TemporalAttention | None = None
         if score is not None:
             self.temporal = TemporalAttention(size, score=score, hidden_size=None if score == "bilinear" else size)
-            self.temporal.query.requires_grad_(False)  # the last frame asks; the layer's own query is not used
+            self.temporal.query.requires_grad_(False)  # the last frame is the query; the layer's own is not used
         self.dropout = nn.Dropout(dropout)
         self.hidden, self.controls = nn.Linear(size, size), nn.Linear(size, controls)
-        # The first answers are the mean of nothing (or the last angle): squared errors then start small.
+        # The first outputs are 0 (or the last angle): squared errors then start small.
         nn.init.zeros_(self.controls.weight)
         nn.init.zeros_(self.controls.bias)
 

@@ -41,7 +41,7 @@ class EfficientNetLite0(nn.Module):
     """A map of an image from EfficientNet-Lite0 (Tan & Le 2019, table 1; Lite: ReLU6, no squeeze-excitation).
 
     (b, 3, height, width) of colours from 0 to 1 → (b, channels, ⌈height/stride⌉, ⌈width/stride⌉). `stage` says where
-    the network is cut, and what lies behind is not built: 1 to 7 give 16, 24, 40, 80, 112, 192, 320 channels at
+    the network is cut; later stages are not built: 1 to 7 give 16, 24, 40, 80, 112, 192, 320 channels at
     strides 2, 4, 8, 16, 16, 32, 32; 8 is the head, 1,280 channels at stride 32. A `frozen` network learns nothing and
     keeps its statistics in training too.
 
@@ -81,7 +81,7 @@ class EfficientNetLite0(nn.Module):
         return network
 
     def load_published(self, state: Mapping[str, Tensor]) -> None:
-        """Copy weights under the names in which they were published; those of later stages are left.
+        """Copy weights under their published names; those of later stages are ignored.
 
         Raises if one that is needed is missing or has another shape.
         """
@@ -145,7 +145,7 @@ class _Inverted(nn.Module):
         return x + out if self.residual else out
 
 
-# Where a layer's convolution and norm are found among the published weights.
+# The published names of a layer's convolution and norm.
 _OUTER = {"stem": ("_conv_stem", "_bn0"), "head": ("_conv_head", "_bn1")}
 _INNER = {
     "expand": ("_expand_conv", "_bn0"),

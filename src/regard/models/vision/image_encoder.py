@@ -1,4 +1,4 @@
-"""An image as a memory: a convolutional network gives a map, and every cell of it is a place to look."""
+"""An encoder of images: every cell of a convolutional feature map is a position of the memory."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class ImageEncoder(nn.Module):
     h_j = norm(W a_j) + p_j, where a_j is cell j of the map of `backbone`, row by row, and p_j a fixed sinusoid of its
     row and column (`positions=None`: left out). The summary is the mean of norm(W a_j). `backbone` is any module with
     `channels` and `stride` that turns images (b, c, height, width) into a map; None is a small `ResidualNetwork`.
-    `attention` gates the map before it is read, whatever will be asked: its channels, its places, both one after the
+    `attention` gates the map, independently of any query: its channels, its places, both one after the
     other (CBAM), or by a gate for every number of a cell.
 
     >>> encoder = ImageEncoder(32)
@@ -99,7 +99,7 @@ class ImageEncoder(nn.Module):
 def grid_positions(
     rows: int, columns: int, size: int, *, device: torch.device | None = None
 ) -> Float[Tensor, "cells {size}"]:
-    """Sinusoids of a grid's places, row by row: half of the features tell the row, half the column.
+    """Sinusoids of a grid's places, row by row: half of the features encode the row, half the column.
 
     The features of n in 0, 1, … are sin(n/ω), cos(n/ω) for ω from 1 towards 10,000 (Vaswani et al. 2017, section 3.5,
     on each axis as in Parmar et al. 2018).
@@ -123,7 +123,7 @@ class ResidualNetwork(nn.Module):
     """A small residual network (He et al. 2016, section 3.3): each stage halves the image and has its own width.
 
     x ← relu(x' + norm(conv(relu(norm(conv(x)))))), x' being x, or a strided 1 × 1 convolution of it where the shape
-    changes. The norms are over groups of channels (Wu & He 2018): they know nothing of the rest of the batch, so that
+    changes. The norms are over groups of channels (Wu & He 2018): they do not depend on the rest of the batch, so that
     training and inference agree. The first convolution has a stride of `patch`: a larger one makes the network faster,
     and its map coarser.
 
@@ -178,7 +178,7 @@ def _group_norm(channels: int) -> nn.GroupNorm:
 
 
 def _whole(module: nn.Module, name: str) -> int:
-    """A number the backbone must tell about itself."""
+    """An integer attribute that the backbone must have."""
     value = getattr(module, name, None)
     if not isinstance(value, int):
         raise TypeError(f"backbone must have a whole number as {name}, {type(module).__name__} has {value!r}")

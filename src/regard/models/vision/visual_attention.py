@@ -1,4 +1,4 @@
-"""Recurrent visual attention: look at an image a glimpse at a time, and learn where to look by reward."""
+"""Recurrent visual attention: classify an image from glimpses whose locations are learned by REINFORCE."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from regard.nn.glimpse import Glimpse
 
 @dataclass(frozen=True, eq=False)
 class Looked:
-    """What was seen, and where the gaze went: the first place is given, the others are choices.
+    """The class scores and the path of the gaze: the first place is fixed, the others are sampled.
 
-    `log_prob` and `baseline` belong to the choices: entry i is of the move from place i to place i + 1. `step_logits`
+    `log_prob` and `baseline` belong to the samples: entry i is of the move from place i to place i + 1. `step_logits`
     are the answers after each glimpse, the last of which are `logits`.
     """
 
@@ -47,7 +47,7 @@ class RecurrentVisualAttention(nn.Module):
     - location network: l_t ~ N(tanh(W_m h_t), deviation²), kept inside the image; in evaluation it is the mean;
     - action network: logits = W_a h_T; baseline: b_t = W_b h_t.
 
-    Locations are (x, y) in [−1, 1]², the first one is the middle. The draw cuts the gradient: the location network
+    Locations are (x, y) in [−1, 1]², the first one is the middle. Sampling cuts the gradient: the location network
     learns by reward, see `looked_loss` and `stepwise_loss`.
 
     With `cell="gru"` the core is a gated recurrent unit. With `saccade`, the number of its hidden units, the location
@@ -104,9 +104,9 @@ class RecurrentVisualAttention(nn.Module):
         places: Float[Tensor, "b steps 2"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Looked:
-        """Where it looked and what it takes the image for; in training the gaze is drawn, with `generator` if given.
+        """The path of the gaze and the class scores; in training locations are sampled, with `generator` if given.
 
-        With `places` it looks there, and has no choices.
+        With `places` these locations are used and nothing is sampled.
         """
         if places is not None and places.shape[1] != self.steps:
             raise ValueError(f"places must be {self.steps} for each image, got {places.shape[1]}")
@@ -123,7 +123,7 @@ class RecurrentVisualAttention(nn.Module):
             if step + 1 == self.steps:
                 break
             if places is None:
-                # The state is not to learn from the location network's reward, nor from the baseline's error (sec. 4).
+                # The state gets no gradient from the location network's reward, nor from the baseline's error (sec. 4).
                 known = hidden.detach()
                 place, log_prob = self._move(known, patches, place, generator)
                 log_probs.append(log_prob)
@@ -155,13 +155,13 @@ class RecurrentVisualAttention(nn.Module):
     def _move(
         self, known: Tensor, patches: Tensor, place: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """The next place and the log-probability of the draw, before it was kept inside the image."""
+        """The next place and the log-probability of the sample, before clamping to the image."""
         if self.saccade is None:
             mean = torch.tanh(self.location(known)).float()
         else:
             hidden = F.relu(self.saccade(torch.cat([known, patches], -1)))
             moved = place.float() + torch.tanh(self.location(hidden)).float()
-            # Inside the image. The gradient passes as if it were not cut: else it could not lead back from an edge.
+            # Clamped to the image. The gradient passes as if it were not: else it could not lead back from an edge.
             mean = moved + (moved.clamp(-1, 1) - moved).detach()
         drawn = mean.detach()
         if self.training:
@@ -178,7 +178,7 @@ def looked_loss(
     """Cross-entropy + λ_r · REINFORCE + λ_b · squared error of the baseline (Mnih et al. 2014, section 3.2).
 
     The reward R is 1 for a right answer, else 0, and belongs to every move before it: the REINFORCE term is
-    −mean_b Σ_t (R − b_t) log π(l_t), in which the baseline b_t is a constant; b_t itself learns to foretell R.
+    −mean_b Σ_t (R − b_t) log π(l_t), in which the baseline b_t is a constant; b_t itself learns to predict R.
 
     >>> looked = Looked(torch.tensor([[0.0, 0.0]]), torch.zeros(1, 2, 2), torch.tensor([[-2.0]]), torch.tensor([[0.5]]))
     >>> loss = looked_loss(looked, torch.tensor([0]))
@@ -204,7 +204,7 @@ def stepwise_loss(
     baseline_weight: float = 1.0,
     counted: Bool[Tensor, "b"] | None = None,
 ) -> LookedLoss:
-    """The loss of `looked_loss` with an answer, and so a reward, after every glimpse: much more to learn from.
+    """The loss of `looked_loss` with an answer, and so a reward, after every glimpse: a denser signal.
 
     The classification term is the mean cross-entropy of the answers after each glimpse. The reward of a glimpse is the
     log-probability of the right class (Ba et al. 2015, section 3: a bound of the likelihood), or 1 for a right answer;
@@ -231,7 +231,7 @@ def stepwise_loss(
     rewards = -losses.detach()
     if reward == "right":
         rewards = (looked.step_logits.argmax(-1) == wanted).to(losses.dtype)
-    # From the last glimpse back: what is earned from a glimpse on; entry i + 1 follows the move i.
+    # From the last glimpse backwards: the return from a glimpse on; entry i + 1 follows the move i.
     returns = rewards.flip(1).cumsum(1).flip(1) / torch.arange(steps, 0, -1, device=target.device)
     returns = returns[:, steps - moves :]
     advantage = returns - looked.baseline.detach()

@@ -1,4 +1,4 @@
-"""Captions as words and numbers, as a run keeps them."""
+"""Captions as words and numbers, as stored in a run."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -27,14 +27,14 @@ def words_of(text: str, by: Tokens = "words") -> Words:
 
 @dataclass(frozen=True, eq=False)
 class CaptionCodec:
-    """The words that are known, and how captions are cut into them."""
+    """The vocabulary of captions, and their tokenisation."""
 
     vocabulary: Vocabulary
     by: Tokens = "words"
 
     @classmethod
     def build(cls, captions: Iterable[Words], by: Tokens, *, size: int, rarest: int = 1) -> "CaptionCodec":
-        """The words that stand at least `rarest` times in these captions, the most frequent `size` of them."""
+        """The words that occur at least `rarest` times in these captions, the most frequent `size` of them."""
         counts: dict[str, int] = {}
         for word in (word for caption in captions for word in caption):
             counts[word] = counts.get(word, 0) + 1
@@ -43,7 +43,7 @@ class CaptionCodec:
         return cls(Vocabulary(tuple(kept[:size])), by)
 
     def text(self, words: Sequence[str]) -> str:
-        """Words as one reads them."""
+        """Words joined to a text."""
         return ("" if self.by == "characters" else " ").join(words)
 
     def save(self, directory: Path) -> None:

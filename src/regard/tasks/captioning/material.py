@@ -1,4 +1,4 @@
-"""What a captioner learns from and is judged by: the built-in scenes, or pictures with captions of one's own."""
+"""Training and evaluation data of a captioner: the built-in scenes, or the user's pictures with captions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Example:
     image: Pixels | Path
     captions: tuple[Words, ...]
     regions: tuple[Regions | None, ...] = ()
-    maps: Any = None  # of a backbone that does not learn, where they are known
+    maps: Any = None  # of a frozen backbone, if computed
 
     def pixels(self, size: int) -> Pixels:
         """The picture at the size of the model."""
@@ -59,16 +59,16 @@ def _example(item: Captioned) -> Example:
 
 
 def first_picture(examples: Sequence[Example], size: int) -> Pixels | None:
-    """A picture to begin with."""
+    """A picture for the example of the run."""
     return examples[0].pixels(size) if examples else None
 
 
 def encode(codec: CaptionCodec, example: Example, config: CaptioningConfig) -> Record:
-    """An example as the network takes it, with its first caption."""
+    """An example as input of the network, with its first caption."""
     image = example.pixels(config.data.picture) if example.maps is None else np.asarray(example.maps)
     return record(image, codec.vocabulary.encode(example.captions[0])[: config.data.longest])
 
 
 def record(image: Any, caption: list[int]) -> Record:
-    """A picture or its map, what the decoder reads, and what it is to write."""
+    """A picture or its feature map, the decoder's input, and its target."""
     return {"image": image, "prefix": [BOS, *caption], "target": [*caption, EOS]}

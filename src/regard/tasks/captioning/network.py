@@ -1,4 +1,4 @@
-"""The captioner from its settings: a picture as a memory of cells, and a decoder that looks at it for each word."""
+"""Builds the captioner from its settings: an image encoder, and a decoder that attends to the cells for each word."""
 
 import math
 from dataclasses import replace
@@ -25,10 +25,10 @@ _LEARNING = LearningSettings()
 
 
 class Moments(nn.Module):
-    """A summary that knows where things are: norm(relu(W m)) with m_cf = Σ_j f(x_j, y_j) a_jc / √k.
+    """A summary of spatial moments: norm(relu(W m)) with m_cf = Σ_j f(x_j, y_j) a_jc / √k.
 
     a_j is cell j of k, x_j and y_j in [−1, 1] are its place, and f is one of 1, x, y, xy, x² and y²: how much there is
-    of each channel, where its centre is and how far it spreads. The mean of the cells knows only the first.
+    of each channel, where its centre is and how far it spreads. The mean of the cells has only the first.
 
     >>> Moments(8, 32)(torch.zeros(2, 8, 3, 5)).shape
     torch.Size([2, 32])
@@ -49,9 +49,9 @@ class Moments(nn.Module):
 
 
 class PictureEncoder(nn.Module):
-    """Pictures as bytes (b, 3, height, width), or the maps that the backbone made of them earlier, as a memory.
+    """The memory of pictures as bytes (b, 3, height, width), or of feature maps that were computed earlier.
 
-    With `summary` the decoder begins from what that makes of the map, else from the mean of the cells.
+    With `summary` the decoder begins from that module's output, else from the mean of the cells.
     """
 
     def __init__(self, encoder: ImageEncoder, *, dropout: float = 0.0, summary: nn.Module | None = None) -> None:
@@ -81,7 +81,7 @@ def maps_of(backbone: nn.Module, pixels: Tensor) -> Tensor:
 
 
 def backbone_of(settings: ModelSettings, *, trained: bool = False) -> nn.Module:
-    """The convolutional network. Of a run that is loaded the weights come after: only training needs the package."""
+    """The convolutional network. A loaded run has its own weights: only training needs the package of weights."""
     if settings.encoder == "residual":
         return ResidualNetwork(widths=settings.widths, blocks=settings.blocks, patch=settings.patch)
     meta = torch.get_default_device().type == "meta"  # a count of parameters needs no weights
@@ -122,11 +122,12 @@ def _decoder(settings: ModelSettings, vocabulary: int, learning: LearningSetting
 
 def _attention(settings: ModelSettings, learning: LearningSettings) -> Attention | None:
     name, size = settings.attention, settings.size
+    hidden = settings.attention_size or size
     if name == "none":
         return None
     if name == "hard":
-        return Attention(size, size, hidden_size=size, normalize=hard(learning))
-    return Attention(size, size, score=name, hidden_size=None if name == "bilinear" else size)
+        return Attention(size, size, hidden_size=hidden, normalize=hard(learning))
+    return Attention(size, size, score=name, hidden_size=None if name == "bilinear" else hidden)
 
 
 def _twin_embedding(settings: ModelSettings, vocabulary: int) -> int:

@@ -12,7 +12,7 @@ from regard.core.requests import full
 from regard.data.record_batches import padded
 from regard.data.text.vocabulary import Vocabulary
 from regard.data.vision.image_files import Pixels
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.models.frame import EncoderDecoder

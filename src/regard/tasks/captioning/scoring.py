@@ -1,4 +1,4 @@
-"""How good captions are, and whether attention points at what each word is about."""
+"""Metrics of captions: BLEU, exact match, pointing and faithfulness."""
 
 import math
 from collections import Counter

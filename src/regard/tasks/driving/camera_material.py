@@ -1,4 +1,4 @@
-"""What a driver with a camera learns from and is judged by: the frames of a driving log."""
+"""Training and evaluation data of a driver with a camera: the frames of a driving log."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.data_files import DataError
 from regard.data.driving.driving_log import DrivingLog, Frame, history, load_driving_log, log_file, split_blocks
-from regard.data.text.parallel_text import DataError
 from regard.data.vision.image_files import Pixels, decode
 from regard.data.vision.image_store import store_images
 from regard.tasks.driving.codec import FILE
@@ -23,7 +23,7 @@ Say = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class CameraCodec:
-    """The size of frames and how many of them are seen, as a run keeps them."""
+    """The size of frames and how many of them are seen, as stored in a run."""
 
     height: int
     width: int

@@ -1,4 +1,4 @@
-"""How well a driver with a camera steers, beside two that need no camera."""
+"""Metrics of a driver with a camera, and of two baselines without a camera."""
 
 from collections.abc import Sequence
 from typing import Any

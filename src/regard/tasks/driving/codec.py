@@ -1,4 +1,4 @@
-"""Traffic scenes as numbers, as a run keeps them."""
+"""Traffic scenes as numbers, as stored in a run."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from regard.core.requests import Request
 from regard.models.scene.controller import Controlled, Controller
@@ -21,48 +22,61 @@ from regard.tasks.driving.network import Driver
 
 FEATURES = ("presence", "x", "y", "vx", "vy", "cos_h", "sin_h")
 VEHICLES = 15  # of a scene, the ego vehicle first
-# Decisions that the planner looks ahead: one second each.
-HORIZONS = {"intersection-v0": 6, "highway-v0": 5}
-_NEAR = 100.0  # metres; vehicles farther away are left out of the planner's copies
-_FREQUENCY = 5  # simulation steps a second in the planner's copies; the environment itself has 15
+FAST = 5  # simulation steps a second in the planner's copies; the environments themselves have 15
+_UNITS = (1.0, 40.0, 10.0, 10.0, 10.0, 1.0, 1.0)  # metres and m/s as numbers of about 1
 
-Scene = NDArray[np.float32]  # (vehicles, features)
+
+@dataclass(frozen=True)
+class Plan:
+    """How the planner looks ahead: decisions, one second each, and metres; vehicles farther away are left out."""
+
+    decisions: int
+    near: float
+
+
+PLANS = {"intersection-v0": Plan(6, 100.0), "highway-v0": Plan(5, 60.0)}
+
+Scene = NDArray[np.float32]  # (vehicles, features): the ego vehicle's own place, then the others relative to it
 Policy = Callable[[Any, Scene], int]  # an action for the environment and its scene
 
 
-def make(name: str) -> Any:
-    """The environment of that name with its own rewards, traffic and actions, and vehicles all around as vectors."""
+def make(name: str, *, frequency: int | None = None) -> Any:
+    """The environment of that name with its own rewards, traffic and actions, and vehicles all around as vectors.
+
+    `frequency`: simulation steps a second; None: as many as the environment has (15). Fewer are faster.
+    """
     try:
         gymnasium, highway_env = import_module("gymnasium"), import_module("highway_env")
     except ImportError as error:
         raise ImportError("highway-env is not installed: pip install 'regard[driving]'") from error
-    if name not in HORIZONS:
-        raise ValueError(f"expected {' or '.join(HORIZONS)}, got {name!r}")
+    if name not in PLANS:
+        raise ValueError(f"expected {' or '.join(PLANS)}, got {name!r}")
     gymnasium.register_envs(highway_env)
-    observation: dict[str, Any] = {"type": "Kinematics", "vehicles_count": VEHICLES, "features": list(FEATURES)}
-    observation["see_behind"] = True
-    if name == "intersection-v0":  # as its defaults are: the places on the crossing matter
-        observation |= {"absolute": True, "features_range": {"x": [-100, 100], "y": [-100, 100]}}
-        observation["features_range"] |= {"vx": [-20, 20], "vy": [-20, 20]}
+    observation = {"type": "Kinematics", "vehicles_count": VEHICLES, "features": list(FEATURES), "see_behind": True}
+    # In metres: the environments' own ranges make a car's length on the highway 0.025.
+    config: dict[str, Any] = {"observation": observation | {"normalize": False, "absolute": False}}
+    if frequency is not None:
+        config["simulation_frequency"] = frequency
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are newer versions of the environments
-        return gymnasium.make(name, config={"observation": observation}, disable_env_checker=True).unwrapped
+        return gymnasium.make(name, config=config, disable_env_checker=True).unwrapped
 
 
-def planned(env: Any, *, horizon: int) -> NDArray[np.float64]:
-    """The value of each action: the reward of `horizon` decisions in a copy of the simulator, −∞ where unavailable.
+def planned(env: Any, plan: Plan) -> NDArray[np.float64]:
+    """The value of each action: the reward of some decisions in a copy of the simulator, −∞ where unavailable.
 
     After the action, the better of keeping the speed and speeding up is counted. A crash costs one reward for each
-    decision of the horizon; an arrival earns one for each decision that is left.
+    decision of the plan; an arrival earns one for each decision that is left.
     """
     near = copy.deepcopy(env)
-    near.config["simulation_frequency"] = _FREQUENCY * near.config["policy_frequency"]
+    near.config["simulation_frequency"] = FAST * near.config["policy_frequency"]
+    near.observation_type.observe = lambda: None
     place = near.vehicle.position
-    near.road.vehicles = [one for one in near.road.vehicles if np.linalg.norm(one.position - place) < _NEAR]
+    near.road.vehicles = [one for one in near.road.vehicles if np.linalg.norm(one.position - place) < plan.near]
     index = near.action_type.actions_indexes
     values = np.full(near.action_space.n, -np.inf)
     for action in near.get_available_actions():
-        values[action] = max(_rollout(near, action, index[then], horizon) for then in ("IDLE", "FASTER"))
+        values[action] = max(_rollout(near, action, index[then], plan.decisions) for then in ("IDLE", "FASTER"))
     return values
 
 
@@ -78,22 +92,38 @@ def _rollout(env: Any, action: int, then: int, horizon: int) -> float:
     return total
 
 
+def seen(env: Any, observation: Scene) -> Scene:
+    """An observation as a scene; how far the ego vehicle has come along a highway means nothing."""
+    scene = observation.astype(np.float32)
+    if env.spec.id == "highway-v0":
+        scene[0, FEATURES.index("x")] = 0.0
+    return scene
+
+
 def network_of(actions: int, *, size: int = 64, layers: int = 1, heads: int = 2) -> Driver:
     """The network of the driving task over objects, for so many actions: vehicles are what the ego vehicle attends.
 
-    >>> network = network_of(5)
-    >>> network(torch.zeros(2, 4, len(FEATURES)), torch.ones(2, 4, dtype=torch.bool)).logits.shape
+    >>> decided(network_of(5), torch.zeros(2, 4, len(FEATURES))).logits.shape
     torch.Size([2, 5])
     """
-    encoder = SceneEncoder(len(FEATURES), size, layers=layers, heads=heads)
+    encoder = SceneEncoder(2 * len(FEATURES), size, hidden_size=2 * size, layers=layers, heads=heads)
     return Driver(encoder, Controller(size, actions=actions, size=size, heads=heads))
 
 
+def decided(network: Driver, scenes: Tensor, *, weights: Request | None = None) -> Controlled:
+    """What a network does in scenes (b, vehicles, features).
+
+    Each vehicle is given the ego vehicle's features beside its own: whether two paths meet depends on both.
+    """
+    rows = scenes / scenes.new_tensor(_UNITS)
+    objects = torch.cat([rows, rows[:, :1].expand_as(rows)], -1)
+    return network(objects, scenes[..., 0] > 0.5, weights=weights)
+
+
+@torch.no_grad()
 def looked(network: Driver, scene: Scene, *, weights: Request | None = None) -> Controlled:
     """What a network does in one scene."""
-    with torch.no_grad():
-        objects = torch.from_numpy(scene)[None]
-        return network(objects, objects[..., 0] > 0.5, weights=weights)
+    return decided(network, torch.from_numpy(scene)[None], weights=weights)
 
 
 def driver_of(name: str, network: Driver | None = None) -> Policy | None:
@@ -134,18 +164,19 @@ def drive(env: Any, driver: Policy | None, seed: int, *, judged: bool = False, e
     With `judged` the planner says the values of all actions in each scene, whoever drives. A share `explore` of the
     actions is random, so that scenes after mistakes are judged too.
     """
-    scene, _ = env.reset(seed=seed)
+    scene = seen(env, env.reset(seed=seed)[0])
     random, episode = np.random.default_rng(seed), Episode()
     while True:
         if judged or driver is None:
             episode.scenes.append(scene)
-            episode.values.append(planned(env, horizon=HORIZONS[env.spec.id]))
+            episode.values.append(planned(env, PLANS[env.spec.id]))
         odd = explore > 0 and random.random() < explore
         if odd:
             action = int(random.integers(env.action_space.n))
         else:
             action = int(episode.values[-1].argmax()) if driver is None else driver(env, scene)
-        scene, reward, ended, truncated, _ = env.step(action)
+        observation, reward, ended, truncated, _ = env.step(action)
+        scene = seen(env, observation)
         episode.reward += float(reward)
         episode.decisions += 1
         if ended or truncated:

@@ -3,7 +3,8 @@
     python -m regard.tasks.driving.imitation intersection-v0 --out runs/intersection
 
 The planner drives first; in every further round the network drives and the planner says what it would have done in
-those scenes (DAgger, Ross et al. 2011). Then each driver has the same episodes, which nobody has learned from.
+those scenes (DAgger, Ross et al. 2011). Then each driver has the same episodes, which nobody has learned from. What
+was learned from is kept in `episodes.npz`: `--begin-with` takes such a file in place of the planner's round.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from regard.tasks.driving.highway import HORIZONS, Episode, Scene, drive, driver_of, make, network_of
+from regard.tasks.driving.highway import FAST, PLANS, Episode, decided, drive, driver_of, make, network_of
+from regard.tasks.driving.highway_view import watched
 from regard.tasks.driving.network import Driver
 
-DRIVERS = ("random", "idle", "network", "planner")
+DRIVERS = ("network", "random", "idle", "planner")
 _TEST_SEED = 1_000_000  # episodes from here on are for the test
 _EXPLORE = 0.1
 _TEMPERATURE = 0.05  # of the values of actions as a target
+_MOST_LOST = 5.0  # of a choice's value: one that is unavailable or ends in a crash
+_LOST_WEIGHT = 4.0  # of the value lost beside the cross-entropy: where scenes look alike, a crash must decide
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,13 @@ class Errand:
     seeds: tuple[int, ...]
     judged: bool = False
     network: dict[str, NDArray[Any]] | None = None
+    frequency: int | None = None
 
 
 def run_errand(errand: Errand) -> list[Episode]:
     """The episodes of an errand."""
     torch.set_num_threads(1)
-    env = make(errand.environment)
+    env = make(errand.environment, frequency=errand.frequency)
     network = None
     if errand.network is not None:
         network = network_of(int(env.action_space.n)).eval()
@@ -65,25 +70,60 @@ def targets(values: NDArray[np.float64]) -> NDArray[np.float32]:
     return (shifted / shifted.sum(1, keepdims=True)).astype(np.float32)
 
 
-def learn(
-    scenes: NDArray[np.float32], values: NDArray[np.float64], *, steps: int, seed: int, batch: int = 256
-) -> Driver:
-    """A network that learned the planner's values by cross-entropy."""
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """What is learned from: scenes (n, vehicles, features) and the planner's values of their actions (n, actions)."""
+
+    scenes: NDArray[np.float32]
+    values: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __add__(self, other: "Decisions") -> "Decisions":
+        return Decisions(np.concatenate([self.scenes, other.scenes]), np.concatenate([self.values, other.values]))
+
+    @classmethod
+    def of(cls, episodes: Iterable[Episode]) -> "Decisions":
+        """Those of some judged episodes."""
+        given = list(episodes)
+        return cls(
+            np.stack([scene for one in given for scene in one.scenes]),
+            np.stack([values for one in given for values in one.values]),
+        )
+
+    def save(self, path: Path) -> None:
+        """As a file of numpy."""
+        np.savez_compressed(path, scenes=self.scenes, values=self.values)
+
+    @classmethod
+    def load(cls, path: Path) -> "Decisions":
+        """Those of a file."""
+        with np.load(path) as found:
+            return cls(found["scenes"], found["values"])
+
+
+def learn(decisions: Decisions, *, steps: int, seed: int, batch: int = 256) -> Driver:
+    """A network that learned the planner's values: cross-entropy, and the value that its choice would lose."""
     torch.manual_seed(seed)
-    x, y = torch.from_numpy(scenes), torch.from_numpy(targets(values))
-    network = network_of(y.shape[1]).train()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    values = decisions.values
+    lost = np.minimum(values.max(1, keepdims=True) - values, _MOST_LOST).astype(np.float32)
+    scenes, y, regret = (torch.from_numpy(one).to(device) for one in (decisions.scenes, targets(values), lost))
+    network = network_of(y.shape[1]).train().to(device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
-        rows = torch.randint(len(x), (batch,))
-        logits = network(x[rows], x[rows][..., 0] > 0.5).logits
+        rows = torch.randint(len(scenes), (batch,), device=device)
+        logits = decided(network, scenes[rows]).logits
         assert logits is not None
         optimizer.zero_grad()
-        F.cross_entropy(logits, y[rows]).backward()
+        chosen = (logits.softmax(-1) * regret[rows]).sum(-1).mean()
+        (F.cross_entropy(logits, y[rows]) + _LOST_WEIGHT * chosen).backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    return network.eval()
+    return network.cpu().eval()
 
 
 def summary(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -113,38 +153,54 @@ class Fleet:
         self.environment, self.pool = environment, pool
 
     def drive(
-        self, driver: str, seeds: Iterable[int], *, judged: bool = False, network: Driver | None = None
-    ) -> list[Episode]:
-        """One episode for each seed; `judged` by the planner."""
-        given = list(seeds)
+        self, driver: str, seeds: range, *, judged: bool = False, network: Driver | None = None, **others: Any
+    ) -> Iterator[Episode]:
+        """One episode for each seed, begun now, in the order of the seeds; `judged` by the planner."""
         state = None if network is None else {name: value.numpy() for name, value in network.state_dict().items()}
-        errands = [Errand(self.environment, driver, (seed,), judged, state) for seed in given]
-        began = time.monotonic()
-        episodes: list[Episode] = []
-        for found in self.pool.imap(run_errand, errands):
-            episodes += found
-            if len(episodes) % max(1, len(given) // 4) == 0:
-                seconds = time.monotonic() - began
-                crashes = sum(one.crashed for one in episodes)
-                _say(f"{driver}: {len(episodes)} of {len(given)} episodes, {crashes} crashes, {seconds:.0f} s")
-        return episodes
+        errands = [Errand(self.environment, driver, (seed,), judged, state, **others) for seed in seeds]
+        return self._watched(driver, self.pool.imap(run_errand, errands), len(errands))
+
+    def _watched(self, driver: str, found: Iterable[list[Episode]], count: int) -> Iterator[Episode]:
+        began, crashes = time.monotonic(), 0
+        for number, [episode] in enumerate(found, 1):
+            crashes += episode.crashed
+            if number % max(1, count // 4) == 0:
+                _say(f"{driver}: {number} of {count} episodes, {crashes} crashes, {time.monotonic() - began:.0f} s")
+            yield episode
 
 
-def imitate(fleet: Fleet, *, rounds: int, episodes: int, steps: int, seed: int) -> tuple[Driver, int]:
-    """A network that learned in so many rounds of so many episodes, and the number of decisions it learned from."""
-    scenes: list[Scene] = []
-    values: list[NDArray[np.float64]] = []
+def imitate(
+    fleet: Fleet,
+    kept: Path,
+    known: Decisions | None,
+    *,
+    rounds: int,
+    episodes: int,
+    steps: int,
+    seed: int,
+    frequency: int,
+) -> tuple[Driver, Decisions]:
+    """A network that learned in so many rounds of so many episodes, and the decisions it learned from.
+
+    The first round is the planner's own driving, or what is `known` already. `kept` is the file of the decisions,
+    written after each round.
+    """
     network = None
     for number in range(rounds):
-        first = 10_000 * seed + number * episodes
-        driver = "planner" if network is None else "network"
-        for one in fleet.drive(driver, range(first, first + episodes), judged=True, network=network):
-            scenes += one.scenes
-            values += one.values
-        network = learn(np.stack(scenes), np.stack(values), steps=steps, seed=seed)
-        _say(f"round {number}: learned from {len(scenes):,} decisions")
+        if number or known is None:
+            first = 10_000 * seed + number * episodes
+            driver = "planner" if network is None else "network"
+            driven = fleet.drive(
+                driver, range(first, first + episodes), judged=True, network=network, frequency=frequency
+            )
+            found = Decisions.of(driven)
+            known = found if known is None else known + found
+            known.save(kept)
+        network = learn(known, steps=steps, seed=seed)
+        _say(f"round {number}: learned from {len(known):,} decisions")
     assert network is not None
-    return network, len(scenes)
+    assert known is not None
+    return network, known
 
 
 def _say(text: str) -> None:
@@ -154,7 +210,7 @@ def _say(text: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Learns, drives, and writes `result.json` and `model.safetensors`."""
     parser = argparse.ArgumentParser(prog="python -m regard.tasks.driving.imitation", description=__doc__)
-    parser.add_argument("environment", choices=list(HORIZONS))
+    parser.add_argument("environment", choices=list(PLANS))
     parser.add_argument("--out", type=Path, required=True, help="directory of the result")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of episodes to learn from")
     parser.add_argument("--episodes", type=int, default=100, help="episodes of a round")
@@ -162,30 +218,36 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--test", type=int, default=100, help="episodes that every driver is judged by")
     parser.add_argument("--drivers", nargs="+", choices=DRIVERS, default=DRIVERS, help="who is judged")
     parser.add_argument("--seed", type=int, default=1, help="of the network and of the episodes to learn from")
+    parser.add_argument("--frequency", type=int, default=FAST, help="simulation steps a second while learning")
+    parser.add_argument("--begin-with", type=Path, help="episodes.npz in place of the planner's round")
+    parser.add_argument("--look", type=Path, metavar="PAGE", help="write a page of the network's first test episode")
     parser.add_argument("--processes", type=int, default=2, help="episodes at once")
     asked = parser.parse_args(arguments)
     began = time.monotonic()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    known = None if asked.begin_with is None else Decisions.load(asked.begin_with)
     with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
         fleet = Fleet(asked.environment, pool)
-        network, decisions = imitate(
-            fleet, rounds=asked.rounds, episodes=asked.episodes, steps=asked.steps, seed=asked.seed
-        )
+        chosen = {name: getattr(asked, name) for name in ("rounds", "episodes", "steps", "seed", "frequency")}
+        network, decisions = imitate(fleet, asked.out / "episodes.npz", known, **chosen)
+        save_file(network.state_dict(), asked.out / "model.safetensors")
+        result: dict[str, Any] = {
+            "environment": asked.environment,
+            "drivers": {},
+            "learned_from": chosen | {"decisions": len(decisions), "begin_with": asked.begin_with is not None},
+            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        }
+        if asked.look is not None:
+            watched(make(asked.environment), network, _TEST_SEED).html(asked.look)
         seeds = range(_TEST_SEED, _TEST_SEED + asked.test)
-        drivers: dict[str, dict[str, float]] = {}
-        for name in asked.drivers:
-            drivers[name] = summary(fleet.drive(name, seeds, network=network if name == "network" else None))
-            _say(f"{name}: {drivers[name]}")
-    result = {
-        "environment": asked.environment,
-        "drivers": drivers,
-        "learned_from": {"episodes": asked.rounds * asked.episodes, "decisions": decisions},
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "seed": asked.seed,
-        "seconds": round(time.monotonic() - began, 1),
-    }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    save_file(network.state_dict(), asked.out / "model.safetensors")
-    (asked.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        tested = {
+            name: fleet.drive(name, seeds, network=network if name == "network" else None) for name in asked.drivers
+        }
+        for name, episodes in tested.items():
+            result["drivers"][name] = summary(list(episodes))
+            result["seconds"] = round(time.monotonic() - began, 1)
+            _say(f"{name}: {result['drivers'][name]}")
+            (asked.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))
     return result
 

@@ -1,4 +1,4 @@
-"""What a driver learns from and is judged by: drives of the built-in world, or the user's scenes with decisions."""
+"""Training and evaluation data of a driver: drives of the built-in world, or the user's scenes with decisions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.data.data_files import DataError
 from regard.data.driving.traffic_scenes import load_scenes, scene_files, scene_json
-from regard.data.text.parallel_text import DataError
 from regard.data.worlds.traffic import Recorded, record
 from regard.data.worlds.traffic_expert import Decisions, Scenes
 from regard.tasks.driving.codec import DrivingCodec
@@ -146,7 +146,7 @@ def _material(
 
 
 def encode(codec: DrivingCodec, example: Example) -> dict[str, Any]:
-    """An example as the network takes it."""
+    """An example as input of the network."""
     return Records(codec, gathered([example]))[0]
 
 

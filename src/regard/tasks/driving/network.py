@@ -1,4 +1,4 @@
-"""The model from its settings: an encoder of objects and a controller."""
+"""Builds the model from its settings: an encoder of objects and a controller."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,7 +17,7 @@ _LEARNING = LearningSettings()
 
 
 class Driver(nn.Module):
-    """Actions and steering in traffic scenes. The ego vehicle, first of the rows, asks; it is none of the keys."""
+    """Actions and steering in traffic scenes. The ego vehicle, the first row, is the query and not among the keys."""
 
     def __init__(self, encoder: SceneEncoder, controller: Controller) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Driver(nn.Module):
 
 
 def build(settings: ModelSettings, features: int, *, learning: LearningSettings = _LEARNING) -> Driver:
-    """A driver for objects with so many features."""
+    """A driver for objects with `features` features."""
     encoder = SceneEncoder(
         *(features, settings.size), hidden_size=settings.hidden, layers=settings.layers, dropout=settings.dropout
     )

@@ -1,4 +1,4 @@
-"""Configurations by name: functions that return them."""
+"""Presets: functions that return a configuration."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from regard.train.train_settings import TrainSettings
 
 
 def _training(steps: int, rate: float, *, every: int = 1000, **others: Any) -> TrainSettings:
-    """The checkpoint with the lowest loss is the best: it has the steering in it, which agreement has not."""
+    """The checkpoint with the lowest loss is the best: the loss includes the steering, which agreement does not."""
     return TrainSettings(steps=steps, learning_rate=rate, schedule="cosine", validate_every=every, **others)
 
 
@@ -22,7 +22,7 @@ def tiny() -> DrivingConfig:
 
 
 def small() -> DrivingConfig:
-    """Scenes of one's own with decisions, or the world with more scenes and a larger model."""
+    """Your own scenes with decisions, or the world with more scenes and a larger model."""
     return DrivingConfig(
         preset="small",
         data=DataSettings(train=200_000, valid=4000, test=8000, batch_tokens=512, drives=1200),
@@ -32,7 +32,7 @@ def small() -> DrivingConfig:
 
 
 def camera() -> DrivingConfig:
-    """A driving log of one's own (--data DIR): steering, throttle and brake from the frames of a camera."""
+    """Your own driving log (--data DIR): steering, throttle and brake from the frames of a camera."""
     return DrivingConfig(
         preset="camera",
         input="camera",

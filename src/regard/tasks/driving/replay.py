@@ -1,4 +1,4 @@
-"""A drive of the model on a road of the world, step by step, with what it did and where it looked."""
+"""A drive of the model on a road of the world, step by step, with its actions and attention weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

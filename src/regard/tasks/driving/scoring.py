@@ -1,4 +1,4 @@
-"""How well a model drives: collisions and progress in the closed loop, agreement with the expert, and pointing."""
+"""Metrics of driving: collisions and progress in the closed loop, agreement with the expert, and pointing."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The classes of images and their size, as a run keeps them."""
+"""The classes of images and their size, as stored in a run."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""What glimpses are learned from and judged by: drawn digits, or MNIST's files."""
+"""Training and evaluation data of glimpses: drawn digits, or MNIST's files."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.vision.idx import Labelled, load_mnist
 from regard.data.vision.image_files import Pixels
 from regard.data.worlds import digits
@@ -101,7 +101,7 @@ def _placed(images: Labelled, settings: DataSettings, part: str) -> list[Example
 
 
 def encode(codec: GlimpseCodec, example: Example) -> dict[str, Any]:
-    """An example as the network takes it."""
+    """An example as input of the network."""
     if example.label not in codec.classes:
         raise DataError(f"label {example.label} is none of the classes {', '.join(codec.classes)}")
     return {"image": example.image, "label": codec.classes.index(example.label)}

@@ -1,4 +1,4 @@
-"""Configurations by name: functions that return them."""
+"""Presets: functions that return a configuration."""
 
 from regard.tasks.glimpse.config import DataSettings, GazeLearning, GlimpseConfig, Layout, ModelSettings
 from regard.tasks.presets import cosine, presets
@@ -14,7 +14,7 @@ def tiny() -> GlimpseConfig:
 
 
 def small() -> GlimpseConfig:
-    """Images of one's own as idx files, or drawn digits, as they are: 8×8 pixels at two scales."""
+    """Your own images as idx files, or drawn digits, as they are: 8×8 pixels at two scales."""
     return GlimpseConfig(
         preset="small",
         data=DataSettings(layout="plain", valid=1000, batch_tokens=128),

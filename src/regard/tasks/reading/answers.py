@@ -1,4 +1,4 @@
-"""Answers from what the pointer gives: text, place, sentence and probability."""
+"""Answers from the output of the pointer: text, position, sentence and probability."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

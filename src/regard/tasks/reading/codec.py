@@ -1,4 +1,4 @@
-"""Questions as numbers: words, their letters, and what a word's form and the other text say about it."""
+"""Questions as numbers: words, their letters, and features of a word's form and of the other text."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ReadingCodec:
-    """The words that have vectors, and the answers that stories end with where they do not hold them."""
+    """The vocabulary, and the candidate answers that are appended to passages that do not contain them."""
 
     vocabulary: Vocabulary
     candidates: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Configurations by name: functions that return them."""
+"""Presets: functions that return a configuration."""
 
 from regard.tasks.presets import cosine, presets
 from regard.tasks.reading.config import DataSettings, ModelSettings, ReadingConfig
@@ -15,7 +15,7 @@ def tiny() -> ReadingConfig:
 
 
 def small() -> ReadingConfig:
-    """Thousands of questions of one's own about passages of up to 300 words."""
+    """Thousands of your own questions about passages of up to 300 words."""
     return ReadingConfig(
         preset="small",
         data=DataSettings(batch_tokens=4000, longest=300, rare=2),

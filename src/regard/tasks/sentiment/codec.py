@@ -1,4 +1,4 @@
-"""Texts as numbers and classes by name, as a run keeps them."""
+"""Texts as numbers and classes by name, as stored in a run."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a text classifier learns from and is judged by: the built-in reviews, or the user's files."""
+"""Training and evaluation data of a text classifier: the built-in reviews, or the user's files."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from regard.data.data_files import DataError
 from regard.data.text.labelled import Asked, Labelled
 from regard.data.text.labelled_parts import find_parts, load_parts, parts_of_test
-from regard.data.text.parallel_text import DataError
 from regard.data.text.tokens import Span, build_coder, cut
 from regard.data.worlds import reviews
 from regard.tasks.sentiment.codec import SentimentCodec
@@ -97,7 +97,7 @@ def _material(
 
 
 def encode(codec: SentimentCodec, example: Example) -> dict[str, Any]:
-    """An example as the network takes it."""
+    """An example as input of the network."""
     return {"text": codec.encode(example.text)[0], "label": codec.classes.index(example.label)}
 
 

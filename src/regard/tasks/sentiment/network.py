@@ -26,8 +26,8 @@ class TextClassifier(nn.Module):
     """Classes of token sequences: memory = encoder(source), logits = classifier(memory).
 
     In training a share of `word_dropout` of the tokens is replaced by `unknown`. Tokens that `stop` marks (True) are
-    read by the encoder, and never attended: a word of every text ("the", a full stop) decides none, but the state that
-    stands there knows its neighbours, and attention may learn to point at it in their place.
+    read by the encoder, and never attended: a word of every text ("the", a full stop) decides no class, but its state
+    depends on its neighbours, and attention may learn to point at it instead of at them.
     """
 
     stop: Tensor
@@ -48,7 +48,7 @@ class TextClassifier(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Classified:
-        """Scores of the classes of some texts, and the weights asked for, (b, looks, k)."""
+        """Scores of the classes of some texts, and the requested weights, (b, looks, k)."""
         if self.training and self.word_dropout:
             dropped = torch.rand(source.shape, device=source.device) < self.word_dropout
             source = source.masked_fill(dropped, self.unknown)
@@ -82,7 +82,7 @@ def build(
 
 
 def stop_words(texts: Iterable[Sequence[int]], vocabulary_size: int, share: float) -> Bool[Tensor, " v"]:
-    """Which tokens stand in more than this share of the texts.
+    """The tokens that occur in more than this share of the texts.
 
     >>> stop_words([[4, 5], [4, 6], [4, 4, 7]], 8, 0.5).nonzero().flatten()
     tensor([4])
@@ -111,7 +111,7 @@ def _fixed(
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers a model learns."""
+    """The number of parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -1,4 +1,4 @@
-"""Configurations by name: functions that return them."""
+"""Presets: functions that return a configuration."""
 
 from regard.tasks.config import LearningSettings
 from regard.tasks.presets import cosine, presets
@@ -17,7 +17,7 @@ def tiny() -> SentimentConfig:
 
 
 def small() -> SentimentConfig:
-    """A recurrent reader with additive attention for thousands of texts of one's own."""
+    """A recurrent reader with additive attention for thousands of your own texts."""
     return SentimentConfig(
         preset="small",
         data=DataSettings(batch_tokens=4096, rarest=2),

@@ -1,4 +1,4 @@
-"""How good the classes are, and whether the words that decide have the weight."""
+"""Metrics of text classification: accuracy, rationale F1 and faithfulness."""
 
 from collections.abc import Sequence
 from typing import Any

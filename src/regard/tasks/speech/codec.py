@@ -1,4 +1,4 @@
-"""Transcripts as symbols and numbers, as a run keeps them: words, or characters with a sign for the blank."""
+"""Transcripts as symbols and numbers, as stored in a run: words, or characters with a sign for the blank."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -43,7 +43,7 @@ def spectrogram(frames: Frames) -> bytes:
 
 
 def heard(weights: Sequence[float], step: float) -> tuple[float, float, float]:
-    """From when to when a symbol was heard, and its peak, in seconds: around its largest weight, down to half of it.
+    """Start, end and peak of a symbol in seconds: around its largest weight, down to half of it.
 
     >>> heard([0.1, 0.4, 0.5, 0.0], 0.5)
     (0.5, 1.5, 1.25)

@@ -1,4 +1,4 @@
-"""What a recogniser learns from and is judged by: the built-in utterances, or recordings of one's own."""
+"""Training and evaluation data of a recogniser: the built-in utterances, or the user's recordings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,11 +40,11 @@ class Example:
         return self.sound
 
     def features(self, config: SpeechConfig) -> Frames:
-        """The recording as the model takes it."""
+        """The features of the recording."""
         return frames_of(self.samples(config), config) if self.frames is None else self.frames
 
     def gold(self, codec: SpeechCodec) -> Times:
-        """When each symbol is said; empty where that is not known."""
+        """When each symbol is said; empty if unknown."""
         return self.times if codec.by == "words" else self.letter_times
 
 
@@ -71,7 +71,7 @@ def _example(item: Utterance, config: SpeechConfig) -> Example:
 
 
 def example_wav(examples: Sequence[Example], config: SpeechConfig) -> dict[str, bytes] | None:
-    """A recording to begin with, as a WAV file."""
+    """A recording for the example of the run, as a WAV file."""
     return {"sound": wav_bytes(examples[0].samples(config), config.data.rate)} if examples else None
 
 
@@ -87,12 +87,12 @@ def lengths_of(records: Sequence[Record]) -> list[list[int]]:
 
 
 def encode(codec: SpeechCodec, example: Example, config: SpeechConfig) -> Record:
-    """An example as the network takes it."""
+    """An example as input of the network."""
     return record(example.features(config), codec.numbers(example.words)[: config.data.longest])
 
 
 def record(frames: Frames, numbers: Sequence[int]) -> Record:
-    """Features, what the decoder reads, and what it is to write."""
+    """Features, the decoder's input, and its target."""
     return {"frames": frames, "prefix": [BOS, *numbers], "target": [*numbers, EOS]}
 
 

@@ -1,4 +1,4 @@
-"""The recogniser from its settings: features as a memory of short steps, and a decoder that attends for each symbol."""
+"""Builds the recogniser from its settings: a speech encoder, and a decoder that attends for each symbol."""
 
 import torch
 from torch import Tensor, nn

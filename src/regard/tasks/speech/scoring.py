@@ -1,4 +1,4 @@
-"""How good transcripts are, whether attention is where each symbol is said, and whether doubt is where errors are."""
+"""Metrics of transcripts: error rates, timing of attention, and whether uncertain symbols are the wrong ones."""
 
 from collections.abc import Sequence
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Speech as a task: what is its own of the shared training, evaluation and prediction."""
+"""The task record of speech: its functions for the shared training, evaluation and prediction."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ SPEECH = Task(
     world="synthesised utterances, and when each word and letter is said",
     presets=PRESETS,
     options=("beam",),
-    view=View("Where each symbol was heard", unit="frame"),
+    view=View("Where each symbol was heard", unit="frame", parts={"en": "Recordings", "zh": "录音"}),
     codec=lambda directory, config: SpeechCodec.load(Path(directory)),
     codec_files=(TOKENIZER, FACTS),
     network=_network,

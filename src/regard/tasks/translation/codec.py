@@ -16,7 +16,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.target.json")  # the files of a run
 
 
 class Reading(NamedTuple):
-    """A source as the model reads it."""
+    """An encoded source text."""
 
     numbers: list[int]
     labels: tuple[str, ...]  # of each number, for people
@@ -40,7 +40,7 @@ class Coder(Protocol):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many numbers source and target have."""
+        """The vocabulary sizes of source and target."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""A translator that is asked while someone watches: with forced beginnings, alternatives, and words left out."""
+"""An interactive translator for the studio: forced prefixes, alternatives, and removed source words."""
 
 import functools
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from regard.decode.penalties import Gnmt
 from regard.tasks.translation.codec import PieceCoder, Reading, WordCoder
 from regard.tasks.translation.predictor import BOS, END, EOS, PAD, Translator
 
-_OTHERS = 8  # tokens told at each place beside the one that came
+_OTHERS = 8  # alternatives at each position besides the chosen token
 _LONGEST = 200  # tokens of a source
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token that could have come at a place, and how likely it was."""
+    """An alternative token at a position, and its probability."""
 
     token: str
     probability: float
@@ -29,7 +29,7 @@ class Alternative:
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """Tokens, their log-probability, where each looked (t, k), and what else could have come."""
+    """Tokens, their log-probability, attention weights (t, k), and alternatives."""
 
     tokens: tuple[str, ...]
     log_prob: float

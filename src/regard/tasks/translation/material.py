@@ -1,4 +1,4 @@
-"""What a translator learns from and is judged by: the built-in world, or the user's files."""
+"""Training and evaluation data of a translator: the built-in world, or the user's files."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.data.data_files import DataError
 from regard.data.text.alignment import Gold, Links, read_links
 from regard.data.text.bpe import Codes, train_bpe
 from regard.data.text.bpe_dropout import MergeDropout
 from regard.data.text.corpus import TextCorpus, TokenCorpus, encode, index
-from regard.data.text.parallel_text import DataError, Limits, find_rows, load_pairs
+from regard.data.text.parallel_text import Limits, find_rows, load_pairs
 from regard.data.text.vocabulary import Vocabulary
 from regard.data.token_batches import Ids
 from regard.data.worlds import sentence_pairs as world
@@ -25,7 +26,7 @@ from regard.tasks.translation.config import DataSettings, TranslationConfig
 
 @dataclass(frozen=True)
 class Example:
-    """A pair to judge by: words of the source, the reference, and gold links where they are known."""
+    """A test pair: words of the source, the reference, and gold links if they are known."""
 
     source: tuple[str, ...]
     reference: str
@@ -51,7 +52,7 @@ class _Chosen(Sequence[Any]):
 
 
 def make_material(config: TranslationConfig, cache: Path, codec: Coder | None, say: Callable[[str], None]) -> Material:
-    """What a run learns from; files are indexed in `cache`, and a `codec` that is known is not learned again."""
+    """The data of a run; files are indexed in `cache`, and a given `codec` is used instead of a new one."""
     if config.data.files:
         return file_material(config.data, cache, codec.codes if isinstance(codec, PieceCoder) else None, say=say)
     return world_material(config.data, codec if isinstance(codec, WordCoder) else None)
@@ -134,7 +135,7 @@ def file_material(
 
 
 def _short(examples: Sequence[Example]) -> str | None:
-    """A sentence to begin with: of the first ones, one that is short, but not the shortest."""
+    """The example of the run: one of the first sentences that is short, but not the shortest."""
     few = sorted((example.source for example in examples[:50] if example.source), key=len)
     return " ".join(few[len(few) // 4]) if few else None
 
@@ -152,7 +153,7 @@ def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) 
                 MergeDropout(side, share, seed=f"{settings.seed} {number} {name}")
                 for side, name in zip(sides, ("source", "target"), strict=True)
             ]
-            # By content: the draws of runs of earlier versions cannot be repeated, so they must be found again.
+            # Found by content: the random cuts of earlier versions cannot be reproduced, so their index must be reused.
             found.append(
                 encode(
                     corpus,
@@ -177,7 +178,7 @@ def input_files(config: TranslationConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: TranslationConfig, codec: Coder) -> tuple[list[Example], str]:
-    """Pairs of other files to judge by, and what they are; of a folder, its test files."""
+    """Test pairs of other files, and a description; of a folder, its test files."""
     return _examples_of(paths, config.data), ", ".join(map(str, paths))
 
 
@@ -191,7 +192,7 @@ def _examples_of(paths: Sequence[Path], settings: DataSettings) -> list[Example]
 
 
 def _examples(paths: Sequence[Path], settings: DataSettings | None = None) -> list[Example]:
-    """Pairs to judge by; with settings, gold links are looked for beside them."""
+    """Test pairs; with settings, gold links are searched beside them."""
     pairs, _ = load_pairs(find_rows(list(paths)))
     examples = [Example(tuple(source.split()), target) for source, target in pairs]
     if settings is None or (beside := _links_beside(paths[0], settings)) is None:
@@ -278,7 +279,7 @@ def _split(corpus: TextCorpus, valid: int, test: int) -> tuple[NDArray[np.int64]
 
 
 def _place(text: str) -> float:
-    """Where a text falls between 0 and 1, the same in every process."""
+    """A hash of a text between 0 and 1, the same in every process."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 2**56
 
 

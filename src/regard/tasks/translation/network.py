@@ -1,4 +1,4 @@
-"""The translator's model from its settings."""
+"""Builds the translator's model from its settings."""
 
 from torch import nn
 

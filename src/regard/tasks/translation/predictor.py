@@ -1,4 +1,4 @@
-"""A trained translator: text in, text out, with the weights that tell where each piece came from."""
+"""A trained translator: text in, text out, with attention weights over the source."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.data.text.alignment import Link, links_from_weights
 from regard.data.token_batches import Batch, collate
-from regard.decode.captured import Captures
+from regard.decode.graph_search import Captures
 from regard.decode.records import Hypothesis
 from regard.look.trace import Trace
 from regard.models.frame import EncoderDecoder
@@ -26,9 +26,9 @@ from regard.train.distributed import shareable
 from regard.train.run_directory import Run
 
 END = "∎"  # how the end mark of a source is shown
-LONGEST = 1000  # source tokens of a text, unless more are asked for
+LONGEST = 1000  # source tokens of a text, by default
 _BATCH = 4096  # source tokens searched at once, hypotheses counted
-CHARACTERS = 64  # a text of more characters for each token it may have is refused unread
+CHARACTERS = 64  # per allowed token: a longer text is rejected before it is tokenised
 _SEARCHED = 64 * LONGEST  # source tokens times hypotheses of one text, likewise
 
 
@@ -100,10 +100,10 @@ class Translator:
     coder: Coder
     settings: DecodeSettings
     end_mark: bool = True
-    captures: Captures = field(default_factory=Captures)  # searches of nearly the same size share their preparation
-    exact: EncoderDecoder | None = None  # the model as it was trained, where this one was made of it
-    prepared: str | None = None  # the precision that the model was made ready for
-    place: torch.device | None = None  # where it is when its precision lets it be; None: where the model is
+    captures: Captures = field(default_factory=Captures)  # searches of similar size share CUDA graphs
+    exact: EncoderDecoder | None = None  # the trained model, if this one is a copy in another precision
+    prepared: str | None = None  # the precision that the model was prepared for
+    place: torch.device | None = None  # the requested device, if the precision allows it; None: that of the model
 
     @classmethod
     def load(
@@ -111,7 +111,7 @@ class Translator:
     ) -> "Translator":
         """The translator of a run, on the GPU where there is one and the precision is for it.
 
-        A precision makes it ready as `in_precision` does; None is that of the run's settings, float32 being the model
+        A precision prepares it as `in_precision` does; None is that of the run's settings, float32 being the model
         as it was trained.
         """
         config = run.config_as(TranslationConfig)
@@ -142,10 +142,10 @@ class Translator:
         return made if precision is None and wanted == "float32" else made.in_precision(wanted)
 
     def in_precision(self, precision: Precision | str) -> "Translator":
-        """The same translator made ready to translate in a precision; int8 takes it to the CPU.
+        """The same translator prepared for a precision; int8 moves it to the CPU.
 
-        It has a copy of the model, for inference alone, that does not follow what the model learns after. Where there
-        is nothing to make ready, as in float32 on CUDA, it has the model itself, and is this translator if that has.
+        It has a copy of the model, for inference only, that does not change when the model is trained further. If there
+        is nothing to prepare, as in float32 on CUDA, it has the model itself, and may be this same translator.
         """
         if precision not in ("float32", "bfloat16", "int8"):
             raise SettingError(f"precision must be float32, bfloat16 or int8, got {precision!r}")
@@ -172,7 +172,7 @@ class Translator:
         return next(self.model.parameters()).device
 
     def batch(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
-        """Pairs of numbers as the model takes them."""
+        """Pairs of numbers as a batch."""
         return collate(pairs, pad=PAD, bos=BOS, eos=EOS, source_end=self.end_mark).to(self.device)
 
     def translate(
@@ -182,7 +182,7 @@ class Translator:
         return self.search([self.coder.read(text) for text in texts], width=width, n_best=n_best, weights=weights)
 
     def longest(self, *, width: int | None = None, tokens: int | None = None) -> int:
-        """The most source tokens of a text: `tokens`, or LONGEST and fewer with many hypotheses.
+        """The largest number of source tokens of a text: `tokens`, or LONGEST and fewer with many hypotheses.
 
         A model with learned positions has no more than those.
         """

@@ -1,4 +1,4 @@
-"""Configurations by name: functions that return them."""
+"""Presets: functions that return a configuration."""
 
 from regard.tasks.presets import cosine, presets
 from regard.tasks.translation.config import DataSettings, DecodeSettings, ModelSettings, TranslationConfig

@@ -1,4 +1,4 @@
-"""How good translations are, how well attention points, and whether what it points at matters."""
+"""Metrics of translations: BLEU, chrF, alignment error rate and faithfulness."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,9 +83,9 @@ def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str)
 def alignment(translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]) -> dict[str, Any]:
     """Alignment error rate of the weights while the gold target is read; of several layers, the best and which.
 
-    A word may be told from the step that predicts it, or from the next, which reads it: in a Transformer's lower
-    layers the second may be the sharper one, for only then does the model know the word (Chen et al. 2020). The layer,
-    the head and the moment are chosen by the gold links themselves: it is what the weights can tell. With the setting
+    A word may be aligned by the step that predicts it, or by the next, which reads it: in a Transformer's lower
+    layers the second may be the sharper one, because only then the model knows the word (Chen et al. 2020). The layer,
+    the head and the step are chosen by the gold links themselves: the rate is a bound on the weights. With the setting
     `decode.posterior` the weights of the step that predicts are also corrected once the word is known: another rate.
     """
     found = links_told(translator, examples, sources)
@@ -109,7 +109,7 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
 
 
 class Told(NamedTuple):
-    """Where a word's links are read off: a layer, one of its heads or their mean, and when."""
+    """The weights that a word's links are read from: a layer, one of its heads or their mean, and the step."""
 
     layer: int
     head: int | None
@@ -120,7 +120,7 @@ class Told(NamedTuple):
 def links_told(
     translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]
 ) -> dict[Told, list[set[Link]]]:
-    """The links of each example, read off in every way there is; of no attention, none."""
+    """The links of each example for all choices of weights; none without attention."""
     found: dict[Told, list[set[Link]]] = {}
     for first in range(0, len(examples), _TOLD):
         part, read = examples[first : first + _TOLD], sources[first : first + _TOLD]
@@ -144,7 +144,7 @@ def links_told(
 
 
 def _weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
-    """The weights (b, h, t, s) of each layer while the targets are read; of no attention, none."""
+    """The weights (b, h, t, s) of each layer for given targets; none without attention."""
     model = translator.model
     training = model.training
     model.eval()
@@ -158,7 +158,7 @@ def _weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequen
 
 
 def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
-    """How likely each piece of the targets is from each place of the sources alone, in logarithms (b, t, s)."""
+    """The log-probability of each piece of the targets given one position of the source alone, (b, t, s)."""
     model = translator.model
     training = model.training
     model.eval()
@@ -176,9 +176,9 @@ def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Seq
 
 @torch.no_grad()
 def faithfulness(translator: Translator, translations: Sequence[Translation], *, seed: int = 1) -> dict[str, float]:
-    """How much the log-probability of a word falls when the source word it attends most is deleted.
+    """The decrease of a word's log-probability when the source word of the largest weight is deleted.
 
-    Beside it, when another one, drawn at random, is: weights that point at what matters make the first much larger.
+    Compared with the deletion of a random other one: for faithful weights the first is much larger.
     """
     drops: dict[str, list[float]] = {"attended": [], "random": []}
     source_of_chance = torch.Generator().manual_seed(seed)

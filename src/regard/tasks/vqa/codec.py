@@ -1,4 +1,4 @@
-"""Questions as numbers and answers by name, as a run keeps them."""
+"""Questions as numbers and answers by name, as stored in a run."""
 
 import json
 from collections.abc import Iterable

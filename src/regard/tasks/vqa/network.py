@@ -1,4 +1,4 @@
-"""The model from its settings: encoders of picture and question, and stacked attention between them."""
+"""Builds the model from its settings: encoders of picture and question, and stacked attention between them."""
 
 import torch
 from jaxtyping import Int, UInt8
@@ -34,7 +34,7 @@ class VisualAnswerer(nn.Module):
     ) -> Stacked:
         """The answers to n questions about each picture; words are numbers from 1, padding is 0."""
         lengths = (questions != 0).sum(-1)
-        # A question of padding is read as one word, so that no row is empty; nobody asks for its answer.
+        # A question of padding is read as one word, so that no row is empty; its answer is ignored.
         asked = self.question(questions.flatten(0, 1), lengths.flatten().clamp_min(1)).summary
         query = asked.unflatten(0, questions.shape[:2])
         if self.image is None:

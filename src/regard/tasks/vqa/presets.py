@@ -1,4 +1,4 @@
-"""Configurations by name: functions that return them.
+"""Presets: functions that return a configuration.
 
 Those for a GPU train in float32: in bfloat16 cuDNN's backward pass of attention returned NaN for sharp weights (85 × 9
 queries over 64 keys of size 96, torch 2.11 on an H200), where the other kernels did not.
@@ -27,7 +27,7 @@ def tiny() -> VqaConfig:
 
 
 def small() -> VqaConfig:
-    """Thousands of questions of one's own about pictures, scaled to 96 × 96 pixels."""
+    """Thousands of your own questions about pictures, scaled to 96 × 96 pixels."""
     return VqaConfig(
         preset="small",
         data=DataSettings(picture=96, batch_tokens=256, valid=200),

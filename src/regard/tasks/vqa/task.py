@@ -1,4 +1,4 @@
-"""Visual question answering as a task: what is its own of the shared training, evaluation and prediction."""
+"""The task record of visual question answering: its functions for the shared training, evaluation and prediction."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +60,7 @@ VQA = Task(
         Figure("accuracy", "accuracy", percent=True),
         Figure("pointing", "pointing at what is asked about", percent=True),
     ),
-    view=View("Where the answer is seen", unit="cell of the picture"),
+    view=View("Where the answer is seen", unit="cell of the picture", parts={"en": "Questions", "zh": "问题"}),
     material=make_material,
     files=input_files,
     codec=lambda directory, config: VqaCodec.load(Path(directory)),

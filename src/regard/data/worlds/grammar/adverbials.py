@@ -1,4 +1,4 @@
-"""Where, when and how: English says it last, Chinese before the verb."""
+"""Adverbials of place, time and manner: last in English, before the verb in Chinese."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -48,7 +48,7 @@ SEATS = _places(
     "on|the chair|椅子|上, on|the bed|床|上, on|the sofa|沙发|上, under|the tree|树|下, on|the floor|地板|上"
 )
 CITIES = tuple(place for place in SCENES if place.english[0].isupper())
-# One goes to a park, not to the side of a river.
+# Places that one goes to.
 GOALS = tuple(place for place in SCENES if place.preposition in ("in", "at") and place.english != "home")
 
 _DAYS = {

@@ -1,4 +1,4 @@
-"""Clauses of other shapes: being, there being, being chased, and the questions that ask for one word."""
+"""Other clauses: copular, existential and passive ones, wh-questions and commands."""
 
 from regard.data.worlds.grammar.adverbials import SCENES, SURFACES, Setting, place, time
 from regard.data.worlds.grammar.lexicon import ADJECTIVES, NOUNS, TRANSITIVE

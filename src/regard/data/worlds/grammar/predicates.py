@@ -1,4 +1,4 @@
-"""Predicates: a verb with what belongs to it, and where Chinese puts each part."""
+"""Predicates: a verb with its complements, and their order in Chinese."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

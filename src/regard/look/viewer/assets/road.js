@@ -83,7 +83,8 @@ function draw(painter, box, place, model, look) {
 // Pavements, lanes, crossings, zebra crossings and ramps; dashes stand still on the road.
 function ground(painter, place, columns, paint) {
   const { scale, width, height, at, ego } = place;
-  const [top, middle, bottom] = columns.lanes?.length === 3 ? columns.lanes : [-5.25, -1.75, 1.75];
+  const lines = columns.lanes?.length > 1 ? columns.lanes : [-5.25, -1.75, 1.75];
+  const [top, bottom] = [lines[0], lines.at(-1)];
   const [from, to] = [ego.x - BEHIND, ego.x + AHEAD];
   const level = (y) => at(0, y)[1];
   const near = (places = []) => places.filter((x) => x > from - 40 && x < to + 40);
@@ -100,7 +101,7 @@ function ground(painter, place, columns, paint) {
   const open = (x) => near(columns.crossings).some((one) => Math.abs(one - x) < WIDE + 1);
   for (let x = 6 * Math.floor(from / 6); x < to; x += 6) {
     if (open(x + 1.5)) continue;
-    painter.rect(at(x, 0)[0], level(middle) - 1, 3 * scale, 2, { fill: paint.paint });
+    for (const y of lines.slice(1, -1)) painter.rect(at(x, 0)[0], level(y) - 1, 3 * scale, 2, { fill: paint.paint });
     for (const y of [top, bottom]) painter.rect(at(x, 0)[0], level(y) - 0.75, 6 * scale, 1.5, { fill: paint.paint });
   }
   for (const x of near(columns.zebras)) {

@@ -1,0 +1,213 @@
+"""Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
+
+On the CPU the blocks of `blocked` with the score in its exponential form, compiled where there is a C compiler: any
+normaliser, mask and bias; where that would not be worth compiling, the logistic form. On CUDA Triton kernels from rows
+to output, for softmax: the exponential form in float32, a sine series on the tensor cores in half precision.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core import recompute
+from regard.core.backends import blocked, decoding_step, reference
+from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
+from regard.core.backends.result import Result
+from regard.core.biases import DenseBias, Rule
+from regard.core.clauses import clauses
+from regard.core.problem import HALF, Problem
+from regard.core.requests import LogSumExp
+from regard.core.scores import Additive
+from regard.kernels.additive import exponential, logistic, pair_loops
+from regard.kernels.availability import TRITON
+
+NAME = "additive"
+_WORTH = 2**22  # pair-features from which compiled loops serve: compiling them takes a second, once on a machine
+_MANY = 2**24  # pair-features from which, without a compiler, the exponential form is faster than the logistic one
+_SOME = 2**17  # pair-features from which the logistic form is faster than tanh
+
+
+@dataclass(frozen=True, eq=False)
+class Exponential(Additive):
+    """w · tanh(q + k) by exponentials of rows, with gradients of its own."""
+
+    build: bool = False  # compile its loops
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return exponential.scores(query, key, self.weight.to(query.dtype), self.build)
+
+    def floats(self, size: int) -> float:
+        return 1.0  # the hidden layer is never in memory, only one matrix the size of the scores
+
+
+@dataclass(frozen=True, eq=False)
+class Logistic(Additive):
+    """w · tanh(q + k) by the logistic function."""
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return logistic.scores(query, key, self.weight.to(query.dtype))
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why this is not additive attention it knows."""
+    if problem.device.type == "cuda":
+        return _kernels_refuse(problem)
+    assert isinstance(problem.score, Additive)
+    if problem.score.activation != "tanh":
+        return f"{problem.score.activation} has no exponential form"
+    return blocked.refuses(problem)
+
+
+def _kernels_refuse(problem: Problem) -> str | None:
+    """Why the Triton kernels do not compute this, if they do not."""
+    if not TRITON:
+        return "Triton is not installed"
+    if not problem.normalize.is_softmax:
+        return f"softmax only on CUDA, not {problem.normalize.name}"
+    if problem.query.dtype not in (*HALF, torch.float32):
+        return f"its kernels do not compute in {problem.query.dtype}"
+    if problem.bias is not None and not isinstance(problem.bias, (DenseBias, Rule)):
+        return "its kernels take a bias as a tensor or as a rule of distance"
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None:
+        return "its kernels take masks without | and ~"
+    if found.by_head or len(found.segments) > 1:
+        return "its kernels take one length and one list of segments for all heads"
+    return None
+
+
+def not_worth_it(problem: Problem) -> str | None:
+    """Where the plain form is as fast."""
+    least = _SOME if problem.dtype == torch.float32 and not torch.compiler.is_compiling() else _MANY
+    if problem.device.type != "cpu" or _features(problem) >= least:
+        return None
+    return "small: the plain form is the fastest"
+
+
+def working_bytes(problem: Problem) -> int:
+    """On the CPU a block of scores, however many features (the logistic form: all of few); on CUDA rows' features."""
+    if problem.device.type == "cpu":
+        if _logistic_serves(problem):
+            return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
+        return blocked.working_bytes(_exponential(problem))
+    columns = 32 if problem.query.dtype in HALF else 2  # of each hidden unit: sines and cosines of 16 harmonics
+    return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
+
+
+def kernel(problem: Problem) -> str:
+    """A form of `regard.kernels.additive` on the CPU, a kernel of `regard.kernels.triton` on CUDA."""
+    if problem.device.type == "cuda":
+        return "triton decode" if _is_step(problem) else "triton additive"
+    score = quicker(problem).score
+    if isinstance(score, Exponential):  # numbers too large for exponentials go by tanh in any case
+        built = score.build and exponential.worth_building(problem.dtype, *problem.shape[-2:])
+        return "exponential (compiled)" if built else "exponential"
+    return "logistic" if isinstance(score, Logistic) else "tanh"
+
+
+def attend(problem: Problem) -> Result:
+    """Attention by the logistic or the exponential form, or by the kernels."""
+    if problem.device.type == "cuda":
+        return _by_kernels(problem)
+    plain = _logistic_serves(problem) and blocked.not_worth_it(problem)
+    backend: Any = reference if plain else blocked
+    problem = quicker(problem)
+    result = backend.attend(problem)
+    if problem.request is None or result.weights is not None:
+        return result
+    return result._replace(weights=recompute.weights(problem, result.chosen))
+
+
+def quicker(problem: Problem) -> Problem:
+    """The problem on the CPU with its score in the logistic or in the exponential form."""
+    if not _logistic_serves(problem):
+        return _exponential(problem)
+    assert isinstance(problem.score, Additive)
+    weight = problem.score.weight
+    exact = logistic.exact_enough(problem.query, problem.key, weight)
+    return replace(problem, score=Logistic(weight)) if exact else problem
+
+
+def _features(problem: Problem) -> int:
+    """Pairs times hidden units."""
+    return math.prod(problem.shape) * problem.query.shape[-1]
+
+
+def _builds(problem: Problem) -> bool:
+    """Do compiled loops serve? Decided by the call alone, so that a run that goes on computes the same numbers."""
+    if torch.compiler.is_compiling() or _SOME <= _features(problem) < _WORTH:
+        return False
+    return exponential.worth_building(problem.dtype, *problem.shape[-2:]) and pair_loops.available()
+
+
+def _logistic_serves(problem: Problem) -> bool:
+    """Is this too little for the exponential form, and enough to gain by the logistic one? It looks at the data."""
+    if torch.compiler.is_compiling() or problem.dtype != torch.float32 or not _SOME <= _features(problem) < _MANY:
+        return False
+    return not _builds(problem)
+
+
+def _exponential(problem: Problem) -> Problem:
+    assert isinstance(problem.score, Additive)
+    return replace(problem, score=Exponential(problem.score.weight, build=_builds(problem)))
+
+
+def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tensor | None:
+    """The commonest call without describing it first, where `attend` would take the same kernels; None elsewhere.
+
+    The tensors are on CUDA, and nothing is masked.
+    """
+    weight, shape = score.weight, query.shape
+    if (
+        not query.dim() == key.dim() == value.dim() == 4
+        or shape[:2] != key.shape[:2]
+        or key.shape[:3] != value.shape[:3]
+    ):
+        return None
+    if shape[3] != key.shape[3] or weight.shape not in (shape[3:], (shape[1], shape[3])):
+        return None
+    if 0 in shape or 0 in key.shape or value.shape[3] == 0 or shape[2] <= decoding_step.MOST:
+        return None
+    if not query.dtype == key.dtype == value.dtype or query.dtype not in (*HALF, torch.float32):
+        return None
+    if not query.device == key.device == value.device == weight.device:
+        return None
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not TRITON:
+        return None
+    if query.device.index != torch.cuda.current_device():
+        return None
+    from regard.kernels.additive.fused import additive_attention  # imports Triton: only where it is used
+
+    return additive_attention(query, key, value, weight, activation=score.activation)[0]
+
+
+def _is_step(problem: Problem) -> bool:
+    return isinstance(problem.score, Additive) and problem.score.activation == "tanh" and decoding_step.serves(problem)
+
+
+def _by_kernels(problem: Problem) -> Result:
+    from regard.kernels.additive.fused import additive_attention  # imports Triton: only where it is used
+
+    assert isinstance(problem.score, Additive)
+    lead, weight = problem.query.shape[:-3], problem.score.weight
+    weight = weight.squeeze(0) if weight.ndim == 2 and len(weight) == 1 else weight
+    if _is_step(problem):
+        return Result(decoding_step.attend(problem, problem.query, problem.key, weight, 1.0))
+    query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (problem.query, problem.key, problem.value))
+    output, lse = additive_attention(
+        query,
+        key,
+        value,
+        weight,
+        activation=problem.score.activation,
+        dropout=problem.dropout,
+        seed=blocked.seed(problem),
+        **mask_arguments(problem, lead),
+        **bias_arguments(problem, lead),
+    )
+    lse = lse.reshape(*lead, *lse.shape[-2:])
+    weights = lse if isinstance(problem.request, LogSumExp) else None
+    return Result(output.reshape(*lead, *output.shape[-3:]), weights)

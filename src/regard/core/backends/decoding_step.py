@@ -1,0 +1,45 @@
+"""Decoding steps on CUDA: when a call is one, and the kernel that takes it in a launch or two."""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from regard.core.clauses import clauses
+from regard.core.problem import HALF, Problem
+from regard.core.transforms import transformed
+from regard.kernels.availability import TRITON
+
+MOST = 8  # queries: up to so many, cutting the memory beats cutting the queries
+
+
+def serves(problem: Problem) -> bool:
+    """Is this a step: a few queries without gradient, a whole memory or a padded one?"""
+    if problem.device.type != "cuda" or not 0 < problem.shape[-2] <= MOST or problem.shape[-1] == 0 or transformed():
+        return False
+    if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not TRITON:
+        return False
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or found.banded or found.by_head or len(found.segments) > 0:
+        return False
+    if any(tensor.shape[-2] > 1 or tensor.shape[-3] > 1 for tensor in found.dense):
+        return False  # keys may be closed, but to all heads and queries alike
+    return problem.query.dtype in (*HALF, torch.float32) and problem.value.shape[-1] <= 1024
+
+
+def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, scale: float) -> Tensor:
+    """The step's output: additive scores with a weight, else scale · ⟨query, key⟩."""
+    from regard.kernels.triton.decode_attention import decode  # imports Triton: only where it is used
+
+    found = clauses(problem.mask, *problem.shape[-2:])
+    lead = problem.query.shape[:-3]
+    assert found is not None  # serves() has said so
+    lengths = None if found.lengths is None else found.lengths.expand(*lead, 1).reshape(-1)
+    mask = None
+    if found.dense:
+        keys = problem.shape[-1]
+        mask = functools.reduce(torch.logical_and, found.dense).expand(*lead, 1, 1, keys).reshape(-1, keys)
+    query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, problem.value))
+    workers = torch.cuda.get_device_properties(problem.device).multi_processor_count
+    output = decode(query, key, value, weight, lengths, mask, scale, workers)
+    return output.reshape(*lead, *output.shape[-3:])

@@ -1,0 +1,296 @@
+"""Normalisers that see a row of scores in pieces, and give its gradient from a number or two kept for each row.
+
+A stream is a frozen record of four functions: `begin` rows, `add` their blocks, `finish` them (output, and what to
+keep), and `gradient` of any block in the backward pass.
+
+With weights w = f(s), output o = Σ w v and dw = do · v, the gradient of a softmax-like row is
+ds = slope ∘ (dw − mean), where mean = Σ slope · dw / Σ slope = do · (Σ slope v / Σ slope): a row of size e is
+enough, no second pass over the keys (for softmax slope = w, and that row is the output itself).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.core.normalizers import (
+    Entmax,
+    Hard,
+    Normalizer,
+    Sigmoid,
+    Softmax,
+    Sparsemax,
+    entmax_slope,
+    entmax_threshold,
+    entmax_weights,
+)
+from regard.kernels import entmax_rows
+
+
+class Block(NamedTuple):
+    """Scores (−inf where nothing may attend) against some keys, with their values."""
+
+    scores: Tensor
+    values: Tensor
+    first: int  # the position of the block's first key
+    kept: Tensor | None = None  # dropout's mask, already scaled
+    noise: Tensor | None = None  # Gumbel noise where a key is drawn
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return weights if self.kept is None else weights * self.kept
+
+
+class Finished(NamedTuple):
+    """The output of some rows, what the backward pass needs of them, (…, q, ?), and hard choices.
+
+    `log_prob` is the log-probability of hard choices; of a softmax it is the log-sum-exp, where that is requested.
+    """
+
+    output: Tensor
+    kept: tuple[Tensor, ...]
+    log_prob: Tensor | None = None
+    chosen: Tensor | None = None
+
+
+class Upstream(NamedTuple):
+    """Gradients that arrive at some rows: of the output, and of the log-probabilities."""
+
+    output: Tensor
+    log_prob: Tensor | None
+
+    def weights(self, block: Block, dtype: torch.dtype | None = None) -> Tensor:
+        """dw = do · v, through dropout; in the dtype of both, or in another."""
+        output, values = self.output, block.values
+        if dtype is not None:
+            output, values = output.to(dtype), values.to(dtype)
+        return block.drop(output @ values.mT)
+
+
+class Gradient(NamedTuple):
+    """Gradient of a block's scores, and the weights that hand the output's gradient on to the values."""
+
+    scores: Tensor
+    weights: Tensor
+
+
+class Stream:
+    """Rows whose keys arrive block by block."""
+
+    def begin(self, rows: Tensor, size: int) -> Any:
+        """The state of rows (…, q) that have seen nothing."""
+        raise NotImplementedError
+
+    def add(self, state: Any, block: Block) -> Any:
+        raise NotImplementedError
+
+    def finish(self, state: Any) -> Finished:
+        raise NotImplementedError
+
+    def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
+        raise NotImplementedError
+
+
+class Running(NamedTuple):
+    """An online softmax: the best score so far, the sum of exp below it, the output so far."""
+
+    best: Tensor
+    total: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class SoftmaxStream(Stream):
+    """Online softmax (Milakov & Gimelshein 2018); with `logsumexp`, that of each row is an output too."""
+
+    logsumexp: bool = False
+
+    def begin(self, rows: Tensor, size: int) -> Running:
+        best = torch.full_like(rows, -math.inf).unsqueeze(-1)
+        return Running(best, torch.zeros_like(best), rows.new_zeros((*rows.shape, size)))
+
+    def add(self, state: Running, block: Block) -> Running:
+        best = torch.maximum(state.best, block.scores.amax(-1, keepdim=True))
+        base = torch.where(best == -math.inf, 0, best)
+        weights, fade = torch.exp(block.scores - base), torch.exp(state.best - base)
+        total = state.total * fade + weights.sum(-1, keepdim=True)
+        return Running(best, total, state.output * fade + block.drop(weights) @ block.values)
+
+    def finish(self, state: Running) -> Finished:
+        output = state.output / torch.where(state.total == 0, 1, state.total)
+        # Best and total, not their log-sum-exp: of large scores it would keep too few digits for the weights.
+        total = (state.best + state.total.log()).squeeze(-1) if self.logsumexp else None
+        return Finished(output, (state.best, state.total, output), total)
+
+    def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
+        best, total, output = kept
+        weights = softmax_from(block.scores, best, total)
+        mean = (upstream.output * output).sum(-1, keepdim=True)
+        if upstream.log_prob is not None:  # the log-sum-exp's derivative by a score is the weight itself
+            mean = mean - torch.where(best == -math.inf, 0, upstream.log_prob.unsqueeze(-1))
+        return Gradient(weights * (upstream.weights(block) - mean), block.drop(weights))
+
+
+def softmax_from(scores: Tensor, best: Tensor, total: Tensor) -> Tensor:
+    """exp(s − best) / total; an empty row (best = −inf, total = 0) gives zeros."""
+    weights = torch.exp(scores - torch.where(best == -math.inf, 0, best))
+    return weights.div_(torch.where(total == 0, 1, total))
+
+
+@dataclass(frozen=True)
+class SigmoidStream(Stream):
+    """Each weight stands alone: a plain sum."""
+
+    bias: float
+
+    def begin(self, rows: Tensor, size: int) -> Tensor:
+        return rows.new_zeros((*rows.shape, size))
+
+    def add(self, state: Tensor, block: Block) -> Tensor:
+        return state + block.drop(torch.sigmoid(block.scores + self.bias)) @ block.values
+
+    def finish(self, state: Tensor) -> Finished:
+        return Finished(state, ())
+
+    def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
+        weights = torch.sigmoid(block.scores + self.bias)
+        return Gradient(weights * (1 - weights) * upstream.weights(block), block.drop(weights))
+
+
+class Collected(NamedTuple):
+    """Blocks of whole rows, kept until the last has come, and zeros in the shape of the output."""
+
+    blocks: tuple[Block, ...]
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class EntmaxStream(Stream):
+    """Two passes: the rows' scores are collected for their exact threshold, then weighed. Memory O(block · keys)."""
+
+    alpha: float
+
+    def begin(self, rows: Tensor, size: int) -> Collected:
+        return Collected((), rows.new_zeros((*rows.shape, size)))
+
+    def add(self, state: Collected, block: Block) -> Collected:
+        return Collected((*state.blocks, block), state.output)
+
+    def finish(self, state: Collected) -> Finished:
+        output = centre = state.output
+        if not state.blocks:
+            return Finished(output, (output.new_tensor([0.0, math.inf]).expand(*output.shape[:-1], 2), centre))
+        pieces = [block.scores for block in state.blocks]
+        threshold = self._threshold(pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1))
+        total = torch.zeros_like(output[..., :1])
+        for block in state.blocks:
+            weights = entmax_weights(block.scores, threshold, self.alpha)
+            slope = entmax_slope(weights, self.alpha)
+            output = output + block.drop(weights) @ block.values
+            centre = centre + block.drop(slope) @ block.values.to(slope.dtype)
+            total = total + slope.sum(-1, keepdim=True)
+        return Finished(output, (threshold, centre / torch.where(total == 0, 1, total)))
+
+    def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
+        threshold, centre = kept
+        weights = entmax_weights(block.scores, threshold, self.alpha)
+        mean = (upstream.output * centre).sum(-1, keepdim=True)
+        slope = entmax_slope(weights, self.alpha)
+        dscores = slope * (upstream.weights(block, slope.dtype) - mean)
+        return Gradient(dscores.to(weights.dtype), block.drop(weights))
+
+    def _threshold(self, scores: Tensor) -> Tensor:
+        if self._by_kernel(scores):
+            from regard.kernels.triton import entmax  # imports Triton: only where it is used
+
+            return entmax.entmax_threshold(scores, self.alpha)
+        return entmax_threshold(scores, self.alpha)
+
+    def _by_kernel(self, scores: Tensor) -> bool:
+        """One launch instead of a dozen, and no sorting."""
+        return scores.is_cuda and scores.dtype == torch.float32 and entmax_rows.climbs(self.alpha, scores.shape[-1])
+
+
+class Candidate(NamedTuple):
+    """The best key so far: its noisy score, its score, position, dropout scale and value; and online softmaxes."""
+
+    noisy: Tensor
+    score: Tensor
+    index: Tensor
+    scale: Tensor
+    value: Tensor
+    plain: Running  # of the distribution drawn from: gives log_prob
+    relaxed: Running  # of the distribution whose gradient is taken
+
+
+@dataclass(frozen=True)
+class HardStream(Stream):
+    """One pass: Gumbel-max keeps a running best, so a draw needs no second look at the keys."""
+
+    hard: Hard
+    sample: bool
+
+    def begin(self, rows: Tensor, size: int) -> Candidate:
+        running = SoftmaxStream().begin(rows, size)
+        index = torch.zeros_like(running.best, dtype=torch.long)
+        return Candidate(running.best, running.best, index, running.total, running.output, running, running)
+
+    def add(self, state: Candidate, block: Block) -> Candidate:
+        scores = block.scores * self.hard.sharpness
+        noisy = scores if block.noise is None else scores + block.noise
+        best, index = noisy.max(-1, keepdim=True)
+        better = best > state.noisy  # strictly: the first of equals stays
+        scale = torch.ones_like(best) if block.kept is None else block.kept.gather(-1, index)
+        values = block.values.expand(*scores.shape[:-2], *block.values.shape[-2:])
+        value = values.gather(-2, index.expand(*index.shape[:-1], values.shape[-1]))
+        return Candidate(
+            torch.where(better, best, state.noisy),
+            torch.where(better, scores.gather(-1, index), state.score),
+            torch.where(better, index + block.first, state.index),
+            torch.where(better, scale, state.scale),
+            torch.where(better, value, state.value),
+            SoftmaxStream().add(state.plain, block._replace(scores=scores)),
+            SoftmaxStream().add(state.relaxed, block._replace(scores=self._logits(scores, block.noise))),
+        )
+
+    def _logits(self, scores: Tensor, noise: Tensor | None) -> Tensor:
+        """What the estimator takes the softmax of; `scores` are already sharpened."""
+        if self.hard.estimator != "gumbel":
+            return scores
+        return (scores if noise is None else scores + noise) / self.hard.temperature
+
+    def finish(self, state: Candidate) -> Finished:
+        best, total, _ = SoftmaxStream().finish(state.plain).kept
+        log_prob = torch.where(total == 0, 0, state.score - best - total.log())
+        kept = (best, total, *SoftmaxStream().finish(state.relaxed).kept, state.index)
+        return Finished(state.value * state.scale, kept, log_prob.squeeze(-1), state.index.squeeze(-1))
+
+    def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
+        best, total, relaxed_best, relaxed_total, soft, index = kept
+        scores = block.scores * self.hard.sharpness
+        here = torch.arange(block.first, block.first + scores.shape[-1], device=scores.device)
+        chosen = ((here == index) & (total > 0)).to(scores.dtype)
+        dscores = torch.zeros_like(scores)
+        if self.sample and self.hard.estimator != "reinforce":
+            relaxed = softmax_from(self._logits(scores, block.noise), relaxed_best, relaxed_total)
+            mean = (upstream.output * soft).sum(-1, keepdim=True)
+            dscores = relaxed * (upstream.weights(block) - mean) / self.hard.temperature
+        if upstream.log_prob is not None:
+            toward = chosen - softmax_from(scores, best, total)
+            dscores = dscores + upstream.log_prob.unsqueeze(-1) * toward * self.hard.sharpness
+        return Gradient(dscores, block.drop(chosen))
+
+
+def stream(normalize: Normalizer, sample: bool) -> Stream | None:
+    """The blockwise form of a normaliser, or None."""
+    match normalize:
+        case Softmax() | Entmax(alpha=1.0):
+            return SoftmaxStream()
+        case Sigmoid(bias):
+            return SigmoidStream(bias)
+        case Entmax() | Sparsemax():
+            return EntmaxStream(normalize.alpha)
+        case Hard() if not (sample and normalize.mixes):  # the expected value needs every weight
+            return HardStream(normalize, sample)
+    return None

@@ -1,0 +1,42 @@
+"""Checks of the backward pass: its inputs are unchanged since the call, and it is not itself differentiated."""
+
+import torch
+from torch import Tensor
+
+from regard.core.problem import Problem
+from regard.kernels.derivatives import REFERENCE
+from regard.kernels.derivatives import once_only as differentiable_once
+
+
+class Unchanged:
+    """The tensors of a call and their version counters: a backward pass that recomputes needs them as they were."""
+
+    def __init__(self, problem: Problem, *, value: bool = True) -> None:
+        named = [("query", problem.query), ("key", problem.key), *([("value", problem.value)] if value else [])]
+        named += [("score", tensor) for tensor in problem.score.tensors()]
+        for name, part in (("mask", problem.mask), ("bias", problem.bias)):
+            named += [(name, tensor) for tensor in (part.tensors() if part is not None else ())]
+        # A compiler does not know the version counters.
+        compiling = torch.compiler.is_compiling()
+        self._seen = [] if compiling else [(name, tensor, _version(tensor)) for name, tensor in named]
+
+    def check(self) -> None:
+        """Raise if one of them is not what it was."""
+        if torch.compiler.is_compiling():
+            return
+        for name, tensor, before in self._seen:
+            if _version(tensor) != before:
+                raise RuntimeError(
+                    f"{name} (shape {tuple(tensor.shape)}) was changed in place between a call of attention and its "
+                    "backward pass, which needs it as it was: change a clone instead"
+                )
+
+
+def once_only(backend: str) -> None:
+    """Raise if the backward pass of a backend is itself being differentiated."""
+    differentiable_once(f"backend {backend!r}", REFERENCE)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was changed in place; a tensor made in inference mode has no counter."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,249 @@
+"""Non-finite values: NaN and Inf in keys and values that a row may not attend must not reach it, not even as 0 · NaN.
+
+A matrix product cannot skip a pair, so keys and values are cleaned first and the rows that do attend something
+non-finite are marked after. Keys that no row may attend are zeros, which also keeps numbers out whose products would
+overflow: they follow from the rules of the mask where one rule at a time excludes them, so that no pair is inspected;
+else from the pairs, a block of rows after the other. On the CPU cleaning happens only where it is needed: with a mask,
+and such data. On a GPU inspecting the data would mean waiting for it.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.core.biases import DenseBias
+from regard.core.clauses import Clauses, clauses
+from regard.core.custom import Custom
+from regard.core.problem import HALF, Problem
+from regard.core.spans import all_of, cut
+from regard.kernels.availability import capturing
+
+_ROWS = 512  # rows of the mask evaluated at a time
+_NUMBERS = 2**26  # entries of mask and bias evaluated together
+
+
+def unruly(problem: Problem) -> bool:
+    """Is there a number that a mask could have to keep out: NaN, Inf, or one so large that its products overflow?
+
+    Reads the data, so a CUDA stream would have to wait.
+    """
+    if problem.mask is None and problem.bias is None:
+        return False
+    if _unreadable(problem) or isinstance(problem.score, Custom):
+        return True  # clean in any case: nobody can look, or nobody knows which numbers a score of one's own takes
+    limit = math.sqrt(torch.finfo(problem.dtype).max) / 256
+    try:
+        if not (_largest(problem.key) < limit and _largest(problem.query) < limit):
+            return True
+        # Values meet no factor but weights until there is a way back: finite is enough, and sooner seen.
+        return not (_largest(problem.value) < limit if problem.differentiated else _finite(problem.value))
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # under vmap, or fake tensors
+        return True
+
+
+def _unreadable(problem: Problem) -> bool:
+    """Can the data not be looked at: compiled, or captured?"""
+    return torch.compiler.is_compiling() or capturing(problem.device)
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest number by its size; NaN where there is one."""
+    if tensor.numel() == 0:
+        return 0.0
+    tensor = tensor.detach()
+    # In one pass where that is the faster way: over float32 with gaps, such as part of a cache, it is ten times slower.
+    low, high = tensor.aminmax() if tensor.is_contiguous() else (tensor.amin(), tensor.amax())
+    return float(torch.maximum(-low, high))
+
+
+def _finite(tensor: Tensor) -> bool:
+    if tensor.dtype in HALF:  # of which sums are slow
+        return math.isfinite(_largest(tensor))
+    return quickly_finite(tensor) or bool(tensor.isfinite().all())
+
+
+def all_finite(problem: Problem) -> bool:
+    """Is there no NaN or Inf, as far as one can see?"""
+    try:
+        return all(_finite(t) for t in (problem.query, problem.key, problem.value))
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # under vmap, or fake tensors
+        return False
+
+
+def quickly_finite(*tensors: Tensor) -> bool:
+    """Is there certainly no NaN or Inf? A sum is quick to take, and non-finite if any term is; it may also overflow."""
+    return math.isfinite(sum(float(t.detach().sum(dtype=torch.float32)) for t in tensors))
+
+
+def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
+    """The problem with finite keys and values, and what to add to its output: inf or NaN where it is attended."""
+    if problem.bad_keys is not None or 0 in problem.shape or not unruly(problem):
+        return problem, None
+    seen = seen_by_any(problem)
+    custom = isinstance(problem.score, Custom)
+    query: Tensor | float = 0.0
+    key: Tensor | float = 0.0
+    if custom:
+        good = problem.key.isfinite().all(-1)
+        key = _one_of(problem.key, good if seen is None else good & of_key_heads(problem, seen))
+    problem = zeroed(problem, seen, key)
+    finite_already = not _unreadable(problem) and all_finite(problem)
+    if finite_already and not custom:
+        return problem, None
+    filled = _filled(problem)
+    if custom:
+        query = _one_of(problem.query, problem.query.isfinite().all(-1) & filled.squeeze(-1))
+    # A row with nothing to attend gives its query no part.
+    problem = replace(problem, query=torch.where(filled, problem.query, query))
+    if finite_already:
+        return problem, None
+    bad = ~problem.key.isfinite().all(-1)
+    finite = problem.value.isfinite()
+    marks = _attended(problem)
+    problem = replace(
+        problem,
+        key=torch.where(bad.unsqueeze(-1), key, problem.key),
+        value=torch.where(finite, problem.value, 0),
+        bad_keys=bad,
+    )
+    return problem, marks
+
+
+def _one_of(rows: Tensor, good: Bool[Tensor, "... n"]) -> Tensor:
+    """The first good row, (…, 1, size), where there is one.
+
+    What a score of the caller's own makes of zeros, or of any other number, nobody knows: of this it is asked anyway.
+    """
+    first = good.to(torch.uint8).argmax(-1, keepdim=True)
+    row = rows.detach().gather(-2, first.unsqueeze(-1).expand(*first.shape, rows.shape[-1]))
+    return torch.where(good.any(-1)[..., None, None], row, 0)
+
+
+def _filled(problem: Problem) -> Bool[Tensor, "*lead h q 1"]:
+    """Which rows attend anything."""
+    lead = problem.shape[:-2]
+    return torch.cat([allowed.any(-1, keepdim=True).expand(*lead, -1, 1) for allowed in _blocks(problem)], -2)
+
+
+def _blocks(problem: Problem) -> Iterator[Bool[Tensor, "... rows k"]]:
+    """What may be attended, some rows after the others; matrices that heads share are given once."""
+    queries, keys = problem.shape[-2:]
+    for rows in cut(queries, _ROWS):
+        allowed = problem.allowed(rows, all_of(keys))
+        if allowed is None:  # a bias rule such as ALiBi: everything may be attended
+            allowed = torch.ones(1, 1, dtype=torch.bool, device=problem.device)
+        yield allowed.expand(*allowed.shape[:-2], rows.stop - rows.start, keys)
+
+
+def _attended(problem: Problem) -> Tensor:
+    """For each output number inf, −inf or NaN if a value attended there is, else 0."""
+    value = problem.repeat(problem.value.detach()).to(problem.dtype)
+    marks: list[Tensor] = []
+    for allowed in _blocks(problem):
+        allowed = allowed.expand(*problem.shape[:-2], *allowed.shape[-2:])
+        block = value.new_zeros(())
+        for mark, found in ((math.inf, value == math.inf), (-math.inf, value == -math.inf), (math.nan, value.isnan())):
+            block = block + torch.where(allowed.to(value.dtype) @ found.to(value.dtype) > 0, mark, 0.0)
+        marks.append(block)
+    return torch.cat(marks, -2)
+
+
+def without_unseen(problem: Problem) -> Problem:
+    """Zero the keys and values that no query may attend, for fused kernels on data that cannot be looked at.
+
+    On the CPU `unruly` has looked; on a GPU looking would mean waiting for it, so unseen keys are cleaned in any case.
+    """
+    if _looked_at(problem) or 0 in problem.shape:
+        return problem
+    return zeroed(problem, seen_by_any(problem))
+
+
+def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None, key: Tensor | float = 0.0) -> Problem:
+    """Keys and values that are not among the seen ones as zeros, or with another key in their place."""
+    if seen is None:
+        return problem
+    seen = of_key_heads(problem, seen).unsqueeze(-1)
+    return replace(problem, key=torch.where(seen, problem.key, key), value=torch.where(seen, problem.value, 0))
+
+
+def of_key_heads(problem: Problem, seen: Bool[Tensor, "... k"]) -> Bool[Tensor, "... g n"]:
+    """Seen by any of the query heads that share a key head."""
+    seen = seen.expand(*problem.shape[:-2], problem.shape[-1])
+    return seen.unflatten(-2, (-1, problem.group)).any(-2) if problem.group > 1 else seen
+
+
+def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
+    """Keys that some query may attend, by mask and bias; None where that is all of them.
+
+    A table of `relative` is only looked at where looking is free: it would have to hold −inf for a whole column.
+    """
+    queries, keys = problem.shape[-2:]
+    found, bias = clauses(problem.mask, queries, keys), problem.bias
+    closing = bias is not None and bias.may_mask and (isinstance(bias, DenseBias) or _looked_at(problem))
+    if found is not None and found.separate and not closing:
+        return seen_keys(found, queries, keys, problem.device)
+    if problem.mask is None and isinstance(bias, DenseBias):
+        return bias.tensor.detach().amax(-2).to(problem.dtype) != -math.inf
+    seen: list[Tensor] = []
+    for rows in cut(queries, max(16, _NUMBERS // (keys * max(1, problem.matrices)))):
+        allowed = problem.allowed(rows, all_of(keys))
+        if allowed is None:
+            return None
+        seen.append(allowed.any(-2))
+    return functools.reduce(torch.logical_or, seen)
+
+
+def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "... k"] | None:
+    """Keys that some query may attend by each clause for itself; None where that is all of them."""
+    parts: list[Tensor] = []
+    if found.low is not None and found.high is not None and found.low > found.high:
+        return torch.zeros(keys, dtype=torch.bool, device=device)
+    early = found.low is not None and found.low > 0
+    late = found.high is not None and queries - 1 + found.high < keys - 1
+    if early or late or found.lengths is not None:
+        position = torch.arange(keys, device=device)
+        if found.low is not None and early:
+            parts.append(position >= found.low)
+        if found.high is not None and late:
+            parts.append(position <= queries - 1 + found.high)
+        if found.lengths is not None:
+            parts.append(position < found.lengths[..., None])
+    for query_ids, key_ids in found.segments:
+        # In packed self-attention every key has a query: its own.
+        if query_ids is not key_ids or (found.low or 0) > 0 or (found.high or 0) < 0:
+            parts.append(_with_company(query_ids, key_ids, found.low, found.high))
+    parts += [dense.any(-2) for dense in found.dense]
+    return functools.reduce(torch.logical_and, parts) if parts else None
+
+
+def _with_company(
+    query_ids: Int[Tensor, "... q"], key_ids: Int[Tensor, "... k"], low: int | None, high: int | None
+) -> Bool[Tensor, "... k"]:
+    """Keys j with a query i of their segment for which low ≤ j − i ≤ high."""
+    queries, position = query_ids.shape[-1], torch.arange(key_ids.shape[-1], device=key_ids.device)
+    lead = torch.broadcast_shapes(query_ids.shape[:-1], key_ids.shape[:-1])
+    ordered, place = (t.expand(*lead, -1).contiguous() for t in query_ids.sort(stable=True))
+    wanted = key_ids.expand(*lead, -1).contiguous()
+    nearest = torch.searchsorted(ordered, wanted)  # the first query of the key's segment,
+    if high is not None:  # or the first that is not too far before it: by segment, then by place, queries rise
+        least = (position - high).clamp(0, queries - 1)
+        nearest = torch.searchsorted(torch.searchsorted(ordered, ordered) * queries + place, nearest * queries + least)
+    nearest = nearest.clamp_max(queries - 1)
+    distance = position - place.gather(-1, nearest)
+    found = ordered.gather(-1, nearest) == wanted
+    found = found if low is None else found & (distance >= low)
+    return found if high is None else found & (distance <= high)
+
+
+def _looked_at(problem: Problem) -> bool:
+    """Can the data be looked at, and at no cost?"""
+    return problem.device.type == "cpu" and not torch.compiler.is_compiling()

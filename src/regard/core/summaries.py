@@ -1,0 +1,86 @@
+"""Weights on request by kernels on CUDA: summaries of softmax weights at about half the cost of a forward pass.
+
+`recompute` has the same for every mechanism and device, a block of rows at a time; it is the specification.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
+from regard.core.biases import DenseBias, Rule
+from regard.core.clauses import clauses
+from regard.core.nonfinite import without_unseen
+from regard.core.problem import HALF, Problem
+from regard.core.requests import Entropy, LogSumExp, Received, Top, TopWeights
+from regard.core.transforms import transformed
+from regard.kernels.availability import TRITON
+
+_SIZE = 256  # of queries and keys, whose tiles lie in registers and shared memory whole
+_COUNT = 32  # of the largest weights
+_PROGRAMS = 65_535  # on the second axis of a launch
+
+
+def serves(problem: Problem) -> bool:
+    """Do the kernels compute what is requested?"""
+    if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
+        return False
+    if not isinstance(problem.request, (Entropy, LogSumExp, Received, TopWeights)) or problem.empty:
+        return False
+    if not problem.normalize.is_softmax or problem.score.why_no_product() is not None or problem.bias_learned:
+        return False
+    if problem.query.dtype not in (*HALF, torch.float32) or max(problem.query.shape[-1], problem.key.shape[-1]) > _SIZE:
+        return False
+    if isinstance(problem.request, TopWeights) and (problem.request.count > _COUNT or problem.differentiated):
+        return False
+    if problem.bias is not None and not isinstance(problem.bias, (DenseBias, Rule)):
+        return False
+    found = clauses(problem.mask, *problem.shape[-2:])
+    heads = problem.query[..., 0, 0].numel()
+    return found is not None and not found.by_head and len(found.segments) <= 1 and heads <= _PROGRAMS
+
+
+def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
+    """What the problem requests, in float32; `lse` (…, h, q) is the log-sum-exp of the scores where it is known."""
+    from regard.kernels.triton import weight_summaries as kernels  # imports Triton: only where it is used
+
+    problem = without_unseen(problem)
+    product, request, lead = problem.score.as_product(problem.query, problem.key), problem.request, problem.shape[:-2]
+    assert product is not None  # serves() has said so
+    query, key = (t.reshape(-1, *t.shape[-3:]) for t in (product.query, product.key))
+    query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
+    pairs = _pairs(problem, (*query.shape[:3], key.shape[2]))
+    lse = None if lse is None else lse.reshape(query.shape[:3])
+    if isinstance(request, TopWeights):
+        scored = kernels.Scored(query, key, pairs, product.scale)
+        lse = kernels.log_sum_exp(scored)[0] if lse is None else lse.float().contiguous()
+        values, keys = kernels.top(scored, lse, min(request.count, problem.shape[-1]))
+        return Top(*(t.reshape(*lead, *t.shape[-2:]) for t in (values, keys)))
+    kinds = ((Entropy, "entropy"), (Received, "received"), (LogSumExp, "logsumexp"))
+    kind = next(name for record, name in kinds if isinstance(request, record))
+    found = kernels.summary(query, key, pairs, product.scale, lse, kind)
+    return found.reshape(*lead, found.shape[-1])
+
+
+def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
+    """Mask and bias as the kernels take them."""
+    from regard.kernels.triton.additive.operator import kernel_pairs
+
+    lead = problem.query.shape[:-3]
+    given: dict[str, Any] = {
+        "mask": None,
+        "lengths": None,
+        "query_ids": None,
+        "key_ids": None,
+        **mask_arguments(problem, lead),
+    }
+    numbers = bias_arguments(problem, lead)
+    (low, high), lengths, table = given.pop("band"), given["lengths"], numbers.get("relative")
+    if lengths is not None:
+        given["lengths"] = lengths.long().clamp_max(shape[-1]).int().contiguous()
+    if given["query_ids"] is not None:  # of any width, but of one
+        wide = torch.promote_types(given["query_ids"].dtype, given["key_ids"].dtype)
+        given |= {name: given[name].to(wide).contiguous() for name in ("query_ids", "key_ids")}
+    table = None if table is None else table.contiguous()
+    return kernel_pairs(shape, low=low, high=high, **given, bias=numbers.get("bias"), table=table, dropout=0.0, seed=0)

@@ -1,0 +1,102 @@
+"""Where a beam search stands, and one token further."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.decode.records import Bounds
+
+
+@dataclass(frozen=True, eq=False)
+class Front:
+    """Where a search stands: what runs on (s slots a row) and the best of what is done (n of them), for all rows."""
+
+    sums: Float[Tensor, "b s"]  # log-probabilities; −∞ is an empty slot
+    tokens: Int[Tensor, "b s"]
+    parents: Int[Tensor, "b s"]  # the slot each one came from in this step
+    values: Float[Tensor, "b s"]  # log-probability of the token alone
+    done_score: Float[Tensor, "b n"]
+    done_sum: Float[Tensor, "b n"]
+    done_time: Int[Tensor, "b n"]
+    done_slot: Int[Tensor, "b n"]  # the slot it had before it stopped
+    count: Int[Tensor, "b"]  # how many were done in all
+    closed: Bool[Tensor, "b"]
+    width: int
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What `regard.kernels.triton.beam_update` changes in place, in its order."""
+        going = (self.sums, self.tokens, self.parents)
+        return *going, self.done_score, self.done_sum, self.done_time, self.done_slot, self.count, self.closed
+
+    @staticmethod
+    def fresh(limits: Bounds, width: int, n_best: int, slots: int = 1) -> "Front":
+        """Before the first token: one hypothesis, and the other slots empty."""
+        batch, device = limits.start.shape[0], limits.start.device
+        nothing = torch.zeros(batch, slots, dtype=torch.long, device=device)
+        zeros = torch.zeros(batch, slots, dtype=torch.float64, device=device)
+        sums = zeros.clone()
+        sums[:, 1:] = -torch.inf
+        none = zeros.new_full((batch, n_best), -torch.inf)
+        start, times = limits.start[:, None].expand(-1, slots), nothing[:, :1].expand(-1, n_best)
+        return Front(
+            *(sums, start, nothing, zeros, none, none, times, times, nothing[:, 0], nothing[:, 0] > 0), width=width
+        )
+
+
+def advance(
+    front: Front,
+    values: Tensor,
+    tokens: Tensor,
+    at_stop: Tensor,
+    limits: Bounds,
+    time: int | Tensor,
+    divisor: Tensor,
+    hope: Tensor,
+) -> Front:
+    """One token further: `values` and `tokens` (b, s, c) are the best continuations of each slot.
+
+    `time` is a number, or one on the device; `divisor` is the penalty of a hypothesis that stops now.
+    """
+    width, rank = front.width, values.shape[-1]
+    forced = (time >= limits.limit)[:, None, None]
+    first = torch.arange(rank, device=values.device) == 0
+    values = torch.where(forced, torch.where(first, at_stop[:, :, None], -torch.inf), values)
+    tokens = torch.where(forced & first, limits.stop, tokens)
+    # Sums in float64: adding must not make ties that the model's own scores have not.
+    totals = front.sums[:, :, None] + values.double()
+    totals = torch.where(front.closed[:, None, None], -torch.inf, totals)
+    totals, order = totals.flatten(1).sort(dim=1, descending=True, stable=True)
+    totals, order = totals[:, : 2 * width], order[:, : 2 * width]
+    slot, token, value = order // rank, tokens.flatten(1).gather(1, order), values.flatten(1).gather(1, order)
+
+    stopped = token == limits.stop
+    ended = (stopped & (totals > -torch.inf))[:, :width]
+    score = torch.where(ended, totals[:, :width] / divisor, -torch.inf)
+    done_score, ranks = torch.cat([front.done_score, score], 1).sort(dim=1, descending=True, stable=True)
+    n_best = front.done_score.shape[1]
+    done_score, ranks = done_score[:, :n_best], ranks[:, :n_best]
+    now = torch.zeros_like(slot[:, :width]) + time
+    count = front.count + ended.sum(1)
+
+    # At most one continuation of each slot stops, so that at least `width` of the 2·width go on; where the vocabulary
+    # is too small for that many, places stay empty.
+    going = stopped.byte().argsort(dim=1, stable=True)[:, :width]
+    sums = totals.masked_fill(stopped, -torch.inf).gather(1, going)
+    # Nothing running can enter the n best: what can be reached is no better than the worst of them. An empty place
+    # among them counts −∞, and so does a row in which nothing runs.
+    closed = front.closed | (count >= width) | (done_score[:, -1] >= sums[:, 0] / hope)
+    return Front(
+        sums=sums,
+        tokens=token.gather(1, going),
+        parents=slot.gather(1, going),
+        values=value.gather(1, going),
+        done_score=done_score,
+        done_sum=torch.cat([front.done_sum, totals[:, :width]], 1).gather(1, ranks),
+        done_time=torch.cat([front.done_time, now], 1).gather(1, ranks),
+        done_slot=torch.cat([front.done_slot, slot[:, :width]], 1).gather(1, ranks),
+        count=count,
+        closed=closed,
+        width=width,
+    )

@@ -1,0 +1,238 @@
+"""Beam search with every shape fixed: on CUDA a whole step, the search's own work in it, is one graph.
+
+A state takes part when its `grouped()` has `static(width, steps)`: that gives a state with storage of its
+own, into which `load(state)` puts a search, and whose step asks nothing of the host. `fits(state, width, steps)` says
+whether it can serve another search. The step itself must be marked pure, as those of this library's models are.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.decode.backpointers import walk
+from regard.decode.beam_state import Front, advance
+from regard.decode.penalties import best_divisors
+from regard.decode.ranking import ranked
+from regard.decode.records import Bounds, Hypothesis, StepFunction, check_step, refuse_broken
+from regard.kernels import cuda_graphs
+from regard.kernels.availability import TRITON
+
+_SHORTEST = 4  # steps below which a capture costs more than it saves
+_LOOK = 8  # steps between looks at what has ended: a look waits for the device
+
+
+class Captures:
+    """Searches kept ready for others of nearly the same size: storage, and on CUDA the graph of a step.
+
+    A capture takes as long as two or three steps without it. Who searches many batches keeps one of these and gives it
+    to every `beam` and `greedy`; the `keep` last used stay, each with its storage. The model's parameters may change in
+    place. `devices` are those whose searches go this way; elsewhere shapes that follow the search are less work. On
+    CUDA, Triton kernels do the attention, the ranking and the bookkeeping of a step, where Triton is installed.
+
+    >>> Captures(keep=2)
+    Captures(keep=2, held=0)
+    """
+
+    def __init__(self, keep: int = 4, *, devices: Sequence[str] = ("cuda",)) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be 1 or more; got {keep}")
+        self.keep, self.devices = keep, tuple(devices)
+        self.lock = threading.RLock()  # storage serves one search at a time
+        self.held: list[_Session] = []
+
+    def __repr__(self) -> str:
+        return f"Captures(keep={self.keep}, held={len(self.held)})"
+
+    def session(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> "_Session | None":
+        """One that fits, or a new one; None where the state has no fixed form."""
+        steps = limits.longest + 1
+        found = next((one for one in self.held if one.fits(step, state, limits, width, n_best)), None)
+        if found is None:
+            static = state.static(width, steps)
+            if static is None:
+                return None
+            found = _Session(step, static, limits, width, n_best)
+        self.held = [one for one in self.held if one is not found][-(self.keep - 1) :] if self.keep > 1 else []
+        self.held.append(found)
+        return found
+
+    def pool(self, device: torch.device) -> Any:
+        """The memory that a graph shares with those held: they run one after another.
+
+        A pool ends with the last of its graphs, and may not be asked for again.
+        """
+        living = (one.graph for one in self.held if one.graph is not None and one.device == device)
+        first = next(living, None)
+        return torch.cuda.graph_pool_handle() if first is None else first.pool()
+
+
+def captured_search(
+    step: StepFunction,
+    state: Any,
+    limits: Bounds,
+    table: Tensor,
+    *,
+    width: int,
+    n_best: int,
+    captures: Captures | None,
+) -> list[list[Hypothesis]] | None:
+    """The search by replaying one step; None where that does not apply or would not pay."""
+    kept = captures is not None or limits.longest >= _SHORTEST
+    captures = Captures(keep=1) if captures is None else captures
+    wanted = kept and limits.start.device.type in captures.devices and getattr(step, "pure", False)
+    if not wanted or not hasattr(state, "static") or limits.start.shape[0] == 0:
+        return None
+    with captures.lock:
+        session = captures.session(step, state, limits, width, n_best)
+        return None if session is None else session.search(state, limits, table, captures)
+
+
+class _Session:
+    """Storage for searches of one size, and the graph of one of their steps."""
+
+    def __init__(self, step: StepFunction, static: Any, limits: Bounds, width: int, n_best: int) -> None:
+        self.step, self.static, self.width, self.n_best = step, static, width, n_best
+        self.kernels = TRITON and limits.start.is_cuda
+        rows, device, steps = static.rows, limits.start.device, static.steps
+        self.device = device
+        self.limits = replace(
+            limits, start=limits.start.new_zeros(rows), limit=limits.limit.new_zeros(rows), longest=steps
+        )
+        fresh = Front.fresh(self.limits, width, n_best, slots=width)
+        self.front = Front(
+            **{each.name: getattr(fresh, each.name) for each in fields(Front) if each.name == "width"},
+            **{
+                each.name: getattr(fresh, each.name).clone(memory_format=torch.contiguous_format)
+                for each in fields(Front)
+                if each.name != "width"
+            },
+        )
+        self.broken = torch.zeros_like(self.front.closed)
+        self.table = torch.ones(steps + 2, dtype=torch.float64, device=device)
+        self.hope = torch.ones(rows, steps + 2, dtype=torch.float64, device=device)
+        self.time = torch.zeros(1, dtype=torch.long, device=device)
+        self.trail: list[Tensor] | None = None  # tokens, parents, values and weights of every step
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def fits(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> bool:
+        """Was this made for the same step, the same rules and about the same size?"""
+        mine, theirs = self.limits.never, limits.never
+        never = mine is theirs or (mine is not None and theirs is not None and torch.equal(mine, theirs))
+        return (
+            never
+            and self.step == step
+            and (self.n_best, self.limits.stop, self.limits.minimum) == (n_best, limits.stop, limits.minimum)
+            and self.static.fits(state, width, limits.longest + 1)
+        )
+
+    def search(self, state: Any, limits: Bounds, table: Tensor, captures: Captures) -> list[list[Hypothesis]]:
+        self._load(state, limits, table)
+        if self.trail is None:
+            self._first(state, limits)
+            self._load(state, limits, table)
+        if self.graph is None and self.device.type == "cuda":
+            self.graph, _ = cuda_graphs.capture(self._once, self.device, pool=captures.pool(self.device))
+        done = 0
+        while done <= limits.longest:
+            count = min(_LOOK, limits.longest + 1 - done)
+            for _ in range(count):
+                self._once() if self.graph is None else self.graph.replay()
+            done += count
+            if bool((self.front.closed | self.broken).all()):
+                break
+        rows = limits.start.shape[0]
+        refuse_broken(self.broken[:rows], done)
+        assert self.trail is not None
+        front = self.front
+        trail = [part[:done, :rows] for part in self.trail]
+        return walk(
+            tokens=trail[0],
+            parents=trail[1],
+            values=trail[2],
+            weights=trail[3] if len(trail) > 3 else None,
+            scores=front.done_score[:rows],
+            sums=front.done_sum[:rows],
+            times=front.done_time[:rows],
+            slots=front.done_slot[:rows],
+        )
+
+    def _load(self, state: Any, limits: Bounds, table: Tensor) -> None:
+        """A search from its beginning; rows that it does not have are closed."""
+        rows = limits.start.shape[0]
+        self.static.load(state)
+        for mine, theirs in ((self.limits.start, limits.start), (self.limits.limit, limits.limit)):
+            mine.zero_()
+            mine[:rows] = theirs
+        fresh = Front.fresh(self.limits, self.width, self.n_best, slots=self.width)
+        _put(fresh, self.front)
+        self.front.closed[rows:] = True
+        self.broken.zero_()
+        self.time.zero_()
+        self.table[: table.shape[0]] = table
+        self.hope.copy_(best_divisors(self.table, self.limits.limit)[:, : self.hope.shape[1]])
+
+    def _first(self, state: Any, limits: Bounds) -> None:
+        """A step to see what comes: what there is to keep, and on CUDA all that libraries load."""
+        with cuda_graphs.aside(self.device):
+            produced = self.step(self.static, self.front.tokens.flatten())
+            check_step(produced, self.static.rows * self.width, limits.stop)
+            values = self.front.values.to(torch.promote_types(produced.logits.dtype, torch.float32))
+            kept = [self.front.tokens, self.front.parents, values]
+            if produced.weights is not None:
+                kept.append(produced.weights.unflatten(0, (-1, self.width)))
+            self.trail = [part.new_zeros((self.static.steps, *part.shape)) for part in kept]
+            self.static.load(state)
+            self._once()
+
+    def _once(self) -> None:
+        """A whole step, nothing of it on the host."""
+        assert self.trail is not None
+        produced = self.step(self.static, self.front.tokens.flatten())
+        found = ranked(produced.logits, self.limits, self.time, 2 * self.width, kernels=self.kernels)
+        if produced.weights is not None:
+            looked = produced.weights.unflatten(0, (-1, self.width))
+            self.trail[3].index_copy_(0, self.time, looked.unsqueeze(0))
+        if self.kernels:
+            self._fused(found)
+        else:
+            self._plain(found)
+        self.static.regroup(self.front.parents)
+        self.time.add_(1)
+
+    def _plain(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
+        """One token further, and what was done in the trail."""
+        assert self.trail is not None
+        values, tokens, at_stop = (part.unflatten(0, (-1, self.width)) for part in found)
+        divisor, hope = self.table.index_select(0, self.time + 1), self.hope.index_select(1, self.time)[:, 0]
+        self.broken |= at_stop.isnan().any(1) & ~self.front.closed
+        front = advance(self.front, values, tokens, at_stop, self.limits, self.time, divisor, hope)
+        for storage, part in zip(self.trail, (front.tokens, front.parents, front.values), strict=False):
+            storage.index_copy_(0, self.time, part.to(storage.dtype).unsqueeze(0))
+        _put(front, self.front)
+
+    def _fused(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
+        """The same in one kernel."""
+        from regard.kernels.triton import beam_update  # imports Triton: only where it is used
+
+        assert self.trail is not None
+        beam_update.advance(
+            *(self.front.tensors(), found),
+            stop=self.limits.stop,
+            limit=self.limits.limit,
+            table=self.table,
+            hope=self.hope,
+            time=self.time,
+            broken=self.broken,
+            trail=self.trail,
+        )
+
+
+def _put(new: Front, held: Front) -> None:
+    """The values of one front into the storage of another."""
+    for each in fields(Front):
+        if each.name != "width":
+            getattr(held, each.name).copy_(getattr(new, each.name))

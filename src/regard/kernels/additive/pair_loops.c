@@ -1,0 +1,202 @@
+/* The loops over all pairs of additive attention on a CPU, float32. Plain twins: `_eager_*` in exponential.py.
+ *
+ * far   A = e^{2q}, B = e^{2k}:          tanh(q + k) = 1 - 2 r with r = 1 / (1 + A B), derivative 4 r (1 - r)
+ * near  A = e^{2q} - 1, B = e^{2k} - 1:  tanh(q + k) = p / (p + 2) with p = A + B (1 + A), derivative 1 - tanh^2
+ *
+ * Features come padded with zeros to a multiple of LANES. A call is one parallel region: its threads take blocks of
+ * rows from a common counter, so that a thread which has to wait for a core holds up no more than one block. Each row is
+ * computed by one thread in a fixed order: the result does not depend on the number of threads.
+ */
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16
+typedef __m512 vec;
+#define LOAD(p) _mm512_loadu_ps(p)
+#define STORE(p, x) _mm512_storeu_ps(p, x)
+#define ALL(x) _mm512_set1_ps(x)
+#define ADD(a, b) _mm512_add_ps(a, b)
+#define MUL(a, b) _mm512_mul_ps(a, b)
+#define MIN(a, b) _mm512_min_ps(a, b)
+#define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)  /* a b + c */
+#define FNMA(a, b, c) _mm512_fnmadd_ps(a, b, c) /* c - a b */
+#define GUESS(x) _mm512_rcp14_ps(x)
+static inline float sum(vec x) { return _mm512_reduce_add_ps(x); }
+#elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define LANES 8
+typedef __m256 vec;
+#define LOAD(p) _mm256_loadu_ps(p)
+#define STORE(p, x) _mm256_storeu_ps(p, x)
+#define ALL(x) _mm256_set1_ps(x)
+#define ADD(a, b) _mm256_add_ps(a, b)
+#define MUL(a, b) _mm256_mul_ps(a, b)
+#define MIN(a, b) _mm256_min_ps(a, b)
+#define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define FNMA(a, b, c) _mm256_fnmadd_ps(a, b, c)
+static inline vec inverse_guess(vec x) { /* 12 bits, then 23: the step below brings the rest */
+    vec r = _mm256_rcp_ps(x);
+    return _mm256_mul_ps(r, _mm256_fnmadd_ps(x, r, _mm256_set1_ps(2.0f)));
+}
+#define GUESS(x) inverse_guess(x)
+static inline float sum(vec x) {
+    float part[8], total = 0.0f;
+    _mm256_storeu_ps(part, x);
+    for (int n = 0; n < 8; n++) total += part[n];
+    return total;
+}
+#else
+#define LANES 1
+typedef float vec;
+#define LOAD(p) (*(p))
+#define STORE(p, x) (*(p) = (x))
+#define ALL(x) (x)
+#define ADD(a, b) ((a) + (b))
+#define MUL(a, b) ((a) * (b))
+#define MIN(a, b) ((b) < (a) ? (b) : (a))
+#define FMA(a, b, c) ((a) * (b) + (c))
+#define FNMA(a, b, c) ((c) - (a) * (b))
+#define GUESS(x) (1.0f / (x))
+static inline float sum(vec x) { return x; }
+#endif
+
+#define COLUMNS 4 /* taken together, so that a row's numbers are loaded once for all of them */
+#define HUGE_ONE 1e37f /* inf would make NaN of the Newton step; the inverse of this is 0 beside any other term */
+
+int regard_lanes(void) { return LANES; }
+
+/* 1 / x for 1 <= x: a guess and one step of Newton's. */
+static inline vec inverse(vec x) {
+    vec r = GUESS(x);
+    return MUL(r, FNMA(x, r, ALL(2.0f)));
+}
+
+static inline vec far_r(vec a, vec b) { return inverse(MIN(FMA(a, b, ALL(1.0f)), ALL(HUGE_ONE))); }
+
+static inline vec near_tanh(vec a, vec b) {
+    vec p = FMA(b, ADD(a, ALL(1.0f)), a);
+    return MUL(p, inverse(ADD(p, ALL(2.0f))));
+}
+
+typedef struct {
+    const float *rows, *columns, *third; /* third: weights (z, f) of scores, or gradients (z, q, k) of sums */
+    float *first, *second;
+    long slices, n_rows, n_columns, features, block;
+    void (*work)(const void *, long, long);
+    atomic_long next;
+} job;
+
+#define SCORES(NAME, TERM, RESULT)                                                                  \
+    static void NAME(const void *given, long z, long i) {                                           \
+        const job *j = given;                                                                       \
+        long f = j->features, k = j->n_columns;                                                     \
+        const float *a = j->rows + (z * j->n_rows + i) * f, *w = j->third + z * f;                  \
+        const float *b = j->columns + z * k * f;                                                    \
+        float *out = j->first + (z * j->n_rows + i) * k;                                            \
+        vec all = ALL(0.0f);                                                                        \
+        for (long x = 0; x < f; x += LANES) all = ADD(all, LOAD(w + x));                            \
+        float whole = sum(all);                                                                     \
+        (void)whole;                                                                                \
+        long c = 0;                                                                                 \
+        for (; c + COLUMNS <= k; c += COLUMNS) {                                                    \
+            vec t[COLUMNS];                                                                         \
+            for (int u = 0; u < COLUMNS; u++) t[u] = ALL(0.0f);                                     \
+            for (long x = 0; x < f; x += LANES) {                                                   \
+                vec left = LOAD(a + x), by = LOAD(w + x);                                           \
+                for (int u = 0; u < COLUMNS; u++) t[u] = FMA(by, TERM(left, LOAD(b + (c + u) * f + x)), t[u]); \
+            }                                                                                       \
+            for (int u = 0; u < COLUMNS; u++) out[c + u] = RESULT(whole, sum(t[u]));                \
+        }                                                                                           \
+        for (; c < k; c++) {                                                                        \
+            vec t = ALL(0.0f);                                                                      \
+            for (long x = 0; x < f; x += LANES) t = FMA(LOAD(w + x), TERM(LOAD(a + x), LOAD(b + c * f + x)), t); \
+            out[c] = RESULT(whole, sum(t));                                                         \
+        }                                                                                           \
+    }
+
+#define FAR_SCORE(whole, total) ((whole) - 2.0f * (total))
+#define NEAR_SCORE(whole, total) (total)
+SCORES(far_score_row, far_r, FAR_SCORE)
+SCORES(near_score_row, near_tanh, NEAR_SCORE)
+
+/* Of a row, for each feature: first = sum over columns of ds tanh', second = sum of ds tanh. */
+static void far_sum_row(const void *given, long z, long i) {
+    const job *j = given;
+    long f = j->features, k = j->n_columns;
+    const float *a = j->rows + (z * j->n_rows + i) * f, *b = j->columns + z * k * f;
+    const float *ds = j->third + (z * j->n_rows + i) * k;
+    float *slope = j->first + (z * j->n_rows + i) * f, *plain = j->second + (z * j->n_rows + i) * f;
+    float whole = 0.0f;
+    for (long c = 0; c < k; c++) whole += ds[c];
+    for (long x = 0; x < f; x += LANES) {
+        vec left = LOAD(a + x), one = ALL(1.0f), sloped[2] = {ALL(0.0f), ALL(0.0f)}, direct[2] = {ALL(0.0f), ALL(0.0f)};
+        for (long c = 0; c < k; c++) { /* two sums in turn: each waits for its own last addition only */
+            vec r = far_r(left, LOAD(b + c * f + x)), weighted = MUL(ALL(ds[c]), r);
+            direct[c & 1] = ADD(direct[c & 1], weighted);
+            sloped[c & 1] = FMA(weighted, FNMA(r, one, one), sloped[c & 1]);
+        }
+        STORE(slope + x, MUL(ALL(4.0f), ADD(sloped[0], sloped[1])));
+        STORE(plain + x, FNMA(ALL(2.0f), ADD(direct[0], direct[1]), ALL(whole)));
+    }
+}
+
+static void near_sum_row(const void *given, long z, long i) {
+    const job *j = given;
+    long f = j->features, k = j->n_columns;
+    const float *a = j->rows + (z * j->n_rows + i) * f, *b = j->columns + z * k * f;
+    const float *ds = j->third + (z * j->n_rows + i) * k;
+    float *slope = j->first + (z * j->n_rows + i) * f, *plain = j->second + (z * j->n_rows + i) * f;
+    for (long x = 0; x < f; x += LANES) {
+        vec left = LOAD(a + x), sloped[2] = {ALL(0.0f), ALL(0.0f)}, direct[2] = {ALL(0.0f), ALL(0.0f)};
+        for (long c = 0; c < k; c++) {
+            vec hidden = near_tanh(left, LOAD(b + c * f + x)), by = ALL(ds[c]), weighted = MUL(by, hidden);
+            direct[c & 1] = ADD(direct[c & 1], weighted);
+            sloped[c & 1] = ADD(sloped[c & 1], FNMA(weighted, hidden, by));
+        }
+        STORE(slope + x, ADD(sloped[0], sloped[1]));
+        STORE(plain + x, ADD(direct[0], direct[1]));
+    }
+}
+
+static void *take_blocks(void *given) {
+    job *j = given;
+    long count = j->slices * j->n_rows;
+    for (;;) {
+        long at = atomic_fetch_add(&j->next, j->block);
+        if (at >= count) return 0;
+        long stop = at + j->block < count ? at + j->block : count;
+        for (; at < stop; at++) j->work(j, at / j->n_rows, at % j->n_rows);
+    }
+}
+
+static void run(job *j, long threads) {
+    enum { MOST = 256 };
+    pthread_t others[MOST];
+    long rows = j->slices * j->n_rows, started = 0;
+    /* Blocks of about 0.1 ms, and at least four for each thread where there are that many rows. */
+    long pairs = j->n_columns * j->features > 0 ? j->n_columns * j->features : 1;
+    long most = rows / (4 * threads) > 1 ? rows / (4 * threads) : 1;
+    j->block = (1 << 19) / pairs > 1 ? (1 << 19) / pairs : 1;
+    if (j->block > most) j->block = most;
+    atomic_init(&j->next, 0);
+    if (threads > MOST) threads = MOST;
+    if (threads > (rows + j->block - 1) / j->block) threads = (rows + j->block - 1) / j->block;
+    while (started < threads - 1 && pthread_create(&others[started], 0, take_blocks, j) == 0) started++;
+    take_blocks(j);
+    while (started > 0) pthread_join(others[--started], 0);
+}
+
+#define CALL(NAME, ROW)                                                                              \
+    void NAME(const float *rows, const float *columns, const float *third, float *first, float *second, long slices, \
+              long n_rows, long n_columns, long features, long threads) {                            \
+        job j = {rows, columns, third, first, second, slices, n_rows, n_columns, features, 1, ROW, 0}; \
+        run(&j, threads);                                                                            \
+    }
+
+CALL(regard_far_scores, far_score_row)
+CALL(regard_near_scores, near_score_row)
+CALL(regard_far_sums, far_sum_row)
+CALL(regard_near_sums, near_sum_row)

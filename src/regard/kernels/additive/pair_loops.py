@@ -1,0 +1,63 @@
+"""The loops of `exponential` over all pairs as compiled C: scores, and the sums of their gradients."""
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.kernels.native_library import library
+
+_FILE = "pair_loops.c"
+
+
+def available() -> bool:
+    """Is there a compiler, or a library that it made before?"""
+    return library(__package__ or "", _FILE) is not None
+
+
+def scores(near: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """(z, q, k) scores of rows (z, q, f) and columns (z, k, f) with weights (z, f); must equal `_eager_scores`."""
+    name = "regard_near_scores" if near else "regard_far_scores"
+
+    def run(rows: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
+        result = rows.new_empty(*rows.shape[:-1], columns.shape[-2])
+        rows, columns, weight = _padded(rows, columns, weight)
+        _call(name, rows, columns, weight, result, None)
+        return result
+
+    return run
+
+
+def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Σ_j ds tanh' and Σ_j ds tanh, (z, q, f) each; must equal `_eager_sums`."""
+    name = "regard_near_sums" if near else "regard_far_sums"
+
+    def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
+        size = rows.shape[-1]
+        rows, columns = _padded(rows, columns)
+        slope, plain = torch.empty_like(rows), torch.empty_like(rows)
+        _call(name, rows, columns, dscores, slope, plain)
+        return slope[..., :size], plain[..., :size]
+
+    return run
+
+
+def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Features padded with zeros to whole vectors of the processor: they add 0 to every sum."""
+    loaded = library(__package__ or "", _FILE)
+    assert loaded is not None  # available() has said so
+    missing = -tensors[0].shape[-1] % int(loaded.regard_lanes())
+    return tuple(F.pad(t, (0, missing)) if missing else t for t in tensors)
+
+
+def _call(name: str, rows: Tensor, columns: Tensor, third: Tensor, first: Tensor, second: Tensor | None) -> None:
+    for tensor in (rows, columns, third, first):
+        assert tensor.is_contiguous()
+        assert tensor.dtype == torch.float32
+    places = [ctypes.c_void_p(t.data_ptr()) for t in (rows, columns, third, first)]
+    places.append(ctypes.c_void_p(None if second is None else second.data_ptr()))
+    slices, n_rows, features = rows.shape
+    numbers = (slices, n_rows, columns.shape[-2], features, torch.get_num_threads())
+    getattr(library(__package__ or "", _FILE), name)(*places, *map(ctypes.c_long, numbers))

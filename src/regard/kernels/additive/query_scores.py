@@ -1,0 +1,97 @@
+"""Additive scores of one query for each row of a batch, and their gradients, without keeping the hidden layer.
+
+e_j = v · tanh(q + k_j). A loop over steps calls `scores`, its backward pass `slope`, and after it `sums` gives the
+gradients of the keys and of v from all steps at once. The compiled loops over pairs are those of `exponential`; the
+exponentials of the keys are computed once for all steps.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.kernels import compilation
+from regard.kernels.additive.exponential import REACH, pair_scores, pair_sums
+from regard.kernels.compilation import compiled
+
+_WORTH = 2**24  # pair-features of all steps from which a compiled loop earns its compilation
+_LANES = 16  # float32 numbers in the widest register
+_SMALL = 0.05  # below, 1 − 2 / (1 + e^{2x}) has fewer right digits than tanh x ≈ x
+
+
+class Keys(NamedTuple):
+    """Keys (b, k, f), the score's weight (f,), and e^{2 keys} where the exponential form serves.
+
+    `rows` (b, f) is the weight for each row of the batch. `blocks` (b, f / 16, k, 16) are the same powers for the
+    backward pass, which adds over keys: a sum of 16 features at a time reads memory in its order, three times faster.
+    """
+
+    keys: Tensor
+    weight: Tensor
+    powers: Tensor | None = None
+    rows: Tensor | None = None
+    blocks: Tensor | None = None
+
+
+def prepare(keys: Tensor, weight: Tensor, steps: int, *, back: bool = False) -> Keys:
+    """Choose the form for as many steps: tanh, or on the CPU tanh(q + k) = 1 − 2 / (1 + e^{2q} e^{2k}), compiled."""
+    plain = keys.device.type != "cpu" or keys.dtype != torch.float32 or keys.numel() * steps < _WORTH
+    if plain or min(keys.shape) < 2 or not compilation.compiler():
+        return Keys(keys, weight)
+    low, high = (float(bound) for bound in torch.aminmax(keys))
+    if not _SMALL < max(-low, high) <= REACH:
+        return Keys(keys, weight)
+    powers = torch.exp(2 * keys)
+    return Keys(keys, weight, powers, weight.expand(len(keys), -1).contiguous(), blocked(powers) if back else None)
+
+
+def blocked(rows: Tensor) -> Tensor | None:
+    """(b, k, f) as (b, f / 16, k, 16), where 16 divides f."""
+    if rows.shape[-1] % _LANES:
+        return None
+    return rows.unflatten(-1, (-1, _LANES)).transpose(1, 2).contiguous()
+
+
+def _within(query: Tensor) -> bool:
+    low, high = (float(bound) for bound in torch.aminmax(query))
+    return max(-low, high) <= REACH
+
+
+def scores(query: Tensor, keys: Keys) -> Tensor:
+    """e (b, k) of the queries (b, f): `torch.tanh(query[:, None] + keys) @ weight`."""
+    if keys.powers is not None and _within(query):
+        return compiled(pair_scores)(torch.exp(2 * query).unsqueeze(1), keys.powers, keys.rows).squeeze(1)
+    return torch.tanh(query.unsqueeze(1) + keys.keys) @ keys.weight
+
+
+def slope(query: Tensor, keys: Keys, dscores: Tensor) -> Tensor:
+    """de/dq (b, f) for the gradient (b, k) of the scores: v Σ_j de_j (1 − tanh²)."""
+    if keys.powers is not None and _within(query):
+        power = torch.exp(2 * query)
+        if keys.blocks is not None:
+            return compiled(_slope_in_blocks)(power, keys.blocks, dscores) * (4 * keys.weight)
+        slope_sums, _ = compiled(pair_sums)(power.unsqueeze(1), keys.powers, dscores.unsqueeze(1))
+        return slope_sums.squeeze(1) * (4 * keys.weight)
+    hidden = torch.tanh(query.unsqueeze(1) + keys.keys)
+    return torch.bmm(dscores.unsqueeze(1), 1 - hidden * hidden).squeeze(1) * keys.weight
+
+
+def sums(queries: Tensor, keys: Keys, dscores: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of the keys (b, k, f) and of the weight (f,), from all queries (t, b, f) and dscores (t, b, k)."""
+    if keys.powers is not None and _within(queries):
+        powers, changes = torch.exp(2 * queries).transpose(0, 1).contiguous(), dscores.permute(1, 2, 0).contiguous()
+        slopes, inverses = compiled(pair_sums)(keys.powers, powers, changes)
+        # tanh = 1 − 2 r, and the ones add up to the sum of all dscores.
+        return slopes * (4 * keys.weight), dscores.sum() - 2 * inverses.sum((0, 1))
+    slopes = torch.zeros_like(keys.keys)
+    along = torch.zeros_like(keys.keys[:, 0])
+    for query, dscore in zip(queries, dscores, strict=True):
+        hidden = torch.tanh(query.unsqueeze(1) + keys.keys)
+        along += torch.bmm(dscore.unsqueeze(1), hidden).squeeze(1)
+        slopes += torch.addcmul(dscore.unsqueeze(-1), dscore.unsqueeze(-1) * hidden, hidden, value=-1)
+    return slopes * keys.weight, along.sum(0)
+
+
+def _slope_in_blocks(query: Tensor, keys: Tensor, dscores: Tensor) -> Tensor:
+    inverse = 1 / (1 + query.unflatten(-1, (-1, keys.shape[-1])).unsqueeze(2) * keys)
+    return (dscores[:, None, :, None] * inverse * (1 - inverse)).sum(2).flatten(1)

@@ -1,0 +1,252 @@
+"""Trigonometric series for activations: additive scores as plain dot products.
+
+On ``|x| <= X`` an activation is nearly ``constant + slope * x + Σ_r sine_r sin(ω_r x) + cosine_r cos(ω_r x)`` with odd
+harmonics ``ω_r = (2r + 1) π / (2P)``; and ``sin ω(a + b) = sin ωa cos ωb + cos ωa sin ωb``, so a score
+``Σ_f w_f act(a_f + b_f)`` is a dot product of 2R features per hidden unit.  Odd harmonics mirror about P: tanh there is
+flat, so P may be smaller than X, which saves terms.  A slope saves half a term more: tanh x - x/P repeats after 2P, so
+with it the harmonics are all multiples, ``ω_r = (2r + 2) π / (2P)``.  It costs nothing: its query part is the same for
+all keys, and its key part is one number for each key.
+
+The backward pass uses the series' derivative too, so its fit minimises the larger of the value's and a quarter of the
+derivative's worst error.  The forward pass needs the value alone, and may be off by more away from the middle, from
+0.3 X on and by three times as much from 0.65 X on, where few sums lie: X is the largest of them all.  What is largest
+over all hidden units is more than most of them need, so there each unit has a fit for its own X, with as many
+harmonics: the work is the same, the error about half.  Their number is chosen by what the units need together, about,
+not by the one that needs most: errors of a few are lost among those of many.
+
+``python -m regard.kernels.additive.series`` writes ``series.json`` anew.
+"""
+
+import functools
+import importlib.resources
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+GROUPS = {"forward": 1, "backward": 2}  # harmonics that lie side by side: the gradients' feature blocks want pairs
+MOST = 16  # most harmonics a row may have
+WIDTH = 8 + 2 * MOST  # numbers of a packed fit
+SHORTER = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.7, 0.6)  # reaches of a forward row's fits, by the longest
+FITS = {"forward": len(SHORTER), "backward": 1}  # in a row: the gradients' kernels know but one frequency for all units
+_SHARES = {"forward": 0.0, "backward": 0.25}  # of the derivative in the fit
+
+# Largest error of value and derivative allowed for each feature type and pass: about the rounding that plain arithmetic
+# of the type makes in one activation.
+BUDGETS = {
+    ("bfloat16", "forward"): (3.2e-3, math.inf),
+    ("bfloat16", "backward"): (2.8e-3, 6e-3),
+    ("float16", "forward"): (3.2e-4, math.inf),
+    ("float16", "backward"): (3.2e-4, 1e-3),
+}
+STEP = 0.25  # between the reaches that are tried in the forward pass
+ALL, ONE = 0.8, 1.25  # shares of the budget in the forward pass: for all units together, and for each
+REACHES = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 8.75, 9.0, 9.25, 9.5, 10.0,
+           11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0)  # in the backward pass; the last one in both  # fmt: skip
+
+
+class Series(NamedTuple):
+    """A fit that holds for ``|x| <= reach``."""
+
+    reach: float
+    period: float  # P: the base frequency is π / (2P)
+    waves: tuple[float, ...]  # sines of an odd function, cosines of an even one
+    constant: float = 0.0  # a softmax does not see it, the log-sum-exp does
+    slope: float = 0.0  # with one the harmonics are 2, 4, 6, … times the base frequency, without 1, 3, 5, …
+
+    @property
+    def harmonics(self) -> int:
+        return len(self.waves)
+
+
+class Row(NamedTuple):
+    """Fits with equally many harmonics; the first one reaches furthest.
+
+    It serves units of which none reaches further than that, and all together, by a mean that counts long reaches
+    most (triton.additive.features.table_row), no further than `together`.
+    """
+
+    together: float
+    fits: tuple[Series, ...]
+
+    @property
+    def reach(self) -> float:
+        return self.fits[0].reach
+
+
+def _tanh(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.tanh(x), 1.0 / np.cosh(x) ** 2
+
+
+def _gelu_even(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """gelu(x) - x/2 = x erf(x/√2) / 2, even; x/2 itself is separable and needs no series."""
+    erf = np.vectorize(math.erf)(x / math.sqrt(2.0))
+    return x * erf / 2.0, erf / 2.0 + x * np.exp(-x * x / 2.0) / math.sqrt(2.0 * math.pi)
+
+
+TARGETS: dict[str, tuple[Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], bool]] = {
+    "tanh": (_tanh, True),
+    "gelu": (_gelu_even, False),
+}
+
+
+class Fit(NamedTuple):
+    worst: float
+    value_error: float
+    slope_error: float
+    period: float
+    coefficients: np.ndarray
+    sloped: bool
+
+
+def _tolerance(x: np.ndarray, direction: str) -> np.ndarray:
+    """How much more than in the middle of the range the value may be off."""
+    return np.ones_like(x) if direction == "backward" else 1.0 + np.clip((x / x[-1] - 0.3) / 0.175, 0.0, 2.0)
+
+
+def _fit(
+    values: np.ndarray,
+    slopes: np.ndarray,
+    x: np.ndarray,
+    *,
+    odd: bool,
+    sloped: bool,
+    harmonics: int,
+    period: float,
+    direction: str,
+) -> Fit:
+    """Least squares with weights that grow where the error is large: close to the minimax fit after some rounds."""
+    share, tolerance = _SHARES[direction], _tolerance(x, direction)
+    omega = (2 * np.arange(harmonics) + 1 + sloped) * math.pi / (2 * period)
+    phase = np.outer(x, omega)
+    basis, basis_slope = (np.sin(phase), omega * np.cos(phase)) if odd else (np.cos(phase), -omega * np.sin(phase))
+    if not odd:  # an even function also needs a constant
+        basis = np.hstack([basis, np.ones((len(x), 1))])
+        basis_slope = np.hstack([basis_slope, np.zeros((len(x), 1))])
+    elif sloped:
+        basis = np.hstack([basis, x[:, None]])
+        basis_slope = np.hstack([basis_slope, np.ones((len(x), 1))])
+    weight = np.ones_like(x)
+    best = None
+    for _ in range(20):
+        root = np.sqrt(weight)[:, None]
+        rows, goal = basis * root, values * root[:, 0]
+        if share > 0.0:
+            rows = np.vstack([rows, share * basis_slope * root])
+            goal = np.concatenate([goal, share * slopes * root[:, 0]])
+        solution = np.linalg.lstsq(rows, goal, rcond=1e-9)[0]
+        error = np.abs(basis @ solution - values) / tolerance
+        slope_error = np.abs(basis_slope @ solution - slopes)
+        merit = np.maximum(error, share * slope_error)
+        if best is None or merit.max() < best.worst:
+            best = Fit(merit.max(), error.max(), slope_error.max(), period, solution, sloped)
+        weight *= 1e-3 + merit / merit.max()
+        weight /= weight.mean()
+    assert best is not None
+    return best
+
+
+@functools.cache
+def fit_row(target: str, reach: float, harmonics: int, direction: str) -> Fit:
+    """The best fit over the period, in the forward pass of an odd function with or without a slope."""
+    function, odd = TARGETS[target]
+    x = np.linspace(0.0, reach, 601)
+    values, slopes = function(x)
+    settings = {"odd": odd, "harmonics": harmonics, "direction": direction}
+    kinds = (False, True) if odd and direction == "forward" else (False,)
+
+    def best(periods: np.ndarray, kinds: tuple[bool, ...]) -> Fit:
+        fits = (_fit(values, slopes, x, period=period, sloped=kind, **settings) for period in periods for kind in kinds)
+        return min(fits, key=lambda fit: fit.worst)
+
+    periods = np.linspace(max(1.5, 0.45 * reach), 1.1 * reach + 1.0, 36)
+    rough = best(periods, kinds)
+    step = periods[1] - periods[0]
+    return best(rough.period + step * np.linspace(-0.8, 0.8, 9), (rough.sloped,))
+
+
+def _series(target: str, reach: float, harmonics: int, direction: str) -> Series:
+    fit = fit_row(target, reach, harmonics, direction)
+    rounded = tuple(float(f"{c:.9g}") for c in fit.coefficients)
+    waves, last = rounded[:harmonics], rounded[-1]
+    constant, slope = 0.0 if TARGETS[target][1] else last, last if fit.sloped else 0.0
+    return Series(reach, float(f"{fit.period:.9g}"), waves, constant, slope)
+
+
+def fit_table(target: str, budget: tuple[float, float], direction: str) -> Iterator[Row]:
+    """Rows that reach further and further."""
+
+    def serves(reach: float, harmonics: int, share: float = 1.0) -> bool:
+        fit = fit_row(target, reach, harmonics, direction)
+        return fit.value_error <= share * budget[0] and fit.slope_error <= share * budget[1]
+
+    numbers = range(2, MOST + 1, GROUPS[direction])
+    if direction == "backward":  # for each reach the fewest harmonics, until even the most are not enough
+        for reach in REACHES:
+            found = next((n for n in numbers if serves(reach, n)), None)
+            if found is None:
+                return
+            yield Row(reach, (_series(target, reach, found, direction),))
+        return
+    steps = {ALL: 0, ONE: 0}
+    for harmonics in numbers:  # for each number of harmonics as far as it goes
+        before = dict(steps)
+        for share in steps:
+            while (steps[share] + 1) * STEP <= REACHES[-1] and serves((steps[share] + 1) * STEP, harmonics, share):
+                steps[share] += 1
+        if steps[ALL] > before[ALL]:
+            reaches = [round(part * steps[ONE] * STEP, 6) for part in SHORTER]
+            yield Row(steps[ALL] * STEP, tuple(_series(target, reach, harmonics, direction) for reach in reaches))
+
+
+@functools.cache
+def packed(target: str, dtype: str, direction: str) -> tuple[tuple[float, ...], ...]:
+    """Rows as the kernels read them, their fits one after another.
+
+    Each is reach, harmonics, base frequency in turns, slope, constant, first, together, a spare number, waves.  `first`
+    is the lowest harmonic in base frequencies, the next ones are two apart.  The waves are sines and cosines, each
+    padded to the most harmonics.
+    """
+    none = (0.0,) * MOST
+
+    def numbers(fit: Series, together: float) -> tuple[float, ...]:
+        waves = (*fit.waves, *none[fit.harmonics :])
+        turns = 1.0 / (4.0 * fit.period)  # π / (2P) over 2π
+        lowest = 2.0 if fit.slope else 1.0
+        head = (fit.reach, float(fit.harmonics), turns, fit.slope, fit.constant, lowest, together, 0.0)
+        first, second = (waves, none) if TARGETS[target][1] else (none, waves)
+        return (*head, *first, *second)
+
+    rows = _fitted()[f"{target} {dtype} {direction}"]
+    return tuple(tuple(x for fit in row.fits for x in numbers(fit, row.together)) for row in rows)
+
+
+@functools.cache
+def _fitted() -> dict[str, list[Row]]:
+    """The rows of `series.json` by their name, "target dtype direction"."""
+    text = importlib.resources.files("regard.kernels.additive").joinpath("series.json").read_text()
+    return {
+        name: [Row(together, tuple(_from_json(*fit) for fit in fits)) for together, fits in rows]
+        for name, rows in json.loads(text).items()
+    }
+
+
+def _from_json(reach: float, period: float, waves: list[float], constant: float, slope: float) -> Series:
+    return Series(reach, period, tuple(waves), constant, slope)
+
+
+def _write() -> None:
+    from pathlib import Path
+
+    tables = []
+    for target in TARGETS:
+        for (dtype, direction), budget in BUDGETS.items():
+            rows = ",\n".join("  " + json.dumps(row) for row in fit_table(target, budget, direction))
+            tables.append(f'"{target} {dtype} {direction}": [\n{rows}\n]')
+    Path(__file__).with_name("series.json").write_text("{\n" + ",\n".join(tables) + "\n}\n")
+
+
+if __name__ == "__main__":
+    _write()

@@ -1,0 +1,226 @@
+"""Output layer and cross-entropy as one operation, so that the logits of a batch never stand in memory together.
+
+Logits are made for some rows at a time, in the dtype of the states; their log-sum-exp is taken in float32; the
+gradients of that part are formed at once and the logits discarded. What is kept for the backward pass is a gradient
+for the states and one for the weight, not tokens × vocabulary numbers.
+"""
+
+import functools
+import os
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.kernels.availability import TRITON
+from regard.kernels.dtypes import HALF
+from regard.kernels.products import matrix
+
+_NUMBERS = {"cuda": 2**27, "cpu": 2**22}  # logits made at a time: enough work for a GPU, little enough for a cache
+_TILE = 128
+
+
+@torch.library.custom_op("regard::linear_cross_entropy", mutates_args=())
+def summed(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    smoothing: float,
+    ignore: int,
+    rows: int | None,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The summed loss, and its gradients with respect to states, weight and bias: empty where not wanted.
+
+    The plain function: `torch.nn.functional.cross_entropy` of `states @ weight.T + bias`, with reduction="sum".
+    """
+    with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
+        real = (target != ignore).nonzero().squeeze(1) if states.device.type == "cpu" else target
+        if len(real) == len(target):
+            return _by_rows(states, weight, bias, target, smoothing, ignore, rows, wanted)
+        # Ignored rows need no logits. Elsewhere than on the CPU, to count them would be to wait for the device.
+        loss, some, to_weight, to_bias = _by_rows(
+            states[real], weight, bias, target[real], smoothing, ignore, rows, wanted
+        )
+        to_states = torch.zeros_like(states).index_copy_(0, real, some) if wanted[0] else some
+        return loss, to_states, to_weight, to_bias
+
+
+def _by_rows(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    smoothing: float,
+    ignore: int,
+    rows: int | None,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    exact = _wide(states.dtype)
+    rows = min(rows or _rows(states, weight), max(1, states.shape[0]))
+    parted = _kernel(states, rows, weight.shape[0])
+    narrow = weight.to(states.dtype)
+    added = None if bias is None else bias.to(states.dtype)
+    target = target.contiguous()
+    _check_targets(target, ignore, weight.shape[0])
+    loss = states.new_zeros((), dtype=exact)
+    to_states = torch.empty_like(states) if wanted[0] else states.new_empty(0)
+    to_weight = weight.new_zeros(weight.shape, dtype=exact) if wanted[1] else weight.new_empty(0)
+    to_bias = weight.new_zeros(weight.shape[:1], dtype=exact) if wanted[2] else weight.new_empty(0)
+    parts = _parts(states.shape[0], rows)
+    forth, back = (matrix(way, rows, uses=len(parts)) for way in (narrow, narrow.T))
+    for part in parts:
+        some = states[part]
+        logits = forth.times(some, added)
+        losses, gradients = parted(logits, target[part], smoothing, ignore, any(wanted))
+        loss += losses.sum(dtype=exact)
+        if wanted[0]:
+            back.into(to_states[part], gradients)
+        if wanted[1]:
+            _add_product(to_weight, gradients.T, some)
+        if wanted[2]:
+            to_bias += _total(gradients)
+        del logits, gradients
+    return loss, to_states, to_weight.to(weight.dtype), to_bias if bias is None else to_bias.to(bias.dtype)
+
+
+def _parts(length: int, rows: int) -> list[slice]:
+    return [slice(start, min(start + rows, length)) for start in range(0, length, rows)]
+
+
+def _rows(states: Tensor, weight: Tensor) -> int:
+    """Parts of equal size, in rows that fill the tiles of a matrix product."""
+    most = _NUMBERS.get(states.device.type, _NUMBERS["cpu"])
+    parts = -(-states.shape[0] * weight.shape[0] // most)
+    even = -(-states.shape[0] // max(1, parts))
+    return max(1, -(-even // _TILE) * _TILE)
+
+
+def _check_targets(target: Tensor, ignore: int, vocabulary: int) -> None:
+    """On the CPU only: to look at numbers on a GPU is to wait for it. There, a wrong target makes the loss NaN."""
+    if target.device.type != "cpu":
+        return
+    wrong = (target != ignore) & ((target < 0) | (target >= vocabulary))
+    if bool(wrong.any()):
+        found = int(target[wrong][0])
+        raise ValueError(f"target must be from 0 to {vocabulary - 1}, or {ignore} to ignore, got {found}")
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, summed in the dtype of the total."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
+    else:
+        total += left @ right
+
+
+def _total(rows: Tensor) -> Tensor:
+    """The sum of all rows, added in float32 at least."""
+    if rows.device.type != "cpu" or rows.dtype != torch.bfloat16:
+        return rows.sum(0, dtype=_wide(rows.dtype))
+    # On the CPU such a sum would copy all rows to float32 first. A product adds in float32 and rounds once, at the end;
+    # float16 would not reach so far.
+    return (rows.new_ones(1, len(rows)) @ rows).squeeze(0).to(_wide(rows.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in HALF else dtype
+
+
+class _Space(NamedTuple):
+    """Where the parts of a batch are worked out on the CPU, one after the other: numbers (rows, v) in three dtypes.
+
+    Memory asked for and given back at each part would be new to the process each time, and cost more than its use.
+    """
+
+    wide: Tensor
+    weights: Tensor
+    narrow: Tensor
+
+    @staticmethod
+    def of(rows: int, vocabulary: int, dtype: torch.dtype) -> "_Space":
+        same = dtype == _wide(dtype)
+        weights = torch.empty(rows, vocabulary, dtype=_wide(dtype))
+        others = [weights if same else torch.empty(rows, vocabulary, dtype=kind) for kind in (_wide(dtype), dtype)]
+        return _Space(others[0], weights, others[1])
+
+
+def _losses(
+    logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool, space: _Space | None = None
+) -> tuple[Tensor, Tensor]:
+    """The loss of each row, and where asked the gradients of the losses with respect to the logits."""
+    exact, rows, vocabulary = _wide(logits.dtype), *logits.shape
+    copied = space is not None and exact != logits.dtype
+    z = space.wide[:rows].copy_(logits) if space is not None and copied else logits.to(exact)
+    real = target != ignore
+    label = torch.where(real, target, 0).clamp(0, vocabulary - 1).unsqueeze(1)
+    if gradient:
+        # A softmax takes each row through the cache once. Its largest weight is e^{z - lse} of the largest logit.
+        weights = torch.softmax(z, 1) if space is None else torch.softmax(z, 1, out=space.weights[:rows])
+        lse = z.amax(1, keepdim=True) - weights.amax(1, keepdim=True).log()
+    else:
+        weights, lse = z, z.logsumexp(1, keepdim=True)
+    loss = lse - (1 - smoothing) * z.gather(1, label)
+    if smoothing > 0.0:
+        loss = loss - smoothing / vocabulary * z.sum(1, keepdim=True)
+    if gradient:
+        if smoothing > 0.0:
+            weights.sub_(smoothing / vocabulary)
+        weights.scatter_add_(1, label, torch.full_like(lse, smoothing - 1))
+        if space is None or not bool(real.all()):  # to look at numbers on a GPU is to wait for it
+            weights.mul_(real.unsqueeze(1))
+    losses = torch.where(real, loss.squeeze(1), 0)
+    return losses, space.narrow[:rows].copy_(weights) if space is not None and copied else weights.to(logits.dtype)
+
+
+def _kernel(states: Tensor, rows: int, vocabulary: int) -> Any:
+    """The Triton kernel on CUDA (and in Triton's interpreter), the same in plain operations elsewhere."""
+    fast = states.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    if fast and states.dtype != torch.float64 and TRITON:
+        from regard.kernels.triton.softmax_loss import overwrite  # imports Triton: only where it is used
+
+        return overwrite
+    if states.device.type != "cpu":
+        return _losses
+    return functools.partial(_losses, space=_Space.of(rows, vocabulary, states.dtype))
+
+
+@summed.register_fake
+def _(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    smoothing: float,
+    ignore: int,
+    rows: int | None,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (
+        states.new_empty((), dtype=_wide(states.dtype)),
+        torch.empty_like(states) if wanted[0] else states.new_empty(0),
+        torch.empty_like(weight) if wanted[1] else weight.new_empty(0),
+        torch.empty_like(bias) if wanted[2] and bias is not None else weight.new_empty(0),
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:])
+    ctx.wanted = inputs[-1]
+
+
+def _scale(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if grad is None:
+        return (None,) * 8
+    scaled = [
+        (grad * kept).to(kept.dtype) if wanted else None
+        for kept, wanted in zip(ctx.saved_tensors, ctx.wanted, strict=True)
+    ]
+    return (*scaled, *(None for _ in range(5)))
+
+
+summed.register_autograd(_scale, setup_context=_keep)

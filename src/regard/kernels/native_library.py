@@ -1,0 +1,88 @@
+"""A C file of this package as a shared library: compiled once for each machine, then loaded from the user's cache.
+
+No header of torch is included, so compiling takes a second, and a later process loads the result in milliseconds.
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+_log = logging.getLogger("regard")
+# Not -ffast-math: linking with it would round subnormal numbers to 0 in the whole process.
+_FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+
+
+@functools.cache
+def compiler() -> str | None:
+    """The C compiler of this machine, if there is one."""
+    names = (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def cache_folder() -> Path:
+    """`REGARD_CACHE`, else `regard` in the user's folder of caches."""
+    if chosen := os.environ.get("REGARD_CACHE"):
+        return Path(chosen)
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "regard"
+
+
+@functools.cache
+def library(package: str, name: str) -> ctypes.CDLL | None:
+    """The C file `name` of a package, compiled; None, with a warning, where that is not possible."""
+    found = compiler()
+    if found is None or platform.system() != "Linux":
+        return None
+    source = resources.files(package).joinpath(name).read_bytes()
+    try:
+        return ctypes.CDLL(str(_compiled(found, source, Path(name).stem)))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as problem:  # RuntimeError: this user has no home
+        _log.warning("%s cannot be compiled, slower code runs in its place: %s", name, problem)
+        return None
+
+
+def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
+    """The shared library, from the cache where one was made by this compiler from this source for this processor."""
+    version = subprocess.run([compiler_path, "--version"], capture_output=True, check=True, timeout=600).stdout
+    parts = (source, version, " ".join(_FLAGS).encode(), _processor())
+    folder = cache_folder() / "native"
+    target = folder / f"{stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.so"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _refuse_foreign(folder)
+    if target.exists():
+        _refuse_foreign(target)
+        return target
+    with tempfile.TemporaryDirectory(dir=folder) as room:
+        written, built = Path(room) / f"{stem}.c", Path(room) / f"{stem}.so"
+        written.write_bytes(source)
+        command = [compiler_path, *_FLAGS, str(written), "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip() or f"{compiler_path} ended with code {done.returncode}")
+        os.replace(built, target)  # in one step: no other process loads half of it
+    return target
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Code is loaded from here: nobody else may be able to write it."""
+    facts = path.stat()
+    if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(f"{path} belongs to another user, or others may write it")
+
+
+def _processor() -> bytes:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        return platform.processor().encode()
+    return next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")

@@ -1,0 +1,133 @@
+"""Matrix products on the CPU: a matrix laid out once for oneDNN where that is faster than torch's own choice.
+
+torch gives float32 products to MKL. On an AMD processor with AVX-512 that reached 86 to 98 GFLOP/s a core, less with
+few rows; oneDNN with the matrix in its own order of blocks, 105 to 113. bfloat16 goes to oneDNN by itself, but puts
+the matrix in order again at every call. On Intel's processors float32 stays with MKL, and so do sums of products over
+rows (gradients of matrices) everywhere: there oneDNN, which wants one side turned, is no faster.
+"""
+
+import functools
+import pathlib
+import platform
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+# Multiplications with a matrix, of all its uses, from which oneDNN is worth it: it builds a program for each shape, a
+# millisecond or so, and batches of sentences come in many.
+LEAST = 2**28
+_OFTEN = 16  # products with a matrix that pay for putting it in blocks
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """A matrix W (n, k) to multiply rows with, and as oneDNN takes it where that is faster: in blocks, or dense."""
+
+    weight: Float[Tensor, "n k"]
+    ready: Tensor | None
+
+    def times(self, rows: Float[Tensor, "m k"], add: Tensor | None = None) -> Float[Tensor, "m n"]:
+        """x Wᵀ + add, a bias (n,) or (m, n); no gradient goes through. What is added in a wider dtype keeps it."""
+        if add is not None and add.dtype != self.weight.dtype:
+            return add + self.times(rows)
+        if self.ready is None:
+            return rows @ self.weight.t() if add is None else torch.addmm(add, rows, self.weight.t())
+        if add is not None and add.ndim == 2:
+            return torch.ops.mkldnn._linear_pointwise.binary(rows, add.contiguous(), self.ready, None, "add")
+        return torch.ops.mkldnn._linear_pointwise(rows, self.ready, add, "none", [], "")
+
+    def into(self, out: Float[Tensor, "m n"], rows: Float[Tensor, "m k"], add: Tensor | None = None) -> None:
+        """The same, written where it is wanted."""
+        if self.ready is not None:
+            out.copy_(self.times(rows, add))
+        elif add is None:
+            torch.mm(rows, self.weight.t(), out=out)
+        else:
+            torch.addmm(add, rows, self.weight.t(), out=out)
+
+
+def matrix(weight: Float[Tensor, "n k"], rows: int, *, uses: int) -> Matrix:
+    """The matrix (of any strides) ready for so many products with so many rows each, or with others.
+
+    The plain function: `torch.nn.functional.linear`.
+    """
+    weight = weight.detach()
+    if not serves(weight) or rows * uses * weight.numel() < LEAST:
+        return Matrix(weight, None)
+    if uses >= _OFTEN:
+        return Matrix(weight, torch.ops.mkldnn._reorder_linear_weight(weight, rows))
+    # A matrix with gaps in its memory oneDNN would multiply number by number.
+    dense = weight.is_contiguous() or weight.t().is_contiguous()
+    return Matrix(weight, weight if dense else weight.contiguous())
+
+
+def linear(
+    rows: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None = None
+) -> Float[Tensor, "*b n"]:
+    """`F.linear`, forward and backward by the fastest products; autocast applies."""
+    device = rows.device.type
+    few = rows.numel() * len(weight) < LEAST
+    plain = torch.is_autocast_enabled(device) or rows.dtype != torch.float32 or few
+    if plain or not serves(rows) or forward_ad._current_level >= 0:
+        return F.linear(rows, weight, bias)
+    found = cast(Tensor, _Linear.apply(rows.reshape(-1, rows.shape[-1]), weight, bias))
+    return found.reshape(*rows.shape[:-1], len(weight))
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return matrix(weight, len(rows), uses=1).times(rows, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        [upstream_rows] = upstream
+        to_rows, to_weight, to_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # a second derivative is asked for: autograd follows plain products
+            products = (upstream_rows @ weight, upstream_rows.t() @ rows, upstream_rows.sum(0))
+            return tuple(
+                found if wanted else None for found, wanted in zip(products, ctx.needs_input_grad, strict=True)
+            )
+        return (
+            matrix(weight.t(), len(rows), uses=1).times(upstream_rows) if to_rows else None,
+            upstream_rows.t() @ rows if to_weight else None,
+            upstream_rows.sum(0) if to_bias else None,
+        )
+
+
+def serves(tensor: Tensor) -> bool:
+    """Is oneDNN called here: on the CPU, outside of compilers, for a dtype in which it is the faster one?"""
+    if tensor.device.type != "cpu" or torch.compiler.is_compiling() or not torch.backends.mkldnn.is_available():
+        return False
+    return bool(getattr(torch.backends.mkldnn, "enabled", True)) and tensor.dtype in _dtypes()
+
+
+@functools.cache
+def _dtypes() -> tuple[torch.dtype, ...]:
+    names = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
+    if not all(hasattr(torch.ops.mkldnn, name) for name in names):
+        return ()
+    found: list[torch.dtype] = []
+    if _amd() and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        found.append(torch.float32)
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        found.append(torch.bfloat16)
+    return tuple(found)
+
+
+def _amd() -> bool:
+    """Is the processor one of AMD's?"""
+    try:
+        return "AuthenticAMD" in pathlib.Path("/proc/cpuinfo").read_text()[:4096]
+    except OSError:
+        return "AuthenticAMD" in platform.processor()

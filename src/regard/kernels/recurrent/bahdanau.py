@@ -1,0 +1,197 @@
+"""The loop of a GRU decoder with additive attention in Bahdanau's order, forward and backward by hand.
+
+For each step i, with everything that does not depend on the state before already done for all steps:
+
+    [h; q] = [W_hh; W_q] s_{i-1} + b        one matrix product
+    a = softmax(v · tanh(q + k_j))
+    s_i = gru(x_i + Σ_j a_j W_c h_j, h, s_{i-1})      the values are mapped before the loop
+
+Autograd would keep the hidden layer of every step and add to every matrix's gradient at every step. Here only states,
+gates and weights are kept; the way back makes one matrix product a step over the state, and the gradients of matrices,
+keys and values come from all steps at once, after the loop. `recurrent_cpu` is the same for the CPU.
+"""
+
+import os
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from regard.kernels import cuda_graphs
+from regard.kernels.additive.query_scores import prepare, scores, slope, sums
+from regard.kernels.availability import TRITON
+from regard.kernels.derivatives import once_only
+from regard.kernels.dtypes import HALF
+from regard.kernels.recurrent import gru
+
+_MOST_KEYS = 128  # as many as a program of the kernels holds
+
+
+class Unrolled(NamedTuple):
+    """States after each step (t, b, d) and the weights of each (t, b, k)."""
+
+    states: Tensor
+    weights: Tensor
+
+
+class Given(NamedTuple):
+    """What the loop starts from."""
+
+    inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
+    keys: Tensor  # (b, k, f)
+    score: Tensor  # (f,)
+    values: Tensor  # (b, k, 3d): mapped to the gates
+    state: Tensor  # (b, d)
+    recurrent: Tensor  # (3d + f, d): hidden-to-hidden above query
+    bias: Tensor  # (3d + f,)
+    mask: Tensor | None  # (b, k)
+
+
+class Kept(NamedTuple):
+    """What the way back needs of the way there."""
+
+    states: Tensor  # (t + 1, b, d)
+    gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
+    products: Tensor  # (t, b, 3d + f): h and q
+    weights: Tensor  # (t, b, k)
+
+
+def unrolled(given: Given) -> Unrolled:
+    """Run all steps; differentiable once. The plain function: `RecurrentDecoder`'s loop over single steps."""
+    return Unrolled(*_Loop.apply(*(None if tensor is None else tensor.contiguous() for tensor in given)))
+
+
+class _Loop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor | None) -> tuple[Tensor, Tensor]:
+        kept: Any = Kept(*cast(Any, cuda_graphs.run(_forward, given)))
+        ctx.save_for_backward(*given, *kept)
+        return kept.states[1:], kept.weights
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        once_only("a recurrent decoder with additive attention")
+        return (*cuda_graphs.run(_backward, (*ctx.saved_tensors, *upstream)), None)
+
+
+def _kernels(given: Given) -> bool:
+    """Do the Triton kernels serve? They take no more keys than a program can hold."""
+    device = given.inputs.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    known = given.inputs.dtype in (*HALF, torch.float32) and 0 < given.keys.shape[1] <= _MOST_KEYS
+    return device and known and given.inputs.numel() > 0 and TRITON
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    given = Given(*arguments)
+    if _kernels(given):
+        return _forward_by_kernels(given)
+    steps, batch, gate_size = given.inputs.shape
+    size = given.state.shape[-1]
+    keys = prepare(given.keys, given.score, steps)
+    states = given.inputs.new_empty(steps + 1, batch, size)
+    states[0] = given.state
+    gates = torch.empty_like(given.inputs)
+    products = given.inputs.new_empty(steps, batch, len(given.recurrent))
+    weights = given.inputs.new_empty(steps, batch, given.keys.shape[1])
+    recurrent = given.recurrent.t()
+    closed = None if given.mask is None else ~given.mask
+    for i in range(steps):
+        torch.addmm(given.bias, states[i], recurrent, out=products[i])
+        weighed(scores(products[i, :, gate_size:], keys), closed, weights[i])
+        read = weights[i].unsqueeze(1)
+        torch.baddbmm(given.inputs[i].unsqueeze(1), read, given.values, out=gates[i].unsqueeze(1))
+        gru.in_place(gates[i], products[i, :, :gate_size], states[i], None, states[i + 1])
+    return Kept(states, gates, products, weights)
+
+
+def weighed(energy: Tensor, closed: Tensor | None, out: Tensor) -> None:
+    """Softmax over what is not closed; a row with nothing to attend is zeros."""
+    if closed is None:
+        torch.softmax(energy, -1, out=out)
+        return
+    # The lowest number in place of −inf: a row of nothing else then has no NaN in it before it is erased.
+    torch.softmax(energy.masked_fill(closed, torch.finfo(energy.dtype).min), -1, out=out)
+    out.masked_fill_(closed, 0.0)
+
+
+def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    given, kept = Given(*arguments[: len(Given._fields)]), Kept(*arguments[len(Given._fields) : -2])
+    upstream, upweights = arguments[-2:]
+    if _kernels(given):
+        return _backward_by_kernels(given, kept, upstream, upweights)
+    steps, _, gate_size = given.inputs.shape
+    keys = prepare(given.keys, given.score, steps, back=True)
+    dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
+    dscores = torch.empty_like(kept.weights)
+    dstate = torch.zeros_like(given.state)
+    for i in reversed(range(steps)):
+        dstate = dstate + upstream[i]
+        hidden, query = kept.products[i, :, :gate_size], kept.products[i, :, gate_size:]
+        dhidden = dproducts[i, :, :gate_size]
+        dstate = gru.in_place_back(kept.gates[i], hidden, kept.states[i], None, dstate, dgates[i], dhidden)
+        # A row times a matrix: as a matrix times a column it would be four times slower on the CPU.
+        dweights = torch.baddbmm(upweights[i].unsqueeze(1), dgates[i].unsqueeze(1), given.values.mT).squeeze(1)
+        share = kept.weights[i] * dweights
+        torch.addcmul(share, kept.weights[i], share.sum(-1, keepdim=True), value=-1, out=dscores[i])
+        dproducts[i, :, gate_size:] = slope(query, keys, dscores[i])
+        dstate = torch.addmm(dstate, dproducts[i], given.recurrent)
+    queries = kept.products[:, :, gate_size:]
+    dkeys, dscore = sums(queries, keys, dscores)
+    dvalues = torch.bmm(kept.weights.permute(1, 2, 0), dgates.transpose(0, 1))
+    drecurrent = dproducts.flatten(0, 1).t() @ kept.states[:-1].flatten(0, 1)
+    return dgates, dkeys, dscore, dvalues, dstate, drecurrent, dproducts.sum((0, 1))
+
+
+def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
+    """The same with two launches a step: a matrix product, and all the rest."""
+    from regard.kernels.triton import few_row_products  # imports Triton: only where it is used
+    from regard.kernels.triton.gru_attention_step import forward_step
+
+    steps, batch, _ = given.inputs.shape
+    states = given.inputs.new_empty(steps + 1, batch, given.state.shape[-1])
+    states[0] = given.state
+    gates = torch.empty_like(given.inputs)
+    products = given.inputs.new_empty(steps, batch, len(given.recurrent))
+    weights = given.inputs.new_empty(steps, batch, given.keys.shape[1], dtype=torch.float32)
+    recurrent, bias = given.recurrent.t(), given.bias.expand(1, 1, -1)
+    ours = few_row_products.serves(given.state)
+    for i in range(steps):
+        if ours:
+            few_row_products.multiply(states[i : i + 1], recurrent.unsqueeze(0), products[i : i + 1], added=bias)
+        else:
+            torch.addmm(given.bias, states[i], recurrent, out=products[i])
+        forward_step(
+            products[i], given.keys, given.score, given.values, given.inputs[i], states[i], given.mask,
+            weights[i], gates[i], states[i + 1],
+        )  # fmt: skip
+    return Kept(states, gates, products, weights)
+
+
+def _backward_by_kernels(given: Given, kept: Kept, upstream: Tensor, upweights: Tensor) -> tuple[Tensor | None, ...]:
+    from regard.kernels.triton import (
+        few_row_products,
+        gru_attention_step,  # import Triton: only where they are used
+    )
+
+    dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
+    dscores = torch.empty_like(kept.weights)
+    upstream, upweights = upstream.contiguous(), upweights.contiguous()
+    # The state's gradient travels as two sums, float32 by the direct way and by the other the product's own dtype, in
+    # parts where it is ours.
+    shares = given.state.new_zeros(2, *given.state.shape, dtype=torch.float32)
+    ours = few_row_products.serves(given.state)
+    through = given.state.new_zeros(few_row_products.parts(len(given.recurrent)) if ours else 1, *given.state.shape)
+    for i in reversed(range(len(dgates))):
+        gru_attention_step.backward_step(
+            kept.products[i], given.keys, given.score, given.values, kept.states[i], kept.weights[i], kept.gates[i],
+            upstream[i], upweights[i], shares[(i + 1) % 2], through, dgates[i], dproducts[i], dscores[i], shares[i % 2],
+        )  # fmt: skip
+        if ours:
+            few_row_products.multiply(dproducts[i : i + 1], given.recurrent.unsqueeze(0), through.unsqueeze(1))
+        else:
+            torch.mm(dproducts[i], given.recurrent, out=through[0])
+    dstate = shares[0] + through.sum(0)
+    dkeys, dscore = gru_attention_step.sums(kept.products, given.keys, given.score, dscores, given.state.shape[-1])
+    dvalues = torch.bmm(kept.weights.permute(1, 2, 0).to(dgates.dtype), dgates.transpose(0, 1))
+    drecurrent = dproducts.flatten(0, 1).t() @ kept.states[:-1].flatten(0, 1)
+    return dgates, dkeys, dscore, dvalues, dstate, drecurrent, dproducts.sum((0, 1))

@@ -1,0 +1,189 @@
+"""The loop of a GRU decoder with additive attention in Bahdanau's order on the CPU, forward and backward by hand.
+
+As `recurrent_loop`, with matrices laid out once for all steps, and the context mapped at each step: to map every value
+instead is no less work there, and more memory to read.
+
+    [h; q] = [W_hh; W_q] s_{i-1} + b
+    a = softmax(v · tanh(q + k_j)),  c_i = Σ_j a_j v_j
+    s_i = gru(x_i + W_c c_i, h, s_{i-1})
+
+Under autocast matrices, values and input gates are bfloat16, and so is all that a product takes and gives; states,
+scores and the gradients that go round are float32.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.kernels import compilation
+from regard.kernels.additive.query_scores import blocked, prepare, scores, slope, sums
+from regard.kernels.compilation import compiled
+from regard.kernels.derivatives import once_only
+from regard.kernels.products import matrix
+from regard.kernels.recurrent.bahdanau import weighed
+from regard.kernels.recurrent.gru import forms
+
+_WORTH = 2**24  # numbers read of the values in all steps from which compiled reading earns its compilation
+
+
+class Unrolled(NamedTuple):
+    """States after each step (t, b, d), what each read (t, b, e) and the weights (t, b, k)."""
+
+    states: Tensor
+    contexts: Tensor
+    weights: Tensor
+
+
+class Given(NamedTuple):
+    """What the loop starts from: in the dtype of the matrices, but for keys, score and state."""
+
+    inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
+    keys: Tensor  # (b, k, f)
+    score: Tensor  # (f,)
+    values: Tensor  # (b, k, e)
+    mapping: Tensor  # (3d, e)
+    state: Tensor  # (b, d)
+    recurrent: Tensor  # (3d + f, d): hidden-to-hidden above query
+    bias: Tensor  # (3d + f,)
+    mask: Tensor | None  # (b, k)
+
+
+class _Kept(NamedTuple):
+    """What the way back needs of the way there."""
+
+    states: Tensor  # (t + 1, b, d)
+    contexts: Tensor  # (t, b, e)
+    weights: Tensor  # (t, b, k)
+    gates: Tensor  # (t, b, 3d): r, z, n
+    hidden: Tensor  # (t, b, d): what r gates
+    queries: Tensor  # (t, b, f)
+
+
+def unrolled(given: Given) -> Unrolled:
+    """Run all steps; differentiable once. The plain function: `RecurrentDecoder`'s loop over single steps."""
+    return Unrolled(*_Loop.apply(*(None if tensor is None else tensor.contiguous() for tensor in given)))
+
+
+class _Loop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            kept = _forward(Given(*_bare(given)))
+        ctx.save_for_backward(*given, *kept)
+        return kept.states[1:], kept.contexts, kept.weights
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        once_only("a recurrent decoder with additive attention")
+        fields = len(Given._fields)
+        saved = _bare(ctx.saved_tensors)
+        given, kept = Given(*saved[:fields]), _Kept(*saved[fields:])
+        with torch.autocast("cpu", enabled=False):
+            return (*_backward(given, kept, Unrolled(*upstream)), None)
+
+
+def _bare(tensors: Iterable[Any]) -> list[Any]:
+    """Tensors that want no gradient: compiled forms would be built again for those that do."""
+    return [None if tensor is None else tensor.detach() for tensor in tensors]
+
+
+def _forward(given: Given) -> _Kept:
+    steps, batch, gate_size = given.inputs.shape
+    keys = prepare(given.keys, given.score, steps)
+    recurrent, mapping = (matrix(weight, batch, uses=steps) for weight in (given.recurrent, given.mapping))
+    gru, read = forms(given.inputs).forth, _Values.of(given.values, steps)
+    closed = None if given.mask is None else ~given.mask
+    state, narrow = given.state, given.inputs.dtype
+    size, wide = state.shape[-1], state.dtype
+    kept = _Kept(
+        states=torch.empty(steps + 1, batch, size, dtype=narrow),
+        contexts=torch.empty(steps, batch, given.values.shape[-1], dtype=narrow),
+        weights=torch.empty(steps, *given.keys.shape[:2], dtype=wide),
+        gates=torch.empty(steps, batch, gate_size, dtype=wide),
+        hidden=torch.empty(steps, batch, size, dtype=wide),
+        queries=torch.empty(steps, batch, len(given.score), dtype=wide),
+    )
+    kept.states[0] = state
+    for i in range(steps):
+        product = recurrent.times(kept.states[i], given.bias)
+        kept.queries[i] = product[:, gate_size:]
+        weighed(scores(kept.queries[i], keys), closed, kept.weights[i])
+        read.into(kept.contexts[i], kept.weights[i])
+        mapped = mapping.times(kept.contexts[i])
+        state = gru(given.inputs[i], mapped, product, state, kept.gates[i], kept.hidden[i])
+        kept.states[i + 1] = state
+    return kept
+
+
+def _backward(given: Given, kept: _Kept, upstream: Unrolled) -> tuple[Tensor | None, ...]:
+    steps, batch, gate_size = given.inputs.shape
+    keys = prepare(given.keys, given.score, steps, back=True)
+    recurrent, mapping = (matrix(weight.t(), batch, uses=steps) for weight in (given.recurrent, given.mapping))
+    gru, spread = forms(given.inputs).back, _spread(given.values, steps)
+    narrow = given.inputs.dtype
+    dgates = torch.empty(steps, batch, gate_size, dtype=narrow)
+    dproducts = torch.empty(steps, batch, len(given.recurrent), dtype=narrow)
+    dcontexts, dscores = torch.empty(*kept.contexts.shape, dtype=narrow), torch.empty_like(kept.weights)
+    dstate = torch.zeros_like(given.state)
+    for i in reversed(range(steps)):
+        dhidden, dquery = dproducts[i, :, :gate_size], dproducts[i, :, gate_size:]
+        share = gru(kept.gates[i], kept.hidden[i], kept.states[i], dstate, upstream.states[i], dgates[i], dhidden)
+        mapping.into(dcontexts[i], dgates[i], upstream.contexts[i])
+        dscores[i] = spread(dcontexts[i], given.values, kept.weights[i], upstream.weights[i])
+        dquery.copy_(slope(kept.queries[i], keys, dscores[i]))
+        dstate = recurrent.times(dproducts[i], share)
+    dkeys, dscore = sums(kept.queries, keys, dscores)
+    dvalues = torch.bmm(kept.weights.permute(1, 2, 0).to(dcontexts.dtype), dcontexts.transpose(0, 1))
+    dmapping = dgates.flatten(0, 1).t() @ kept.contexts.flatten(0, 1)
+    flat = dproducts.flatten(0, 1)
+    drecurrent = flat.t() @ kept.states[:-1].flatten(0, 1)
+    dbias = (flat.new_ones(1, len(flat)) @ flat).squeeze(0)  # twice as fast as a sum over rows
+    return dgates, dkeys, dscore, dvalues, dmapping, dstate, drecurrent, dbias
+
+
+class _Values(NamedTuple):
+    """Values (b, k, e), and in blocks (b, e / 16, k, 16) where a compiled loop reads them."""
+
+    rows: Tensor
+    blocks: Tensor | None
+
+    @staticmethod
+    def of(values: Tensor, steps: int) -> "_Values":
+        return _Values(values, blocked(values) if _worth(values, steps) else None)
+
+    def into(self, out: Tensor, weights: Tensor) -> None:
+        """Σ_j a_j v_j for each row of the batch."""
+        if self.blocks is not None:
+            out.copy_(compiled(_read)(weights, self.blocks))
+        else:
+            torch.bmm(weights.to(out.dtype).unsqueeze(1), self.rows, out=out.unsqueeze(1))
+
+
+def _worth(values: Tensor, steps: int) -> bool:
+    large = values.numel() * steps >= _WORTH and min(values.shape) > 1
+    return large and values.dtype != torch.float64 and compilation.compiler()
+
+
+def _read(weights: Tensor, values: Tensor) -> Tensor:
+    return (weights[:, None, :, None] * values).sum(2).flatten(1)
+
+
+def _spread(values: Tensor, steps: int) -> Any:
+    return compiled(_spread_back) if _worth(values, steps) else _spread_plainly
+
+
+def _spread_back(dcontext: Tensor, values: Tensor, weights: Tensor, upstream: Tensor) -> Tensor:
+    """The gradient of the scores from that of the context and of the weights."""
+    dweights = upstream + (dcontext.to(weights.dtype).unsqueeze(1) * values).sum(-1)
+    share = weights * dweights
+    return share - weights * share.sum(-1, keepdim=True)
+
+
+def _spread_plainly(dcontext: Tensor, values: Tensor, weights: Tensor, upstream: Tensor) -> Tensor:
+    """The same without a product of every number with every other in memory."""
+    # A row times a matrix: as a matrix times a column it would be four times slower on the CPU.
+    dweights = upstream + torch.bmm(dcontext.unsqueeze(1), values.mT).squeeze(1)
+    share = weights * dweights
+    return share - weights * share.sum(-1, keepdim=True)

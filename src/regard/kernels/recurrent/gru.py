@@ -1,0 +1,105 @@
+"""The step of a GRU: the plain definition, and forms of it for loops whose backward pass is written by hand.
+
+`step` is the definition, which every other form in this package must equal, those in Triton included
+(`triton/gru_step.py`, `triton/gru_attention_step.py`). `forth` and `back` are for the CPU, where each is compiled into
+one pass over the numbers if that is worth it; `in_place` and `in_place_back` write into memory that was given, as a
+CUDA graph wants it. States and gradients have the dtype of the state; matrix products, and the gradients for them, have
+their own, which under autocast is narrower.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.kernels import compilation
+from regard.kernels.compilation import compiled
+
+_WORTH = 2**22  # gates of all steps from which compiled forms earn their compilation
+
+
+def step(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
+    """h' = (1 − z) n + z h with n = tanh(x_n + r h_n), in torch's order of gates: r, z, n."""
+    size = hidden.shape[-1]
+    reset, update = torch.sigmoid(gates[..., : 2 * size] + recurrent[..., : 2 * size]).chunk(2, -1)
+    new = torch.tanh(gates[..., 2 * size :] + reset * recurrent[..., 2 * size :])
+    return new + update * (hidden - new)
+
+
+class Forms(NamedTuple):
+    """`forth` and `back`, as they are or compiled."""
+
+    forth: Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Tensor]
+    back: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def forms(inputs: Tensor) -> Forms:
+    """The forms for input gates (t, b, 3d) of all steps."""
+    if inputs.numel() < _WORTH or inputs.dtype == torch.float64 or min(inputs.shape) < 2 or not compilation.compiler():
+        return Forms(forth, back)
+    return Forms(compiled(forth), compiled(back))
+
+
+def forth(
+    inputs: Tensor, read: Tensor | None, product: Tensor, before: Tensor, gates: Tensor, hidden: Tensor
+) -> Tensor:
+    """The next state from the input's gates (b, 3d), what adds to them, W_hh s + b and the state before, (b, d).
+
+    The product (b, 3d + …) may be wider: the rest is left alone. For the way back r, z, n are written side by side to
+    `gates` (b, 3d), and the product's last part, which r gates, to `hidden` (b, d).
+    """
+    size = before.shape[-1]
+    inputs = inputs.to(before.dtype)
+    if read is not None:
+        inputs = inputs + read
+    both = torch.sigmoid(inputs[:, : 2 * size] + product[:, : 2 * size])
+    last = product[:, 2 * size : 3 * size].to(before.dtype)
+    new = torch.tanh(inputs[:, 2 * size :] + both[:, :size] * last)
+    gates.copy_(torch.cat((both, new), -1))
+    hidden.copy_(last)
+    return new + both[:, size:] * (before - new)
+
+
+def back(
+    gates: Tensor, hidden: Tensor, before: Tensor, dstate: Tensor, upstream: Tensor, dgates: Tensor, dproduct: Tensor
+) -> Tensor:
+    """Write the gradients of input gates and product, both (b, 3d); return that of the state before, the direct way."""
+    size = before.shape[-1]
+    reset, update, new = gates.split(size, -1)
+    dstate = dstate + upstream
+    share = dstate * update
+    dnew = (dstate - share) * (1 - new * new)
+    dreset = dnew * hidden * (reset * (1 - reset))
+    dupdate = dstate * (before - new) * (update * (1 - update))
+    dgates.copy_(torch.cat((dreset, dupdate, dnew), -1))
+    dproduct.copy_(torch.cat((dreset, dupdate, dnew * reset), -1))
+    return share
+
+
+def in_place(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, after: Tensor) -> None:
+    """Turn input gates into r, z, n in place, and write the next state; a masked row keeps the state before."""
+    size = before.shape[-1]
+    gates[:, : 2 * size].add_(hidden[:, : 2 * size]).sigmoid_()
+    gates[:, 2 * size :].addcmul_(gates[:, :size], hidden[:, 2 * size :]).tanh_()
+    torch.lerp(gates[:, 2 * size :], before, gates[:, size : 2 * size], out=after)
+    if mask is not None:
+        torch.where(mask, after, before, out=after)
+
+
+def in_place_back(
+    gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, dstate: Tensor, dgates: Tensor, dhidden: Tensor
+) -> Tensor:
+    """Write the gradients of input gates and hidden gates; return the direct part of that of the state before."""
+    size = before.shape[-1]
+    reset, update, new = gates.split(size, -1)
+    here = dstate if mask is None else dstate * mask
+    share = here * update
+    dnew = (here - share) * (1 - new * new)
+    dgates[:, 2 * size :] = dnew
+    torch.mul(dnew, reset, out=dhidden[:, 2 * size :])
+    slopes = gates[:, : 2 * size] * (1 - gates[:, : 2 * size])
+    torch.mul(dnew * hidden[:, 2 * size :], slopes[:, :size], out=dgates[:, :size])
+    torch.mul(here * (before - new), slopes[:, size:], out=dgates[:, size : 2 * size])
+    dhidden[:, : 2 * size] = dgates[:, : 2 * size]
+    return share if mask is None else share + dstate * ~mask

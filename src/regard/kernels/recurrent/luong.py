@@ -1,0 +1,127 @@
+"""The loop of a GRU decoder with additive attention in Luong's order with input feeding, forward and backward by hand.
+
+As `recurrent_loop`, with one more thing that goes round: what the output layer sees. For each step i
+
+    s_i = gru(x_i + W_f f_{i-1}, h_{i-1}, s_{i-1})
+    [h_i; q; r] = [W_hh; W_q; W_r] s_i + b        one matrix product
+    a = softmax(v · tanh(q + k_j))
+    f_i = tanh(r + Σ_j a_j W_c v_j)               the values are mapped before the loop
+"""
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from regard.kernels import cuda_graphs
+from regard.kernels.additive.query_scores import prepare, scores, slope, sums
+from regard.kernels.derivatives import once_only
+from regard.kernels.products import matrix
+from regard.kernels.recurrent import gru
+from regard.kernels.recurrent.bahdanau import weighed
+
+
+class Unrolled(NamedTuple):
+    """What the output layer sees after each step (t, b, d), and the weights of each (t, b, k)."""
+
+    outputs: Tensor
+    weights: Tensor
+
+
+class Given(NamedTuple):
+    """What the loop starts from."""
+
+    inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
+    keys: Tensor  # (b, k, f)
+    score: Tensor  # (f,)
+    values: Tensor  # (b, k, d): mapped by W_c
+    feeding: Tensor  # (3d, d)
+    state: Tensor  # (b, d)
+    recurrent: Tensor  # (3d + f + d, d): hidden-to-hidden, query, readout
+    bias: Tensor  # (3d + f + d,)
+    mask: Tensor | None  # (b, k)
+
+
+class Kept(NamedTuple):
+    """What the way back needs of the way there."""
+
+    states: Tensor  # (t + 1, b, d)
+    outputs: Tensor  # (t + 1, b, d); the first is zeros
+    gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
+    products: Tensor  # (t + 1, b, 3d + f + d): of each state
+    weights: Tensor  # (t, b, k)
+
+
+def unrolled(given: Given) -> Unrolled:
+    """Run all steps; differentiable once. The plain function: `RecurrentDecoder`'s loop over single steps."""
+    return Unrolled(*_Loop.apply(*(None if tensor is None else tensor.contiguous() for tensor in given)))
+
+
+class _Loop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor | None) -> tuple[Tensor, Tensor]:
+        kept: Any = Kept(*cast(Any, cuda_graphs.run(_forward, given)))
+        ctx.save_for_backward(*given, *kept)
+        return kept.outputs[1:], kept.weights
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        once_only("a recurrent decoder with additive attention")
+        return (*cuda_graphs.run(_backward, (*ctx.saved_tensors, *upstream)), None)
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    given = Given(*arguments)
+    steps, batch, gate_size = given.inputs.shape
+    size, features = given.state.shape[-1], given.keys.shape[-1]
+    keys = prepare(given.keys, given.score, steps)
+    states, outputs = (given.inputs.new_empty(steps + 1, batch, size) for _ in range(2))
+    states[0], outputs[0] = given.state, 0.0
+    gates = torch.empty_like(given.inputs)
+    products = given.inputs.new_empty(steps + 1, batch, len(given.recurrent))
+    weights = given.inputs.new_empty(steps, batch, given.keys.shape[1])
+    recurrent, feeding = (matrix(weight, batch, uses=steps) for weight in (given.recurrent, given.feeding))
+    closed = None if given.mask is None else ~given.mask
+    recurrent.into(products[0], states[0], given.bias)
+    for i in range(steps):
+        feeding.into(gates[i], outputs[i], given.inputs[i])
+        gru.in_place(gates[i], products[i, :, :gate_size], states[i], None, states[i + 1])
+        recurrent.into(products[i + 1], states[i + 1], given.bias)
+        _, query, rest = products[i + 1].split([gate_size, features, size], -1)
+        weighed(scores(query, keys), closed, weights[i])
+        mixed = torch.baddbmm(rest.unsqueeze(1), weights[i].unsqueeze(1), given.values)
+        torch.tanh(mixed.squeeze(1), out=outputs[i + 1])
+    return Kept(states, outputs, gates, products, weights)
+
+
+def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    given, kept = Given(*arguments[: len(Given._fields)]), Kept(*arguments[len(Given._fields) : -2])
+    upstream, upweights = arguments[-2:]
+    steps, batch, gate_size = given.inputs.shape
+    size, features = given.state.shape[-1], given.keys.shape[-1]
+    keys = prepare(given.keys, given.score, steps, back=True)
+    recurrent, feeding = (matrix(weight.t(), batch, uses=steps) for weight in (given.recurrent, given.feeding))
+    dgates, dproducts = torch.empty_like(kept.gates), torch.zeros_like(kept.products)
+    dscores, dmixed = torch.empty_like(kept.weights), torch.empty_like(kept.outputs[1:])
+    share = doutput = torch.zeros_like(given.state)
+    for i in reversed(range(steps)):
+        output = kept.outputs[i + 1]
+        torch.mul(upstream[i] + doutput, 1 - output * output, out=dmixed[i])
+        # A row times a matrix: as a matrix times a column it would be four times slower on the CPU.
+        dweights = torch.baddbmm(upweights[i].unsqueeze(1), dmixed[i].unsqueeze(1), given.values.mT).squeeze(1)
+        part = kept.weights[i] * dweights
+        torch.addcmul(part, kept.weights[i], part.sum(-1, keepdim=True), value=-1, out=dscores[i])
+        _, query, _ = kept.products[i + 1].split([gate_size, features, size], -1)
+        dproducts[i + 1, :, gate_size : gate_size + features] = slope(query, keys, dscores[i])
+        dproducts[i + 1, :, gate_size + features :] = dmixed[i]
+        dstate = recurrent.times(dproducts[i + 1], share)
+        hidden, dhidden = kept.products[i, :, :gate_size], dproducts[i, :, :gate_size]
+        share = gru.in_place_back(kept.gates[i], hidden, kept.states[i], None, dstate, dgates[i], dhidden)
+        doutput = feeding.times(dgates[i])
+    dstate = recurrent.times(dproducts[0], share)
+    queries = kept.products[1:, :, gate_size : gate_size + features]
+    dkeys, dscore = sums(queries, keys, dscores)
+    dvalues = torch.bmm(kept.weights.permute(1, 2, 0), dmixed.transpose(0, 1))
+    dfeeding = dgates.flatten(0, 1).t() @ kept.outputs[:-1].flatten(0, 1)
+    drecurrent = dproducts.flatten(0, 1).t() @ kept.states.flatten(0, 1)
+    return dgates, dkeys, dscore, dvalues, dfeeding, dstate, drecurrent, dproducts.sum((0, 1))

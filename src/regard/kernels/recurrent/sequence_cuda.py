@@ -1,0 +1,126 @@
+"""A GRU over whole sequences on CUDA, both directions in step, with a backward pass written by hand.
+
+torch's own GRU spends more time launching a short sequence than computing it. Here the loop is replayed as one CUDA
+graph, and a row that has ended keeps its state, so padding needs no packing and no transfer from the device. The plain
+function is `gru.step`, applied position by position.
+"""
+
+import os
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.kernels import cuda_graphs
+from regard.kernels.availability import TRITON
+from regard.kernels.derivatives import once_only
+from regard.kernels.dtypes import HALF
+from regard.kernels.recurrent import gru
+
+
+def states(inputs: Tensor, recurrent: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+    """States (t, w, b, d) of w directions from input gates (t, w, b, 3d), starting from zeros.
+
+    recurrent (w, 3d, d) and bias (w, 1, 3d) are those of each direction; where `mask` (t, w, b) is False a row keeps
+    its state.
+    """
+    return cast(Tensor, _Sequence.apply(inputs, recurrent, bias, mask))
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Directions and batch as one axis: to all but the matrix product they are the same."""
+    return tensor.flatten(0, 1)
+
+
+class _Sequence(torch.autograd.Function):
+    """States (t, w, b, d) from input gates (t, w, b, 3d), w directions; all start from zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, recurrent: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+        states, gates, products = cast(Any, cuda_graphs.run(_forward, (inputs, recurrent, bias, mask)))
+        ctx.save_for_backward(states, gates, products, recurrent, mask)
+        return states[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        once_only("a recurrent encoder of one GRU layer")
+        return (*cuda_graphs.run(_backward, (*ctx.saved_tensors, upstream[0].contiguous())), None)
+
+
+def _kernels(inputs: Tensor) -> bool:
+    device = inputs.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return device and inputs.dtype in (*HALF, torch.float32) and inputs.numel() > 0 and TRITON
+
+
+def _forward(inputs: Tensor, recurrent: Tensor, bias: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
+    steps, ways, batch, _ = inputs.shape
+    states = inputs.new_empty(steps + 1, ways, batch, recurrent.shape[-1])
+    states[0] = 0.0
+    gates, products = inputs.clone(), torch.empty_like(inputs)
+    transposed, step, multiply = recurrent.mT, gru.in_place, _multiply
+    if _kernels(inputs):
+        from regard.kernels.triton import (
+            few_row_products,  # import Triton: only where it is used
+            gru_step,
+        )
+
+        step = gru_step.forward
+        if few_row_products.serves(states[0]):
+            multiply = few_row_products.multiply
+    for i in range(steps):
+        multiply(states[i], transposed, products[i], added=bias)
+        real = None if mask is None else mask[i].reshape(-1, 1)
+        step(_rows(gates[i]), _rows(products[i]), _rows(states[i]), real, _rows(states[i + 1]))
+    return states, gates, products
+
+
+def _multiply(left: Tensor, right: Tensor, out: Tensor, *, added: Tensor) -> Tensor:
+    return torch.baddbmm(added, left, right, out=out)
+
+
+def _gru_back(
+    gates: Tensor,
+    hidden: Tensor,
+    before: Tensor,
+    mask: Tensor | None,
+    upstream: Tensor,
+    carried: Tensor,
+    through: Tensor | None,
+    dgates: Tensor,
+    dhidden: Tensor,
+) -> Tensor:
+    """As `triton.gru_step.backward`; nothing comes `through` here in parts."""
+    assert through is None
+    return gru.in_place_back(gates, hidden, before, mask, upstream + carried, dgates, dhidden)
+
+
+def _backward(
+    states: Tensor, gates: Tensor, products: Tensor, recurrent: Tensor, mask: Tensor | None, upstream: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    dgates, dproducts = torch.empty_like(gates), torch.empty_like(products)
+    carried, through, step, multiply = torch.zeros_like(states[0]), None, _gru_back, None
+    if _kernels(gates):
+        from regard.kernels.triton import (
+            few_row_products,  # import Triton: only where they are used
+            gru_step,
+        )
+
+        step = gru_step.backward
+        if few_row_products.serves(states[0]):  # in parts, which the next step's kernel adds up
+            multiply = few_row_products.multiply
+            through = states.new_zeros(few_row_products.parts(gates.shape[-1]), *states.shape[1:])
+    for i in reversed(range(len(gates))):
+        real = None if mask is None else mask[i].reshape(-1, 1)
+        share = step(
+            _rows(gates[i]), _rows(products[i]), _rows(states[i]), real, _rows(upstream[i]), _rows(carried), through,
+            _rows(dgates[i]), _rows(dproducts[i]),
+        )  # fmt: skip
+        carried = share.view_as(carried)
+        if multiply is not None and through is not None:
+            multiply(dproducts[i], recurrent, through)
+        else:
+            carried = torch.baddbmm(carried, dproducts[i], recurrent)
+    # (w, 3d, t · b) @ (w, t · b, d): one product for each direction's matrix.
+    flat = dproducts.transpose(0, 1).flatten(1, 2)
+    drecurrent = flat.mT @ states[:-1].transpose(0, 1).flatten(1, 2)
+    return dgates, drecurrent, flat.sum(1, keepdim=True)

@@ -1,0 +1,212 @@
+"""Buffers that the main kernels read instead of query, key and value, made on the device once per pass."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from regard.kernels.additive import series
+from regard.kernels.triton.additive import features, prepare
+from regard.kernels.triton.additive.plan import SPAN, Block, Inputs, Sizes, launch, trait
+
+PARTS = 16  # of the rows, in the search for ranges; every program that needs them reduces so many
+
+
+def series_serves(inputs: Inputs) -> bool:
+    half = inputs.query.dtype in (torch.bfloat16, torch.float16)
+    return half and inputs.activation in series.TARGETS
+
+
+@functools.cache
+def _table(activation: str, dtype: torch.dtype, direction: str, device: torch.device) -> Tensor:
+    rows = series.packed(activation, str(dtype).removeprefix("torch."), direction)
+    count = triton.next_power_of_2(len(rows))
+    # rows that reach nothing come first: a range skips them, and the index needs no correction
+    none = tuple((-1.0,) + (0.0,) * (len(rows[0]) - 1) for _ in range(count - len(rows)))
+    return torch.tensor(none + rows, dtype=torch.float32, device=device)
+
+
+def _operands(inputs: Inputs, *, value: bool) -> list[Any]:
+    q, k, v = inputs.query, inputs.key, inputs.value
+    parts: list[Any] = [q, *q.stride(), k, *k.stride()]
+    return [*parts, v, *v.stride(), inputs.weight, inputs.weight_step, inputs.lengths] if value else parts
+
+
+class Ranges(NamedTuple):
+    """Least and largest value of every feature of a head, by parts of its rows."""
+
+    lows: Tensor  # (b * h + b * g, PARTS, f)
+    highs: Tensor
+
+
+def ranges(inputs: Inputs) -> Ranges:
+    """Read query and key once."""
+    s = inputs.sizes
+    heads = s.b * (s.h + s.g)
+    both = torch.empty(2, heads, PARTS, s.f, device=inputs.query.device, dtype=torch.float32)
+    found = Ranges(both[0], both[1])
+    block = Block(128 if s.f_block <= 64 else 32, s.f_block, warps=8)  # few steps: each waits for its rows
+    launch(
+        prepare.ranges, (PARTS, heads, 1),
+        *_operands(inputs, value=False), inputs.lengths, *found, s.h, s.g, s.q, s.k, s.f, s.b * s.h,
+        PARTS=PARTS, ROWS=block.rows, FB=s.f_block, block=block, known=inputs.traits,
+    )  # fmt: skip
+    return found
+
+
+class Notes(NamedTuple):
+    """Copy of value without NaN and Inf, and where they were."""
+
+    value: Tensor
+    query_bad: Tensor
+    bad: Tensor
+    bad_span: Tensor
+
+    @classmethod
+    def empty(cls, inputs: Inputs) -> "Notes":
+        s, device = inputs.sizes, inputs.query.device
+        parts = 2 if inputs.value.dtype == torch.float32 else 1
+        return cls(
+            torch.empty(parts * s.b * s.g * s.k_pad, s.e_block, device=device, dtype=inputs.value.dtype),
+            torch.empty(s.b * s.h, s.q_pad, device=device, dtype=torch.int8),
+            torch.empty(s.b * s.g, s.k_pad, device=device, dtype=torch.int8),
+            torch.empty(s.b * s.g, s.k_pad // SPAN, device=device, dtype=torch.int32),
+        )
+
+
+class Choice(NamedTuple):
+    """The series for each key head: it reaches as far as query and key do, and how far that is the device alone knows.
+
+    Where none reaches, the exact kernels serve.
+    """
+
+    direction: str
+    table: Tensor
+    plan: Tensor  # (b * g,): row of the table, or -1 for none
+    fits: Tensor | None  # (b * g, f_pad): where in the row a hidden unit's fit lies, if there are several
+
+
+class Features(NamedTuple):
+    """Of the key heads `units` and the query heads that read them."""
+
+    units: range
+    query: Tensor  # (heads * q_pad, 32 * f_pad)
+    key: Tensor
+    raw: tuple[Tensor, Tensor]  # plain copies of all heads where the series does not serve
+    shifts: tuple[Any, Any]  # what slopes and constants add to queries, and slopes to keys; None in the backward pass
+
+
+class Factors(NamedTuple):
+    raw: tuple[Tensor, Tensor]
+    powers: tuple[Any, Any, Any]
+    tops: tuple[Any, Any]
+    sizes: tuple[Any, Any]
+
+
+def _raw(s: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
+    return (
+        torch.empty(s.b * s.h, s.q_pad, s.f_pad, device=device, dtype=torch.float32),
+        torch.empty(s.b * s.g, s.k_pad, s.f_pad, device=device, dtype=torch.float32),
+    )
+
+
+def choose(inputs: Inputs, direction: str) -> Choice:
+    """Rows of the table for what query and key hold."""
+    s, device, fits = inputs.sizes, inputs.query.device, series.FITS[direction]
+    made = Choice(
+        direction,
+        _table(inputs.activation, inputs.query.dtype, direction, device),
+        torch.empty(s.b * s.g, device=device, dtype=torch.int32),
+        torch.empty(s.b * s.g, s.f_pad, device=device, dtype=torch.int32) if fits > 1 else None,
+    )
+    launch(
+        features.choose, (s.b * s.g, 1, 1),
+        inputs.weight, inputs.weight_step, *ranges(inputs), made.table, made.plan, made.fits, s.h, s.g, s.b * s.h,
+        s.f, s.f_pad,
+        TABLE_ROWS=made.table.shape[0], WIDTH=series.WIDTH, FITS=fits, PARTS=PARTS, MANY=s.f_pad > s.f_block,
+        FB=s.f_block, known=(inputs.traits, direction),
+    )  # fmt: skip
+    return made
+
+
+def feature_numbers(s: Sizes) -> int:
+    """How many numbers the features of all heads are."""
+    return 2 * series.MOST * s.f_pad * s.b * (s.h * s.q_pad + s.g * s.k_pad)
+
+
+def room_for_features(s: Sizes, units: range, device: torch.device, dtype: torch.dtype, direction: str) -> Features:
+    """For so many heads, not yet written."""
+    shifts = (None, None)
+    if direction == "forward":
+        shifts = tuple(torch.empty(s.b * s.h, n, device=device, dtype=torch.float32) for n in (s.q_pad, s.k_pad))
+    rows = len(units) * (s.h // s.g) * s.q_pad, len(units) * s.k_pad
+    query, key = (torch.empty(n, 2 * series.MOST * s.f_pad, device=device, dtype=dtype) for n in rows)
+    return Features(units, query, key, _raw(s, device), (shifts[0], shifts[1]))
+
+
+def write_features(inputs: Inputs, notes: Notes, choice: Choice, made: Features, group: int = 1) -> None:
+    """Features of `made.units` by the series chosen, `group` harmonics of a hidden unit side by side."""
+    s, direction = inputs.sizes, choice.direction
+    launch(
+        features.features, (max(s.q_pad, s.k_pad) // SPAN, len(made.units) * (s.h // s.g + 1), 1),
+        *_operands(inputs, value=True), choice.table, choice.plan, choice.fits, made.query, made.key, *made.raw,
+        *made.shifts, *notes, s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, made.units.start,
+        len(made.units),
+        STEP=series.WIDTH * series.FITS[direction], GROUP=group, ODD=series.TARGETS[inputs.activation][1],
+        ROWS=SPAN, FB=min(64 if group == 1 else 16, s.f_block), RB=s.f_block, EB=s.e_block, NATIVE=inputs.native,
+        known=(inputs.traits, made.query.dtype, direction, trait(made.units.start), trait(len(made.units))),
+    )  # fmt: skip
+
+
+def factors(inputs: Inputs, notes: Notes, *, found: Ranges | None, plan: Tensor | None, by_row: bool) -> Factors:
+    """Operands of the exact kernels, feature by feature or row by row; ranges are for the exponential form."""
+    s, device = inputs.sizes, inputs.query.device
+    factored = inputs.factored
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, device=device, dtype=torch.float32)
+
+    def facts() -> tuple[Tensor, Tensor]:
+        return empty(s.b * s.h, s.q_pad // SPAN), empty(s.b * s.g, s.k_pad // SPAN)
+
+    raw = _raw(s, device)
+    powers = (*_raw(s, device), empty(s.b * s.h, s.f_pad)) if factored else (None, None, None)
+    tops, sizes = (facts(), facts()) if factored else ((None, None), (None, None))
+    launch(
+        prepare.factors, (max(s.q_pad, s.k_pad) // SPAN, s.b * (s.h + s.g), 1),
+        *_operands(inputs, value=True), *(found or (None, None)), plan, *raw, *powers, tops[0], sizes[0], tops[1],
+        sizes[1], *notes, s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, s.b * s.h, inputs.low_step,
+        PARTS=PARTS, ROW_MAJOR=by_row, FACTORED=factored, COPY=plan is None, SPLIT=inputs.split,
+        FB=min(16, s.f_block), EB=s.e_block, known=(inputs.traits, plan is None),
+    )  # fmt: skip
+    return Factors(raw, powers, tops, sizes)
+
+
+def plain_factors(raw: tuple[Tensor, Tensor]) -> Factors:
+    """Operands of the exact kernels that `features` has made already, for where the series does not serve."""
+    return Factors(raw, (None, None, None), (None, None), (None, None))
+
+
+def value_steps(s: Sizes, plan: Tensor | None) -> tuple[int, int]:
+    """Strides of the value copy by key and by column: row-major for the series, transposed for the exact kernels."""
+    return (1, s.k_pad) if plan is None else (s.e_block, 1)
+
+
+def output_gradient(
+    inputs: Inputs, output: Tensor, grad_output: Tensor, change: Tensor, plan: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, Tensor], int]:
+    """delta, copies of dO by row and by column, and where these copies' low parts lie."""
+    s, device = inputs.sizes, inputs.query.device
+    split = inputs.split
+    step = s.b * s.h * s.q_pad * s.e_block if split else 0
+    delta = torch.empty(s.b, s.h, s.q, device=device, dtype=torch.float32)
+    size = (1 + split) * s.b * s.h * s.q_pad * s.e_block
+    copies = tuple(torch.empty(size, device=device, dtype=inputs.value.dtype) for _ in range(2))
+    launch(
+        prepare.output_gradient, (s.q_pad // SPAN, s.b * s.h, 1),
+        output, *output.stride(), grad_output, *grad_output.stride(), change, delta, plan, *copies,
+        s.h, s.g, s.q, s.q_pad, s.e, step, COPY=True, SPLIT=split, EB=s.e_block,
+    )  # fmt: skip
+    return delta, (copies[0], copies[1]), step

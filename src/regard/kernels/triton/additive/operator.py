@@ -1,0 +1,204 @@
+"""The Triton kernels as differentiable PyTorch operators that torch.compile takes as they are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.kernels.triton.additive.backward import backward
+from regard.kernels.triton.additive.forward import forward
+from regard.kernels.triton.additive.pairs import Pairs
+from regard.kernels.triton.additive.plan import SPAN, Inputs
+
+
+def _spans(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and largest id of every SPAN rows."""
+    last = ids[:, -1:].expand(-1, -ids.shape[1] % SPAN)
+    spans = torch.cat([ids, last], 1).unflatten(1, (-1, SPAN))
+    return spans.amin(-1), spans.amax(-1)
+
+
+def kernel_pairs(
+    shape: tuple[int, ...],
+    low: int | None,
+    high: int | None,
+    lengths: Tensor | None,
+    query_ids: Tensor | None,
+    key_ids: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    dropout: float,
+    seed: int,
+) -> Pairs:
+    """Which pairs of (b, h, q, k) attend, as the kernels take it."""
+    fields: dict[str, Any] = {"low": low, "high": high, "lengths": lengths}
+    if query_ids is not None and key_ids is not None:
+        names = ("query_ids", "key_ids", "query_least", "query_most", "key_least", "key_most")
+        fields |= zip(names, (query_ids, key_ids, *_spans(query_ids), *_spans(key_ids)), strict=True)
+    if mask is not None:
+        wide = mask.expand(shape).view(torch.uint8)
+        fields |= zip(("mask", "mask_b", "mask_h", "mask_q", "mask_k"), (wide, *wide.stride()), strict=True)
+    if bias is not None:
+        wide = bias.expand(shape)
+        fields |= zip(("bias", "bias_b", "bias_h", "bias_q", "bias_k"), (wide, *wide.stride()), strict=True)
+    if table is not None:
+        fields |= {"table": table, "radius": table.shape[1] // 2}
+    if dropout > 0.0:
+        fields |= {"keep": 1.0 - dropout, "seed": seed}
+    return Pairs(**fields)
+
+
+def _shape(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
+    return query.shape[0], query.shape[1], query.shape[2], key.shape[2]
+
+
+def _run_forward(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, lengths: Tensor | None, query_ids: Tensor | None,
+    key_ids: Tensor | None, mask: Tensor | None, bias: Tensor | None, table: Tensor | None, low: int | None,
+    high: int | None, activation: str, dropout: float, seed: int, form: str, learning: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    pairs = kernel_pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
+    return forward(Inputs(query, key, value, weight, lengths, activation), pairs, form=form, learning=learning)
+
+
+@torch.library.custom_op("regard::additive_forward", mutates_args=())
+def additive_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    lengths: Tensor | None,
+    query_ids: Tensor | None,
+    key_ids: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    low: int | None,
+    high: int | None,
+    activation: str,
+    dropout: float,
+    seed: int,
+    form: str,
+    learning: bool,
+) -> tuple[Tensor, Tensor]:
+    return _run_forward(
+        query, key, value, weight, lengths, query_ids, key_ids, mask, bias, table, low, high, activation, dropout, seed,
+        form, learning,
+    )  # fmt: skip
+
+
+@additive_forward.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    b, h, q, _f = query.shape
+    return value.new_empty(b, h, q, value.shape[3]), query.new_empty(b, h, q, dtype=torch.float32)
+
+
+@torch.library.custom_op("regard::additive_backward", mutates_args=())
+def additive_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    lengths: Tensor | None,
+    query_ids: Tensor | None,
+    key_ids: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    output: Tensor,
+    lse: Tensor,
+    grad_output: Tensor,
+    grad_lse: Tensor | None,
+    low: int | None,
+    high: int | None,
+    activation: str,
+    dropout: float,
+    seed: int,
+    form: str,
+    bias_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _run_backward(
+        query, key, value, weight, lengths, query_ids, key_ids, mask, bias, table, output, lse, grad_output, grad_lse,
+        low, high, activation, dropout, seed, form, bias_gradients,
+    )  # fmt: skip
+
+
+def _run_backward(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, lengths: Tensor | None, query_ids: Tensor | None,
+    key_ids: Tensor | None, mask: Tensor | None, bias: Tensor | None, table: Tensor | None, output: Tensor,
+    lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None, low: int | None, high: int | None, activation: str,
+    dropout: float, seed: int, form: str, bias_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    pairs = kernel_pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
+    found = backward(
+        Inputs(query, key, value, weight, lengths, activation), pairs, output, lse.contiguous(), grad_output,
+        None if grad_lse is None else grad_lse.contiguous(),
+        bias=bias if bias_gradients else None, table=table if bias_gradients else None, form=form,
+    )  # fmt: skip
+    given = (query, key, value, weight, bias, table)
+    grads = (query.new_empty(0) if a is None or b is None else a.to(b.dtype) for a, b in zip(found, given, strict=True))
+    return tuple(grads)  # type: ignore[return-value]
+
+
+@additive_backward.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    bias, table, bias_gradients = rest[4], rest[5], rest[-1]
+
+    def like(x: Tensor | None) -> Tensor:
+        return query.new_empty(0) if x is None or not bias_gradients else x.new_empty(x.shape)
+
+    grads = (x.new_empty(x.shape) for x in (query, key, value, weight))  # without gaps, however the operands lie
+    return (*grads, like(bias), like(table))  # type: ignore[return-value]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:10], *output)
+    ctx.settings = inputs[10:-1]  # all but `learning`
+
+
+def _gradients(
+    ctx: Any, run: Callable[..., tuple[Tensor, ...]], grad_output: Tensor | None, grad_lse: Tensor | None
+) -> tuple[Any, ...]:
+    *operands, output, lse = ctx.saved_tensors
+    if grad_output is None:
+        grad_output = torch.zeros_like(output)
+    wanted = ctx.needs_input_grad[8] or ctx.needs_input_grad[9]
+    *grads, grad_bias, grad_table = run(*operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted)
+    biases = [grad if ctx.needs_input_grad[at] else None for at, grad in ((8, grad_bias), (9, grad_table))]
+    return (*grads, None, None, None, None, *biases, *(None for _ in ctx.settings), None)
+
+
+additive_forward.register_autograd(
+    lambda ctx, grad_output, grad_lse: _gradients(ctx, additive_backward, grad_output, grad_lse), setup_context=_keep
+)
+
+
+class _Learning(torch.autograd.Function):
+    """The operators without torch's registry between, which costs as much as the kernels of a short call."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        return _run_forward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _keep(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+        return _gradients(ctx, _run_backward, grad_output, grad_lse)
+
+
+def additive(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp; the arguments are those of `additive_forward` but the last."""
+    learning = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
+    if torch.compiler.is_compiling():
+        return additive_forward(*arguments, learning)
+    return _Learning.apply(*arguments, True) if learning else _run_forward(*arguments, False)

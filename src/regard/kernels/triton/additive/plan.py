@@ -1,0 +1,217 @@
+"""Tile sizes, shapes and slabs of the Triton kernels, and how they are launched."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+SPAN = 32
+PAD = 128  # rows of every buffer are padded to this, so that tiles need no test
+
+
+class Block(NamedTuple):
+    """Tile sizes and launch options of one kernel."""
+
+    rows: int
+    columns: int
+    depth: int = 64  # columns, features or rows taken at a time
+    warps: int = 4
+    stages: int = 3
+    registers: int | None = None  # most per thread, to fit more programs on a multiprocessor
+
+    @property
+    def options(self) -> dict[str, int]:
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+
+
+class Tuning(NamedTuple):
+    """One tile choice per kernel; benchmarks try others."""
+
+    exact_forward: Block = Block(128, 32, 8)
+    exact_score: Block = Block(128, 32, 8)
+    exact_feature: Block = Block(32, 32, 4)
+    series_forward: Block = Block(128, 256, 64, warps=8, stages=4)
+    series_wide: Block = Block(128, 128, 64, warps=8, stages=3)  # values of more than 64 columns
+    series_score: Block = Block(128, 128, 64, warps=8, stages=4)
+    series_feature: Block = Block(128, 256, 64, warps=8, stages=3)
+    pieces: int = 2  # in which the series' forward softmax takes a tile
+    slab_bytes: int = 64 << 20  # dS held at once, at least
+    programs: int = 1024  # enough to fill a device; launches with fewer are cut into segments
+
+
+DEFAULT = Tuning()
+
+
+def trait(x: Any) -> Any:
+    """What of an argument decides which compiled kernel serves: Triton's own rules, on the careful side."""
+    if x is None:
+        return None
+    kind = type(x)
+    if kind is int:
+        return (x == 1) + 2 * (x & 15 == 0) + 4 * (-(2**31) <= x < 2**31)
+    if kind is Tensor:
+        return x.dtype, x.data_ptr() & 15
+    if isinstance(x, tuple):
+        return tuple(map(trait, x))
+    if kind is TensorDescriptor:
+        return x.base.dtype, x.base.data_ptr() & 15, tuple(x.block_shape)
+    return (x.dtype, x.data_ptr() & 15) if isinstance(x, Tensor) else kind
+
+
+_compiled: dict[Any, Any] = {}
+_MANY = 16384
+
+
+def launch(
+    kernel: Any, grid: tuple[int, int, int], *args: Any, block: Block | None = None, known: Any = None, **constants: Any
+) -> None:
+    """kernel[grid](*args, **constants), without Triton's dispatcher where it has chosen before: it costs 0.1 ms.
+
+    `known` stands for the traits of all arguments where the caller knows what decides them.
+    """
+    options = {} if block is None else block.options
+    if not isinstance(kernel, triton.runtime.JITFunction):  # the interpreter
+        kernel[grid](*args, **constants, **options)
+        return
+    traits = tuple(map(trait, args)) if known is None else known
+    key = (kernel, torch.cuda.current_device(), block, traits, *constants.values())
+    found = _compiled.get(key)
+    if found is None:
+        if len(_compiled) >= _MANY:  # every length has entries of its own
+            _compiled.clear()
+        compiled = kernel[grid](*args, **constants, **options)
+        _compiled[key] = compiled, tuple(kernel.arg_names[len(args) :])
+    else:
+        compiled, names = found
+        compiled[grid](*args, *(constants[name] for name in names))
+
+
+def _up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+class Sizes(NamedTuple):
+    """Lengths of a call, and what they become in tiles."""
+
+    b: int
+    h: int
+    g: int
+    q: int
+    k: int
+    f: int
+    e: int
+    q_pad: int
+    k_pad: int
+    f_pad: int
+    e_block: int
+    f_block: int
+
+
+@functools.lru_cache(maxsize=1024)
+def sizes_of(query: torch.Size, key: torch.Size, value: torch.Size, step: int) -> Sizes:
+    """Hidden units are padded to a multiple of `step`."""
+    (b, h, q, f), (_, g, k, _), e = query, key, value[3]
+    wide = [max(16, 1 << (n - 1).bit_length()) for n in (e, f)]
+    return Sizes(b, h, g, q, k, f, e, _up(q, PAD), _up(k, PAD), _up(f, step), wide[0], min(64, wide[1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The operands of one call; weight is (f,) or (h, f)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weight: Tensor
+    lengths: Tensor | None
+    activation: str  # tanh, gelu or abs: what `exact.even_part` knows
+
+    @functools.cached_property
+    def sizes(self) -> Sizes:
+        # the series' columns, 2 harmonics x units, come in blocks of 64 whatever the number of harmonics
+        step = 16 if self.query.dtype == torch.float32 else 32
+        return sizes_of(self.query.shape, self.key.shape, self.value.shape, step)
+
+    @functools.cached_property
+    def traits(self) -> Any:
+        """What decides the kernels that serve, as far as the operands do: buffers made for them follow."""
+        four = (self.query, self.key, self.value, self.weight)
+        places = [(t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in four]
+        return *places, trait(self.lengths), self.activation
+
+    @property
+    def weight_step(self) -> int:
+        return self.weight.stride(0) if self.weight.dim() == 2 else 0
+
+    @property
+    def native(self) -> bool:
+        """On the device, not under the interpreter: inline instructions, bfloat16 matrix products."""
+        return self.query.is_cuda
+
+    @property
+    def factored(self) -> bool:
+        """The exponential form is for float32 tanh; half precision needs exact kernels only past the series' reach."""
+        return self.activation == "tanh" and self.query.dtype == torch.float32
+
+    @property
+    def split(self) -> bool:
+        """Float32 matrix products are three of the matrix unit's own, on operands written as a sum of two."""
+        return self.native and self.value.dtype == torch.float32
+
+    @property
+    def precision(self) -> str:
+        if not self.native:
+            return "interpreted"
+        return "three" if self.split else "ieee"
+
+    @property
+    def low_step(self) -> int:
+        """Where the low parts of split values lie; 0 without them."""
+        s = self.sizes
+        return s.b * s.g * s.k_pad * s.e_block if self.split else 0
+
+
+class Slab(NamedTuple):
+    """A part of the pairs whose dS is held at once: some key heads, a range of queries, the keys these can see."""
+
+    first_unit: int
+    units: int
+    first_query: int
+    last_query: int
+    first_key: int
+    last_key: int
+
+    @property
+    def rows(self) -> int:
+        return _up(self.last_query - self.first_query, PAD)
+
+    @property
+    def columns(self) -> int:
+        return _up(self.last_key - self.first_key, 2 * PAD)
+
+
+def slabs(s: Sizes, low: int | None, high: int | None, most_pairs: int, among: range) -> Iterator[Slab]:
+    """Cut the pairs of the key heads `among` so that each slab has at most `most_pairs`, if one block row allows it."""
+    repeat, q_all = s.h // s.g, s.q_pad
+    rows = q_all
+    if low is not None and high is not None:  # a window: tall slabs would be mostly empty
+        rows = min(rows, max(512, _up(high - low, PAD)))
+    rows = min(rows, max(PAD, most_pairs // (repeat * s.k_pad) // PAD * PAD)) if rows == q_all else rows
+    pieces = []
+    for first in range(0, s.q, rows):
+        last = min(first + rows, s.q)
+        start = 0 if low is None else min(max(first + low, 0), s.k) // (2 * PAD) * 2 * PAD
+        stop = s.k if high is None else min(s.k, last + high)
+        if stop > start:
+            pieces.append((first, last, start, stop))
+    widest = max((_up(stop - start, 2 * PAD) for _, _, start, stop in pieces), default=1)
+    units = max(1, min(len(among), most_pairs // (repeat * rows * widest)))
+    for unit in among[::units]:
+        for piece in pieces:
+            yield Slab(unit, min(units, among.stop - unit), *piece)

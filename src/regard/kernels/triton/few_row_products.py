@@ -1,0 +1,75 @@
+"""Float32 products of a few rows, for loops that wait for each of them.
+
+The library's float32 product leaves the matrix units idle, and for so few rows half of the device too. Here one product
+is three of the matrix units' own, on numbers split in two (TF32 three times: no less exact than float32), and may be
+cut along what it sums over into parts that whoever reads them adds up.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_ROWS, _COLUMNS, _DEPTH = 32, 64, 64
+_MOST = 512  # rows: beyond, the library's tiles fill a device
+_SHARE = 512  # of what is summed over, to each part
+
+
+@triton.jit
+def _product(
+    left, right, added, out, M, N, K, share, l_w, l_m, r_w, r_k, r_n, a_w, a_m, o_p, o_w, o_m,
+    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    w, part = tl.program_id(2) // PARTS, tl.program_id(2) % PARTS
+    rows, columns = (m < M)[:, None], (n < N)[None, :]
+    total = tl.zeros([BM, BN], tl.float32)
+    if added is not None:
+        total += tl.load(added + w * a_w + m[:, None] * a_m + n[None, :], mask=rows & columns, other=0.0)
+    for start in tl.range(part * share, tl.minimum(part * share + share, K), BK):
+        k = start + tl.arange(0, BK)
+        a = tl.load(left + w * l_w + m[:, None] * l_m + k[None, :], mask=rows & (k < K)[None, :], other=0.0)
+        b = tl.load(right + w * r_w + k[:, None] * r_k + n[None, :] * r_n, mask=(k < K)[:, None] & columns, other=0.0)
+        total = tl.dot(a, b, total, input_precision="tf32x3")
+    tl.store(out + part * o_p + w * o_w + m[:, None] * o_m + n[None, :], total, mask=rows & columns)
+
+
+def serves(rows: Tensor) -> bool:
+    """Are these (…, m, k) few, is float32 asked for as it is, not rounded to TF32, and does the device know TF32?"""
+    exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
+    return rows.dtype == torch.float32 and rows.shape[-2] <= _MOST and exact and _knows(rows.device)
+
+
+@functools.cache
+def _knows(device: torch.device) -> bool:
+    """Of AMD's devices Triton serves none this way; the CPU is the interpreter's."""
+    if device.type != "cuda":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def parts(summed: int) -> int:
+    """How many parts a product over so many numbers is cut into."""
+    return max(1, summed // _SHARE)
+
+
+def multiply(left: Tensor, right: Tensor, out: Tensor, *, added: Tensor | None = None) -> Tensor:
+    """out = added + left @ right for each w, left (w, m, k), right (w, k, n), added (w, m or 1, n).
+
+    With `out` (w, m, n) whole, with `out` (p, w, m, n) in p parts that want to be added up. Rows of `left`, `added` and
+    `out` have their numbers side by side. The plain function: `torch.baddbmm`.
+    """
+    count, rows, summed = left.shape
+    columns, pieces = right.shape[-1], len(out) if out.dim() == 4 else 1
+    share = triton.cdiv(triton.cdiv(summed, pieces), _DEPTH) * _DEPTH
+    more = (0, 0) if added is None else (added.stride(0), added.stride(1) if added.shape[1] > 1 else 0)
+    steps = out.stride()[:3] if out.dim() == 4 else (0, *out.stride()[:2])
+    grid = (triton.cdiv(rows, _ROWS), triton.cdiv(columns, _COLUMNS), count * pieces)
+    _product[grid](
+        left, right, added, out, rows, columns, summed, share, *left.stride()[:2], *right.stride(), *more, *steps,
+        PARTS=pieces, BM=_ROWS, BN=_COLUMNS, BK=_DEPTH, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out

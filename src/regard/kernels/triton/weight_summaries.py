@@ -1,0 +1,418 @@
+"""Summaries of softmax weights in one pass over the pairs: log-sum-exp, entropy, weight received, largest weights.
+
+None of them reads a value, so each costs about half of a forward pass. With s the scores, L their log-sum-exp and
+p = exp(s − L): entropy H = Σ_j p (L − s), received R_j = Σ_i p_ij. The gradient of each is p_ij (a_ij − c_i):
+
+    received    a = dR_j               c = Σ_j p dR_j
+    entropy     a = dH_i (L_i − s_ij)  c = dH_i H_i
+    logsumexp   a = dL_i               c = 0
+
+They must equal `Request.of` of the plain weights (`regard.core.requests`).
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.kernels.triton.additive.pairs import (
+    LOG2E,
+    Pairs,
+    add_bias,
+    key_range,
+    power_of_two,
+    product,
+    query_range,
+    tile_allowed,
+    tile_state,
+)
+from regard.kernels.triton.additive.plan import Block, launch
+
+LN2 = tl.constexpr(0.6931471805599453)
+MOST = 32  # of the largest weights, kept in registers for each row
+
+
+@triton.jit
+def _tile(x, row, n, step, SIZE: tl.constexpr, D: tl.constexpr):
+    """Rows of a matrix, 0 beyond its ends."""
+    c = tl.arange(0, D)
+    inside = (row < n)[:, None]
+    if SIZE != D:
+        inside = inside & (c < SIZE)[None, :]
+    return tl.load(x + row.to(tl.int64)[:, None] * step + c[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION: tl.constexpr, BM: tl.constexpr,
+            BN: tl.constexpr):  # fmt: skip
+    """Scores in base 2 with bias, −inf where nothing may attend."""
+    s = product(q, k.T, tl.zeros((BM, BN), tl.float32), PRECISION) * (scale * LOG2E)
+    s = add_bias(s, pairs, b, h, i[:, None], j[None, :], n_q, n_k, LOG2E)
+    if not every:
+        s = tl.where(tile_allowed(pairs, b, h, i[:, None], j[None, :], n_q, n_k), s, float("-inf"))
+    return s
+
+
+@triton.jit
+def _known(lse, at, inside):
+    """Log-sum-exps in base 2; +inf for rows that attend nothing, whose weights are then 0."""
+    row = tl.load(lse + at, mask=inside, other=float("-inf"))
+    return tl.where(row == float("-inf"), float("inf"), row * LOG2E)
+
+
+@triton.jit
+def row_summaries(
+    query, key, pairs, known, lse, entropy, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
+    SIZE: tl.constexpr, KNOWN: tl.constexpr, ENTROPY: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Log-sum-exp and entropy of each row; where the log-sum-exp is known, the entropy alone."""
+    # long rows of a causal mask first, so that they do not end the launch alone
+    i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
+    b, h = z // heads, z % heads
+    i = i0 + tl.arange(0, BM)
+    q = _tile(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
+    key += b.to(tl.int64) * k_b + (h // group) * k_h
+    at = z.to(tl.int64) * n_q + i
+    most = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    spread = tl.zeros((BM,), tl.float32)  # Σ 2^(s − most) (s − most), or the entropy itself where L is known
+    if KNOWN:
+        most = _known(known, at, i < n_q)
+    start, stop = key_range(pairs, b, i0, n_k, BM, BN)
+    for j0 in range(start, stop, BN):
+        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+        if some:
+            j = j0 + tl.arange(0, BN)
+            k = _tile(key, j, n_k, k_n, SIZE, D)
+            s = _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            if KNOWN:
+                x = s - most[:, None]
+                p = power_of_two(x, PRECISION != "interpreted")
+                spread -= tl.sum(tl.where(p > 0.0, p * x, 0.0), 1)
+            else:
+                new_most = tl.maximum(most, tl.max(s, 1))
+                pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
+                fade = tl.exp2(most - pivot)
+                x = s - pivot[:, None]
+                p = power_of_two(x, PRECISION != "interpreted")
+                if ENTROPY:
+                    moved = tl.where(most == float("-inf"), 0.0, most - pivot)
+                    spread = (spread + total * moved) * fade + tl.sum(tl.where(p > 0.0, p * x, 0.0), 1)
+                total = total * fade + tl.sum(p, 1)
+                most = new_most
+    if KNOWN:
+        tl.store(entropy + at, spread * LN2, mask=i < n_q)
+    else:
+        some_key = total > 0.0
+        safe = tl.where(some_key, total, 1.0)
+        tl.store(lse + at, tl.where(some_key, (most + tl.log2(safe)) * LN2, float("-inf")), mask=i < n_q)
+        if ENTROPY:
+            tl.store(entropy + at, tl.where(some_key, (tl.log2(safe) - spread / safe) * LN2, 0.0), mask=i < n_q)
+
+
+@triton.jit
+def column_sums(
+    query, key, pairs, lse, received, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
+    SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The weight that each key receives from all queries of a head."""
+    j0, z = tl.program_id(0) * BN, tl.program_id(1)
+    b, h = z // heads, z % heads
+    j = j0 + tl.arange(0, BN)
+    k = _tile(key + b.to(tl.int64) * k_b + (h // group) * k_h, j, n_k, k_n, SIZE, D)
+    query += b.to(tl.int64) * q_b + h * q_h
+    acc = tl.zeros((BM, BN), tl.float32)  # summed over rows once, at the end
+    start, stop = query_range(pairs, b, j0, n_q, n_k, BN, BM)
+    for i0 in range(start, stop, BM):
+        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+        if some:
+            i = i0 + tl.arange(0, BM)
+            q = _tile(query, i, n_q, q_n, SIZE, D)
+            s = _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            row = _known(lse, z.to(tl.int64) * n_q + i, i < n_q)
+            acc += power_of_two(s - row[:, None], PRECISION != "interpreted")
+    tl.store(received + z.to(tl.int64) * n_k + j, tl.sum(acc, 0), mask=j < n_k)
+
+
+@triton.jit
+def largest(
+    query, key, pairs, values, indices, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
+    COUNT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The COUNT largest scores of each row (natural logarithm's base) and their keys, in no order.
+
+    A tile's maximum is taken out as long as it beats the least of those kept in some row: seldom, after a few tiles.
+    """
+    i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
+    b, h = z // heads, z % heads
+    i = i0 + tl.arange(0, BM)
+    q = _tile(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
+    key += b.to(tl.int64) * k_b + (h // group) * k_h
+    place = tl.arange(0, WIDTH)[None, :]
+    # Places beyond COUNT hold +inf: never the least, so nothing is put there.
+    best = tl.where(place < COUNT, float("-inf"), float("inf")) + tl.zeros((BM, WIDTH), tl.float32)
+    which = tl.zeros((BM, WIDTH), tl.int32) - 1
+    least = tl.full((BM,), float("-inf"), tl.float32)
+    start, stop = key_range(pairs, b, i0, n_k, BM, BN)
+    for j0 in range(start, stop, BN):
+        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+        if some:
+            j = j0 + tl.arange(0, BN)
+            k = _tile(key, j, n_k, k_n, SIZE, D)
+            s = _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            top = tl.max(s, 1)
+            while tl.max((top > least).to(tl.int32), 0) > 0:
+                better = (top > least)[:, None]
+                column = tl.argmax(s, 1)
+                here = (place == tl.argmin(best, 1)[:, None]) & better
+                best = tl.where(here, top[:, None], best)
+                which = tl.where(here, (j0 + column)[:, None], which)
+                s = tl.where(((j - j0)[None, :] == column[:, None]) & better, float("-inf"), s)
+                least = tl.min(best, 1)
+                top = tl.max(s, 1)
+    at = (z.to(tl.int64) * n_q + i)[:, None] * COUNT + place
+    inside = (i < n_q)[:, None] & (place < COUNT)
+    tl.store(values + at, best * LN2, mask=inside)
+    tl.store(indices + at, which, mask=inside)
+
+
+@triton.jit
+def _gradient(s, row, change, key_change, entropy, centre, KIND: tl.constexpr, PRECISION: tl.constexpr):
+    """dS of a tile: p (a − c), as the head of this file says."""
+    x = s - row[:, None]
+    p = power_of_two(x, PRECISION != "interpreted")
+    if KIND == "received":
+        ds = p * (key_change[None, :] - centre[:, None])
+    elif KIND == "entropy":
+        ds = p * change[:, None] * (-x * LN2 - entropy[:, None])
+    else:
+        ds = p * change[:, None]
+    return tl.where(p > 0.0, ds, 0.0)
+
+
+@triton.jit
+def row_gradients(
+    query, key, pairs, lse, change, entropy, centre, grad, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
+    KIND: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the queries; for received weights also c, the mean of the keys' gradients by each row's weights."""
+    i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
+    b, h = z // heads, z % heads
+    i = i0 + tl.arange(0, BM)
+    q = _tile(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
+    key += b.to(tl.int64) * k_b + (h // group) * k_h
+    at = z.to(tl.int64) * n_q + i
+    row = _known(lse, at, i < n_q)
+    own = tl.zeros((BM,), tl.float32)
+    spread = tl.zeros((BM,), tl.float32)
+    mean = tl.zeros((BM,), tl.float32)
+    start, stop = key_range(pairs, b, i0, n_k, BM, BN)
+    if KIND == "received":
+        for j0 in range(start, stop, BN):
+            j = j0 + tl.arange(0, BN)
+            s = _scores(q, _tile(key, j, n_k, k_n, SIZE, D), pairs, b, h, i, j, n_q, n_k, scale, False, PRECISION,
+                        BM, BN)  # fmt: skip
+            p = power_of_two(s - row[:, None], PRECISION != "interpreted")
+            mean += tl.sum(p * tl.load(change + z.to(tl.int64) * n_k + j, mask=j < n_k, other=0.0)[None, :], 1)
+        tl.store(centre + at, mean, mask=i < n_q)
+    else:
+        own = tl.load(change + at, mask=i < n_q, other=0.0)
+        if KIND == "entropy":
+            spread = tl.load(entropy + at, mask=i < n_q, other=0.0)
+    acc = tl.zeros((BM, D), tl.float32)
+    for j0 in range(start, stop, BN):
+        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+        if some:
+            j = j0 + tl.arange(0, BN)
+            k = _tile(key, j, n_k, k_n, SIZE, D)
+            s = _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            of_keys = tl.zeros((BN,), tl.float32)
+            if KIND == "received":
+                of_keys = tl.load(change + z.to(tl.int64) * n_k + j, mask=j < n_k, other=0.0)
+            ds = _gradient(s, row, own, of_keys, spread, mean, KIND, PRECISION)
+            acc = product(ds.to(k.dtype), k, acc, PRECISION)
+    c = tl.arange(0, D)
+    to = grad + at[:, None] * SIZE + c[None, :]
+    tl.store(to, (acc * scale).to(grad.dtype.element_ty), mask=(i < n_q)[:, None] & (c < SIZE)[None, :])
+
+
+@triton.jit
+def key_gradients(
+    query, key, pairs, lse, change, entropy, centre, grad, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
+    KIND: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the keys, over all query heads that share them."""
+    j0, y = tl.program_id(0) * BN, tl.program_id(1)
+    groups = heads // group
+    b, g = y // groups, y % groups
+    j = j0 + tl.arange(0, BN)
+    k = _tile(key + b.to(tl.int64) * k_b + g * k_h, j, n_k, k_n, SIZE, D)
+    acc = tl.zeros((BN, D), tl.float32)
+    start, stop = query_range(pairs, b, j0, n_q, n_k, BN, BM)
+    for r in range(group):
+        h = g * group + r
+        z = b * heads + h
+        rows = z.to(tl.int64) * n_q
+        own = query + b.to(tl.int64) * q_b + h * q_h
+        of_keys = tl.zeros((BN,), tl.float32)
+        if KIND == "received":
+            of_keys = tl.load(change + z.to(tl.int64) * n_k + j, mask=j < n_k, other=0.0)
+        for i0 in range(start, stop, BM):
+            some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+            if some:
+                i = i0 + tl.arange(0, BM)
+                q = _tile(own, i, n_q, q_n, SIZE, D)
+                s = _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+                row = _known(lse, rows + i, i < n_q)
+                of_rows = tl.zeros((BM,), tl.float32)
+                spread = tl.zeros((BM,), tl.float32)
+                mean = tl.zeros((BM,), tl.float32)
+                if KIND == "received":
+                    mean = tl.load(centre + rows + i, mask=i < n_q, other=0.0)
+                else:
+                    of_rows = tl.load(change + rows + i, mask=i < n_q, other=0.0)
+                    if KIND == "entropy":
+                        spread = tl.load(entropy + rows + i, mask=i < n_q, other=0.0)
+                ds = _gradient(s, row, of_rows, of_keys, spread, mean, KIND, PRECISION)
+                acc = product(tl.trans(ds.to(q.dtype)), q, acc, PRECISION)
+    c = tl.arange(0, D)
+    to = grad + (y.to(tl.int64) * n_k + j)[:, None] * SIZE + c[None, :]
+    tl.store(to, (acc * scale).to(grad.dtype.element_ty), mask=(j < n_k)[:, None] & (c < SIZE)[None, :])
+
+
+class Scored(NamedTuple):
+    """Queries (b, h, q, d), keys (b, g, k, d), which pairs attend and the factor of their product."""
+
+    query: Tensor
+    key: Tensor
+    pairs: Pairs
+    scale: float
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        (_, h, q, _), (_, g, k, _) = self.query.shape, self.key.shape
+        return *self.query.stride()[:3], *self.key.stride()[:3], h, h // g, q, k, float(self.scale)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        size = self.query.shape[-1]
+        split = "three" if self.query.dtype == torch.float32 else "ieee"
+        precision = split if self.query.is_cuda else "interpreted"
+        return {"SIZE": size, "PRECISION": precision, "D": max(16, 1 << (size - 1).bit_length())}
+
+    def block(self, small: Block, large: Block) -> Block:
+        wide = self.query.dtype == torch.float32 or self.query.shape[-1] > 128
+        return large if wide else small
+
+    def rows(self) -> Tensor:
+        """Room for a number of each row."""
+        b, h, q, _ = self.query.shape
+        return torch.empty(b, h, q, device=self.query.device, dtype=torch.float32)
+
+
+_ROWS = Block(128, 64, warps=8, stages=3), Block(64, 32, warps=4, stages=2)
+_COLUMNS = Block(64, 128, warps=8, stages=3), Block(32, 64, warps=4, stages=2)
+_LARGEST = Block(64, 128, warps=4, stages=3), Block(64, 64, warps=4, stages=2)
+_GRADIENT = Block(64, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)
+
+
+def _over_rows(scored: Scored, block: Block) -> tuple[int, int, int]:
+    b, h, q, _ = scored.query.shape
+    return -(-q // block.rows), b * h, 1
+
+
+def log_sum_exp(scored: Scored, *, entropy: bool = False) -> tuple[Tensor, Tensor]:
+    """L of each row and, where it is asked for, the entropy; (b, h, q) each, float32."""
+    lse, block = scored.rows(), scored.block(*_ROWS)
+    spread = scored.rows() if entropy else lse
+    launch(
+        row_summaries, _over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
+        *scored.numbers, **scored.constants, KNOWN=False, ENTROPY=entropy, BM=block.rows, BN=block.columns, block=block,
+    )  # fmt: skip
+    return lse, spread
+
+
+def row_entropy(scored: Scored, lse: Tensor) -> Tensor:
+    """The entropy of each row, (b, h, q), from its log-sum-exp."""
+    spread, block = scored.rows(), scored.block(*_ROWS)
+    launch(
+        row_summaries, _over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
+        *scored.numbers, **scored.constants, KNOWN=True, ENTROPY=True, BM=block.rows, BN=block.columns, block=block,
+    )  # fmt: skip
+    return spread
+
+
+def received(scored: Scored, lse: Tensor) -> Tensor:
+    """The sum of each key's weights, (b, h, k)."""
+    (b, h, _, _), k, block = scored.query.shape, scored.key.shape[2], scored.block(*_COLUMNS)
+    sums = torch.empty(b, h, k, device=lse.device, dtype=torch.float32)
+    launch(
+        column_sums, (-(-k // block.columns), b * h, 1), scored.query, scored.key, scored.pairs, lse, sums,
+        *scored.numbers, **scored.constants, BM=block.rows, BN=block.columns, block=block,
+    )  # fmt: skip
+    return sums
+
+
+def top(scored: Scored, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest weights of each row, largest first, and their keys; −1 beside a weight of 0."""
+    (b, h, q, _), block = scored.query.shape, scored.block(*_LARGEST)
+    scores = torch.empty(b, h, q, count, device=lse.device, dtype=torch.float32)
+    keys = torch.empty(b, h, q, count, device=lse.device, dtype=torch.int32)
+    launch(
+        largest, _over_rows(scored, block), scored.query, scored.key, scored.pairs, scores, keys, *scored.numbers,
+        **scored.constants, COUNT=count, WIDTH=max(2, 1 << (count - 1).bit_length()), BM=block.rows, BN=block.columns,
+        block=block,
+    )  # fmt: skip
+    scores, order = scores.sort(-1, descending=True)
+    values = torch.where(scores == -torch.inf, 0.0, torch.exp(scores - lse.unsqueeze(-1)))
+    return values, torch.where(values == 0, -1, keys.gather(-1, order).long())
+
+
+class _Summary(torch.autograd.Function):
+    """A summary of rows or columns with its gradients by the kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, pairs: Pairs, scale: float, lse: Tensor | None, kind: str) -> Any:
+        scored = Scored(query, key, pairs, scale)
+        spread = None
+        if kind == "entropy":
+            lse, spread = log_sum_exp(scored, entropy=True) if lse is None else (lse, row_entropy(scored, lse))
+        elif lse is None:
+            lse, _ = log_sum_exp(scored)
+        result = received(scored, lse) if kind == "received" else spread if spread is not None else lse.clone()
+        ctx.save_for_backward(query, key, lse, spread)
+        ctx.settings = (pairs, scale, kind)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, lse, spread = ctx.saved_tensors
+        pairs, scale, kind = ctx.settings
+        scored, block = Scored(query, key, pairs, scale), Scored(query, key, pairs, scale).block(*_GRADIENT)
+        centre, change = torch.empty_like(lse), change.float().contiguous()
+        grads = [torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (query, key)]
+        given = (scored.query, scored.key, scored.pairs, lse, change, lse if spread is None else spread, centre)
+        options = {**scored.constants, "KIND": kind, "BM": block.rows, "BN": block.columns, "block": block}
+        launch(row_gradients, _over_rows(scored, block), *given, grads[0], *scored.numbers, **options)
+        b, g, k, _ = key.shape
+        launch(key_gradients, (-(-k // block.columns), b * g, 1), *given, grads[1], *scored.numbers, **options)
+        return *grads, None, None, None, None
+
+
+def summary(query: Tensor, key: Tensor, pairs: Pairs, scale: float, lse: Tensor | None, kind: str) -> Tensor:
+    """`received` (b, h, k), `entropy` or `logsumexp` (b, h, q) of softmax(scale · query keyᵀ + bias), float32.
+
+    `lse` is the log-sum-exp of the rows where it is known; the gradient is the same with it and without.
+    """
+    query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
+    if lse is not None:
+        lse = lse.detach().float().contiguous()
+    return _Summary.apply(query, key, pairs, scale, lse, kind)

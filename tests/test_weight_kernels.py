@@ -1,0 +1,118 @@
+"""Summaries of weights by kernels, interpreted on the CPU and compiled on a GPU, against float64 softmax."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from interpreting import DEVICES
+from regard.core.masks import Mask
+
+KINDS = ("received", "entropy", "logsumexp")
+# name: batch, heads, key heads, queries, keys, size, and what is masked or added
+CASES = {
+    "plain": ((2, 2, 2, 37, 71, 16), {}),
+    "causal": ((1, 2, 1, 67, 67, 24), {"band": (None, 0)}),
+    "window": ((1, 1, 1, 131, 67, 16), {"band": (-7, 3)}),
+    "padding": ((3, 2, 1, 37, 41, 16), {"lengths": [41, 5, 0]}),
+    "segments": ((2, 2, 2, 67, 67, 16), {"segments": True, "band": (None, 0)}),
+    "dense": ((2, 2, 1, 37, 41, 16), {"mask": True}),
+    "bias": ((2, 2, 1, 37, 41, 16), {"bias": True}),
+    "large scores": ((1, 1, 1, 37, 41, 16), {"scale": 300.0}),
+}
+
+
+def mask_of(given: dict, b: int, q: int, k: int, device: str) -> Mask | None:
+    parts = []
+    if "band" in given:
+        low, high = given["band"]
+        parts.append(regard.causal(offset=high) if low is None else regard.window(-low, high))
+    if "lengths" in given:
+        parts.append(regard.padding(torch.tensor(given["lengths"], device=device)))
+    if "segments" in given:
+        ids = torch.arange(q, device=device).expand(b, q) * 3 // q
+        parts.append(regard.segments(ids, ids))
+    if "mask" in given:
+        parts.append(regard.dense(torch.rand(b, 1, q, k, generator=torch.Generator().manual_seed(2)).to(device) > 0.6))
+    mask = parts[0] if parts else None
+    for part in parts[1:]:
+        mask = mask & part
+    return mask
+
+
+def expected(query: Tensor, key: Tensor, scale: float, allowed: Tensor, bias: Tensor | float, kind: str) -> Tensor:
+    """The formulas in float64; a row with nothing to attend has weights of 0."""
+    scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT * scale + bias
+    filled = allowed.any(-1, keepdim=True)
+    scores = torch.where(allowed, scores, torch.where(filled, -torch.inf, 0.0).double())
+    weights = torch.where(filled, torch.softmax(scores, -1), 0.0)
+    if kind == "received":
+        return weights.sum(-2)
+    if kind == "entropy":
+        return -(weights * torch.where(weights > 0, weights, 1).log()).sum(-1)
+    if kind == "full":
+        return weights
+    return torch.where(filled.squeeze(-1), torch.logsumexp(scores, -1), -torch.inf)
+
+
+def problem_of(case: str, device: str, kind: str):  # type: ignore[no-untyped-def]
+    """The operands, the oracle's arguments and the request."""
+    from regard.core.problem import build
+
+    (b, h, g, q, k, d), given = CASES[case]
+    torch.manual_seed(5)
+    query, key = (torch.randn(b, x, n, d).to(device) for x, n in ((h, q), (g, k)))
+    bias = torch.randn(1, h, q, k).to(device) if "bias" in given else None
+    if bias is not None:
+        bias[..., 3] = -torch.inf
+    query, key = (t.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in (query, key))
+    mask, scale = mask_of(given, b, q, k, device), given.get("scale", 0.3)
+    request = {"full": regard.top(5)}.get(kind) or getattr(regard, kind)()
+    problem = build(
+        query, key, torch.zeros(b, g, k, 1, device=device), regard.ScaledDot(scale), regard.Softmax(), mask, bias, 0.0,
+        request, None,
+    )  # fmt: skip
+    allowed = torch.ones(b, h, q, k, dtype=torch.bool, device=device)
+    if mask is not None:
+        allowed = allowed & mask.aligned((b, h, q, k)).allowed(range(q), range(k), torch.device(device))
+    if bias is not None:
+        allowed = allowed & (bias != -torch.inf)
+    numbers = 0.0 if bias is None else bias.double().nan_to_num(neginf=0.0)
+    return problem, (query, key), (scale, allowed, numbers)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("case", "known"), [(case, False) for case in CASES] + [("causal", True)])
+def test_summaries(case: str, known: bool, kind: str, device: str) -> None:
+    from regard.core import summaries
+
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, kind)
+    true = [t.detach().double().requires_grad_() for t in leaves]
+    real = expected(*true, scale, allowed, bias, kind)
+    lse = expected(*true, scale, allowed, bias, "logsumexp") if known else None
+    found = summaries.weights(problem, lse)
+    assert isinstance(found, Tensor)
+    torch.testing.assert_close(found.double(), real, rtol=1e-5, atol=2e-4 if case == "large scores" else 1e-5)
+    change = torch.randn_like(real)
+    filled = torch.where(real == -torch.inf, 0, change)
+    grads = torch.autograd.grad(found, leaves, filled.float())
+    for a, t in zip(grads, torch.autograd.grad(torch.where(real == -torch.inf, 0, real), true, filled), strict=True):
+        limit = 1e-2 if case == "large scores" else 2e-5
+        assert (a.double() - t).norm() <= limit * max(t.norm().item(), 1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "large scores"])
+def test_largest(case: str, device: str) -> None:
+    from regard.core import summaries
+
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, "full")
+    real = expected(*(t.detach().double() for t in leaves), scale, allowed, bias, "full")
+    values, indices = summaries.weights(problem)
+    torch.testing.assert_close(values.double(), real.topk(5, -1).values, rtol=1e-5, atol=1e-5)
+    assert ((indices == -1) == (values == 0)).all()
+    named = torch.where(indices < 0, 0.0, real.gather(-1, indices.clamp_min(0)))
+    torch.testing.assert_close(named, values.double(), rtol=1e-5, atol=1e-5)
+    repeated = indices.sort(-1).values
+    assert ((repeated[..., 1:] != repeated[..., :-1]) | (repeated[..., 1:] == -1)).all()
