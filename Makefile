@@ -9,17 +9,27 @@ CONSTRAINED := $(INSTALL) --constraint constraints.txt --build-constraint constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs bench clean browser
+.PHONY: help demo test quick test-gpu check docs bench clean browser
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.ready  ## Train a translator on this machine, and see where each word came from
 	@$(BIN)/regard demo
 
-# One thread in each worker: two test processes with two threads each would only wait for one another.
+# One thread in each worker: two test processes with two threads each would only wait for one another. Each begins with
+# one half of the tests, and takes from the other what is left. Bytecode is kept: tests start many processes.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+LONG   := slow or browser or interpreted or installed or process or cuda
+
 test: check browser  ## Lint, check types and run every test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+	@$(PYTEST)
+
+quick: check  ## Lint, types and the tests that take no second, no browser and no process of their own
+	@$(PYTEST) -m "not ($(LONG))"
+
+test-gpu: $(VENV)/.ready  ## The tests that need a GPU; WORKERS=8 runs eight at once
+	@$(PYTEST) -m cuda
 
 # The pages are tested in a real browser: the Chromium that is there, or Debian's where it may be installed.
 browser:
@@ -35,7 +45,8 @@ check: $(VENV)/.ready  ## Lint, formatting and types alone
 	@$(BIN)/pyrefly check
 
 docs: $(VENV)/.docs  ## Build the documentation into site/
-	@$(BIN)/zensical build --clean --strict
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=tools $(BIN)/zensical build --clean --strict
+	@$(BIN)/python tools/site_links.py site
 
 bench: $(VENV)/.ready  ## Time ten typical calls on this machine, then regard beside its peers
 	@$(BIN)/python benchmarks/attention.py
@@ -61,7 +72,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 	@$(CONSTRAINED) --editable . --group dev
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.ready
+$(VENV)/.docs: $(VENV)/.ready pyproject.toml
 	@echo "Installing the documentation tools into $(VENV) ..."
 	@$(CONSTRAINED) --group docs
 	@touch $@

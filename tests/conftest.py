@@ -1,5 +1,6 @@
 """Shapes and types of the library are checked in every test; hypothesis repeats itself; random numbers are seeded."""
 
+import os
 from collections.abc import Iterator
 
 import hypothesis
@@ -7,13 +8,18 @@ import jaxtyping
 import pytest
 import torch
 
+import forked
 import interpreting
+
+# The compiler's own processes would import torch once more each, for a kernel or two.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # Nothing above imports the library: from here on, its modules are checked as they load. On a CUDA machine they are
 # not: FlexAttention compiles the library's own rules for a pair, and would have to compile the checks inside them.
-# Nor under Triton's interpreter, which runs kernels from their source.
-if not torch.cuda.is_available() and not interpreting.INSIDE:
-    jaxtyping.install_import_hook("regard", "beartype.beartype")
+# Nor under Triton's interpreter, which runs kernels from their source, nor where the compiler reads the library.
+if not torch.cuda.is_available() and not interpreting.INSIDE and not interpreting.INSTALLED:
+    shaped = ("core", "decode", "kernels", "models", "nn", "parallel")  # whose signatures have shapes
+    jaxtyping.install_import_hook([f"regard.{name}" for name in shaped], "beartype.beartype")
 
 hypothesis.settings.register_profile(
     "regard",
@@ -27,30 +33,38 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("regard")
 
 
+@pytest.hookimpl(tryfirst=True)  # before items are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.browser)
         if item.get_closest_marker("interpreted") and interpreting.MISSING:
             item.add_marker(pytest.mark.skip(reason=interpreting.MISSING))
 
 
-INTERPRETER = pytest.StashKey[interpreting.Interpreter]()
+APART = pytest.StashKey[dict[str, interpreting.Apart]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[INTERPRETER] = interpreting.Interpreter(config)
-    config.add_cleanup(config.stash[INTERPRETER].close)
+    config.stash[APART] = {kind: interpreting.Apart(config, kind) for kind in interpreting.ENVIRONMENTS}
+    for process in config.stash[APART].values():
+        config.add_cleanup(process.close)
+    config.add_cleanup(forked.close)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """Items marked `interpreted` run in the process of Triton's interpreter; here they are only reported."""
-    if interpreting.INSIDE or interpreting.MISSING or not item.get_closest_marker("interpreted"):
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Items marked `interpreted` or `installed` run in a process of their kind; here they are only reported."""
+    kind = next((kind for kind in interpreting.ENVIRONMENTS if item.get_closest_marker(kind)), "")
+    inside = {"interpreted": interpreting.INSIDE or interpreting.MISSING, "installed": interpreting.INSTALLED}
+    if not kind or inside[kind]:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in item.config.stash[INTERPRETER].run(item):
+    for report in item.config.stash[APART][kind].run(item):
         item.ihook.pytest_runtest_logreport(report=report)
+    item.session._setupstate.teardown_exact(nextitem)  # of modules whose last item this was
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 

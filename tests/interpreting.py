@@ -1,7 +1,9 @@
-"""Kernels without a GPU: items marked `interpreted` run in a second pytest process, under Triton's interpreter.
+"""Items that run in a second pytest process: kernels without a GPU, and what torch.compile must read.
 
-Triton reads TRITON_INTERPRET when it is first imported, and by then the process of the tests may have imported it. So
-each process of the tests starts one more for such items, once; it runs the items that it is asked for, one at a time,
+Triton reads TRITON_INTERPRET when it is first imported, and by then the process of the tests may have imported it:
+items marked `interpreted` run under its interpreter. The checks of shapes and types are woven into the library as it
+loads, and the compiler would have to compile them: items marked `installed` run with the library as its users have it.
+So each process of the tests starts one more of each kind, once; it runs the items that it is asked for, one at a time,
 and returns their reports.
 """
 
@@ -17,6 +19,13 @@ from typing import Any, TextIO
 import pytest
 
 INSIDE = os.environ.get("TRITON_INTERPRET") == "1"
+INSTALLED = os.environ.get("REGARD_AS_INSTALLED") == "1"
+# By the name of the marker. Without a visible GPU, "cuda" cannot be chosen by mistake. The interpreter is numpy: one
+# thread.
+ENVIRONMENTS = {
+    "interpreted": {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    "installed": {"REGARD_AS_INSTALLED": "1"},
+}
 MISSING = "TRITON IS NOT INSTALLED: the kernels are not tested at all" if not importlib.util.find_spec("triton") else ""
 
 # One test for both: interpreted on the CPU, compiled on a GPU.
@@ -26,16 +35,15 @@ DEVICES = [
 ]
 
 
-class Interpreter:
+class Apart:
     """The second process, seen from the tests: it gets the id of an item in one line, and answers in one line."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
+    def __init__(self, config: pytest.Config, kind: str) -> None:
+        self.config, self.kind = config, kind
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> subprocess.Popen[str]:
-        # Without a visible GPU, "cuda" cannot be chosen by mistake. The interpreter itself is numpy: one thread.
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | ENVIRONMENTS[self.kind]
         environment.pop("PYTEST_ADDOPTS", None)
         return subprocess.Popen(
             [sys.executable, __file__, f"--rootdir={self.config.rootpath}", f"--tb={self.config.option.tbstyle}"],
@@ -70,7 +78,7 @@ class Interpreter:
         """The report of an item whose process died; the next item starts another one."""
         assert self.process is not None
         self.close()
-        message = f"Triton's interpreter ended with code {self.process.returncode}"
+        message = f"its process ended with code {self.process.returncode}"
         self.process = None
         return pytest.TestReport(item.nodeid, item.location, {}, "failed", message, "call")
 

@@ -63,6 +63,7 @@ def contest(**contenders: cases.Make) -> list[measure.Found]:
     return measure.measure(case, quick=True, say=lambda _: None)
 
 
+@pytest.mark.process
 def test_the_record_has_the_machine_and_every_contender(measured):
     found, _, _ = measured
     assert found["bench"] == "attention"
@@ -81,6 +82,7 @@ def test_the_record_has_the_machine_and_every_contender(measured):
     assert all(0 <= one["error_by_norm"] < 1e-5 for one in (ours, peer))
 
 
+@pytest.mark.process
 def test_what_is_being_measured_is_told(measured):
     _, _, said = measured
     assert "1/1 overhead: SDPA" in said
@@ -88,6 +90,7 @@ def test_what_is_being_measured_is_told(measured):
     assert "Warning" not in said
 
 
+@pytest.mark.process
 def test_the_table_has_the_numbers_of_the_record(measured):
     found, folder, _ = measured
     page = (folder / "benchmarks.md").read_text(encoding="utf-8")
@@ -104,6 +107,7 @@ def test_the_table_has_the_numbers_of_the_record(measured):
         assert (rate, memory) == ("–", "–")  # neither is measured for a call's overhead
 
 
+@pytest.mark.process
 def test_the_chart_is_there_and_linked(measured):
     found, folder, _ = measured
     image = f"images/bench-{found['device']}.svg"
@@ -172,6 +176,7 @@ def test_each_comes_after_each_equally_often(count):
     assert sorted(neighbours) == sorted(every * (1 + count % 2))
 
 
+@pytest.mark.process
 def test_turns_end_when_there_are_enough_or_they_took_long_enough(monkeypatch):
     """A slow one stops others no longer than it takes part, and short ones come in whole rounds of orders."""
     ran = []
@@ -201,6 +206,7 @@ def test_turns_end_when_there_are_enough_or_they_took_long_enough(monkeypatch):
     assert len(readings["one"]) == 1 + 21, "enough, long before the time is spent"
 
 
+@pytest.mark.process
 def test_those_near_the_fastest_are_read_again_among_themselves(monkeypatch):
     ran = []
 
@@ -250,7 +256,7 @@ def test_cases_can_be_told_apart_and_chosen(device, quick):
         "overhead",
         "window-training",
     ]
-    with pytest.raises(ValueError, match=r"no case has 'x-ray' in its name; there are overhead, "):
+    with pytest.raises(ValueError, match=r"no case has 'x-ray' in its name; the cases are overhead, "):
         bench.select(known, ["x-ray"])
 
 
@@ -272,6 +278,7 @@ def test_every_contender_of_every_case_computes_the_same(case):
         torch.testing.assert_close(output, truth, atol=1e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 def test_memory_is_measured_in_a_process_of_its_own(tmp_path):
     done = run("--quick", "--json", "--only", "sparsemax", cwd=tmp_path)
@@ -279,6 +286,7 @@ def test_memory_is_measured_in_a_process_of_its_own(tmp_path):
     assert all(isinstance(one["memory"], int) for one in case["contenders"] if one["seconds"] is not None)
 
 
+@pytest.mark.process
 def test_a_wrong_name_is_refused_without_a_traceback(tmp_path):
     done = run("--only", "x-ray", cwd=tmp_path)
     assert done.returncode == 2

@@ -39,6 +39,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
     return json.loads(done.stdout), folder / "docs" / "decoding.md"  # nothing else is on standard output
 
 
+@pytest.mark.process
 def test_the_record_has_every_side(measured):
     record, _ = measured
     assert record["setting"] == vars(TINY)
@@ -51,6 +52,7 @@ def test_the_record_has_every_side(measured):
     assert {"torch", "transformers"} <= record["versions"].keys()
 
 
+@pytest.mark.process
 def test_the_table_is_on_the_screen_and_on_the_page(measured, capsys, monkeypatch):
     record, page = measured
     monkeypatch.setenv("COLUMNS", "140")
@@ -140,6 +142,7 @@ def test_a_try_leaves_the_page_as_it_was(tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {"contenders": []}
 
 
+@pytest.mark.process
 def test_a_wrong_device_is_named():
     done = subprocess.run(
         [sys.executable, "-m", "regard", "bench", "decoding", "--device", "tpu"],

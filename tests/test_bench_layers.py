@@ -109,6 +109,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
     return json.loads(done.stdout), folder / "docs" / "layers.md"  # nothing else is on standard output
 
 
+@pytest.mark.process
 def test_the_record_has_every_kind_at_every_length(measured):
     record, _ = measured
     assert record["bench"] == "layers"
@@ -125,6 +126,7 @@ def test_the_record_has_every_kind_at_every_length(measured):
             assert point["memory"] >= 0 if sys.platform == "linux" else point["memory"] is None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
@@ -139,6 +141,7 @@ def test_parameters_are_counted(measured, name, parameters):
     assert kind["parameters"] == parameters
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("figure", [*layers_bench.FIGURES])
 def test_the_tables_are_on_the_screen_and_on_the_page(measured, figure, capsys, monkeypatch):
     record, page = measured
@@ -150,6 +153,7 @@ def test_the_tables_are_on_the_screen_and_on_the_page(measured, figure, capsys, 
         assert f"| {' | '.join(row)} |" in text
 
 
+@pytest.mark.process
 def test_the_rest_of_the_page_stays(measured):
     record, page = measured
     text = page.read_text(encoding="utf-8")
@@ -159,6 +163,7 @@ def test_the_rest_of_the_page_stays(measured):
     assert layers_bench.write(record, page.parent)[0].read_text(encoding="utf-8") == text  # once more changes nothing
 
 
+@pytest.mark.process
 def test_the_drawing_is_there_and_linked(measured):
     _, page = measured
     drawn = ElementTree.fromstring((page.parent / "images" / "layers-cpu.svg").read_text(encoding="utf-8"))

@@ -44,6 +44,7 @@ def row(printed: str, name: str) -> list[str]:
     return re.split(r"\s{2,}", line.removeprefix(name).strip())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("demo", "--help")])
 def test_help_imports_nothing_heavy(arguments, tmp_path):
     done = run(*arguments, cwd=tmp_path, python=("-X", "importtime"))
@@ -53,6 +54,7 @@ def test_help_imports_nothing_heavy(arguments, tmp_path):
     assert imported.isdisjoint(SLOW_TO_IMPORT)
 
 
+@pytest.mark.process
 def test_help_names_every_command(tmp_path):
     printed = run("--help", cwd=tmp_path).stdout
     assert re.findall(r"^  (\w+)  ", printed.partition("Commands:")[2], re.MULTILINE) == [
@@ -60,10 +62,12 @@ def test_help_names_every_command(tmp_path):
     ]
 
 
+@pytest.mark.process
 def test_the_version_is_the_package_s(tmp_path):
     assert run("--version", cwd=tmp_path).stdout == f"regard {regard.__version__}\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -81,6 +85,7 @@ def test_a_mistake_is_named_without_a_traceback(arguments, complaint, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_demo_scores_are_products_summed(demo):
     printed, _ = demo
     stage = printed.partition("Stage 1")[2]
@@ -89,6 +94,7 @@ def test_demo_scores_are_products_summed(demo):
     assert row(stage, "Jerry") == ["[10, 5, 0]", "15"]
 
 
+@pytest.mark.process
 def test_demo_weights_are_softmax(demo):
     printed, _ = demo
     assert row(printed, "softmax(scores / 1)") == ["1.000", "2.9e-20", "2.9e-20"]  # e^−45
@@ -97,6 +103,7 @@ def test_demo_weights_are_softmax(demo):
     assert row(printed, "softmax(scores / 30)") == ["0.691", "0.154", "0.154"]  # e^−1.5
 
 
+@pytest.mark.process
 def test_demo_context_by_hand_and_by_call_agree(demo):
     printed, _ = demo
     assert row(printed, "context")[-1] == "[5.000, 0.000, 1.000]"
@@ -104,6 +111,7 @@ def test_demo_context_by_hand_and_by_call_agree(demo):
     assert row(printed, "attended.weights") == ["1.000, 5.2e-12, 5.2e-12"]
 
 
+@pytest.mark.process
 def test_demo_mechanisms(demo):
     printed, _ = demo
     assert row(printed, "ScaledDot()") == ["1.00", "0.00", "0.00", "1.00", "0", "0", "1.00", "0", "0"]
@@ -111,6 +119,7 @@ def test_demo_mechanisms(demo):
     assert row(printed, "Cosine(scale=10)")[:6] == ["0.52", "0.24", "0.24", "0.85", "0.08", "0.08"]
 
 
+@pytest.mark.process
 def test_demo_gives_each_word_its_own_context(demo):
     printed, _ = demo
     frame = printed.partition("With and without attention")[2]
@@ -119,6 +128,7 @@ def test_demo_gives_each_word_its_own_context(demo):
     assert row(frame, "杰瑞")[1:] == ["[2.00, 0.67, 0.67]", "[1.25, 0.92, 0.17]", "Jerry 0.83"]
 
 
+@pytest.mark.process
 def test_demo_writes_its_picture_and_page(demo):
     printed, folder = demo
     assert sorted(path.name for path in (folder / "demo").iterdir()) == ["tom-and-jerry.html", "tom-and-jerry.svg"]
@@ -129,12 +139,14 @@ def test_demo_writes_its_picture_and_page(demo):
     assert drawing in (folder / "demo/tom-and-jerry.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.process
 def test_demo_prints_plain_text_where_there_is_no_terminal(demo):
     printed, _ = demo
     assert "\x1b" not in printed
     assert max(map(len, printed.splitlines())) <= 80
 
 
+@pytest.mark.process
 def test_demo_survives_an_output_without_chinese(tmp_path):
     done = run("demo", "--stages", "--out", "elsewhere", cwd=tmp_path, PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import forked
+
 CALLS = """
 import functools
 import sys
@@ -167,21 +169,24 @@ for name, ask in checks.items():
 
 
 def run(device: str, *wholly: str) -> None:
-    done = subprocess.run([sys.executable, "-c", CALLS, device, *wholly], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", CALLS, device, *wholly])
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert done.stdout.count("as without a compiler") == 26, done.stdout
     assert "recompile_limit" not in done.stderr, "torch gave up: " + done.stderr
 
 
+@pytest.mark.process
 def test_on_the_cpu() -> None:
     run("cpu")
 
 
+@pytest.mark.process
 @pytest.mark.cuda
 def test_on_a_gpu() -> None:
     run("cuda", "plain", "window", "additive", "additive, causal")
 
 
+@pytest.mark.process
 def test_importing_regard_does_not_import_the_compiler() -> None:
     """It would take longer than all of regard."""
     ask = "import sys, regard; regard.attention, regard.nn.MultiHeadAttention; print('torch._dynamo' in sys.modules)"

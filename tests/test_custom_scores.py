@@ -1,6 +1,5 @@
 """Scores of the caller's own: any pairwise function, in blocks, with the gradients of `reference`."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+import forked
 import regard
 
 
@@ -167,7 +167,8 @@ for a, b in zip(learned(torch.compile(call, backend="eager")), learned(call)):
 """
 
 
+@pytest.mark.process
 def test_compiled_calls_do_not_take_a_tensor_for_changed() -> None:
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

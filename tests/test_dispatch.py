@@ -1,12 +1,12 @@
 """Which code serves a call: the shortcut for plain calls takes the kernel of the table, and plans name kernels."""
 
 import random
-import subprocess
 import sys
 
 import pytest
 import torch
 
+import forked
 import regard
 from regard.core.dispatch import BACKENDS, choose, plain
 from regard.core.problem import build
@@ -112,7 +112,8 @@ except ValueError as error:
 """
 
 
+@pytest.mark.process
 def test_a_named_backend_that_cannot_serve_raises_when_compiled() -> None:
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert "backend 'blocked' cannot serve this call: the score draws random numbers" in done.stdout, done.stderr

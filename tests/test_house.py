@@ -26,12 +26,12 @@ KERNELS = [path for path in MODULES if "triton" in path.relative_to(PACKAGE).par
 
 PUBLIC = [
     *("attention", "explain", "Attended", "Plan", "linear_attention", "PerformerFeatures", "EluFeatures"),
-    *("Dot", "ScaledDot", "Cosine", "Bilinear", "Additive"),
-    *("Softmax", "Sparsemax", "Entmax", "Sigmoid", "Hard", "reinforce", "Reinforced"),
+    *("Score", "Dot", "ScaledDot", "Cosine", "Bilinear", "Additive"),
+    *("Normalizer", "Softmax", "Sparsemax", "Entmax", "Sigmoid", "Hard", "reinforce", "Reinforced"),
     *("Mask", "causal", "window", "padding", "segments", "dense"),
     *("Bias", "alibi", "relative"),
     *("Request", "Top", "full", "rows", "top", "received", "entropy", "logsumexp", "merge"),
-    *("watch", "Trace", "load"),
+    *("watch", "Trace", "Record", "Labels", "load"),
 ]
 FOLDERS = ["nn", "models", "parallel"]
 
@@ -140,6 +140,14 @@ def test_a_folder_lists_its_files(folder):
     assert set(re.findall(r"^- `([\w/]+)`:", about, re.M)) == files | {f"{path.name}/" for path in folders}
 
 
+@pytest.mark.parametrize("folder", TASK_FOLDERS, ids=lambda folder: folder.name)
+def test_a_task_lists_the_files_that_others_do_not_have(folder):
+    about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    shared = {"task", "config", "presets", "material", "codec", "network", "predictor", "scoring"}
+    assert files == shared | set(re.findall(r"^- `(\w+)`:", about, re.M))
+
+
 def test_a_file_name_occurs_once():
     homes: dict[str, set[str]] = {}
     for path in MODULES:
@@ -162,6 +170,7 @@ def test_optional_packages_are_imported_where_used(path):
     assert not [name for name in imports(path, tree) if name in kernels or name.rpartition(".")[0] in kernels]
 
 
+@pytest.mark.process
 def test_importing_the_package_imports_no_torch():
     code = "import sys, regard; dir(regard); {}; print('torch' in sys.modules)"
     for use, expected in {"regard.__version__": "False", "regard.Dot": "True"}.items():
@@ -208,6 +217,7 @@ def test_checkers_see_the_same_names(package):
     assert declared == {**package._HOME, **dict.fromkeys(whole, package.__name__)}
 
 
+@pytest.mark.process
 def test_every_folder_is_found_by_its_name():
     """In a process of its own: here others have imported them already."""
     names = ["bench", "cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"]
@@ -216,6 +226,7 @@ def test_every_folder_is_found_by_its_name():
     assert done.stdout.split() == [f"regard.{name}" for name in names], done.stderr
 
 
+@pytest.mark.process
 def test_an_unknown_name_is_refused_with_a_suggestion():
     code = "import regard; regard.atention"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -46,18 +46,21 @@ def test_after_it():
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(bool(interpreting.MISSING), reason=interpreting.MISSING or "Triton is there")
 def test_each_case_is_an_item_and_a_failure_names_it(tmp_path):
-    for name in ("conftest.py", "interpreting.py"):
+    for name in ("conftest.py", "interpreting.py", "forked.py", "time_limits.py"):
         (tmp_path / name).write_text((Path(__file__).parent / name).read_text())
     (tmp_path / "test_cases.py").write_text(CASES)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    interpreted\n    cuda\nfilterwarnings = error\n")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n    interpreted\n    installed\n    cuda\nfilterwarnings = error\n"
+    )
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "--color=no"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     for line in (
         "PASSED test_cases.py::test_number[1]",
         "FAILED test_cases.py::test_number[2] - assert 2 == 1",
-        "FAILED test_cases.py::test_process_ends - Triton's interpreter ended with code 3",
+        "FAILED test_cases.py::test_process_ends - its process ended with code 3",
         "PASSED test_cases.py::test_after_it",
         "SKIPPED [1] test_cases.py:12: for a reason",
     ):

@@ -36,11 +36,13 @@ def extra_peak(body: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.process
 def test_the_measure_sees_memory() -> None:
     """A gauge that reads 0 would pass every limit."""
     assert extra_peak("def call(): torch.ones(64 * 2**20)") > 250
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("request_name", ["top(8)", "received()", "entropy()"])
 def test_weights_of_8192_tokens_take_under_200_mib(request_name: str) -> None:
@@ -59,6 +61,7 @@ def test_weights_of_8192_tokens_take_under_200_mib(request_name: str) -> None:
     assert peak < 200
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_training_step_with_an_mlp_score_over_4096_tokens_takes_under_1_gib() -> None:
     """Its hidden layer for all pairs would be 1 GiB before its tanh and 1 GiB after, held for the backward pass."""

@@ -1,7 +1,6 @@
 """Keys that no query may attend are found, without looking at a pair where a rule tells: fused kernels rely on it."""
 
 import math
-import subprocess
 import sys
 
 import hypothesis.strategies as st
@@ -10,6 +9,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+import forked
 import regard
 from regard.core.backends import sdpa
 from regard.core.clauses import clauses
@@ -167,9 +167,10 @@ for name, settings in calls.items():
 """
 
 
+@pytest.mark.process
 def test_compiled_attention_is_clean_of_closed_keys_too() -> None:
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import random
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import forked
 from regard.cli import app
 from regard.cli.input_lines import read_lines
 from regard.data.text.bpe import Codes, train_bpe
@@ -194,21 +194,28 @@ def test_a_page_of_translations_that_look_like_patterns(odd, tmp_path):
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+LIMITED = """
+import resource
+from regard.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+main()
+"""
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("before", [None, "an earlier page"])
 def test_a_page_that_cannot_be_written_leaves_nothing_or_what_was_there(run, tmp_path, before):
     page = tmp_path / "pages" / "page.html"
     if before:
         page.parent.mkdir()
         page.write_text(before)
-    command = [sys.executable, "-m", "regard", "predict", run, "der Hund", "--look", page]
-    small = ["sh", "-c", 'ulimit -f 8; exec "$@"', "sh", *map(str, command)]  # no file of more than a few kilobytes
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(small, env=environment, capture_output=True, text=True)
+    done = forked.run([sys.executable, "-c", LIMITED, "predict", run, "der Hund", "--look", page])
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert [path.read_text() for path in page.parent.iterdir()] == ([before] if before else [])
 
 
+@pytest.mark.process
 def test_a_page_through_a_link_and_a_pipe(run, tmp_path):
     (tmp_path / "page.html").symlink_to(tmp_path / "real.html")
     assert regard("predict", run, "der Hund", "--look", tmp_path / "page.html").exit_code == 0

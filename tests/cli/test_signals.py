@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import forked
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -20,25 +22,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _heed_interrupts() -> None:
-    """As at a terminal: a process that was started in the background passes on that SIGINT is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("stage", ["reading", "learning", "texts into sub-words"])
 def test_a_signal_before_the_training_leaves_nothing_behind(folder, stage, number):
     data = ("--data", "a.en", "--data", "a.de", "--set", "vocabulary=20000")
     command = [sys.executable, "-m", "regard", "train", "translation", "--preset", "tiny", *data, "--out", "run"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=_heed_interrupts,
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with forked.Process(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -52,6 +44,7 @@ def test_a_signal_before_the_training_leaves_nothing_behind(folder, stage, numbe
     assert sorted(path.name for path in folder.iterdir()) == ["a.de", "a.en"]
 
 
+@pytest.mark.process
 def test_a_signal_that_is_ignored_stays_ignored():
     """As nohup leaves SIGINT for a process in the background."""
     source = (

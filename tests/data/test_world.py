@@ -1,7 +1,6 @@
 """The built-in world: right English, links that hold, a Chinese that the English alone decides, and no leaks."""
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -15,17 +14,7 @@ from regard.data.worlds.sentence_pairs import Pair, chinese_text, english_text, 
 
 
 def written(seed: int, count: int, shortest: int = 3, longest: int = 30) -> list[Pair]:
-    """Many sentences, made in a process of its own: the checks of types at every call would take a minute here."""
-    code = (
-        "import json, sys; from regard.data.worlds.sentence_pairs import sentences;"
-        f"made = sentences({seed}, count={count}, lengths=({shortest}, {longest}));"
-        "json.dump([(p.source, p.target, sorted(p.links), sorted(p.possible)) for p in made], sys.stdout)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return [
-        Pair(tuple(source), tuple(target), frozenset(map(tuple, links)), frozenset(map(tuple, possible)))
-        for source, target, links, possible in json.loads(done.stdout)
-    ]
+    return list(sentences(seed, count=count, lengths=(shortest, longest)))
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +265,7 @@ def test_the_test_pairs_do_not_depend_on_the_size_of_training():
     assert splits(5, train=10, valid=20, test=30).test == splits(5, train=90, valid=20, test=30).test
 
 
+@pytest.mark.process
 def test_the_same_seed_gives_the_same_pairs_in_every_process():
     code = (
         "from regard.data.worlds.sentence_pairs import sentences; import hashlib;"

@@ -88,6 +88,7 @@ def process(cache: Path, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, "-c", SCRIPT], env=given, capture_output=True, text=True, check=True)
 
 
+@pytest.mark.process
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert process(tmp_path).stdout == "True\n"
     (library,) = (tmp_path / "native").iterdir()
@@ -96,6 +97,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert [path.stat().st_mtime_ns for path in (tmp_path / "native").iterdir()] == [before]
 
 
+@pytest.mark.process
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "native").mkdir()
     (tmp_path / "native").chmod(0o777)
@@ -104,6 +106,7 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     assert "others may write it" in done.stderr
 
 
+@pytest.mark.process
 def test_a_compiler_that_fails_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no such thing >&2\nexit 1\n')

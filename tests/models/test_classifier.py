@@ -162,6 +162,7 @@ def trained(data, steps):
     return classifier, loss.item()
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_eight_memories_are_learnt():
     memory, kinds, places = sentences(torch.randn(3 + CLASSES, 16), 8)
     _, loss = trained(lambda: (memory, kinds, places), 150)

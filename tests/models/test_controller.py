@@ -1,13 +1,13 @@
 """Controllers: one query of the ego over all objects, in loops; what they do and what they look at."""
 
 import math
-import subprocess
 import sys
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+import forked
 import oracles
 from regard.core.normalizers import Hard
 from regard.core.requests import full, top
@@ -111,6 +111,7 @@ def scenes(count):
     return torch.cat([objects, role.unsqueeze(-1)], -1), (near.gather(1, ego.long())[:, 0] > 0.5).long(), ego.long()
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.slow
 def test_it_learns_to_watch_the_object_ahead():
     encoder, controller = SceneEncoder(3, 32), Controller(32, actions=2, size=32, heads=1)
@@ -128,6 +129,7 @@ def test_it_learns_to_watch_the_object_ahead():
     assert (others.argmax(-1) == ahead[:, 0]).float().mean() > 0.8
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_every_parameter_learns_and_eight_scenes_are_learnt():
     controller = Controller(SIZE, actions=ACTIONS, controls=1)
     memory = Memory(torch.randn(8, KEYS, SIZE), torch.randn(8, KEYS, SIZE), None, torch.randn(8, SIZE))
@@ -178,9 +180,10 @@ for (encoder, decoder), inputs in ((drive, (torch.randn(2, 7, 5), present)), (se
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_driving_and_seeing_compile_without_a_break():
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 
 

@@ -80,6 +80,7 @@ def test_an_image_knows_nothing_of_its_batch():
     torch.testing.assert_close(alone.summary[0], together.summary[2])
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_every_parameter_learns_and_eight_images_are_learnt():
     encoder = ImageEncoder(16, backbone=ResidualNetwork(widths=(8, 16)))
     readout = torch.nn.Linear(16, 8)

@@ -1,6 +1,5 @@
 """Recurrent encoder and decoder: padding, whole against step by step, the hand-written loop against a plain one."""
 
-import subprocess
 import sys
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import forked
 from regard.core.normalizers import Hard, Sparsemax
 from regard.core.requests import entropy, full, received, rows, top
 from regard.kernels.additive import query_scores
@@ -467,6 +467,7 @@ def test_dropout_is_for_training(order):
     assert torch.equal(decoder(memory, prefix).states, decoder(memory, prefix).states)
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(("mechanism", "order"), [("additive", "bahdanau"), ("dot", "feeding"), ("none", "bahdanau")])
 def test_eight_examples_are_learned_by_heart(mechanism, order):
     size, vocabulary = 24, 9
@@ -514,11 +515,12 @@ print("equal")
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_compiler_changes_nothing():
     """In a process of its own: a compiler cannot follow the checks of types. Dynamo leaves torch's recurrent networks
     alone and compiles what stands around them."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.stdout.strip() == "equal", done.stderr
 
 

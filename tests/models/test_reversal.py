@@ -1,5 +1,6 @@
 """Long sequences backwards: one C cannot hold them (Cho et al. 2014), attention need not (Bahdanau et al. 2015)."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -34,6 +35,7 @@ def trained(attention: Attention | None) -> EncoderDecoder:
     return model.eval()
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_attention_reverses_what_its_twin_cannot():
     with_attention = trained(Attention(SIZE, 2 * SIZE, score="scaled_dot", hidden_size=SIZE))
     without = trained(None)

@@ -68,6 +68,7 @@ def test_an_empty_scene_gives_zeros():
     assert not objects.grad.any()
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_every_parameter_learns_and_eight_scenes_are_learnt():
     encoder = SceneEncoder(FEATURES, 16, layers=1, summary="mean")
     readout = torch.nn.Linear(16, 8)

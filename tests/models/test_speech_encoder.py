@@ -99,6 +99,7 @@ def test_both_ways_is_torchs_bidirectional_network():
     torch.testing.assert_close(both(x), whole(x)[0])
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_every_parameter_learns_and_eight_recordings_are_learnt():
     encoder = SpeechEncoder(FEATURES, 16, layers=2)
     readout = nn.Linear(32, 8)

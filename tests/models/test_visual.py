@@ -1,12 +1,12 @@
 """Recurrent visual attention: its equations, what learns from what, and a gaze that learns by reward."""
 
 import math
-import subprocess
 import sys
 
 import pytest
 import torch
 
+import forked
 from regard.models.vision.visual_attention import Looked, RecurrentVisualAttention, looked_loss, stepwise_loss
 from regard.nn.glimpse import Glimpse
 
@@ -142,6 +142,7 @@ def cued(count):
     return images, shades[row, side], side
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.slow
 @pytest.mark.parametrize(("reinforce_weight", "steps"), [(1.0, 450), (0.0, 150)])
 def test_the_gaze_learns_to_follow_a_cue(reinforce_weight, steps):
@@ -165,6 +166,7 @@ def test_the_gaze_learns_to_follow_a_cue(reinforce_weight, steps):
         assert accuracy < 0.85
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_eight_images_are_learnt():
     model = small(size=64, hidden_size=32)
     images, target = torch.rand(8, 2, 13, 17), torch.arange(8) % 5
@@ -205,9 +207,10 @@ torch.testing.assert_close(compiled(images).logits, model(images).logits)
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_it_compiles_without_a_break():
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 
 

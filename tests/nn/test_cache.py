@@ -1,7 +1,6 @@
 """Token by token equals the whole pass; beams, bounds and errors; the memory projected once; fixed shapes."""
 
 import copy
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+import forked
 from regard.core.biases import alibi, relative
 from regard.core.masks import Mask, causal, padding, window
 from regard.core.requests import full
@@ -451,11 +451,12 @@ for positions in (None, Rotary(4), Alibi(3), RelativePositions(4, 2)):
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_compiled_step_is_compiled_once() -> None:
     """Fixed shapes, a length on the device: one graph serves every step, and storage never moves.
 
     In a process of its own: the checks of shapes in these tests cannot be compiled.
     """
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

@@ -1,11 +1,11 @@
 """The linear layer against its definition pair by pair, its steps, and its place in a Transformer."""
 
-import subprocess
 import sys
 
 import pytest
 import torch
 
+import forked
 from regard.core.features import EluFeatures, PerformerFeatures
 from regard.core.masks import causal, padding, window
 from regard.core.requests import entropy, full, received
@@ -232,10 +232,11 @@ torch.testing.assert_close(found, plain)
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_it_compiles_whole():
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 
 

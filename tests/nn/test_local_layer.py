@@ -1,12 +1,12 @@
 """Local attention layers against the paper, query by query over plain numbers."""
 
 import math
-import subprocess
 import sys
 
 import pytest
 import torch
 
+import forked
 from regard.core.normalizers import Hard
 from regard.core.requests import entropy, full, received, top
 from regard.core.scores import Cosine
@@ -246,6 +246,7 @@ def window_of(place: int, length: int) -> set[int]:
     return set(range(max(0, place - REACH), min(length, place + REACH + 1)))
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel", "reinforce"])
 def test_hard_locking_learns_by_each_estimator(estimator):
     """Reward for looking at one key of the memory: its weight rises."""
@@ -286,10 +287,11 @@ torch.testing.assert_close((compiled.output, compiled.weights), (plain.output, p
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_it_compiles_whole():
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 
 

@@ -1,12 +1,12 @@
 """Monotonic attention: the expected alignment against its definition, the hard one against the paper's algorithm."""
 
 import math
-import subprocess
 import sys
 
 import pytest
 import torch
 
+import forked
 from regard.core.requests import full
 from regard.nn.monotonic import MonotonicAttention, expected_alignment
 
@@ -204,8 +204,9 @@ for layer in (MonotonicAttention(6, noise=0.0), LocationAttention(6, kernel_size
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_layers_that_step_compile_whole():
     """In a process of its own: the checks of shapes in these tests cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

@@ -2,8 +2,7 @@
 
 import copy
 import math
-import subprocess
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -444,68 +443,81 @@ def test_inputs_without_a_batch_are_named(as_installed: None) -> None:
         MultiHeadAttention(12, 3)(torch.randn(3, 12))
 
 
-COMPILED = """
-import torch
-from torch import nn
-from torch.testing import assert_close
-from regard.core.masks import causal, padding
-from regard.core.requests import full
-from regard.nn import Alibi, MultiHeadAttention, RelativePositions, Rotary
+def compiled_once_or_twice(layer: MultiHeadAttention, call: Callable[[Tensor], Tensor]) -> None:
+    """The same output and gradients at each of several lengths, from two graphs at most."""
+    graphs = []
 
-graphs = []
-def count(graph, example):
-    graphs.append(graph)
-    return graph.forward
+    def count(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
 
-def once_or_twice(layer, call, lengths=(5, 7, 11, 13)):
     torch.compiler.reset()
-    graphs.clear()
     compiled = torch.compile(call, fullgraph=True, backend=count)
-    for length in lengths:
+    for length in (5, 7, 11, 13):
         x, upstream = torch.randn(2, length, 12, requires_grad=True), torch.randn(2, length, 12)
         right, found = call(x), compiled(x)
         assert_close(found, right)
-        for own, expected in zip(*(torch.autograd.grad(o, (x, *layer.parameters()), upstream) for o in (found, right))):
+        both = [torch.autograd.grad(output, (x, *layer.parameters()), upstream) for output in (found, right)]
+        for own, expected in zip(*both, strict=True):
             assert_close(own, expected, rtol=1e-4, atol=1e-4)
-    assert len(graphs) <= 2, len(graphs)
-
-class Only(nn.Module):
-    def __init__(self, layer, mask):
-        super().__init__()
-        self.layer, self.mask = layer, mask
-    def forward(self, x):
-        return self.layer(x, mask=self.mask).output
-
-memory = torch.randn(2, 9, 12)
-real = torch.arange(9) < torch.tensor([[9], [4]])
-for positions in (None, Rotary(4)):
-    layer = MultiHeadAttention(12, 6, kv_heads=3, head_size=4, positions=positions)
-    for mask in (None, causal()):
-        once_or_twice(layer, lambda x: layer(x, mask=mask).output, (5, 7, 11, 13, 17, 19, 23, 29, 31, 37))
-        exported = torch.export.export(
-            Only(layer, mask).eval(), (torch.randn(2, 7, 12),), dynamic_shapes={"x": {1: torch.export.Dim("n", min=2)}}
-        )
-        x = torch.randn(2, 13, 12)
-        assert_close(exported.module()(x), layer(x, mask=mask).output)
-    once_or_twice(layer, lambda x: layer(x, memory, mask=real[:, None, None]).output)
-
-def with_weights(x):
-    found = layer(x, mask=causal() & padding(lengths), weights=full())
-    return found.output + found.weights.mean(1) @ x
-
-lengths = torch.tensor([3, 5])
-for positions in (None, Alibi(3), RelativePositions(4, 2)):
-    layer = MultiHeadAttention(12, 3, positions=positions)
-    once_or_twice(layer, lambda x: layer(x, mask=padding(lengths)).output)
-    once_or_twice(layer, with_weights)
-"""
+    assert len(graphs) <= 2
 
 
 @pytest.mark.slow
-def test_compiled_in_one_graph_for_any_length_and_exported() -> None:
-    """In a process of its own: the checks of shapes in these tests cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.installed
+@pytest.mark.parametrize("mask", [None, causal()], ids=["open", "causal"])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_compiled_in_one_graph_for_any_length(rotary: bool, mask: Any) -> None:
+    layer = MultiHeadAttention(12, 6, kv_heads=3, head_size=4, positions=Rotary(4) if rotary else None)
+    compiled_once_or_twice(layer, lambda x: layer(x, mask=mask).output)
+
+
+@pytest.mark.slow
+@pytest.mark.installed
+def test_compiled_over_a_memory() -> None:
+    layer = MultiHeadAttention(12, 6, kv_heads=3, head_size=4)
+    memory, real = torch.randn(2, 9, 12), torch.arange(9) < torch.tensor([[9], [4]])
+    compiled_once_or_twice(layer, lambda x: layer(x, memory, mask=real[:, None, None]).output)
+
+
+@pytest.mark.slow
+@pytest.mark.installed
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's, of its own function
+@pytest.mark.parametrize("positions", [None, "alibi", "relative"])
+def test_compiled_with_its_weights(positions: str | None) -> None:
+    made = {None: lambda: None, "alibi": lambda: Alibi(3), "relative": lambda: RelativePositions(4, 2)}
+    layer, lengths = MultiHeadAttention(12, 3, positions=made[positions]()), torch.tensor([3, 5])
+
+    def with_weights(x: Tensor) -> Tensor:
+        found = layer(x, mask=causal() & padding(lengths), weights=full())
+        return found.output + found.weights.mean(1) @ x
+
+    compiled_once_or_twice(layer, with_weights)
+
+
+class Only(nn.Module):
+    """The output alone."""
+
+    def __init__(self, layer: MultiHeadAttention, mask: Any) -> None:
+        super().__init__()
+        self.layer, self.mask = layer, mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, mask=self.mask).output
+
+
+@pytest.mark.slow
+@pytest.mark.installed
+@pytest.mark.parametrize("rotary", [False, True])
+def test_exported_for_any_length(rotary: bool) -> None:
+    mask = causal() if rotary else None
+    layer = MultiHeadAttention(12, 6, kv_heads=3, head_size=4, positions=Rotary(4) if rotary else None)
+    length = torch.export.Dim("n", min=2)
+    exported = torch.export.export(
+        Only(layer, mask).eval(), (torch.randn(2, 7, 12),), dynamic_shapes={"x": {1: length}}
+    )
+    x = torch.randn(2, 13, 12)
+    assert_close(exported.module()(x), layer(x, mask=mask).output)
 
 
 def test_a_layer_says_what_it_is() -> None:

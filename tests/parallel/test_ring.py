@@ -40,12 +40,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return {size: [json.loads((folder / f"{size}-{rank}.json").read_text()) for rank in range(size)] for size in SIZES}
 
 
+@pytest.mark.process
 @every_size
 @every_case
 def test_output(found: Found, case: Case, size: int) -> None:
     assert max(rank["cases"][case.name]["output"] for rank in found[size]) <= LARGEST[case.dtype]
 
 
+@pytest.mark.process
 @every_size
 @every_case
 def test_gradients(found: Found, case: Case, size: int) -> None:
@@ -55,6 +57,7 @@ def test_gradients(found: Found, case: Case, size: int) -> None:
 COUNTED = [case for case in CASES if case.queries == LENGTH and keys_sent(case, 0, 2) is not None]
 
 
+@pytest.mark.process
 @every_size
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
 def test_bytes_sent(found: Found, case: Case, size: int) -> None:
@@ -66,6 +69,7 @@ def test_bytes_sent(found: Found, case: Case, size: int) -> None:
         assert counted["sent backward"] == (sent + received) * unit(case)
 
 
+@pytest.mark.process
 @every_size
 def test_ids_of_segments_are_sent_once(found: Found, size: int) -> None:
     for rank in found[size]:
@@ -75,6 +79,7 @@ def test_ids_of_segments_are_sent_once(found: Found, size: int) -> None:
         assert rank["cases"][Case(mask="causal").name]["sent masks"] == 0
 
 
+@pytest.mark.process
 @every_size
 def test_all_processes_send_alike_in_zigzag(found: Found, size: int) -> None:
     """The pairs of a causal mask are spread evenly, so that what is sent backward, of both kinds, is the same."""
@@ -82,6 +87,7 @@ def test_all_processes_send_alike_in_zigzag(found: Found, size: int) -> None:
     assert sent == {3 * (size - 1) * LENGTH // (2 * size) * unit(Case())}
 
 
+@pytest.mark.process
 @every_size
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(found: Found, layer: str, size: int) -> None:
@@ -89,6 +95,7 @@ def test_layers(found: Found, layer: str, size: int) -> None:
     assert max(rank["layers"][layer]["gradients"] for rank in found[size]) <= 1e-12
 
 
+@pytest.mark.process
 def test_a_group_of_some_processes(found: Found) -> None:
     assert max(max(rank["subgroup"][part] for part in ("output", "gradients")) for rank in found[4]) <= 1e-12
 
@@ -119,6 +126,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.process
 @every_size
 @pytest.mark.parametrize("name", ERRORS)
 def test_bad_calls_end_on_every_process(found: Found, name: str, size: int) -> None:
@@ -128,6 +136,7 @@ def test_bad_calls_end_on_every_process(found: Found, name: str, size: int) -> N
         assert "\n" not in rank["errors"][name]
 
 
+@pytest.mark.process
 @every_size
 def test_a_call_that_one_process_refuses_ends_on_all(found: Found, size: int) -> None:
     first, *others = [rank["errors"]["sparsemax on rank 0"] for rank in found[size]]
@@ -136,6 +145,7 @@ def test_a_call_that_one_process_refuses_ends_on_all(found: Found, size: int) ->
         assert other == f"ValueError: rank 0 refused its call of attention: {SOFTMAX.removeprefix('ValueError: ')}"
 
 
+@pytest.mark.process
 @every_size
 def test_the_group_serves_after_errors(found: Found, size: int) -> None:
     assert max(max(rank["after errors"][part] for part in ("output", "gradients")) for rank in found[size]) <= 1e-12

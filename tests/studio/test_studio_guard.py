@@ -237,6 +237,7 @@ def test_hosts_of_a_server_that_others_can_reach():
         assert found.get("/api/status", Host="10.1.2.3:1").status == 421
 
 
+@pytest.mark.process
 def test_the_server_starts_without_torch_and_stops_on_interrupt():
     code = (
         "import sys, threading, urllib.request, signal, os\n"

@@ -1,7 +1,6 @@
 """A damaged run, a hostile setting or a full disk is one line and exit status 2: no traceback, no other answer."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import FILES, WORLD, copy, data_of, one_line, regard, train, write_files
 
+import forked
 from regard.tasks.live_runs import open_run
 from regard.train.run_directory import Run, RunError
 
@@ -162,15 +162,10 @@ main()
 
 def limited(size: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """The command where no file may be longer than so many bytes: a write fails in the middle, as on a full disk."""
-    return subprocess.run(
-        [sys.executable, "-c", LIMITED, str(size), *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-    )
+    return forked.run([sys.executable, "-c", LIMITED, str(size), *arguments])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("size", [200, 3000, 30_000])
 def test_a_full_disk_is_one_line(tmp_path, size):
     done = limited(size, "train", "translation", *WORLD, "--out", tmp_path / "run")
@@ -179,6 +174,7 @@ def test_a_full_disk_is_one_line(tmp_path, size):
     assert "File too large" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", ["look", "predict"])
 def test_no_truncated_page_is_left_behind(made, tmp_path, command):
     page = tmp_path / "page.html"

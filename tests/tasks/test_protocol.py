@@ -1,10 +1,10 @@
 """The protocol of tasks: every task through the same commands, and a ninth task from the page of the docs."""
 
+import fcntl
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from ninth_task import added
 from safetensors.torch import load_file
 from tiny_runs import NAMES, one_line, regard, tiny, tiny_settings
 
+import forked
 import regard as package
 from regard.tasks.catalog import TASKS
 from regard.tasks.config_overrides import configure
@@ -30,15 +31,28 @@ print(json.dumps(found.record()))
 """
 
 
+class Runs:
+    """A run of a few steps of each task, trained when it is first asked for, by one process of the tests for all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, name: str) -> Path:
+        run = self.folder / name
+        with open(self.folder / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (run / "result.json").exists():
+                done = regard("train", name, *tiny_settings(name), "--out", run)
+                assert done.exit_code == 0, done.output
+        return run
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run of a few steps of each task."""
-    folder, found = tmp_path_factory.mktemp("tasks"), {}
-    for name in NAMES:
-        done = regard("train", name, *tiny_settings(name), "--out", folder / name)
-        assert done.exit_code == 0, done.output
-        found[name] = folder / name
-    return found
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tasks"
+    folder.mkdir(exist_ok=True)
+    return Runs(folder)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,16 +93,18 @@ def test_a_loaded_run_answers_with_a_record_and_a_trace(runs, name, tmp_path):
     assert loaded.weights == "final weights"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_is_loaded_in_a_fresh_process(runs, name, tmp_path):
     given = tiny(name).given(tmp_path)
     [here] = package.load(runs[name]).predict([given if len(given) > 1 else given[0]])
     command = [sys.executable, "-c", LOADED, str(runs[name]), *given]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = forked.run(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(json.dumps(here.record()))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_takes_arguments_and_json_lines(runs, name, tmp_path):
     given = tiny(name).given(tmp_path)
@@ -97,7 +113,7 @@ def test_a_run_takes_arguments_and_json_lines(runs, name, tmp_path):
     record = dict(zip([one.name for one in TASKS[name].inputs], given, strict=True))
     command = [sys.executable, "-m", "regard", "predict", str(runs[name]), "--json"]
     lines = f"{json.dumps(record)}\n{json.dumps({'wrong': 1})}\n"
-    piped = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+    piped = forked.run(command, input=lines)
     answers = [json.loads(line) for line in piped.stdout.splitlines()]
     first = json.loads(done.stdout)
     assert {key: first[key] for key in first if key in ("answer", "translation")} == {
@@ -129,15 +145,16 @@ def test_options_of_another_task_are_refused(runs, name, tmp_path):
         package.load(runs[name], colour="red")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", NAMES)
 def test_a_killed_run_goes_on_by_its_directory_alone_and_ends_the_same(runs, name, tmp_path):
     command = [sys.executable, "-m", "regard", "train", name, *tiny_settings(name), "--out", "run"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+    with forked.Process(command, cwd=tmp_path) as process:
         while process.poll() is None and not list(tmp_path.glob("run/checkpoints/step-*/manifest.json")):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     again = [sys.executable, "-m", "regard", "train", "--resume", "run"]
-    done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = forked.run(again, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     resumed, direct = (load_file(run / "model.safetensors") for run in (tmp_path / "run", runs[name]))
     assert set(resumed) == set(direct)

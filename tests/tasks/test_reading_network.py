@@ -169,6 +169,7 @@ def test_a_reader_of_letters_wants_letters():
         point(build(SMALL.model_copy(update={"characters": 5}), codec.vocabulary.size), records)
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("attention", ["none", "dot", "hard"])
 def test_a_few_stories_are_learnt(attention):
     _, codec, records = some(8, sentences=(3, 3))

@@ -13,6 +13,7 @@ from tiny_runs import FILES, contents, copy, data_of, one_line, regard, train, w
 from regard.train.directory_lock import locked
 from regard.train.run_directory import Run, RunError
 from regard.train.weight_files import read_tensors
+from time_limits import HANG_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +192,7 @@ def test_a_directory_that_another_process_begins_is_locked_and_not_foreign(tmp_p
     assert (tmp_path / "data.json").read_text() == "{}"
 
 
+@pytest.mark.process
 def test_of_two_processes_that_start_at_once_one_wins(tmp_path):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["regard.train.run_directory"])
@@ -199,7 +201,7 @@ def test_of_two_processes_that_start_at_once_one_wins(tmp_path):
         processes = [context.Process(target=start, args=(str(folder), number, gate, found)) for number in (1, 2)]
         for process in processes:
             process.start()
-        said = dict([found.get(timeout=120), found.get(timeout=120)])
+        said = dict([found.get(timeout=HANG_SECONDS), found.get(timeout=HANG_SECONDS)])
         for process in processes:
             process.join()
         winner = said.pop("won")

@@ -157,6 +157,7 @@ def test_every_attention_has_gradients_in_both_symbols(attention):
     assert int(outcome.count) == sum(len(item.text) + 1 for item in items)
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("attention", ["location", "monotonic", "additive", "scaled_dot", "bilinear", "hard", "none"])
 def test_every_attention_learns(attention):
     torch.manual_seed(1)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import forked
 from regard.cli import app
 from regard.tasks.config_overrides import changed, configure, parsed
 from regard.tasks.task import SettingError
@@ -30,15 +31,8 @@ SMALL = (
 
 
 def regard(*arguments: str, cwd: Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "regard", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONUTF8": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"},
-        input=stdin,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=HANG_SECONDS,
-    )
+    environment = {**os.environ, "COLUMNS": "100"}
+    return forked.run([sys.executable, "-m", "regard", *arguments], cwd=cwd, env=environment, input=stdin or "")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.process
 def test_a_run_holds_everything(trained):
     names = {path.name for path in trained.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "result.json", "README.md"}
@@ -62,6 +57,7 @@ def test_a_run_holds_everything(trained):
     assert {"seconds", "command", "versions", "device", "seed", "data"} <= set(result)
 
 
+@pytest.mark.process
 def test_evaluating_again_gives_the_same_figures(trained):
     kept = json.loads((trained / "result.json").read_text())
     done = regard("evaluate", str(trained), "--json", cwd=trained.parent)
@@ -71,6 +67,7 @@ def test_evaluating_again_gives_the_same_figures(trained):
     assert found["attention"] == kept["attention"]
 
 
+@pytest.mark.process
 def test_predictions_from_arguments_and_from_a_pipe_are_the_same(trained, tmp_path):
     texts = ["Tom chases Jerry", "the cat sleeps ."]
     given = regard("predict", str(trained), *texts, cwd=tmp_path)
@@ -80,6 +77,7 @@ def test_predictions_from_arguments_and_from_a_pipe_are_the_same(trained, tmp_pa
     assert len(given.stdout.splitlines()) == 2
 
 
+@pytest.mark.process
 def test_json_has_the_alignment_and_weights_that_add_up(trained, tmp_path):
     done = regard("predict", str(trained), "Tom chases Jerry", "--json", "--beam", "3", cwd=tmp_path)
     found = json.loads(done.stdout)
@@ -95,6 +93,7 @@ def test_json_has_the_alignment_and_weights_that_add_up(trained, tmp_path):
         assert row[source] == max(row)
 
 
+@pytest.mark.process
 def test_a_page_is_written(trained, tmp_path):
     done = regard("predict", str(trained), "Tom chases Jerry", "--look", "out/page.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -102,6 +101,7 @@ def test_a_page_is_written(trained, tmp_path):
     assert text.startswith("<!doctype html>")
 
 
+@pytest.mark.process
 def test_nothing_and_nonsense_as_input(trained, tmp_path):
     done = regard("predict", str(trained), "", "Tom chases Jerry", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -140,6 +140,7 @@ def test_an_unknown_name_is_copied_from_where_the_model_looks():
     assert coder.write(numbers, source, weights) == "汤姆追逐Zork"
 
 
+@pytest.mark.process
 def test_files_are_read_split_and_learned(tmp_path):
     """Sub-words, a held-out split by source, and a second evaluation on other files."""
     pairs = [(f"the cat number {n} sleeps", f"die Katze Nummer {n} schläft") for n in range(120)]
@@ -159,17 +160,12 @@ def test_files_are_read_split_and_learned(tmp_path):
     assert spoken.returncode == 0, spoken.stderr
 
 
+@pytest.mark.process
 def test_a_killed_run_goes_on_to_the_same_end(tmp_path):
     arguments = ("train", "translation", "--preset", "tiny", *SMALL, "--set", "steps=16", "--set", "validate_every=4")
     whole = regard(*arguments, "--out", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    process = subprocess.Popen(
-        [sys.executable, "-m", "regard", *arguments, "--out", "cut"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = forked.Process([sys.executable, "-m", "regard", *arguments, "--out", "cut"], cwd=tmp_path)
     while not list((tmp_path / "cut/checkpoints").glob("step-*")) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
@@ -203,6 +199,7 @@ def test_a_mistake_is_one_line(arguments, complaint, tmp_path, monkeypatch, as_i
     assert "Traceback" not in done.output
 
 
+@pytest.mark.process
 def test_a_run_is_never_written_over(trained, as_installed):
     done = CliRunner().invoke(app, ["train", "translation", "--preset", "tiny", *SMALL, "--out", str(trained)])
     assert done.exit_code == 2

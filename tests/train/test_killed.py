@@ -72,6 +72,7 @@ def same_run(found: Path, expected: Path) -> None:
     assert Run.open(found).result() == Run.open(expected).result()
 
 
+@pytest.mark.process
 def test_killed_at_random_moments(tmp_path, whole):
     chance = random.Random(7)
     folder = tmp_path / "killed"
@@ -93,6 +94,7 @@ def test_killed_at_random_moments(tmp_path, whole):
     assert not list((folder / "checkpoints").glob(".*"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_asked_to_end(tmp_path, whole, number, code):
     folder = tmp_path / "asked"
@@ -109,6 +111,7 @@ def test_asked_to_end(tmp_path, whole, number, code):
     same_run(folder, whole)
 
 
+@pytest.mark.process
 def test_a_flipped_byte_is_noticed_and_the_older_checkpoint_taken(tmp_path, whole):
     folder = tmp_path / "flipped"
     process = start(folder)

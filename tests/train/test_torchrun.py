@@ -26,6 +26,8 @@ TINY = (
 # step. With a larger epsilon such steps are small, and weights can be compared.
 EXACT = ("dropout=0", "epsilon=1e-3")
 RECURRENT = (*EXACT, "embedding=8", "accumulate=2")
+PIECES = "train.pieces=true"  # each worker writes its part of a checkpoint
+SHARDED = ("train.shard=true", PIECES)
 TRANSFORMER = (*EXACT, "model=transformer", "heads=2", "average=ema")
 RANDOM = ("dropout=0.2", "embedding=8", "average=ema")
 CUT = 4  # the step at which runs are taken up again
@@ -94,11 +96,12 @@ def same(found: Path, expected: Path) -> None:
 
 
 WAYS = {
-    "3 recurrent": (3, RECURRENT, ()),
-    "2 transformer sharded": (2, TRANSFORMER, ("train.shard=true",)),
+    "3 recurrent": (3, RECURRENT, (PIECES,)),
+    "2 transformer sharded": (2, TRANSFORMER, SHARDED),
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("way", WAYS)
 def test_losses_and_weights_are_those_of_one_process(trained, way):
     size, given, more = WAYS[way]
@@ -107,17 +110,20 @@ def test_losses_and_weights_are_those_of_one_process(trained, way):
     assert Run.open(run).result()["workers"] == size
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("size", [0, 2])
 def test_saved_by_three_workers_and_resumed_by_others(trained, tmp_path, size):
-    run = trained(3, *RECURRENT)
+    run = trained(3, *RECURRENT, PIECES)
     same(resumed(run, tmp_path, size), run)
 
 
+@pytest.mark.process
 def test_saved_sharded_and_resumed_plain(trained, tmp_path):
-    run = trained(2, *TRANSFORMER, "train.shard=true")
+    run = trained(2, *TRANSFORMER, *SHARDED)
     same(resumed(run, tmp_path, 0), run)
 
 
+@pytest.mark.process
 def test_a_killed_worker_is_started_again_and_nothing_changes(trained, tmp_path):
     """torchrun's agent: worker 1 dies by SIGKILL in step 3, both start again from the checkpoint of step 2.
 
@@ -155,11 +161,13 @@ def asked_to_end(tmp_path_factory: pytest.TempPathFactory) -> tuple[Started, Pat
     return started.ended(), folder / "run"
 
 
+@pytest.mark.process
 def test_a_signal_to_one_worker_ends_all(asked_to_end):
     started, _ = asked_to_end
     assert started.codes == [143, 143], started.everything()
 
 
+@pytest.mark.process
 def test_a_signal_leaves_a_checkpoint_and_one_message(asked_to_end):
     started, run = asked_to_end
     step = Run.open(run).checkpoints.steps()[-1]
@@ -180,6 +188,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_is_one_line_and_ends_all(tmp_path, case):
     own, message = REFUSED[case]
@@ -191,6 +200,7 @@ def test_bad_input_is_one_line_and_ends_all(tmp_path, case):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.process
 def test_a_worker_that_fails_ends_all(tmp_path):
     arguments = ("train", "translation", "--preset", "tiny", *settings(*TINY, *RECURRENT), "--out", tmp_path / "run")
     done = start(tmp_path, 2, *arguments, failing=1).ended()
@@ -209,11 +219,13 @@ def figures(trained, tmp_path_factory) -> dict:
     return json.loads(done.printed())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("part", ["metrics", "attention", "faithfulness"])
 def test_two_workers_evaluate_as_one_process_did(figures, trained, part):
     assert figures[part] == Run.open(trained(0, *RECURRENT)).result()[part]
 
 
+@pytest.mark.process
 def test_answers_keep_the_order_of_the_lines(trained, tmp_path):
     """The run of few steps answers nearly the same to everything: the sources say which answer is whose."""
     sources = ["Tom chases Jerry", "Jerry chases Tom", "Mary sees the cat", "the cat sees Mary", "Tom sees Mary"]

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -56,7 +57,9 @@ def main() -> None:
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Raises instead of killing the process, so that incomplete files are removed."""
     if os.environ.get("RANK", "0") == "0":  # of several workers, the first
-        sys.stderr.write(f"\nregard: ended by {signal.Signals(number).name}\n")
+        # Not by sys.stderr, which refuses to be written to in the middle of a write, where the signal may have come.
+        with suppress(OSError):
+            os.write(2, f"\nregard: ended by {signal.Signals(number).name}\n".encode())
     raise SystemExit(128 + number)
 
 
@@ -292,3 +295,22 @@ def _bench_layers(
     from regard.bench.layers_bench import layers
 
     layers(lengths=lengths, width=width, kernel=kernel, reach=reach, device=device, as_json=as_json, out=out)
+
+
+@_bench.command("scaling")
+def _bench_scaling(
+    workers: Annotated[
+        str | None,
+        typer.Option(help="Numbers of processes, with commas between; 1,2,4 on a CPU.", metavar="N,N,…"),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps that are timed; the best counts.", min=1, metavar="N")] = 3,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder whose scaling.md gets the tables.", file_okay=False, metavar="DIR")
+    ] = None,
+) -> None:
+    """Tokens a second, memory and bytes sent of DDP, FSDP2 and context parallelism, by a model that is checked here."""
+    from regard.bench.scaling_bench import scaling
+
+    scaling(workers=workers, steps=steps, device=device, as_json=as_json, out=out)

@@ -5,6 +5,7 @@
 - `audio/`: sound files and transcripts
 - `driving/`: driving logs and traffic scenes
 - `worlds/`: generators of examples with gold attention
+- `data_files`: files plain or gzipped, and `DataError`
 - `json_records`: JSON and JSONL files
 - `checksums`: SHA-256 of a folder's files
 - `token_batches`: order of batches by a budget of tokens

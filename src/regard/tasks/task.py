@@ -128,8 +128,8 @@ class Outcome:
     """The result of a network on a batch: its loss, and what penalties and estimators need of its attention.
 
     `weights` are (…, q, k), `mask` says which of them count; `log_prob` and `reward`, (n,) or (b, t), are of hard
-    attention: the log-probability of the sample, and the reward of the resulting answer; `choices` says which
-    of them count (None: all).
+    attention: the log-probability of the sample, and the reward of the resulting answer; `choices` says which of them
+    count (None: all), and `kinds` gives the kind of each if every kind has its own baseline.
     """
 
     total: Tensor
@@ -139,6 +139,7 @@ class Outcome:
     log_prob: Tensor | None = None
     reward: Tensor | None = None
     choices: Tensor | None = None
+    kinds: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
