@@ -1,4 +1,4 @@
-"""What layers share that attend query by query: a clean memory, the first alignment, one reading, all readings joined."""
+"""What layers share that attend query by query: a clean memory, the first alignment, a reading, all readings joined."""
 
 import math
 from dataclasses import replace

@@ -7,8 +7,8 @@ For each step i, with everything that does not depend on the state before alread
     s_i = gru(x_i + Σ_j a_j W_c h_j, h, s_{i-1})      the values are mapped before the loop
 
 Autograd would keep the hidden layer of every step and add to every matrix's gradient at every step. Here only states,
-gates and weights are kept; the backward pass has one matrix product a step over the state, and the gradients of matrices,
-keys and values come from all steps at once, after the loop. `bahdanau_cpu` is the same for the CPU.
+gates and weights are kept; the backward pass has one matrix product a step over the state, and the gradients of
+matrices, keys and values come from all steps at once, after the loop. `bahdanau_cpu` is the same for the CPU.
 """
 
 import os
