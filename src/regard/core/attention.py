@@ -16,6 +16,7 @@ from regard.core.backends import blocked, reference, sdpa
 from regard.core.backends.block_grid import grid, out_of_sight
 from regard.core.biases import Bias
 from regard.core.dispatch import BACKENDS, Backend, choose, plain
+from regard.core.fields import as_lines, as_table
 from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
@@ -25,7 +26,6 @@ from regard.core.torch_names import Unknown
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
-_SCALED_DOT, _SOFTMAX = ScaledDot(), Softmax()
 
 Listener = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
 # Observers of every call: each gets the problem and what computes its result, and returns that result. Nearly always
@@ -45,13 +45,20 @@ class Attended:
         raise TypeError("Attended is no tuple: read its output, weights and log_prob by name")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """How a call would be computed: the backend, why others were refused, the work, the memory, and the kernel.
 
     `flops` counts multiplications and additions of the forward pass over the pairs the mask leaves (estimated by
     blocks); `bytes` is the working memory beside inputs, output and requested weights; `kernel` names the code that
     runs for these tensors within the backend, such as "flash", "triton window" or "exponential (compiled)".
+
+    >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8))
+    Plan
+      backend  sdpa
+      ...
+      flops    640
+      bytes    0
     """
 
     backend: str
@@ -60,14 +67,20 @@ class Plan:
     bytes: int
     kernel: str
 
+    def __repr__(self) -> str:
+        return as_lines(self)
+
+    def _repr_html_(self) -> str:
+        return as_table(self)
+
 
 def attention(
     query: Float[Tensor, "... q d"],
     key: Float[Tensor, "... k d2"],
     value: Float[Tensor, "... k e"],
     *,
-    score: AnyScore = _SCALED_DOT,
-    normalize: Normalizer = _SOFTMAX,
+    score: AnyScore = ScaledDot(),
+    normalize: Normalizer = Softmax(),
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     dropout: float = 0.0,
@@ -111,7 +124,7 @@ def gathered_attention(
         return attention(query, key, value, score=score, mask=mask, weights=weights)
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
-        problem = build(query, key, value, score, _SOFTMAX, mask, None, 0.0, weights, None)
+        problem = build(query, key, value, score, Softmax(), mask, None, 0.0, weights, None)
         problem = replace(problem, gathered=True)
         chosen = choose(problem, "auto", {})
         return _observed(problem, chosen) if listeners else _run(problem, chosen)
@@ -122,8 +135,8 @@ def explain(
     key: Float[Tensor, "... k d2"],
     value: Float[Tensor, "... k e"],
     *,
-    score: AnyScore = _SCALED_DOT,
-    normalize: Normalizer = _SOFTMAX,
+    score: AnyScore = ScaledDot(),
+    normalize: Normalizer = Softmax(),
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     dropout: float = 0.0,

@@ -50,7 +50,7 @@ def choose(
 
 def read_expected(hard: Hard, rows: Tensor, generator: torch.Generator | None) -> Tensor:
     """Which rows read the expected value: bool in the shape of `rows`. Nothing waits for the device."""
-    if isinstance(hard.expected, Tensor):
+    if isinstance(hard.expected, Tensor) and hard.expected.dtype == torch.bool:
         return hard.expected.expand(rows.shape)
     return torch.rand(rows.shape, generator=generator, device=rows.device) < hard.expected
 

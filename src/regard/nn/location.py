@@ -73,7 +73,7 @@ class LocationAttention(nn.Module):
         hidden_size: int | None = None,
         filters: int = 10,
         kernel_size: int = 31,
-        normalize: Normalizer = _SOFTMAX,
+        normalize: Normalizer = Softmax(),
         sharpness: float = 1.0,
     ) -> None:
         super().__init__()

@@ -61,6 +61,7 @@ class SinusoidalPositions(nn.Module):
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).to(dtype)
 
     def forward(self, x: Float[Tensor, "b n d"], *, offset: Offset = 0) -> Float[Tensor, "b n d"]:
+        """x + the table: the vectors with their positions; `offset` is the position of the first."""
         _sized(x, self.size)
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         return x + self.table(x.shape[-2], offset=offset, dtype=x.dtype, device=x.device)
@@ -95,6 +96,7 @@ class LearnedPositions(nn.Module):
         return self.weight.narrow(0, offset, count)
 
     def forward(self, x: Float[Tensor, "b n d"], *, offset: Offset = 0) -> Float[Tensor, "b n d"]:
+        """x + the table: the vectors with their positions; `offset` is the position of the first."""
         _sized(x, self.size)
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         return x + self.table(x.shape[-2], offset=offset).to(x.dtype)
@@ -116,6 +118,7 @@ class Rotary(nn.Module):
         self.base = base
 
     def forward(self, x: Float[Tensor, "b h n d"], *, offset: Offset = 0) -> Float[Tensor, "b h n d"]:
+        """Queries or keys (b, h, n, d) turned by their positions; `offset` is the position of the first."""
         _sized(x, self.head_size)
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         angles = _angles(x.shape[-2], offset, self.head_size, self.base, x.device)

@@ -40,6 +40,8 @@ class LearningSettings(Settings):
     """Weight of the entropy of the samples in REINFORCE, which encourages exploration."""
     expected: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the sequences that REINFORCE teaches by soft attention, drawn anew in each step; 0: all sample."""
+    hard_after: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the training steps before hard attention samples: until then it reads the expected value."""
 
 
 class TaskData(Settings):
@@ -124,4 +126,5 @@ def shared_needs(hard: Need, soft: Need) -> Needs:
         "learning.reward_weight": (hard, Need.value("learning.estimator", "reinforce")),
         "learning.entropy_weight": (hard, Need.value("learning.estimator", "reinforce")),
         "learning.expected": (hard, Need.value("learning.estimator", "reinforce")),
+        "learning.hard_after": (hard,),
     }

@@ -56,6 +56,8 @@ class TrainSettings(BaseModel):
     """On CUDA, whether a step is captured once for each shape of batch and replayed; batches then have few shapes."""
     shard: bool = False
     """Under torchrun, whether parameters, gradients and optimiser state are divided among the workers (FSDP2)."""
+    pieces: bool | None = None
+    """Whether each worker writes its part of a checkpoint; none: where more than 256 MiB are sharded."""
     log_every: Count = 50
     """Updates between two lines of metrics."""
     validate_every: Count = 500

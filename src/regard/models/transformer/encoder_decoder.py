@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.core import sharding
 from regard.core.masks import causal, padding
 from regard.core.requests import Request, full
 from regard.models.memory import Decoded, Memory, Step, pure
@@ -274,6 +275,7 @@ class TransformerDecoder(nn.Module):
 
     def start(self, memory: Memory, *, limit: int | None = None, weights: bool = False) -> TransformerState:
         """The state before the first token; `limit` is the largest number of tokens, `weights` requests weights."""
+        sharding.refuse("decoding token by token")
         caches = [KeyValueCache(capacity=limit) for _ in self.stack.layers]
         projected = [KeyValueCache() for _ in self.stack.layers]
         return TransformerState(memory, caches, projected, memory.mask, 0, full() if weights else None, self)
@@ -281,6 +283,7 @@ class TransformerDecoder(nn.Module):
     @pure
     def step(self, state: TransformerState | TransformerBeams | StaticBeams, tokens: Int[Tensor, " b"]) -> Step:
         """The scores of the next token, given one for each row; weights are the mean over the last layer's heads."""
+        sharding.refuse("decoding token by token")
         if not isinstance(state, TransformerState):
             return state.step(tokens)
         done = self.stack(
