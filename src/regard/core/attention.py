@@ -59,6 +59,7 @@ class Plan:
       ...
       flops    640
       bytes    0
+      ...
     """
 
     backend: str

@@ -174,7 +174,8 @@ def build(
 def check_normalizer(normalize: object) -> Normalizer:
     """A record, or an error that says what came instead."""
     if not isinstance(normalize, Normalizer):
-        raise TypeError(f"normalize must be a regard normaliser such as Softmax(), got {said(normalize)}")
+        expected = "a regard normaliser such as Softmax(), or an instance of your subclass of regard.Normalizer"
+        raise TypeError(f"normalize must be {expected}, got {said(normalize)}")
     return normalize
 
 

@@ -1,8 +1,8 @@
 """Beam search with every shape fixed: on CUDA a whole step, the search's own work in it, is one graph.
 
-A state takes part when its `grouped()` has `static(width, steps)`: that gives a state with storage of its own, into
-which `load(state)` puts a search, and whose step needs nothing from the host. `fits(state, width, steps)` says whether
-it can serve another search. The step itself must be marked pure, as those of this library's models are.
+A state takes part when its `grouped()` has `static(width, steps)`: that gives a state with storage of its
+own, into which `load(state)` puts a search, and whose step needs nothing from the host. `fits(state, width, steps)`
+says whether it can serve another search. The step itself must be marked pure, as those of this library's models are.
 """
 
 import threading

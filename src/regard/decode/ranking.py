@@ -61,7 +61,7 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
 
 
 def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row, ties in any order; of an entry with equals at least two are returned.
+    """The `count` largest of each row, in any order of ties; of entries that have equals, at least two are returned.
 
     Looking for them in the chunks with the largest maxima alone reads the rows once, where topk copies them first.
     """

@@ -43,7 +43,8 @@ class Rule:
 def climbs(alpha: float, keys: int) -> bool:
     """Do the kernels find the threshold of such rows?
 
-    Beyond 2 the sum is not convex, and Newton's steps do not converge. Near 1 the power is too steep for float32.
+    Beyond 2 the sum is not convex: Newton's steps do not converge to its root. Near 1 the power is too steep for
+    float32.
     """
     return 1.05 <= alpha <= 2 and 0 < keys <= LONGEST and TRITON
 

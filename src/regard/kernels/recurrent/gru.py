@@ -64,7 +64,7 @@ def forth(
 def back(
     gates: Tensor, hidden: Tensor, before: Tensor, dstate: Tensor, upstream: Tensor, dgates: Tensor, dproduct: Tensor
 ) -> Tensor:
-    """Write the gradients of input gates and product (b, 3d); return the direct part of that of the state before."""
+    """Write the gradients of input gates and product, (b, 3d) each; return the direct part of the earlier state's."""
     size = before.shape[-1]
     reset, update, new = gates.split(size, -1)
     dstate = dstate + upstream
