@@ -120,6 +120,24 @@ def array(folder: Path, size: int) -> int:
     return len(load_image_questions(folder / "array.json").train)
 
 
+def captioning(folder: Path, size: int) -> int:
+    """Everything that a captioner learns from, with the pictures found in the store."""
+    from regard.tasks.captioning.config import CaptioningConfig, DataSettings
+    from regard.tasks.captioning.files import make_material
+
+    config = CaptioningConfig(data=DataSettings(files=(folder,), picture=size))
+    return sum(1 for _ in make_material(config, folder / "cache", None, lambda text: None).records)
+
+
+def vqa(folder: Path, size: int) -> int:
+    """Everything that learns to answer questions, likewise."""
+    from regard.tasks.vqa.config import DataSettings, VqaConfig
+    from regard.tasks.vqa.material import make_material
+
+    config = VqaConfig(data=DataSettings(files=(folder / "questions.jsonl",), picture=size))
+    return sum(1 for _ in make_material(config, folder / "cache", None, lambda text: None).records)
+
+
 def idx(folder: Path, size: int) -> int:
     """Pictures of 28 × 28 bytes as an array."""
     return len(read_labelled(folder / "pictures.idx", folder / "labels.idx"))
@@ -132,12 +150,17 @@ STAGES: dict[str, Callable[[Path, int], int]] = {
     "pictures, first time": first,
     "pictures, cached": cached,
     "pictures, cached and all read": read,
+    "captioning: records, all read": captioning,
+    "vqa: records, all read": vqa,
     "idx, 28 × 28": idx,
 }
 
 
 def measured(stage: str, folder: Path, size: int) -> dict[str, Any]:
     """One stage in this process: seconds and peak memory."""
+    import regard.tasks.captioning.files
+    import regard.tasks.vqa.material  # noqa: F401
+
     before, start = memory("VmRSS"), time.perf_counter()
     count = STAGES[stage](folder, size)
     seconds = time.perf_counter() - start

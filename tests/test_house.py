@@ -26,12 +26,12 @@ KERNELS = [path for path in MODULES if "triton" in path.relative_to(PACKAGE).par
 
 PUBLIC = [
     *("attention", "explain", "Attended", "Plan", "linear_attention", "PerformerFeatures", "EluFeatures"),
-    *("Dot", "ScaledDot", "Cosine", "Bilinear", "Additive"),
-    *("Softmax", "Sparsemax", "Entmax", "Sigmoid", "Hard", "reinforce", "Reinforced"),
+    *("Score", "Dot", "ScaledDot", "Cosine", "Bilinear", "Additive"),
+    *("Normalizer", "Softmax", "Sparsemax", "Entmax", "Sigmoid", "Hard", "reinforce", "Reinforced"),
     *("Mask", "causal", "window", "padding", "segments", "dense"),
     *("Bias", "alibi", "relative"),
     *("Request", "Top", "full", "rows", "top", "received", "entropy", "logsumexp", "merge"),
-    *("watch", "Trace", "load"),
+    *("watch", "Trace", "Record", "Labels", "load"),
 ]
 FOLDERS = ["nn", "models", "parallel"]
 
@@ -138,6 +138,14 @@ def test_a_folder_lists_its_files(folder):
     files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     folders = {path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"} - {*TASK_FOLDERS}
     assert set(re.findall(r"^- `([\w/]+)`:", about, re.M)) == files | {f"{path.name}/" for path in folders}
+
+
+@pytest.mark.parametrize("folder", TASK_FOLDERS, ids=lambda folder: folder.name)
+def test_a_task_lists_the_files_that_others_do_not_have(folder):
+    about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    shared = {"task", "config", "presets", "material", "codec", "network", "predictor", "scoring"}
+    assert files == shared | set(re.findall(r"^- `(\w+)`:", about, re.M))
 
 
 def test_a_file_name_occurs_once():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from regard.data.data_files import DataError
 from regard.data.text.alignment import (
     alignment_error_rate,
     joined_links,
@@ -11,7 +12,6 @@ from regard.data.text.alignment import (
     read_links,
     words_of_weights,
 )
-from regard.data.text.parallel_text import DataError
 
 
 def test_hansards_gold(tmp_path):

@@ -6,7 +6,7 @@ import json
 import pytest
 from PIL import Image
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.vision.captions import load_captions
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from regard.data.data_files import DataError
 from regard.data.text.corpus import encode, index, open_text
-from regard.data.text.parallel_text import DataError, Limits, Tsv, TwoFiles
+from regard.data.text.parallel_text import Limits, Tsv, TwoFiles
 
 TEXTS = [("one", "一"), ("two 🐭 words", "两 个 词"), ("three", "三"), ("a b c d e f", "长")]
 

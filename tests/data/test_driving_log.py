@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from regard.data.data_files import DataError
 from regard.data.driving.driving_log import history, load_driving_log, split_blocks
-from regard.data.text.parallel_text import DataError
 
 HEADER = "center,left,right,steering,throttle,brake,speed"
 

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.vision.idx import load_mnist, read_idx, read_labelled
 
 IMAGES = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)

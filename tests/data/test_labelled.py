@@ -4,9 +4,9 @@ import gzip
 
 import pytest
 
+from regard.data.data_files import DataError
 from regard.data.text.labelled import Asked, read_labelled
 from regard.data.text.labelled_parts import load_parts
-from regard.data.text.parallel_text import DataError
 from regard.data.text.tokens import Span, build_coder, cut, phrases, sentences, summed
 from regard.data.text.trees import phrases_of
 

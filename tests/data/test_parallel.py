@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from regard.data.data_files import DataError
 from regard.data.text.corpus import index
-from regard.data.text.parallel_text import (
-    DataError,
-    Jsonl,
-    Limits,
-    Tsv,
-    TwoFiles,
-    count_words,
-    find_rows,
-    load_pairs,
-    read_pairs,
-)
+from regard.data.text.parallel_text import Jsonl, Limits, Tsv, TwoFiles, count_words, find_rows, load_pairs, read_pairs
 
 
 def write(path: Path, content: str | bytes) -> Path:

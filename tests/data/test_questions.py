@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.data.data_files import DataError
 from regard.data.text.babi import candidates, load_stories
-from regard.data.text.parallel_text import DataError
 from regard.data.text.passages import Passage
 from regard.data.text.questions import load_questions
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from regard.data.audio.sound_files import read_sound, resampled, wav_bytes
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 
 RATE = 8000
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.data.data_files import DataError
 from regard.data.text.bpe import SMALLEST, Codes, Subwords, train_bpe
-from regard.data.text.parallel_text import DataError
 from regard.data.text.vocabulary import Vocabulary
 
 TEXTS = ["Tom chases Jerry .", "the cat chases the mouse", "汤姆 追逐 杰瑞 。", "der Hund läuft schnell"] * 5

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from regard.data.data_files import DataError
 from regard.data.driving.traffic_scenes import decided_json, load_scenes, nearest, parse_scene, write_scenes
-from regard.data.text.parallel_text import DataError
 from regard.data.worlds.traffic import (
     STEP,
     Traffic,
@@ -216,12 +216,12 @@ GOOD = decided_json(record(5, 8), 0)
     ("change", "message"),
     [
         ({"ego": {"speed": math.nan, "limit": 10}}, "ego: speed must be a finite number"),
-        ({"ego": {"limit": 10}}, "ego: the field speed is missing; there are limit"),
+        ({"ego": {"limit": 10}}, "ego: the field speed is missing; the fields are limit"),
         ({"ego": {"speed": -1, "limit": 10}}, "speed must be at least 0"),
         ({"ego": {"speed": "fast", "limit": 10}}, "ego: speed must be a number, got 'fast'"),
         ({"objects": [{**LEAD, "kind": "tank"}]}, "object 0: kind must be one of car, lorry, cyclist, pedestrian"),
         ({"objects": [{**LEAD, "x": math.inf}]}, "object 0: x must be a finite number"),
-        ({"objects": [LEAD, {"kind": "car", "x": 1}]}, "object 1: the field y is missing; there are kind, x"),
+        ({"objects": [LEAD, {"kind": "car", "x": 1}]}, "object 1: the field y is missing; the fields are kind, x"),
         ({"objects": [3]}, "object 0: expected kind, x, y, heading, speed, got int"),
         ({"objects": None}, "expected the fields ego and objects"),
         ({"action": "fly"}, "action must be one of brake, hold, accelerate, got 'fly'"),

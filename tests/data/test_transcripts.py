@@ -5,7 +5,7 @@ import json
 import pytest
 
 from regard.data.audio.transcripts import load_transcripts
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 
 
 def sounds(folder, *names):

@@ -145,13 +145,16 @@ def test_a_page_has_all_sequences_or_says_which_it_has_not(monkeypatch):
     monkeypatch.setattr("regard.look.viewer.page.WEIGHTS", 8)
     first, second = told(page(trace))
     assert len(first["sequences"]) == 2
-    assert "sequences 3 to 5 of the batch" in second["dropped"][0]
+    assert "sequences 2 to 4 of the batch" in second["dropped"][0]
 
 
 def test_a_call_of_fewer_sequences_says_so():
     trace = Trace.from_weights({"one": torch.rand(1, 1, 2, 2), "two": torch.rand(2, 1, 2, 2)})
     notes = [entry["note"] for entry in about(trace, batch=1)["records"]]
-    assert notes == ["This call has no sequence 2: sequence 1 of 1 is shown.", "Sequence 2 of 2 is shown."]
+    assert notes == [
+        "This call has no sequence 1: sequence 0 of its batch of 1 is shown.",
+        "Sequence 1 of a batch of 2 is shown.",
+    ]
 
 
 def padded() -> tuple[Trace, torch.Tensor]:

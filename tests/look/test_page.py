@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import math
 import re
 
 import pytest
@@ -20,9 +21,16 @@ def softmax(*shape: int) -> torch.Tensor:
 
 
 def unpacked(entry: dict, heads: int, data: bytes) -> dict[str, torch.Tensor]:
-    """The arrays of a record, read the way source.js documents them."""
+    """The arrays of a record's heads, read the way source.js documents them; the mean over the heads is left out."""
+    found = with_mean(entry, data)
+    share = {name: len(array) // entry["pack"]["heads"] * heads for name, array in found.items()}
+    return {name: array[: share[name]] for name, array in found.items()}
+
+
+def with_mean(entry: dict, data: bytes) -> dict[str, torch.Tensor]:
     raw, start, found = gzip.decompress(data), 0, {}
     pack = entry["pack"]
+    heads = pack["heads"]
     rows = heads * pack["rowsKept"]
     for name, dtype, count in (
         ("steps", torch.float32, heads * pack["mapRows"]),
@@ -132,7 +140,7 @@ def test_so_many_long_rows_that_only_some_are_kept():
     for record in trace.records:
         record.queries = record.keys = 100_000  # of which nothing is computed here
     budget = Budget.of([trace])
-    assert budget.stride == -(-4 * 2 * 97 * 100_000 // KEPT_WEIGHTS)
+    assert budget.stride == -(-4 * 2 * 98 * 100_000 // KEPT_WEIGHTS)  # of 97 heads and their mean
     assert budget.kept == 4
     assert 64 <= budget.side <= 256
 
@@ -141,9 +149,82 @@ def test_entropy_and_distance_by_hand():
     uniform, ahead = torch.full((5, 5), 0.2), torch.eye(5).roll(1, 0)
     packed = pack(Trace.from_weights({"layer": torch.stack([uniform, torch.eye(5), ahead])}))
     [entry] = packed.about["records"]
-    assert entry["entropy"] == pytest.approx([1.609, 0, 0], abs=1e-3)
+    # The last is the mean of the three: 0.4 on the diagonal and one back, 0.0667 at the three other places.
+    mean = -2 * 0.4 * math.log(0.4) - 3 * 0.2 / 3 * math.log(0.2 / 3)
+    assert entry["entropy"] == pytest.approx([1.609, 0, 0, mean], abs=1e-3)
     # Uniform: mean of |i − j| over 5 × 5. Each row of the third looks one back, the first four ahead.
-    assert entry["distance"] == pytest.approx([1.6, 0, (4 + 4) / 5], abs=1e-3)
+    assert entry["distance"] == pytest.approx([1.6, 0, (4 + 4) / 5, (1.6 + 0 + 1.6) / 3], abs=1e-3)
+
+
+def test_the_mean_over_heads_is_packed_behind_them():
+    weights = softmax(3, 5, 7)
+    packed = pack(Trace.from_weights({"layer": weights}))
+    [entry] = packed.about["records"]
+    assert (entry["heads"], entry["pack"]["heads"]) == (3, 4)
+    seen = rebuilt(entry, 4, packed.records[0])
+    torch.testing.assert_close(seen[3], weights.sum(0) / 3, atol=5e-4, rtol=0)
+
+
+def test_one_head_has_no_mean_beside_it():
+    packed = pack(Trace.from_weights({"layer": softmax(1, 2, 3)}))
+    assert packed.about["records"][0]["pack"]["heads"] == 1
+
+
+def thumbnails(packed) -> list[torch.Tensor]:
+    """The small maps of each record, in weights, read the way source.js does."""
+    raw = gzip.decompress(base64.b64decode(packed.about["thumbnails"]))
+    found = []
+    for entry in packed.about["records"]:
+        place, heads = entry["thumbnails"], entry["pack"]["heads"]
+        count = heads * math.prod(place["shape"])
+        dtype = torch.float16 if place["half"] else torch.uint8
+        roots = torch.frombuffer(bytearray(raw), dtype=dtype, count=count, offset=place["start"]).float()
+        roots = (roots if place["half"] else roots / 255).reshape(heads, *place["shape"])
+        found.append(roots.sign() * roots**2 * torch.tensor(place["peaks"])[:, None, None])
+    return found
+
+
+def test_small_maps_have_weights_so_that_heads_can_share_a_scale():
+    uniform, sharp = torch.full((5, 5), 0.2), torch.eye(5)
+    [small] = thumbnails(pack(Trace.from_weights({"layer": torch.stack([uniform, sharp])})))
+    torch.testing.assert_close(small[0], uniform, atol=2e-3, rtol=0)
+    torch.testing.assert_close(small[1], sharp, atol=1e-6, rtol=0)
+    torch.testing.assert_close(small[2], (uniform + sharp) / 2, atol=5e-3, rtol=0)  # their mean
+
+
+def test_a_cell_of_a_small_map_is_the_largest_weight_in_it():
+    weights = torch.full((1, 96, 64), 1e-3)
+    weights[0, 4, 63] = 0.75  # rows 3 to 5 are the second row of cells, columns 62 and 63 the last
+    [small] = thumbnails(pack(Trace.from_weights({"layer": weights})))
+    assert small.shape == (1, 32, 32)
+    assert float(small[0, 1, 31]) == pytest.approx(0.75, abs=1e-3)
+    assert int((small > 0.01).sum()) == 1
+
+
+def test_a_cell_of_a_small_map_that_has_nan_or_a_negative_weight_says_so():
+    weights = torch.full((1, 64, 64), 0.25)
+    weights[0, 0, 0], weights[0, 63, 63] = math.nan, -0.5
+    [small] = thumbnails(pack(Trace.from_weights({"layer": weights})))
+    assert math.isnan(small[0, 0, 0])
+    assert float(small[0, 31, 31]) == pytest.approx(-0.5, abs=1e-3)
+    assert float(small[0, 5, 5]) == pytest.approx(0.25, abs=1e-3)
+
+
+def records_of(text: str) -> list[dict]:
+    [data] = re.findall(r'data-about="0-0">([^<]*)<', text)
+    return json.loads(base64.b64decode(data))["records"]
+
+
+def test_a_page_has_the_rollout_of_each_stack():
+    names = ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"]
+    names += [f"decoder.layers.{n}.{kind}" for n in range(2) for kind in ("self_attn", "multihead_attn")]
+    found = records_of(page(Trace.from_weights({name: softmax(2, 5, 5) for name in names})))
+    assert [entry["layer"] for entry in found[6:]] == [["encoder", "rollout"], ["decoder", "self", "rollout"]]
+
+
+def test_what_does_not_fit_one_stack_has_no_rollout():
+    found = page(Trace.from_weights({"layers.0.attention": softmax(1, 5, 5), "layers.1.attention": softmax(1, 5, 7)}))
+    assert [entry["kind"] for entry in records_of(found)] == ["given", "given"]
 
 
 def test_distance_needs_rows_and_columns_of_one_kind():
@@ -186,7 +267,7 @@ def test_of_a_batch_one_sequence_is_shown_and_the_note_says_which():
     weights = softmax(3, 2, 5, 7)
     packed = pack(Trace.from_weights({"layer": weights}), batch=1)
     [entry] = packed.about["records"]
-    assert "Sequence 2 of 3" in entry["note"]
+    assert "Sequence 1 of a batch of 3 is shown." in entry["note"]
     torch.testing.assert_close(rebuilt(entry, 2, packed.records[0]), weights[1], atol=5e-4, rtol=0)
 
 

@@ -8,6 +8,7 @@ from regard.look.viewer.page import page
 from regard.tasks.joined_traces import joined_trace
 from regard.tasks.translation.codec import Reading
 from regard.tasks.translation.predictor import Translation
+from regard.tasks.translation.task import TRANSLATION
 
 NAMES = ["a [b] c", "[…]", "*", "?", "[!a]*", "[[]", "a*[", "]["]
 
@@ -37,7 +38,7 @@ def translation(text: str, *words: str) -> Translation:
 @pytest.mark.parametrize("text", [*NAMES, "1. [x]", "same"])
 def test_translations_full_of_signs_are_shown(text):
     found = [translation(text, "a", "[b]"), translation(text, "c", "d", "e"), translation("other", "*")]
-    trace = joined_trace(found, "Where each word came from")
+    trace = joined_trace(found, TRANSLATION.view)
     assert [record.row_labels.items for record in trace] == [("a", "[b]"), ("c", "d", "e"), ("*",)]
     assert [record.column_labels.items for record in trace] == [("Tom", "[runs]")] * 3
     assert page(trace)

@@ -4,6 +4,7 @@ import io
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -173,7 +174,7 @@ def test_patches_of_an_image_with_tokens_before_them(tmp_path):
     file = tmp_path / "red.jpg"
     Image.new("RGB", (30, 20), (200, 0, 0)).save(file)
     labels = patches(file, (2, 3), special=["[CLS]", "[REG]"])
-    assert labels.items == ("[CLS]", "[REG]", "1,1", "1,2", "1,3", "2,1", "2,2", "2,3")
+    assert labels.items == ("[CLS]", "[REG]", "0,0", "0,1", "0,2", "1,0", "1,1", "1,2")
     assert (labels.extra["grid"], labels.extra["special"]) == ((2, 3), 2)
     assert Image.open(io.BytesIO(labels.extra["image"])).size == (30, 20)
     trace = Trace.from_weights({"vit": torch.full((1, 8, 8), 1 / 8)}).label(rows=labels, columns=labels)
@@ -244,6 +245,7 @@ def test_pictures_are_written(tmp_path):
     drawing = trace.svg(tmp_path / "a.svg", head=1).read_text()
     assert drawing.count("class='cell'") == 6
     assert "&lt;sat&gt;" in drawing
+    assert "<title>cross · head 1</title>" in drawing
     with Image.open(trace.png(tmp_path / "a.png", record="cross")) as picture:
         assert picture.format == "PNG"
         assert picture.width > 2 * 24
@@ -253,17 +255,66 @@ def test_pictures_are_written(tmp_path):
         Trace().svg(tmp_path / "c.svg")
 
 
-def test_the_largest_weight_has_the_deepest_colour_in_a_png(tmp_path):
+def test_drawings_call_layers_by_their_words_and_one_head_by_none(tmp_path):
+    names = ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"]
+    trace = Trace.from_weights({name: torch.rand(3, 2, 2, 2) for name in names})
+    second = trace.svg(tmp_path / "a.svg", record=names[1], head=0, batch=2).read_text()
+    assert "<title>encoder 1 · head 0 · sequence 2</title>" in second
+    mean = trace.svg(tmp_path / "a.svg", head="mean").read_text()
+    assert "<title>encoder 0 · mean of 2 heads · sequence 0</title>" in mean
+    alone = Trace.from_weights({"cross": torch.rand(1, 2, 2)}).svg(tmp_path / "a.svg", head="mean").read_text()
+    assert "<title>cross</title>" in alone
+
+
+def drawn_pixels(path):
     from PIL import Image
 
-    columns = [str(n) for n in range(30)]  # wider than the title
-    weights = torch.zeros(1, 1, 30)
-    weights[..., -1] = 1.0
-    trace = Trace.from_weights({"x": weights}, rows=["r"], columns=columns)
-    with Image.open(trace.png(tmp_path / "a.png")) as picture:
-        y = picture.height - 24
-        low, high = (picture.getpixel((picture.width - 12 - side, y)) for side in (36, 12))
-    assert sum(low) > sum(high)
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB")).astype(int)
+
+
+def blocks(pixels, color) -> list[tuple[int, int, int, int]]:
+    """The left, top, right and bottom edges of what has exactly a colour."""
+    rows, columns = np.nonzero((pixels == color).all(-1))
+    return [(columns.min(), rows.min(), columns.max(), rows.max())] if len(rows) else []
+
+
+def test_a_png_has_a_cell_for_each_weight_in_its_colour_and_its_value(tmp_path):
+    """Weights 1 and 0 of two keys: the deepest blue at the left and at the end of the bar, the palest at the right."""
+    trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]]])}, rows=["r"], columns=["a", "b"])
+    pixels = drawn_pixels(trace.png(tmp_path / "a.png"))
+    bar = len(pixels) - 2 * (24 + 24)  # where the bar begins, in pixels; it is 320 wide from pixel 48 on
+    assert tuple(pixels[bar + 8, 48 + 319]) == (0, 64, 160)
+    assert tuple(pixels[bar + 8, 48]) == (242, 245, 251)
+    middle = pixels[bar + 8, 48 : 48 + 320].sum(-1)
+    assert (np.diff(middle) <= 0).all()  # from pale to deep
+    [(left, top, right, bottom)] = blocks(pixels[: bar - 20], (0, 64, 160))
+    assert 120 <= right - left + 1 <= 128  # a cell of 64 units, two pixels each, without its gap
+    cell = pixels[top : bottom + 1, left : right + 1]
+    written = (cell != (0, 64, 160)).any(-1)
+    assert 0.005 < written.mean() < 0.2  # "1.00" stands in it
+    assert (cell[written].sum(-1) > 224).all()  # in white
+    [(pale, *_)] = blocks(pixels[top : bottom + 1], (242, 245, 251))
+    assert pale > right  # the weight 0 stands to the right, without a value
+    beside = pixels[top : bottom + 1, right + 4 : right + 124]
+    assert (beside == (242, 245, 251)).all()
+
+
+def test_a_png_of_the_mean_is_the_mean(tmp_path):
+    """Heads (1, 0) and (0, 1): their mean has one colour in both cells."""
+    trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])}, rows=["r"], columns=["a", "b"])
+    pixels = drawn_pixels(trace.png(tmp_path / "a.png", head="mean"))
+    [(left, _, right, _)] = blocks(pixels[:-96], (0, 64, 160))
+    assert 240 <= right - left + 1 <= 256  # both cells
+
+
+def test_long_names_of_a_png_are_not_cut_off_at_its_edges(tmp_path):
+    names = ["a rather long name here"] * 9
+    pixels = drawn_pixels(
+        Trace.from_weights({"x": torch.eye(9)[None]}, rows=names, columns=names).png(tmp_path / "a.png")
+    )
+    for edge in (pixels[:, :8], pixels[:, -8:], pixels[:8], pixels[-8:]):
+        assert (edge == 255).all()
 
 
 def test_a_page_is_written_shown_and_framed(tmp_path, monkeypatch):
@@ -274,7 +325,7 @@ def test_a_page_is_written_shown_and_framed(tmp_path, monkeypatch):
     trace = Trace.from_weights({"cross": torch.rand(2, 3, 2)}, title='a "quoted" <title>')
     text = trace.html(tmp_path / "a.html").read_text()
     assert text.startswith("<!doctype html>")
-    frame = trace._repr_html_()
+    frame = trace._repr_html_().partition("</iframe>")[0]
     assert frame.count('"') == 8  # four attributes: nothing of the page ends one
     trace.show()
     [address] = opened

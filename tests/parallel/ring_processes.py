@@ -27,7 +27,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64) -> float:
     """The largest one, for narrow dtypes by the largest number; infinities must be in the same places."""
-    found, wanted = found.detach().double(), wanted.detach().double()
+    found, wanted = found.detach().cpu().double(), wanted.detach().cpu().double()
     finite = wanted.isfinite()
     if not torch.equal(found[~finite], wanted[~finite]):
         return math.inf
@@ -37,11 +37,11 @@ def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64
     return float((found - wanted)[finite].abs().max()) / scale
 
 
-def run_case(case: Case, rank: int, size: int, group: Any = None) -> dict[str, float | int]:
-    """Attention over the group, forward and backward, against one process."""
+def run_case(case: Case, rank: int, size: int, group: Any = None, device: str = "cpu") -> dict[str, float | int]:
+    """Attention over the group, forward and backward, against one process on the CPU."""
     dtype = DTYPES[case.dtype]
     mine = [positions(rank, size, length, case.balanced) for length in (case.queries, LENGTH, LENGTH)]
-    query, key, value, slopes, total_slopes, *learned = (t.to(dtype) for t in inputs(case))
+    query, key, value, slopes, total_slopes, *learned = (t.to(device, dtype) for t in inputs(case))
     query, key, value = (t[:, :, at].requires_grad_() for t, at in zip((query, key, value), mine, strict=True))
     slopes, total_slopes = slopes[:, :, mine[0]], total_slopes[:, :, mine[0]]
     learned = [t.requires_grad_() for t in learned]
@@ -50,7 +50,7 @@ def run_case(case: Case, rank: int, size: int, group: Any = None) -> dict[str, f
         attended = regard.parallel.attention(
             query, key, value, group=group, balanced=case.balanced,
             score=SCORES[case.score].record(*own),
-            mask=MASKS[case.mask][0](ids()[:, mine[1]]),
+            mask=MASKS[case.mask][0](ids()[:, mine[1]].to(device)),
             bias=BIASES[case.bias][0](learned[-1]) if case.bias else None,
             weights=regard.logsumexp() if case.total else None,
         )  # fmt: skip

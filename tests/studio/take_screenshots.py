@@ -40,6 +40,14 @@ def compare(page: Page) -> None:
         page.locator(".pair").nth(side).get_by_role("button").first.click()
 
 
+def coloured(page: Page) -> None:
+    """Three heads of a layer, and what one word looks at."""
+    page.locator('[data-value="colours"]').click()
+    for head in (2, 3, 4):
+        page.locator(f'[data-record="0"][data-head="{head}"]').click()
+    page.evaluate("document.getElementById('regard').viewer.state.set({ locked: { row: 6, column: null } })")
+
+
 def warmer(page: Page) -> None:
     """The playground at a temperature at which every key has a part."""
     page.locator("input[type=range]").first.evaluate(
@@ -134,13 +142,13 @@ def main(folder: Path, run: Path | None, everything: bool) -> None:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         alone = Path(place) / "page.html"
         standalone(alone)
-        views: list[View] = [("page", alone.as_uri(), None, False)]
+        views: list[View] = [("page", alone.as_uri(), None, False), ("page-heads", alone.as_uri(), coloured, False)]
         for name, where, act, night in VIEWS:
             address = (toys if name == "compare" else studio).address
             views.append((f"studio-{name}", f"{address}/{where}", act, night))
         for name, address, act, night in views:
             for theme, language in forms if everything else [("dark" if night else "light", "en")]:
-                mark = "" if name in ("page", "studio-translate") and not everything else f"-{theme}"
+                mark = "" if name in ("page", "page-heads", "studio-translate") and not everything else f"-{theme}"
                 file = folder / f"{name}{mark}{f'-{language}' if everything else ''}.png"
                 take(browser, address, file, act, theme=theme, language=language)
         browser.close()

@@ -97,14 +97,14 @@ def test_numbers_are_typed_stepped_and_dragged(visit):
     page = visit()
     choose(page, "score", "dot")
     says(cell(page, "Scores", 0, 0), "60")
-    first = page.get_by_label("Tom, component 1")
+    first = page.get_by_label("Tom, component 0")
     first.fill("1")
     says(cell(page, "Scores", 0, 0), "20")
     first.press("ArrowUp")
     says(cell(page, "Scores", 0, 0), "25")
     first.fill("x")
     assert first.get_attribute("aria-invalid") == "true"
-    second = page.get_by_label("chases, component 1")
+    second = page.get_by_label("chases, component 0")
     box = second.bounding_box()
     page.mouse.move(box["x"] + 10, box["y"] + 10)
     page.mouse.down()
@@ -123,21 +123,21 @@ def test_arrows_are_dragged_and_moved_by_keys(visit):
     tip.focus()
     page.keyboard.press("ArrowLeft")
     says(cell(page, "Scores", 0, 0), "55")
-    assert page.get_by_label("Tom, component 1").input_value() == "4.5"
+    assert page.get_by_label("Tom, component 0").input_value() == "4.5"
     box = page.locator(".arrow.query .tip").bounding_box()
     page.mouse.move(box["x"] + 5, box["y"] + 5)
     page.mouse.down()
     page.mouse.move(box["x"] - 60, box["y"] + 5, steps=6)
     page.mouse.up()
-    assert float(page.get_by_label("汤姆, component 1").input_value()) < 9
+    assert float(page.get_by_label("汤姆, component 0").input_value()) < 9
 
 
 def test_vectors_come_and_go_and_values_can_differ(visit):
     page = visit()
     page.get_by_text("+ Add a key").click()
-    says(page.locator('table[aria-label="Weights"] thead'), "k4")
+    says(page.locator('table[aria-label="Weights"] thead'), "k3")
     page.get_by_role("button", name="Remove chases").click()
-    says(page.locator('table[aria-label="Weights"] thead'), "k4")
+    says(page.locator('table[aria-label="Weights"] thead'), "k3")
     counts(page.locator('table[aria-label="Weights"] thead th'), 4)  # three keys and the sum
     page.get_by_text("Values are the keys").click()
     page.locator(".vectors.value input.number").first.fill("77")
@@ -145,7 +145,7 @@ def test_vectors_come_and_go_and_values_can_differ(visit):
     page.get_by_role("button", name="One component more").click()
     says(page.locator(".stage").nth(0).locator(".work"), "√4")
     choose(page, "heads", "2")
-    says(page.locator('[role="radiogroup"][aria-label="Head"]'), "Head 2")
+    says(page.locator('[role="radiogroup"][aria-label="Head"]'), "Head 1")
     page.get_by_role("button", name="Tom and Jerry").click()
     says(cell(page, "Scores", 0, 0), "34.64")
 
@@ -186,7 +186,7 @@ def test_a_sentence_asks_itself(visit):
     says(page.locator('table[aria-label="Weights"] tbody'), "onerror")
     assert page.locator("table img").count() == 0
     choose(page, "heads", "4")
-    page.get_by_role("radio", name="Head 4").click()
+    page.get_by_role("radio", name="Head 3").click()
     choose(page, "mask", "causal")
     says(cell(page, "Weights", 0, 1), "–")
 
@@ -202,7 +202,7 @@ def test_keys_walk_over_the_cells(visit):
 
 def test_names_are_text_never_markup(visit):
     page = visit()
-    name = page.get_by_label("Name of key 1")
+    name = page.get_by_label("Name of key 0")
     name.fill(NASTY)
     says(page.locator('table[aria-label="Scores"] thead'), "<img src")
     says(page.locator(".stage").nth(0).locator(".work"), NASTY)
@@ -260,7 +260,7 @@ def test_a_reader_with_a_keyboard_gets_everywhere(visit):
     for _ in range(40):
         page.keyboard.press("Tab")
         seen.add(page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent"))
-    assert {"Views", "English", "Vectors", "Tom, component 1", "Remove Tom"} <= seen
+    assert {"Views", "English", "Vectors", "Tom, component 0", "Remove Tom"} <= seen
     page.get_by_role("link", name="Views").focus()
     page.keyboard.press("Enter")
     says(page.locator("h1"), "Views")
@@ -273,7 +273,7 @@ def test_the_image_has_a_map_for_each_word(visit):
     page = visit("/#/views/image")
     says(page.locator(".readout"), "“ball” looks at")
     says(page.locator(".faithful"), "Better than random by")
-    says(page.locator(".faithful h2"), "For “ball”, head 1")
+    says(page.locator(".faithful h2"), "For “ball”, head 0")
     before = page.locator(".picture canvas").first.evaluate("(canvas) => canvas.toDataURL().length")
     page.locator(".picture").first.focus()
     page.keyboard.press("ArrowRight")
@@ -302,11 +302,11 @@ def test_each_kind_has_its_view(visit, name, sentence, best):
 
 def test_from_one_view_to_the_next_and_another_head(visit):
     page = visit("/#/views/sentiment")
+    says(page.locator(".faithful h2"), "For “positive”, head 0")
+    page.locator(".heads button[data-head='1']").first.click()
     says(page.locator(".faithful h2"), "For “positive”, head 1")
-    page.locator(".overview button[aria-label*='head 2'], .heads button").nth(1).click()
-    says(page.locator(".faithful h2"), "For “positive”, head 2")
     page.get_by_role("radio", name="中文").click()
-    says(page.locator(".faithful h2"), "“positive”，第 2 头")  # what was chosen is kept
+    says(page.locator(".faithful h2"), "“positive”，头 1")  # what was chosen is kept
     page.get_by_role("link", name="交通").click()
     says(page.locator(".readout"), "lorry, braking")
 
@@ -486,7 +486,7 @@ def test_a_sequence_of_a_batch_is_chosen(visit):
         says(page.locator(".facts"), "4 × 4")
         page.locator("[data-here=sequence]").select_option(index=1)
         says(page.locator(".facts"), "3 × 3")
-        says(page.locator("[data-here=sequence]"), f"2: {NASTY} y z")
+        says(page.locator("[data-here=sequence]"), f"1: {NASTY} y z")
         assert page.locator(".holder img").count() == 0
         grids = page.evaluate("document.querySelector('.holder').viewer.stages[0].model.map.values.length")
     assert grids == 9

@@ -10,6 +10,7 @@ from regard.look.attention_records import Record
 from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.studio import map_tiles as tiles
+from regard.studio.examples import Example
 from regard.studio.limits import RefusedError
 
 
@@ -82,7 +83,7 @@ def test_thumbnails_are_small():
     weights = torch.rand(2, 100, 7)
     grid = tiles.thumbnail(one(weights), 1)
     assert grid.block == (4, 1)
-    torch.testing.assert_close(grid.cells, weights[1].view(25, 4, 7).mean(1))
+    torch.testing.assert_close(grid.cells, weights[1].view(25, 4, 7).amax(1))
 
 
 def test_of_a_large_map_a_thumbnail_reads_one_row_a_block(monkeypatch):
@@ -90,7 +91,7 @@ def test_of_a_large_map_a_thumbnail_reads_one_row_a_block(monkeypatch):
     weights = torch.rand(1, 64, 128)
     grid = tiles.thumbnail(one(weights), 0)
     assert (grid.block, grid.read) == ((2, 4), 1)
-    torch.testing.assert_close(grid.cells, weights[0, 1::2].view(32, 32, 4).mean(2))
+    torch.testing.assert_close(grid.cells, weights[0, 1::2].view(32, 32, 4).amax(2))
 
 
 def test_received_and_rows():
@@ -160,3 +161,34 @@ def test_a_large_map_from_a_file_brings_its_own_overview(tmp_path, monkeypatch):
     assert grid.block == (71 / 8, 83 / 8)
     assert float(grid.cells.sum()) * 71 * 83 / 64 == pytest.approx(71, rel=0.02)  # all the weight is there
     torch.testing.assert_close(tiles.received(record, 0), weights[0].mean(0), atol=1e-4, rtol=1e-2)
+
+
+def test_the_head_after_the_last_is_the_mean():
+    weights = torch.rand(3, 5, 7)
+    mean = weights.sum(0) / 3
+    torch.testing.assert_close(tiles.whole(one(weights), 3).cells, mean)
+    torch.testing.assert_close(tiles.thumbnail(one(weights), 3).cells, mean)
+    torch.testing.assert_close(tiles.row(one(weights), 3, 4), mean[4])
+    torch.testing.assert_close(tiles.received(one(weights), 3), mean.mean(0))
+    with pytest.raises(RefusedError, match="head must be from 0 to 3, got 4"):
+        tiles.whole(one(weights), 4)
+
+
+def test_one_head_has_no_mean():
+    with pytest.raises(RefusedError, match="head must be from 0 to 0, got 1"):
+        tiles.whole(one(torch.rand(1, 5, 7)), 1)
+
+
+def test_a_thumbnail_keeps_what_is_negative_or_nan():
+    weights = torch.full((1, 64, 64), 0.25)
+    weights[0, 0, 0], weights[0, 63, 63] = torch.nan, -0.5
+    cells = tiles.thumbnail(one(weights), 0).cells
+    assert cells[0, 0].isnan()
+    assert (float(cells[31, 31]), float(cells[5, 5])) == (-0.5, 0.25)
+
+
+def test_the_rollout_of_a_stack_is_a_record_of_its_own():
+    swap = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
+    shown = Example(Trace.from_weights({f"layers.{n}.attention": swap for n in range(2)})).shown
+    assert [record.name for record in shown.records] == ["layers.0.attention", "layers.1.attention", "rollout"]
+    torch.testing.assert_close(tiles.whole(shown.records[2], 0).cells, torch.full((2, 2), 0.5))

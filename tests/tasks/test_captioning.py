@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from regard.core.requests import full
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.worlds.scene_captions import captioned
 from regard.models.vision.efficientnet import EfficientNetLite0
 from regard.models.vision.image_encoder import MAP_ATTENTIONS
@@ -31,7 +31,6 @@ from regard.tasks.captioning.predictor import CaptionPredictor, collate
 from regard.tasks.captioning.presets import PRESETS
 from regard.tasks.captioning.scoring import corpus_bleu, judge, pointing, sacrebleu_figures, text_figures
 from regard.tasks.captioning.task import CAPTIONING
-from regard.tasks.config import LearningSettings
 from regard.tasks.task import InputError, SettingError
 
 TINY = ModelSettings(widths=(4,), patch=4, size=12, embedding=8, dropout=0.0)
@@ -174,7 +173,7 @@ def test_presets_are_whole(name):
 # Learning
 
 
-def outcome(world, attention: str, learning: LearningSettings):
+def outcome(world, attention: str, learning: CaptionLearning):
     config = CONFIG.model_copy(update={"model": TINY.model_copy(update={"attention": attention}), "learning": learning})
     torch.manual_seed(2)
     network = CAPTIONING.network(config, world.codec)
@@ -183,7 +182,7 @@ def outcome(world, attention: str, learning: LearningSettings):
 
 
 def test_hard_attention_has_choices_and_their_rewards(world):
-    learning = LearningSettings(estimator="reinforce")
+    learning = CaptionLearning(estimator="reinforce", expected=0.0)
     network, found = outcome(world, "hard", learning)
     words = sum(len(one["target"]) for one in world.records[:5])
     assert int(found.count) == words
@@ -193,7 +192,20 @@ def test_hard_attention_has_choices_and_their_rewards(world):
     assert set(found.weights[0].unique().tolist()) <= {0.0, 1.0}
     loss_of(found, network, learning).total.backward()
     assert network.decoder.attention.key.weight.grad.abs().sum() > 0
-    assert bool(network.baseline.seen)
+    words_seen = {word for one in world.records[:5] for word in one["target"]}
+    assert set(network.baseline.seen.nonzero().flatten().tolist()) == words_seen
+
+
+@pytest.mark.parametrize("credit", ["word", "rest", "caption"])
+def test_what_a_choice_is_rewarded_with(world, credit):
+    """The sums are of real words alone: the last reward of a caption is of its end in any case but `caption`."""
+    own = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0))[1]
+    _, found = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0, credit=credit))
+    for one, row, real in zip(own.reward.tolist(), found.reward.tolist(), own.choices.tolist(), strict=True):
+        count = sum(real)
+        first = [place if credit == "rest" else 0 for place in range(count)]
+        wanted = one[:count] if credit == "word" else [sum(one[place:count]) for place in first]
+        assert row[:count] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_by_default_half_of_the_captions_are_read_softly(world):
@@ -218,13 +230,13 @@ def test_the_reward_of_soft_captions_teaches_no_choice(world):
 
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel"])
 def test_estimators_with_a_gradient_of_their_own(world, estimator):
-    network, found = outcome(world, "hard", LearningSettings(estimator=estimator))
+    network, found = outcome(world, "hard", CaptionLearning(estimator=estimator))
     found.total.backward()
     assert network.decoder.attention.key.weight.grad.abs().sum() > 0
 
 
 def test_the_doubly_stochastic_penalty_counts_real_words_alone(world):
-    learning = LearningSettings(penalty="doubly_stochastic", beta=0.5)
+    learning = CaptionLearning(penalty="doubly_stochastic", beta=0.5)
     network, found = outcome(world, "additive", learning)
     received = torch.where(found.mask, found.weights[0], 0).sum(1)
     real = found.mask.any(1)
@@ -281,7 +293,7 @@ def test_files_have_a_record_for_each_caption(tmp_path):
     assert material.valid[0].captions[0][:2] == ("a", "thing")
     assert [len(one["prefix"]) for one in material.records] == list(material.lengths[0])
     assert any("24" in line for line in reported)
-    assert len(input_files(config)) == 13
+    assert [path.name for path in input_files(config)] == ["captions.tsv"]
     again = make_material(config, tmp_path / "cache", material.codec, reported.append)
     assert again.codec is material.codec
 

@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 import torch
 
+from regard.data.data_files import DataError
 from regard.data.text.bpe import Codes, train_bpe
-from regard.data.text.parallel_text import DataError
 from regard.data.text.vocabulary import Vocabulary
 from regard.models.memory import Memory
 from regard.tasks.translation import scoring

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from regard.core.requests import full
+from regard.nn.attention import Attention
 from regard.tasks.attention_learning import asks_attention, hard, loss_of, with_baseline
 from regard.tasks.config import LearningSettings, TaskConfig
 from regard.tasks.sentiment.task import SENTIMENT
@@ -93,6 +95,41 @@ def test_choices_that_do_not_count_have_no_part_in_reinforce():
     found = loss_of(Outcome(torch.zeros(()), 2, (), None, log_prob, reward, choices), network, settings)
     torch.testing.assert_close(found.total, torch.tensor(-1.0))  # as of the first row alone
     assert network.state_dict()["baseline.value"] == 2.0
+
+
+def test_every_kind_of_choice_has_its_own_baseline():
+    settings = LearningSettings(estimator="reinforce", entropy_weight=0.0)
+    network = with_baseline(nn.Linear(1, 1), settings, is_hard=True, kinds=4)
+    log_prob, kinds = torch.tensor([[-1.0, -2.0, -4.0]]), torch.tensor([[2, 0, 2]])
+    outcome = Outcome(torch.zeros(()), 3, (), None, log_prob, torch.tensor([[3.0, 7.0, 1.0]]), None, kinds)
+    # The first baselines are 2 of kind 2 and 7 of kind 0: −[(3 − 2)(−1) + 0 · (−2) + (1 − 2)(−4)].
+    torch.testing.assert_close(loss_of(outcome, network, settings).total, torch.tensor(-3.0))
+    torch.testing.assert_close(network.baseline.value, torch.tensor([7.0, 0.0, 2.0, 0.0]))
+    assert network.baseline.seen.tolist() == [True, False, True, False]
+    # The third choice read the expected value; kind 1 is met for the first time: −[(4 − 2)(−1) + 0 · (−2)].
+    later = torch.tensor([[4.0, 5.0, 9.0]]), None, torch.tensor([[2, 1, 2]])
+    log_prob = torch.tensor([[-1.0, -2.0, 0.0]])
+    outcome = Outcome(torch.zeros(()), 3, (), None, log_prob, *later)
+    torch.testing.assert_close(loss_of(outcome, network, settings).total, torch.tensor(2.0))
+    torch.testing.assert_close(network.baseline.value, torch.tensor([7.0, 5.0, 0.9 * 2.0 + 0.1 * 4.0, 0.0]))
+
+
+@pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
+@pytest.mark.parametrize(("step", "soft"), [(0, True), (2, True), (3, False), (9, False)])
+def test_hard_attention_that_samples_later(estimator, step, soft):
+    """A quarter of ten steps: up to the third update every query reads the expected value."""
+    learning = LearningSettings(estimator=estimator, hard_after=0.25)
+    config = TaskConfig(task="any", train=TrainSettings(steps=10), learning=learning)
+    layer = Attention(3, 5, normalize=hard(learning))
+    loss = TaskLoss(SENTIMENT, config, nn.Sequential(layer), torch.device("cpu"))
+    loss.starting(step)
+    query, memory = torch.randn(7, 2, 3), torch.randn(7, 4, 5)
+    found = layer(query, memory, weights=full())
+    assert bool(((found.weights == 0) | (found.weights == 1)).all()) == (not soft)
+    assert bool((found.log_prob == 0).all()) == soft
+    layer.eval()
+    inference = layer(query, memory, weights=full()).weights
+    assert ((inference == 0) | (inference == 1)).all()
 
 
 @pytest.mark.parametrize(("estimator", "expected"), [("reinforce", 0.4), ("straight_through", 0.0), ("gumbel", 0.0)])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.data.data_files import DataError
 from regard.data.text.corpus import TextCorpus
-from regard.data.text.parallel_text import DataError
 from regard.tasks.translation.config import DataSettings
 from regard.tasks.translation.material import Limits, _split, file_material, find_rows, index
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.worlds.further_questions import further
 from regard.data.worlds.scene_questions import FORMS, asked
 from regard.tasks.attention_learning import loss_of
@@ -47,7 +47,8 @@ def test_a_scene_of_the_world_comes_with_several_questions(material):
     record = material.records[3]
     assert record["image"].shape == (3, 48, 48)
     assert 1 < len(record["question"]) == len(record["answer"]) <= 4
-    assert material.lengths == [[len(one["question"]) for one in material.records]]
+    [lengths] = material.lengths
+    assert list(lengths) == [len(one["question"]) for one in material.records]
     assert material.example["image"] is material.test[0].pixels
     assert material.example["question"] == material.test[0].question
 

@@ -26,6 +26,8 @@ TINY = (
 # step. With a larger epsilon such steps are small, and weights can be compared.
 EXACT = ("dropout=0", "epsilon=1e-3")
 RECURRENT = (*EXACT, "embedding=8", "accumulate=2")
+PIECES = "train.pieces=true"  # each worker writes its part of a checkpoint
+SHARDED = ("train.shard=true", PIECES)
 TRANSFORMER = (*EXACT, "model=transformer", "heads=2", "average=ema")
 RANDOM = ("dropout=0.2", "embedding=8", "average=ema")
 CUT = 4  # the step at which runs are taken up again
@@ -94,8 +96,8 @@ def same(found: Path, expected: Path) -> None:
 
 
 WAYS = {
-    "3 recurrent": (3, RECURRENT, ()),
-    "2 transformer sharded": (2, TRANSFORMER, ("train.shard=true",)),
+    "3 recurrent": (3, RECURRENT, (PIECES,)),
+    "2 transformer sharded": (2, TRANSFORMER, SHARDED),
 }
 
 
@@ -111,13 +113,13 @@ def test_losses_and_weights_are_those_of_one_process(trained, way):
 @pytest.mark.process
 @pytest.mark.parametrize("size", [0, 2])
 def test_saved_by_three_workers_and_resumed_by_others(trained, tmp_path, size):
-    run = trained(3, *RECURRENT)
+    run = trained(3, *RECURRENT, PIECES)
     same(resumed(run, tmp_path, size), run)
 
 
 @pytest.mark.process
 def test_saved_sharded_and_resumed_plain(trained, tmp_path):
-    run = trained(2, *TRANSFORMER, "train.shard=true")
+    run = trained(2, *TRANSFORMER, *SHARDED)
     same(resumed(run, tmp_path, 0), run)
 
 

@@ -23,6 +23,7 @@ from torch.distributed import TCPStore
 import regard.cli.predict_command  # noqa: F401
 import regard.tasks.training as training
 from regard.cli import main
+from regard.train import gradient_sums
 from regard.train.errors import RunError
 from regard.train.updates import Loss
 from time_limits import HANG_SECONDS
@@ -36,6 +37,8 @@ def run(
     """The command in this process; what it prints goes to a file. `lines` are its standard input."""
     os.environ.update(environment)
     torch.set_num_threads(1)
+    if environment.get("WORLD_SIZE") == "3":  # three workers sum gradients by DDP, others all at once
+        gradient_sums.BUCKET = 0
     sys.argv = ["regard", *arguments]
     sys.stdin = io.TextIOWrapper(io.BytesIO((lines or "").encode()))
     if fails:

@@ -295,3 +295,22 @@ def _bench_layers(
     from regard.bench.layers_bench import layers
 
     layers(lengths=lengths, width=width, kernel=kernel, reach=reach, device=device, as_json=as_json, out=out)
+
+
+@_bench.command("scaling")
+def _bench_scaling(
+    workers: Annotated[
+        str | None,
+        typer.Option(help="Numbers of processes, with commas between; 1,2,4 on a CPU.", metavar="N,N,…"),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps that are timed; the best counts.", min=1, metavar="N")] = 3,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder whose scaling.md gets the tables.", file_okay=False, metavar="DIR")
+    ] = None,
+) -> None:
+    """Tokens a second, memory and bytes sent of DDP, FSDP2 and context parallelism, by a model that is checked here."""
+    from regard.bench.scaling_bench import scaling
+
+    scaling(workers=workers, steps=steps, device=device, as_json=as_json, out=out)

@@ -62,7 +62,7 @@ def _answers(console: Console, found: Sequence[Prediction]) -> None:
 
 def _attention(console: Console, found: Sequence[Prediction], out: Path) -> None:
     first = found[0].trace()
-    whole = joined_trace(found, DEMO.attention[0])
+    whole = joined_trace(found, DEMO.task.view, DEMO.attention[0])
     if first is None or whole is None:
         raise RuntimeError("the demonstration's model must have attention")
     [record] = first.records

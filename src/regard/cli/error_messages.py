@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import typer
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.tasks.task import InputError, SettingError
 from regard.train.distributed import WorkerFailed, WorkerLost
 from regard.train.interruption import Diverged, Interrupted, Stopped, memory_ran_out

@@ -138,7 +138,7 @@ def _line(text: str) -> str:
 
 def _write_look(loaded: Loaded, seen: list[Prediction], look: Path) -> None:
     with reported():
-        trace = joined_trace(seen, loaded.task.view.title)
+        trace = joined_trace(seen, loaded.task.view)
         if trace is None:
             why = "this run has no attention" if any(found.answer for found in seen) else "there was nothing to answer"
             raise RunError(f"{why}: {look} was not written")

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.cli.error_messages import reported
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.tasks.catalog import TASKS
 from regard.tasks.config import TaskConfig
 from regard.tasks.config_overrides import changed, configure, listed, parsed
@@ -175,5 +175,5 @@ def show_result(task: Task, result: dict[str, Any], console: Console) -> None:
 
 def _task(name: str) -> Task:
     if name not in TASKS:
-        raise typer.BadParameter(f"no task is called {name!r}: there are {', '.join(TASKS)}", param_hint="TASK")
+        raise typer.BadParameter(f"no task is called {name!r}: the tasks are {', '.join(TASKS)}", param_hint="TASK")
     return TASKS[name]

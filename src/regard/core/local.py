@@ -10,12 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.core import sharding
 from regard.core.attention import AnyScore, Attended, gathered_attention
 from regard.core.masks import check_lengths, extent
 from regard.core.requests import full
 from regard.core.scores import ScaledDot
-
-_SCALED_DOT = ScaledDot()
 
 
 def local_attention(
@@ -25,7 +24,7 @@ def local_attention(
     centre: Float[Tensor, "*#lead #h q"],
     *,
     reach: int,
-    score: AnyScore = _SCALED_DOT,
+    score: AnyScore = ScaledDot(),
     lengths: Int[Tensor, "*lead"] | None = None,
     gaussian: bool = True,
 ) -> Attended:
@@ -40,6 +39,7 @@ def local_attention(
     >>> near.weights.shape, near.output[0, 0, 3:]
     (torch.Size([1, 5, 3]), tensor([0., 0.]))
     """
+    sharding.refuse("local attention")
     if reach < 1:
         raise ValueError(f"reach must be at least 1, got {reach}")
     keys = key.shape[-2]

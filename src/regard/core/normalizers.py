@@ -28,7 +28,7 @@ class Normalizer:
 
     @property
     def is_softmax(self) -> bool:
-        """Is it softmax, by whatever name? Fused kernels know no other."""
+        """Is it softmax (entmax with α = 1 is too)? Fused kernels have no other."""
         return False
 
     def __call__(
@@ -38,7 +38,7 @@ class Normalizer:
 
 
 def _checked(allowed: object) -> None:
-    """An error that says what a normaliser takes, unless that came."""
+    """Raise, naming the argument, unless it is of the expected kind."""
     if allowed is not None and (not isinstance(allowed, Tensor) or allowed.dtype != torch.bool):
         came = str(allowed.dtype) if isinstance(allowed, Tensor) else type(allowed).__name__
         raise TypeError(f"allowed must be a bool tensor (True = may attend), got {came}; masks go to attention(mask=…)")
@@ -176,7 +176,8 @@ class Hard(Normalizer):
 
     `expected` is the probability that a query which would sample reads the expected value Σ p_j v_j instead, with the
     gradient of p (Xu et al. 2015, section 4.1); it has made no choice, and its log-probability is 0. A number is
-    applied to each query on its own; a bool tensor that broadcasts to the queries (…, h, q) names those that do.
+    applied to each query on its own, and so is a float tensor without axes, which may change between calls; a bool
+    tensor that broadcasts to the queries (…, h, q) names those that do.
     """
 
     estimator: Estimator = "straight_through"
@@ -193,8 +194,12 @@ class Hard(Normalizer):
         if not finite(self.temperature, "temperature of Hard") > 0:
             raise ValueError(f"temperature of Hard must be a finite number above 0, got {self.temperature}")
         if isinstance(self.expected, Tensor):
-            if self.expected.dtype != torch.bool:
-                raise TypeError(f"expected of Hard must be a bool tensor or a number, got {self.expected.dtype}")
+            probability = self.expected.is_floating_point() and self.expected.ndim == 0
+            if self.expected.dtype != torch.bool and not probability:
+                raise TypeError(
+                    "expected of Hard must be a bool tensor, a number or a float tensor without axes, "
+                    f"got {self.expected.dtype} {tuple(self.expected.shape)}"
+                )
         elif not 0.0 <= finite(self.expected, "expected of Hard") <= 1.0:
             raise ValueError(f"expected of Hard must be between 0 and 1, got {self.expected}")
 

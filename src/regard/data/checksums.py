@@ -4,7 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 
 NAME = "checksums.json"
 

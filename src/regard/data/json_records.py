@@ -1,12 +1,16 @@
 """Reader of JSON records: one object a line, or one array of entries; plain or gzipped."""
 
 import json
+import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data.text.parallel_text import DataError, lines
+from regard.data.data_files import DataError
+from regard.data.text.lines import lines
 
+_SPACE = re.compile(r"[ \t\n\r]*")
 _LONGEST_ARRAY = 1 << 28  # bytes of a line of an array: programs write all of it on one line
 
 
@@ -21,17 +25,17 @@ class Record(NamedTuple):
 def records(path: Path) -> Iterator[Record]:
     """The entries of a .json or .jsonl file, in order; blank lines are passed over.
 
-    A file of lines is read in constant memory, and a line that is no JSON is the fault of that line alone. A file that
-    is one array is read at once; where it is no JSON, nothing of it can be read: a DataError with the line.
+    A file of lines is read in constant memory, and a line that is no JSON is the fault of that line alone. Of a file
+    that is one array the text is read at once, and its entries one by one; where it is no JSON, a DataError has the
+    line.
     """
-    first = next((line for line in lines(path, longest=_LONGEST_ARRAY) if line.text or line.fault), None)
-    if first is None:
+    few = list(islice((line for line in lines(path, longest=_LONGEST_ARRAY) if line.text or line.fault), 2))
+    if not few:
         raise DataError(f"{path}: the file is empty")
-    if not first.fault and first.text.startswith("["):
-        whole = _whole(path)
-        if whole is not None:
-            yield from (Record(f"{path}: entry {number}", value) for number, value in enumerate(whole, start=1))
-            return
+    if not few[0].fault and few[0].text.startswith("[") and not (few[1:] and _is_json(few[0].text)):
+        few.clear()
+        yield from (Record(f"{path}: entry {number}", value) for number, value in enumerate(_entries(path), start=1))
+        return
     for line in lines(path):
         if line.text or line.fault:
             where = f"{path}:{line.number}"
@@ -47,19 +51,53 @@ def _parsed(where: str, text: str) -> Record:
         return Record(where, fault="nested too deeply")
 
 
-def _whole(path: Path) -> list[Any] | None:
-    """The array of the file; None if its first line is a complete array with others below."""
-    text = []
+def _is_json(text: str) -> bool:
+    """Whether a line is a complete value: the file then has one value on each line."""
+    try:
+        json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return False
+    return True
+
+
+def _entries(path: Path) -> Iterator[Any]:
+    """Yields the entries of a file that is one array."""
+    parts = []
     for line in lines(path, longest=_LONGEST_ARRAY):
         if line.fault:
             raise DataError(f"{path}:{line.number}: {line.fault}")
-        text.append(line.text)
+        parts.append(line.text)
+    text = "\n".join(parts)
+    parts.clear()
     try:
-        value = json.loads("\n".join(text))
+        yield from _parsed_array(text)
     except RecursionError as error:
         raise DataError(f"{path}: nested too deeply") from error
     except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
-            return None
         raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at character {error.colno}") from error
-    return value
+
+
+def _parsed_array(text: str) -> Iterator[Any]:
+    """What json.loads would return, one entry at a time."""
+    decode = json.JSONDecoder().raw_decode
+    place = _past_space(text, text.index("[") + 1)
+    if text[place : place + 1] == "]":
+        place += 1
+    else:
+        while True:
+            value, place = decode(text, place)
+            yield value
+            place = _past_space(text, place)
+            mark = text[place : place + 1]
+            if mark not in (",", "]") or not mark:
+                raise json.JSONDecodeError("Expecting ',' delimiter", text, place)
+            place = _past_space(text, place + 1)
+            if mark == "]":
+                break
+    if _past_space(text, place) != len(text):
+        raise json.JSONDecodeError("Extra data", text, place)
+
+
+def _past_space(text: str, place: int) -> int:
+    found = _SPACE.match(text, place)
+    return place if found is None else found.end()

@@ -15,11 +15,15 @@
 - `trace_format`: the schema of the file
 - `viewer/`: the standalone page
 - `heatmap`: a matrix as SVG, page or terminal text
+- `heatmap_png`: a matrix as PNG
 - `drawings`: a record as SVG or PNG
 - `image_overlays`: maps over a picture
 - `pooling`: maps in fewer cells
 - `color_scale`: colours
 - `fonts`: fonts for PNG
+- `layer_names`: names of layers from module paths
+- `head_mean`: the mean over heads
 - `rollout`: attention through all layers
+- `rollout_records`: rollouts as records of a page
 - `faithfulness`: deletion and sufficiency curves
 """

@@ -1,13 +1,11 @@
 """One head of one record as a drawing, SVG or PNG."""
 
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from regard.look import heatmap, image_overlays
+from regard.look import heatmap, heatmap_png, image_overlays
 from regard.look.attention_records import Record
-from regard.look.color_scale import LIGHT, ink, shade
-from regard.look.fonts import font_of
+from regard.look.head_mean import with_mean
 from regard.look.labels import Labels
 
 if TYPE_CHECKING:
@@ -16,9 +14,13 @@ if TYPE_CHECKING:
 LARGEST = 64  # rows or columns drawn one by one; more are pooled
 
 
-def drawn(record: Record, head: int, batch: int) -> "tuple[Tensor, list[str], list[str], str]":
+Head = int | Literal["mean"]
+
+
+def drawn(record: Record, head: Head, batch: int, name: str | None) -> "tuple[Tensor, list[str], list[str], str]":
     """The map to draw, names of its rows and columns, and a title."""
-    title, record = _titled(record, head, batch), record.sequence(batch)
+    title = titled(record, head, batch, name)
+    record, head = _of_one(record, head, batch)
     if max(record.queries, record.keys) <= LARGEST:
         weights = record.weights(head=head)
     else:
@@ -29,9 +31,34 @@ def drawn(record: Record, head: int, batch: int) -> "tuple[Tensor, list[str], li
     return weights, rows, _names(record.column_labels, record.keys, wide), title
 
 
-def _titled(record: Record, head: int, batch: int) -> str:
-    title = f"{record.name or 'attention'}, head {head}" + (f", call {record.call}" if record.call else "")
-    return title + (f", sequence {batch + 1} of {record.batch}" if record.batch > 1 else "")
+def _of_one(record: Record, head: Head, batch: int) -> tuple[Record, int]:
+    """One sequence, and which of its heads: the mean is the one after the last."""
+    one = record.sequence(batch)
+    if head != "mean":
+        return one, head
+    return with_mean(one), one.heads if one.heads > 1 else 0
+
+
+def titled(record: Record, head: Head, batch: int, name: str | None = None) -> str:
+    """What is shown, as the page says it; a record of one head does not name it."""
+    which = f"mean of {record.heads} heads" if head == "mean" else f"head {head}"
+    parts = [name or record.name or "attention", which if record.heads > 1 else ""]
+    parts += [f"call {record.call}" if record.call else "", f"sequence {batch}" if record.batch > 1 else ""]
+    return " · ".join(filter(None, parts))
+
+
+def checked(error: float | None) -> str:
+    """The check of a record as the page says it.
+
+    >>> checked(2.3e-07), checked(0.0123), checked(None)
+    ('Check 2.3e−7', 'Check 0.0123', 'No check')
+    """
+    if error is None:
+        return "No check"
+    if error == 0 or 0.001 <= error < 10_000:
+        return f"Check {error:.3g}"
+    digits, power = f"{error:.1e}".split("e")
+    return f"Check {digits}e{int(power)}".replace("-", "−")
 
 
 def _overlaid(record: Record, batch: int, view: str) -> bool:
@@ -45,8 +72,10 @@ def _overlaid(record: Record, batch: int, view: str) -> bool:
     return True
 
 
-def svg(record: Record, *, head: int = 0, batch: int = 0, view: str = "auto") -> str:
+def svg(record: Record, *, head: Head = 0, batch: int = 0, view: str = "auto", name: str | None = None) -> str:
     """The map of a head as an SVG drawing; where columns are cells of a picture, each row over that picture.
+
+    `name` is what the title calls the record, unless it is its own name; `head="mean"` is the mean over all heads.
 
     >>> import torch
     >>> from regard.look.attention_records import Given
@@ -54,51 +83,28 @@ def svg(record: Record, *, head: int = 0, batch: int = 0, view: str = "auto") ->
     9
     """
     if _overlaid(record, batch, view):
-        title = _titled(record, head, batch)
-        return image_overlays.svg(record, title=title, head=head, batch=batch, cells=view == "cells")
-    weights, rows, columns, title = drawn(record, head, batch)
+        title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
+        return image_overlays.svg(one, title=title, head=at, cells=view == "cells")
+    weights, rows, columns, title = drawn(record, head, batch, name)
     return heatmap.svg(weights, rows, columns, title=title)
 
 
-def png(record: Record, path: str | Path, *, head: int = 0, batch: int = 0, side: int = 24, view: str = "auto") -> Path:
-    """The map of a head as a PNG picture, cells of `side` pixels, or over the picture as in `svg`."""
+def png(
+    record: Record,
+    path: str | Path,
+    *,
+    head: Head = 0,
+    batch: int = 0,
+    view: str = "auto",
+    name: str | None = None,
+    subtitle: str = "",
+) -> Path:
+    """The map of a head as a PNG picture, or over the picture, as in `svg`; `subtitle` stands under the title."""
     if _overlaid(record, batch, view):
-        title = _titled(record, head, batch)
-        return image_overlays.png(record, path, title=title, head=head, batch=batch, cells=view == "cells")
-    return _heatmap_png(record, path, head, batch, side)
-
-
-def _heatmap_png(record: Record, path: str | Path, head: int, batch: int, side: int) -> Path:
-    from PIL import Image, ImageDraw
-
-    weights, rows, columns, title = drawn(record, head, batch)
-    high, wide = weights.shape
-    font = font_of(max(9, min(14, side - 6)))
-    left = 12 + max((int(font.getlength(name)) for name in rows), default=0)
-    top = 40 + max((int(font.getlength(name)) for name in columns), default=0)
-    width = max(left + wide * side + 12, int(font.getlength(title)) + 24)
-    picture = Image.new("RGB", (width, top + high * side + 12), "#ffffff")
-    pen = ImageDraw.Draw(picture)
-    pen.text((12, 8), title, fill="#1b1f24", font=font)
-    for column, name in enumerate(columns):  # written upwards, so that long names fit
-        length = int(font.getlength(name))
-        word = Image.new("RGB", (max(1, length), side), "#ffffff")
-        ImageDraw.Draw(word).text((0, 2), name, fill="#1b1f24", font=font)
-        picture.paste(word.rotate(90, expand=True), (left + column * side, top - 4 - max(1, length)))
-    highest = heatmap.largest(weights.flatten().tolist())
-    small = font_of(9)
-    for row, (name, numbers) in enumerate(zip(rows, weights.tolist(), strict=True)):
-        y = top + row * side
-        pen.text((left - 6 - font.getlength(name), y + 2), name, fill="#1b1f24", font=font)
-        for column, number in enumerate(numbers):
-            x, share = left + column * side, heatmap.share_of(number, highest)
-            pen.rectangle((x, y, x + side - 2, y + side - 2), fill=shade(share, LIGHT))
-            if side >= 36 or (side >= 20 and not math.isfinite(number)):
-                words, face = heatmap.number(number), font if side >= 36 else small
-                pen.text((x + side // 2 - 1, y + side // 2 - 1), words, fill=ink(share, LIGHT), font=face, anchor="mm")
-    target = Path(path)
-    picture.save(target, format="PNG")
-    return target
+        title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
+        return image_overlays.png(one, path, title=title, head=at, cells=view == "cells")
+    weights, rows, columns, title = drawn(record, head, batch, name)
+    return heatmap_png.png(weights.tolist(), rows, columns, path, title=title, subtitle=subtitle)
 
 
 def _names(labels: Labels | None, length: int, cells: int) -> list[str]:

@@ -86,15 +86,15 @@ class Labels:
 def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, special: Sequence[str] = ()) -> Labels:
     """Names for the patches of an image, (rows, columns) of them, row by row; `special` tokens stand before them.
 
-    `image` is a picture as Pillow has it, a file, or the bytes of one.
+    A patch is named by its row and column, from 0. `image` is a picture as Pillow has it, a file, or the bytes of one.
 
     >>> from PIL import Image
     >>> labels = patches(Image.new("RGB", (8, 8)), (2, 2), special=["[CLS]"])
     >>> labels.items
-    ('[CLS]', '1,1', '1,2', '2,1', '2,2')
+    ('[CLS]', '0,0', '0,1', '1,0', '1,1')
     """
     high, wide = grid
-    names = [f"{row},{column}" for row in range(1, high + 1) for column in range(1, wide + 1)]
+    names = [f"{row},{column}" for row in range(high) for column in range(wide)]
     extra = {"image": _png(image), "grid": (high, wide), "special": len(special)}
     return Labels("patches", (*special, *names), extra)
 

@@ -1,11 +1,9 @@
 """A trace: the recorded attention calls, by (module name, call number), with labels for rows and columns."""
 
-import sys
 import tempfile
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,15 +14,20 @@ from regard.look import drawings
 from regard.look.attention_records import Given, Record, nbytes
 from regard.look.labelling import in_a_row, named, put
 from regard.look.labels import Labelling, labels_of
+from regard.look.layer_names import layer_names
+from regard.look.notebook import Displayed, framed, in_notebook
 from regard.look.recomputed_weights import Joined, Worst
 from regard.look.rollout import rollout
 from regard.look.trace_files import LARGEST_FILE, read, write
+
+_UNTITLED = "Attention"
 
 
 class Trace:
     """Records of attention, in the order of the calls.
 
-    `dropped` lists what was left out or could not be captured, and why.
+    `dropped` lists what was left out or could not be captured, and why. `parts` is the heading of the list of records
+    in a page, in English ("en") and Chinese ("zh"); by default records are layers and heads.
 
     >>> import torch
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"])
@@ -35,17 +38,25 @@ class Trace:
     ('the', 'cat')
     """
 
-    def __init__(self, title: str = "Attention", records: Sequence[Record] = (), dropped: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        title: str = _UNTITLED,
+        records: Sequence[Record] = (),
+        dropped: Sequence[str] = (),
+        *,
+        parts: Mapping[str, str] | None = None,
+    ) -> None:
         self.title = title
         self.records = list(records)
         self.dropped = list(dropped)
+        self.parts = parts
 
     @classmethod
     def from_weights(
         cls,
         weights: Mapping[str, Tensor],
         *,
-        title: str = "Attention",
+        title: str = _UNTITLED,
         rows: Labelling | None = None,
         columns: Labelling | None = None,
         batch: int | Sequence[int] | None = None,
@@ -82,7 +93,8 @@ class Trace:
         raise KeyError(f"no attention was seen under {name!r}; there is {', '.join(map(repr, near)) or 'none at all'}")
 
     def __repr__(self) -> str:
-        lines = [f"Trace({self.title!r}, {len(self.records)} records)"]
+        count = len(self.records)
+        lines = [f"Trace({self.title!r}, {count} {'record' if count == 1 else 'records'})"]
         lines += [f"  {record!r}" for record in self.records[:16]]
         lines += [f"  … and {len(self.records) - 16} more"] if len(self.records) > 16 else []
         return "\n".join([*lines, *(f"  not here: {text}" for text in self.dropped[:8])])
@@ -99,7 +111,7 @@ class Trace:
 
     def select(self, pattern: str) -> "Trace":
         """The records of a name, or else those whose name matches a pattern such as `encoder.*`."""
-        return Trace(self.title, named(self.records, pattern), self.dropped)
+        return Trace(self.title, named(self.records, pattern), self.dropped, parts=self.parts)
 
     def label(
         self,
@@ -156,7 +168,7 @@ class Trace:
                     column_labels=[steps[-1].columns for steps in axes],
                 )
             )
-        return Trace(self.title, records, self.dropped)
+        return Trace(self.title, records, self.dropped, parts=self.parts)
 
     @property
     def sequences(self) -> int:
@@ -198,16 +210,19 @@ class Trace:
         path: str | Path,
         *,
         record: str | tuple[str, int] | None = None,
-        head: int = 0,
+        head: drawings.Head = 0,
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
         """Write the map of a head as an SVG drawing; of the first record unless one is named.
 
+        `head="mean"` is the mean over all heads.
+
         Where the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth"
         is interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
         """
-        drawing = drawings.svg(self._record(record), head=head, batch=batch, view=view)
+        chosen = self._record(record)
+        drawing = drawings.svg(chosen, head=head, batch=batch, view=view, name=self._named(chosen))
         target = Path(path)
         target.write_text(drawing, encoding="utf-8")
         return target
@@ -217,29 +232,39 @@ class Trace:
         path: str | Path,
         *,
         record: str | tuple[str, int] | None = None,
-        head: int = 0,
+        head: drawings.Head = 0,
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
-        """Write the map of a head as a PNG picture; what is drawn is as in `svg`."""
-        return drawings.png(self._record(record), path, head=head, batch=batch, view=view)
+        """Write the map of a head as a PNG picture; what is drawn is as in `svg`.
+
+        Tokens stand beside the map, its values in the cells where there is room, the scale and the check below the
+        title and the map.
+        """
+        chosen = self._record(record)
+        subtitle = f"{self.title} · {drawings.checked(chosen.check(batch=batch))}"
+        name = self._named(chosen)
+        return drawings.png(chosen, path, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
+
+    def _named(self, record: Record) -> str | None:
+        """What a drawing calls the record: the trace's title where the drawing shows everything, else the layer."""
+        whole = len(self.records) == 1 and record.heads == record.batch == 1 and self.title != _UNTITLED
+        return self.title if whole else self._said(record)
 
     def show(self, **options: Any) -> None:
-        """The page in a notebook; elsewhere in the browser."""
-        if "IPython" in sys.modules:
-            shown = import_module("IPython.display")
-            shown.display(shown.HTML(self._repr_html_(**options)))
+        """Show the page: in a notebook below the cell, elsewhere in the browser. Options are those of `html`.
+
+        The last line of a cell shows a trace without this call.
+        """
+        if in_notebook():
+            import_module("IPython.display").display(Displayed(self._repr_html_(**options)))
             return
         folder = tempfile.mkdtemp(prefix="regard-")
         webbrowser.open(self.html(Path(folder) / "trace.html", **options).as_uri())
 
     def _repr_html_(self, **options: Any) -> str:
         """The page in a notebook, in an iframe that separates its style from the notebook's."""
-        inside = escape(self._page(**options))
-        frame = (
-            'style="width:100%;height:640px;border:0" sandbox="allow-scripts allow-downloads" allow="clipboard-write"'
-        )
-        return f'<iframe srcdoc="{inside}" {frame}></iframe>'
+        return framed(self._page(**options), height=860)
 
     def _page(self, **options: Any) -> str:
         from regard.look.viewer.page import page
@@ -257,6 +282,11 @@ class Trace:
         if not chosen:
             raise ValueError(f"no record fits of={of!r}: there is {', '.join(self.names[:8]) or 'none at all'}")
         return chosen
+
+    def _said(self, record: Record) -> str | None:
+        """The layer of a record in words; None where its name is none of a layer."""
+        words = dict(zip(self.names, layer_names(self.names), strict=True))[record.name]
+        return None if words is None else " ".join(words)
 
     def _record(self, place: str | tuple[str, int] | None) -> Record:
         if place is not None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.core import sharding
 from regard.core.attention import AnyScore, Attended, attention
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import check_normalizer
@@ -18,9 +19,7 @@ from regard.models.speech.pyramidal_encoder import BothWays
 from regard.nn.attention import Attention, pairs, without_head
 from regard.nn.projection import OwnedScore, settled
 
-_DOT = Dot()
 _KEY_GAIN = 3.0  # of the alignment's map: equal word vectors of variance 0.09 then have nearly all of the weight
-_SOFTMAX = Softmax()
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +82,8 @@ class SpanPointer(nn.Module):
         question_size: int | None = None,
         key_size: int | None = None,
         size: int = 64,
-        score: str | AnyScore = _DOT,
-        normalize: Normalizer = _SOFTMAX,
+        score: str | AnyScore = Dot(),
+        normalize: Normalizer = Softmax(),
         matching: str | AnyScore | None = "additive",
         hops: int = 1,
         products: bool = False,
@@ -122,6 +121,7 @@ class SpanPointer(nn.Module):
 
     def forward(self, passage: Memory, question: Memory, *, weights: Request | None = None) -> Pointed:
         """Start and end of each answer; `weights` requests those of the alignment and of the matching."""
+        sharding.refuse("a span pointer")
         words = self._dropped(_real(passage.values, passage.mask, self.memory_size, "passage"))
         asked = self._dropped(_real(question.values, question.mask, self.question_size, "question"))
         alignment = self._align(self._keys(passage, words), self._keys(question, asked), asked, question.mask, weights)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.core.spans import Stretch
 
 Group = dist.ProcessGroup | None
+_BUCKET = 2**22  # numbers whose gradients are summed by one message
 
 
 @dataclass(frozen=True)
@@ -107,17 +108,38 @@ def positions(
 
 
 def reduce_gradients(parameters: nn.Module | Iterable[Tensor], group: Group = None) -> None:
-    """Sum the gradients of parameters over the group, in place.
+    """Sum the gradients of parameters over the group, in place, many by each message.
 
     Every process computes, for each parameter, the part of the gradient that comes from its own positions. The sum is
     the gradient of the sum of the processes' losses. DistributedDataParallel over the same group takes the mean.
     """
     tensors = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
+    gradients = []
     for tensor in tensors:
         if tensor.requires_grad:
             if tensor.grad is None:  # all processes take part in every sum
                 tensor.grad = torch.zeros_like(tensor)
-            dist.all_reduce(tensor.grad, group=group)
+            gradients.append(tensor.grad)
+    for bucket in _buckets(gradients):
+        flat = torch.cat([one.reshape(-1) for one in bucket])
+        dist.all_reduce(flat, group=group)
+        pieces = flat.split([one.numel() for one in bucket])
+        for one, piece in zip(bucket, pieces, strict=True):
+            one.copy_(piece.view_as(one))
+
+
+def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """Neighbours of one dtype and device together, up to `_BUCKET` numbers: a message for each would be slow."""
+    buckets: list[list[Tensor]] = []
+    room = 0
+    for one in tensors:
+        alike = buckets and buckets[-1][0].dtype == one.dtype and buckets[-1][0].device == one.device
+        if not alike or one.numel() > room:
+            buckets.append([])
+            room = _BUCKET
+        buckets[-1].append(one)
+        room -= one.numel()
+    return buckets
 
 
 def gathered(part: Tensor, group: Group, where: Layout, dim: int) -> Tensor:

@@ -130,7 +130,7 @@ def _add_traces(app: "FastAPI", store: TraceStore) -> None:
         from regard.look.viewer.page_data import pictures
 
         [batch] = _numbers(request, "batch")
-        trace = store[id].trace
+        trace = store[id].shown
         within(batch, 0, max(0, trace.sequences - 1), "batch")
         found = pictures(trace, batch=batch).get(label)
         if found is None:
@@ -151,7 +151,7 @@ def _add_pictures(app: "FastAPI", store: TraceStore) -> None:
     from fastapi import Request, Response
 
     def record_of(id: str, number: int) -> "Record":
-        seen = store[id].trace.records
+        seen = store[id].shown.records
         return seen[within(number, 0, len(seen) - 1, "record")]
 
     def sent(grid: Any, type: str) -> Response:

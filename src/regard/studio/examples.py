@@ -4,6 +4,7 @@ Each is a real call of `regard.attention` over features of inputs that were draw
 is known, and faithfulness can be measured: the model can be run again with inputs left out.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from regard.core.attention import attention
 from regard.core.requests import full
 from regard.look.faithfulness import Faithfulness, faithfulness, gradient_times_input
 from regard.look.labels import Labels
+from regard.look.rollout_records import with_rollouts
 from regard.look.trace import Trace
 from regard.studio.limits import RefusedError, within
 
@@ -59,6 +61,11 @@ class Example:
 
     trace: Trace
     models: Mapping[str, Answering] = field(default_factory=dict)
+
+    @functools.cached_property
+    def shown(self) -> Trace:
+        """The trace with the rollout of each stack of its layers."""
+        return Trace(self.trace.title, with_rollouts(self.trace.records), self.trace.dropped, parts=self.trace.parts)
 
     def faithfulness(self, record: int, head: int, row: int) -> Faithfulness:
         """Faithfulness curves of one row of a map, if there is a model."""

@@ -7,6 +7,7 @@ too much work for one picture, only some rows of each block, evenly spaced, are 
 
 import json
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.look.attention_records import Record
+from regard.look.head_mean import WithMean, with_mean
 from regard.studio.limits import LIMITS, RefusedError, within
 
 CELLS = LIMITS.tile  # rows, and columns, of the largest picture that is sent
@@ -23,6 +25,7 @@ WORK = 2**23  # weights computed for one tile: less than 0.1 s on two cores
 OVERVIEW = 2**24  # and for a whole map
 THUMBNAIL = 32
 Block = tuple[int | float, int | float]
+Pool = Callable[[Tensor, tuple[int, int]], Tensor]
 
 
 class Grid:
@@ -71,7 +74,7 @@ def whole(record: Record, head: int, batch: int = 0) -> Grid:
         cells = record.overview(CELLS, head=head).float()
         block = (record.queries / cells.shape[0], record.keys / cells.shape[1])
         return Grid(cells, block=block, read=block[0])
-    return _part(record, head, (0, 0, record.queries, record.keys), OVERVIEW)
+    return _part(record, head, (0, 0, record.queries, record.keys), OVERVIEW // _heads(record))
 
 
 def tile(record: Record, head: int, row: int, column: int, rows: int, columns: int, batch: int = 0) -> Grid:
@@ -81,15 +84,18 @@ def tile(record: Record, head: int, row: int, column: int, rows: int, columns: i
     within(column, 0, record.keys - 1, "column")
     rows = min(within(rows, 1, 2**31, "rows"), record.queries - row)
     columns = min(within(columns, 1, 2**31, "columns"), record.keys - column)
-    return _part(record, head, (row, column, rows, columns), WORK)
+    return _part(record, head, (row, column, rows, columns), WORK // _heads(record))
 
 
 def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
-    """At most 32 × 32 cells. Of a large map one row of each block is read, so that all heads show at once."""
+    """At most 32 × 32 cells, each the largest weight in it: means would hide a sharp head.
+
+    Of a large map one row of each block is read, so that all heads show at once.
+    """
     record = _inside(record, head, batch)
     block = (max(1, math.ceil(record.queries / THUMBNAIL)), max(1, math.ceil(record.keys / THUMBNAIL)))
     work = CELLS * CELLS if record.queries * record.keys <= CELLS * CELLS else 0
-    cells, read = _pooled(record, head, range(record.queries), block, work)
+    cells, read = _pooled(record, head, range(record.queries), block, work, _largest)
     return Grid(cells, block=block, read=read)
 
 
@@ -106,9 +112,10 @@ def received(record: Record, head: int, batch: int = 0) -> Float[Tensor, "k"]:
     known = getattr(record.source, "received", None)
     if known is not None and known(0) is not None:
         return known(0)[head].float() / max(1, record.queries)
-    stride = max(1, math.ceil(record.queries * record.keys / WORK))
+    heads = _heads(record)
+    stride = max(1, math.ceil(record.queries * record.keys * heads / WORK))
     rows = list(range(stride // 2, record.queries, stride))
-    step = max(1, AT_ONCE // max(1, record.keys))
+    step = max(1, AT_ONCE // max(1, record.keys * heads))
     total = torch.zeros(record.keys)
     for start in range(0, len(rows), step):
         total += _rows(record, head, rows[start : start + step]).sum(0)
@@ -121,10 +128,16 @@ def is_sampled(record: Record) -> bool:
 
 
 def _inside(record: Record, head: int, batch: int) -> Record:
-    """One sequence of a record, without its padding."""
-    within(head, 0, record.heads - 1, "head")
+    """One sequence of a record, without its padding; the head after the last is the mean of several."""
+    within(head, 0, record.heads - (record.heads < 2), "head")
     within(batch, 0, record.batch - 1, "batch")
-    return record.sequence(batch)
+    one = record.sequence(batch)
+    return with_mean(one) if head == record.heads else one
+
+
+def _heads(record: Record) -> int:
+    """How many heads must be computed for one: all of them for their mean."""
+    return record.heads - 1 if isinstance(record.source, WithMean) else 1
 
 
 def _part(record: Record, head: int, part: tuple[int, int, int, int], work: int) -> Grid:
@@ -139,23 +152,24 @@ def _part(record: Record, head: int, part: tuple[int, int, int, int], work: int)
 
 
 def _pooled(
-    record: Record, head: int, rows: range, block: tuple[int, int], work: int
+    record: Record, head: int, rows: range, block: tuple[int, int], work: int, pool: Pool | None = None
 ) -> tuple[Float[Tensor, "r c"], int]:
-    """Means over blocks of some rows and all keys, and how many rows of each block were read."""
+    """Means over blocks of some rows and all keys, or another pool; and how many rows of each block were read."""
+    pool = pool or _mean
     blocks = math.ceil(len(rows) / block[0])
     read = min(block[0], max(1, work // max(1, blocks * record.keys)))
     if blocks * record.keys > 2 * OVERVIEW:
         raise RefusedError(f"{blocks} rows of {record.keys} keys are too many for one picture: ask for fewer rows")
-    step = max(1, AT_ONCE // max(1, read * record.keys))
+    step = max(1, AT_ONCE // max(1, read * record.keys * _heads(record)))
     parts: list[Tensor] = []
     for first in range(0, blocks, step):
         mine = rows[first * block[0] : (first + step) * block[0]]
         if read == block[0]:
-            parts.append(_mean(_rows(record, head, slice(mine.start, mine.stop)), block))
+            parts.append(pool(_rows(record, head, slice(mine.start, mine.stop)), block))
         else:  # the middles of as many equal parts of the block
             offsets = [(2 * at + 1) * block[0] // (2 * read) for at in range(read)]
             picked = [min(low + offset, rows[-1]) for low in mine[:: block[0]] for offset in offsets]
-            parts.append(_mean(_rows(record, head, picked), (read, block[1])))
+            parts.append(pool(_rows(record, head, picked), (read, block[1])))
     return (torch.cat(parts) if parts else torch.zeros(0, 0)), read
 
 
@@ -166,3 +180,11 @@ def _rows(record: Record, head: int, rows: slice | list[int]) -> Float[Tensor, "
 def _mean(weights: Float[Tensor, "q k"], block: tuple[int, int]) -> Float[Tensor, "r c"]:
     """Means over blocks; those at the edges are over fewer weights."""
     return weights if block == (1, 1) or not weights.numel() else F.avg_pool2d(weights[None], block, ceil_mode=True)[0]
+
+
+def _largest(weights: Float[Tensor, "q k"], block: tuple[int, int]) -> Float[Tensor, "r c"]:
+    """Of each block the weight with the largest magnitude."""
+    if block == (1, 1) or not weights.numel():
+        return weights
+    high, low = (sign * F.max_pool2d(sign * weights[None], block, ceil_mode=True)[0] for sign in (1, -1))
+    return torch.where(-low > high, low, high)

@@ -42,7 +42,7 @@ def image() -> Example:
     asks = torch.tensor([[wanted.get(thing, 0.0) for thing in range(len(COLOURS))] for _, wanted in CAPTION])
     model = Answering(inputs, asked_by(asks, 3.2, 1.4), 2.0 * asks, threshold=2.0)
     extra = {"image": _png(_coloured(pixels)), "grid": (PATCHES, PATCHES)}
-    names = tuple(f"({i + 1}, {j + 1})" for i in range(PATCHES) for j in range(PATCHES))
+    names = tuple(f"({i}, {j})" for i in range(PATCHES) for j in range(PATCHES))
     trace = Trace.from_weights(
         {"word → image": model.weights()},
         title="A caption, a map for each word",

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from regard.look.rollout_records import KIND as ROLLOUT
 from regard.look.viewer.page_data import Odd, about, one_of, sentences
 from regard.studio.examples import Example
 from regard.studio.limits import within
@@ -17,17 +18,18 @@ def described(example: Example, batch: int = 0) -> dict[str, Any]:
     count = max(1, example.trace.sequences)
     within(batch, 0, count - 1, "batch")
     listed = range(max(batch + 1, min(count, LISTED)))
-    found = about(example.trace, batch=batch, sequences=listed)
+    found = about(example.shown, batch=batch, sequences=listed)
     if len(listed) < count:
-        found["dropped"].append(f"sequences {len(listed) + 1} to {count} of the batch are too many to choose from")
-    for whole, entry in zip(example.trace.records, found["records"], strict=True):
+        found["dropped"].append(f"sequences {len(listed)} to {count - 1} of the batch are too many to choose from")
+    for whole, entry in zip(example.shown.records, found["records"], strict=True):
         item, record = one_of(whole, batch)
         entry["model"] = record.name in example.models
         entry["batch"], entry["item"] = whole.batch, item
         if is_sampled(record):
             sampled = "The picture of the whole map, and each coarse part of it, reads some rows of every block."
             entry["note"] = sentences(entry["note"], sampled)
-        if record.heads * record.queries * record.keys <= FEW:
+        # A rollout would have to be computed for it, which takes all weights of its layers.
+        if record.kind != ROLLOUT and record.heads * record.queries * record.keys <= FEW:
             entropy = record.entropy().mean(-1).tolist()
             entry["entropy"] = [round(value, 4) if math.isfinite(value) else None for value in entropy]
             entry["note"] = sentences(entry["note"], Odd.of(record.weights()).told())

@@ -1,12 +1,13 @@
 """Penalties on attention weights and estimators of hard attention: the same for every task."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from regard.core.hard import masked_mean, reinforce
+from regard.core.hard import reinforce
 from regard.core.normalizers import Entmax, Hard, Normalizer, Sigmoid, Softmax, Sparsemax
 from regard.nn.losses import doubly_stochastic, entropy_penalty, weight_penalty
 from regard.tasks.config import LearningSettings
@@ -17,15 +18,37 @@ NormalizerName = Literal["softmax", "sparsemax", "entmax", "sigmoid", "hard"]
 
 
 class MovingBaseline(nn.Module):
-    """The moving average of the reward; a buffer of the network, so that every checkpoint contains it."""
+    """The moving average of the reward; a buffer of the network, so that every checkpoint contains it.
+
+    With `kinds`, each kind of sample has its own average, so that the reward of an easy word is not compared with that
+    of a difficult one.
+    """
 
     value: Tensor
     seen: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: int | None = None) -> None:
         super().__init__()
-        self.register_buffer("value", torch.zeros(()))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
+        shape = () if kinds is None else (kinds,)
+        self.register_buffer("value", torch.zeros(shape))
+        self.register_buffer("seen", torch.zeros(shape, dtype=torch.bool))
+
+    @torch.no_grad()
+    def follow(self, reward: Tensor, kinds: Tensor | None, mask: Tensor | None, *, decay: float = 0.9) -> Tensor:
+        """Returns the baseline of each reward, then updates it. The first baseline of a kind is its mean reward."""
+        counted = torch.ones_like(reward) if mask is None else mask.to(reward.dtype)
+        place = torch.zeros_like(reward, dtype=torch.long) if kinds is None or self.value.ndim == 0 else kinds
+        flat = place.flatten()
+        empty = torch.zeros_like(self.value.reshape(-1), dtype=reward.dtype)
+        count = empty.index_add(0, flat, counted.flatten())
+        mean = empty.index_add(0, flat, (counted * reward).flatten()) / count.clamp_min(1)
+        present = count > 0
+        old, seen = self.value.reshape(-1), self.seen.reshape(-1)
+        before = torch.where(seen, old, mean.to(old))
+        after = torch.where(present, decay * before + (1 - decay) * mean.to(old), old)
+        self.value.copy_(after.reshape(self.value.shape))
+        self.seen.copy_((seen | present).reshape(self.seen.shape))
+        return before[place].to(reward.dtype)
 
 
 def hard(settings: LearningSettings) -> Hard:
@@ -42,11 +65,21 @@ def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float
     return soft[name]
 
 
-def with_baseline(network: nn.Module, settings: LearningSettings, *, is_hard: bool) -> nn.Module:
-    """The network; with a baseline if hard attention learns by REINFORCE."""
+def with_baseline(
+    network: nn.Module, settings: LearningSettings, *, is_hard: bool, kinds: int | None = None
+) -> nn.Module:
+    """The network; with a baseline, or one for each kind, if hard attention learns by REINFORCE."""
     if is_hard and settings.estimator == "reinforce":
-        network.add_module("baseline", MovingBaseline())
+        network.add_module("baseline", MovingBaseline(kinds))
     return network
+
+
+def softened(network: nn.Module, expected: Tensor) -> None:
+    """Makes all hard attention of the network soft with a probability that may change between steps."""
+    for module in network.modules():
+        normalize = getattr(module, "normalize", None)
+        if isinstance(normalize, Hard):
+            vars(module)["normalize"] = replace(normalize, expected=expected)
 
 
 def asks_attention(network: nn.Module, settings: LearningSettings) -> bool:
@@ -87,23 +120,18 @@ def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSett
 def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSettings) -> Tensor:
     """REINFORCE over single samples. The entropy is rewarded too, estimated by the mean of −ln p over samples.
 
-    A query with soft attention has the log-probability 0 and no gradient here; its reward counts in the
-    baseline, as in Xu et al. (2015).
+    A query with soft attention has the log-probability 0 and no gradient here. Its reward does not enter the baseline
+    (in Xu et al. 2015 it does): soft attention gets higher rewards, and most samples would fall below the joint mean.
     """
     assert outcome.log_prob is not None
     assert outcome.reward is not None
     reward = outcome.reward.detach() - settings.entropy_weight * outcome.log_prob.detach()
-    found = reinforce(
-        outcome.log_prob,
-        reward,
-        baseline=torch.where(baseline.seen, baseline.value, masked_mean(reward, outcome.choices).to(baseline.value)),
-        mask=outcome.choices,
-        reward_weight=settings.reward_weight,
-    )
-    with torch.no_grad():
-        baseline.value.copy_(found.baseline)
-        baseline.seen.fill_(True)
-    return found.loss
+    sampled = outcome.log_prob.detach() != 0
+    chosen = sampled if outcome.choices is None else sampled & outcome.choices
+    above = reward - baseline.follow(reward, outcome.kinds, chosen)
+    return reinforce(
+        outcome.log_prob, above, baseline=0.0, mask=outcome.choices, reward_weight=settings.reward_weight
+    ).loss
 
 
 def _baseline(network: nn.Module) -> MovingBaseline | None:

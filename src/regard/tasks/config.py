@@ -33,13 +33,15 @@ class LearningSettings(Settings):
     estimator: Literal["straight_through", "reinforce", "gumbel"] = "straight_through"
     """How hard attention learns from the key that it samples."""
     temperature: PositiveFloat = 1.0
-    """Of the Gumbel-softmax estimator."""
+    """Temperature of the Gumbel-softmax estimator."""
     reward_weight: NonNegativeFloat = 1.0
-    """Of the reward in REINFORCE."""
+    """Weight of the reward in REINFORCE."""
     entropy_weight: NonNegativeFloat = 0.01
-    """Of the entropy of the choices in REINFORCE, which keeps it exploring."""
+    """Weight of the entropy of the samples in REINFORCE, which encourages exploration."""
     expected: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the sequences that REINFORCE teaches by soft attention, drawn anew in each step; 0: all sample."""
+    hard_after: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the training steps before hard attention samples: until then it reads the expected value."""
 
 
 class TaskData(Settings):
@@ -58,7 +60,7 @@ class TaskData(Settings):
     batch_tokens: int = Field(default=2048, gt=0, le=2**30)
     """Tokens of a batch on any side, padding counted."""
     seed: Seed = 1
-    """Of the world and of the order."""
+    """Seed of the world and of the order of the data."""
 
 
 class DecodeSettings(Settings):
@@ -124,4 +126,5 @@ def shared_needs(hard: Need, soft: Need) -> Needs:
         "learning.reward_weight": (hard, Need.value("learning.estimator", "reinforce")),
         "learning.entropy_weight": (hard, Need.value("learning.estimator", "reinforce")),
         "learning.expected": (hard, Need.value("learning.estimator", "reinforce")),
+        "learning.hard_after": (hard,),
     }

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.vision.image_files import Pixels, decode
 from regard.data.worlds.shapes import Box
 from regard.look.labels import Labels, patches

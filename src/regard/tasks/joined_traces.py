@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 from regard.look.attention_records import Record
 from regard.look.trace import Trace
-from regard.tasks.task import Prediction
+from regard.look.viewer.page_data import BETWEEN
+from regard.tasks.task import Prediction, View
 
 _LONGEST = 80  # characters of an answer in the name of its map
 
 
-def joined_trace(predictions: Sequence[Prediction], title: str) -> Trace | None:
+def joined_trace(predictions: Sequence[Prediction], view: View, title: str | None = None) -> Trace | None:
     """The maps of all predictions, named by number and answer; None where no model has attention."""
     records: list[Record] = []
     dropped: list[str] = []
@@ -20,6 +21,6 @@ def joined_trace(predictions: Sequence[Prediction], title: str) -> Trace | None:
         dropped += [f"{number}. {text}" for text in trace.dropped]
         for record in trace.records:
             answer = prediction.answer if len(prediction.answer) <= _LONGEST else f"{prediction.answer[:_LONGEST]}…"
-            record.name = f"{number}. {answer}" + (f" · {record.name}" if len(trace.records) > 1 else "")
+            record.name = f"{number}. {answer}" + (f"{BETWEEN}{record.name}" if len(trace.records) > 1 else "")
             records.append(record)
-    return Trace(title, records, dropped) if records else None
+    return Trace(title or view.title, records, dropped, parts=view.parts) if records else None

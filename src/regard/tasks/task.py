@@ -51,10 +51,14 @@ class Input:
 
 @dataclass(frozen=True)
 class View:
-    """How a page of its attention is named, and what a key stands for, such as a source word."""
+    """How a page of its attention is named, what a key stands for, such as a source word, and what its maps are.
+
+    `parts` is the heading of the list of answers in a page, in English ("en") and Chinese ("zh").
+    """
 
     title: str
     unit: str
+    parts: Mapping[str, str] = field(default_factory=lambda: {"en": "Answers", "zh": "回答"})
 
 
 @runtime_checkable
@@ -124,8 +128,8 @@ class Outcome:
     """The result of a network on a batch: its loss, and what penalties and estimators need of its attention.
 
     `weights` are (…, q, k), `mask` says which of them count; `log_prob` and `reward`, (n,) or (b, t), are of hard
-    attention: the log-probability of the sample, and the reward of the resulting answer; `choices` says which
-    of them count (None: all).
+    attention: the log-probability of the sample, and the reward of the resulting answer; `choices` says which of them
+    count (None: all), and `kinds` gives the kind of each if every kind has its own baseline.
     """
 
     total: Tensor
@@ -135,6 +139,7 @@ class Outcome:
     log_prob: Tensor | None = None
     reward: Tensor | None = None
     choices: Tensor | None = None
+    kinds: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

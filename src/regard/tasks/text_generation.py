@@ -1,6 +1,6 @@
 """Shared by tasks that generate text: the loss of a text, and beam search."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,16 +17,25 @@ from regard.nn.cross_entropy import linear_cross_entropy
 from regard.tasks.task import Outcome
 
 PAD, BOS, EOS = Vocabulary.pad, Vocabulary.bos, Vocabulary.eos
+Credit = Literal["word", "rest", "caption"]
 NEVER = (PAD, BOS, Vocabulary.unknown)  # tokens that are never generated
 
 
 def word_outcome(
-    network: Any, decoded: Decoded, target: Tensor, *, keys: Tensor | None, smoothing: float, attention: bool
+    network: Any,
+    decoded: Decoded,
+    target: Tensor,
+    *,
+    keys: Tensor | None,
+    smoothing: float,
+    attention: bool,
+    credit: Credit = "word",
 ) -> Outcome:
     """The loss of a model's output against the target (b, t), −100 where there is none.
 
     With `attention` also the weights, and the samples of hard attention: each is rewarded with the log-probability of
-    its own word. `keys` (b, k) says which keys are real; None: all are.
+    its own word, of its word and all later ones (`credit="rest"`), or of the whole text (`credit="caption"`, Xu et al.
+    2015, section 4.1). `keys` (b, k) says which keys are real; None: all are.
     """
     model: EncoderDecoder = getattr(network, "_orig_mod", network)
     summed = linear_cross_entropy(
@@ -44,9 +53,23 @@ def word_outcome(
         return Outcome(summed.loss, summed.count, weights, mask)
     with torch.no_grad():
         scores = model.logits(decoded.states).float().log_softmax(-1)
-        reward = scores.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        own = scores.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        reward = credited(torch.where(real, own, 0), credit)
     # Masked, not indexed: a CUDA graph has no shapes that depend on the data.
-    return Outcome(summed.loss, summed.count, weights, mask, decoded.log_prob, reward, real)
+    return Outcome(summed.loss, summed.count, weights, mask, decoded.log_prob, reward, real, target.clamp_min(0))
+
+
+def credited(own: Tensor, credit: Credit) -> Tensor:
+    """The reward of each sample from the log-probabilities (b, t) of the words.
+
+    >>> own = torch.tensor([[-1.0, -2.0, -4.0]])
+    >>> credited(own, "rest"), credited(own, "caption")
+    (tensor([[-7., -6., -4.]]), tensor([[-7., -7., -7.]]))
+    """
+    if credit == "word":
+        return own
+    whole = own.sum(1, keepdim=True)
+    return whole.expand_as(own) if credit == "caption" else whole - own.cumsum(1) + own
 
 
 def hypotheses(

@@ -17,7 +17,7 @@ from torch import nn
 from regard import __version__
 from regard.data.record_batches import RecordBatches
 from regard.nn.transformer import Layered, TransformerDecoderLayer, TransformerEncoderLayer
-from regard.tasks.attention_learning import asks_attention, loss_of
+from regard.tasks.attention_learning import asks_attention, loss_of, softened
 from regard.tasks.config import TaskConfig
 from regard.tasks.config_overrides import recorded
 from regard.tasks.evaluation import judged
@@ -36,7 +36,7 @@ from regard.train.updates import Loss
 _GRID = 8  # lengths of batches are multiples of it where steps are captured as CUDA graphs
 _HELD_OUT_ROWS = 64
 # Settings that may change when a run of any task is resumed.
-CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard")
+CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard", "train.pieces")
 
 
 def train(
@@ -54,6 +54,8 @@ def train(
     A resumed run must find its data files unchanged, unless changed data is accepted. With several workers, all
     call this, with the same configuration and files; the first writes the run directory, and all must see it.
     """
+    # Settings without effect are not recorded. They are reset here too, so that a resumed run has the same settings.
+    config = task.config.model_validate(recorded(task, config))
     with ExitStack() as stack:
         with workers.agreed():
             files = [path.absolute() for path in task.files(config)]
@@ -84,7 +86,8 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
     began = time.monotonic()
     material = _material(task, config, run, progress, workers)
     device = workers.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    check_capacity(lambda: task.network(config, material.codec), device)
+    shards = workers.size if config.train.shard else 1
+    check_capacity(lambda: task.network(config, material.codec), device, shards=shards)
     torch.manual_seed(config.train.seed)
     network = task.network(config, material.codec).to(device)
     predictor = task.predictor(network, material.codec, config)
@@ -100,13 +103,13 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
         starting=loss.starting,
         progress=progress,
         workers=workers,
-        layers=_layers,
+        layers=gathered_layers,
     )
     with workers.sharing():
         result = judged(task, config, predictor, material.test, material.longer)
     result |= facts(config, material, network, fitted, time.monotonic() - began)
     if workers.grouped:
-        result["workers"] = workers.size
+        result |= {"workers": workers.size, "memory": fitted.memory}
     with workers.agreed():
         if workers.is_first:
             result["example"] = store_example(task.inputs, material.example, run)
@@ -143,7 +146,7 @@ def _in_trees() -> None:
     register_dataclass(Layered)
 
 
-def _layers(network: nn.Module) -> Iterator[nn.Module]:
+def gathered_layers(network: nn.Module) -> Iterator[nn.Module]:
     """The layers that a sharded network gathers one by one; everything else it gathers for the whole step."""
     _in_trees()
     return (one for one in network.modules() if isinstance(one, TransformerEncoderLayer | TransformerDecoderLayer))
@@ -164,10 +167,17 @@ class TaskLoss:
         self._task, self._config, self._device = task, config, device
         self._attention = asks_attention(network, config.learning)
         self._acts = torch.ones((), device=device)
+        self._expected = torch.ones((), device=device)
+        if config.learning.hard_after:
+            softened(network, self._expected)
 
     def starting(self, step: int) -> None:
-        """Called before an update: activates the penalty after a number of steps."""
-        self._acts.fill_(step >= self._config.learning.penalty_after * self._config.train.steps)
+        """Called before an update: activates the penalty and hard sampling after a number of steps."""
+        learning, steps = self._config.learning, self._config.train.steps
+        self._acts.fill_(step >= learning.penalty_after * steps)
+        if learning.hard_after:
+            expected = learning.expected if learning.estimator == "reinforce" else 0.0
+            self._expected.fill_(expected if step >= learning.hard_after * steps else 1.0)
 
     def __call__(self, model: nn.Module, batch: Any) -> Loss:
         outcome = self._task.outcome(model, batch.to(self._device), self._config, self._attention)

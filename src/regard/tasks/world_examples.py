@@ -1,6 +1,6 @@
 """The parts of a built-in world as the examples of a task."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from regard.tasks.config import TaskData
@@ -9,10 +9,10 @@ from regard.tasks.config import TaskData
 class Parts(NamedTuple):
     """Examples to train on, to validate with and to test with; those of `longer` are longer than any trained on."""
 
-    train: list[Any]
-    valid: list[Any]
-    test: list[Any]
-    longer: list[Any]
+    train: Sequence[Any]
+    valid: Sequence[Any]
+    test: Sequence[Any]
+    longer: Sequence[Any]
 
 
 def parts_of(splits: Callable[..., Any], data: TaskData, example: Callable[[Any], Any], **world: Any) -> Parts:

@@ -4,7 +4,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ from typing import Any
 from torch import Tensor
 
 from regard.train.atomic_files import force, sha256
+from regard.train.checkpoint_pieces import JoinedPieces, Part, my_rows, piece_name, pieces_of
+from regard.train.distributed import Workers
 from regard.train.errors import RunError
 from regard.train.weight_files import read_tensors, write_tensors
 
 FORMAT = 1
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+STATE = "state.json"
+KINDS = ("model", "optimizer")
+FILES = (*(f"{kind}.safetensors" for kind in KINDS), STATE)  # of a checkpoint that one worker wrote
 
 
 class CheckpointError(RunError):
@@ -30,19 +35,23 @@ class Checkpoint:
     path: Path
     step: int
 
-    def model(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+    def model(self) -> tuple[Mapping[str, Tensor], dict[str, str]]:
         """The trained weights, and the additional names of shared tensors."""
-        return read_tensors(self.path / "model.safetensors")
+        return self._tensors("model")
 
-    def optimizer(self) -> dict[str, Tensor]:
+    def optimizer(self) -> Mapping[str, Tensor]:
         """Tensors of the optimiser, the moving average and the random generators."""
-        return read_tensors(self.path / "optimizer.safetensors")[0]
+        return self._tensors("optimizer")[0]
 
-    def average(self) -> dict[str, Tensor]:
+    def average(self) -> Mapping[str, Tensor]:
         """The moving average of the weights, by name; empty if there is none."""
-        return {
-            name.partition("/")[2]: tensor for name, tensor in self.optimizer().items() if name.startswith("average/")
-        }
+        return Part(self.optimizer(), "average")
+
+    def _tensors(self, kind: str) -> tuple[Mapping[str, Tensor], dict[str, str]]:
+        if paths := pieces_of(self.path, kind):
+            joined = JoinedPieces(paths)
+            return joined, joined.shared
+        return read_tensors(self.path / f"{kind}.safetensors")
 
     def state(self) -> dict[str, Any]:
         """The training state: counts, position in the data, settings."""
@@ -78,29 +87,81 @@ class Checkpoints:
     ) -> Path:
         """Writes a checkpoint, unless a valid one of the same step exists already."""
         target = self.path(step)
-        if target.exists():
-            try:
-                return self.at(step).path
-            except CheckpointError:
-                self._remove(target)
+        if self._is_there(step):
+            return target
         aside = self.folder / f".step-{step:06d}.{os.getpid()}.tmp"
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            aside.mkdir(parents=True)
-            write_tensors(aside / "model.safetensors", model, aliases=aliases)
-            write_tensors(aside / "optimizer.safetensors", optimizer)
-            _write_json(aside / "state.json", state)
-            files = {name: {"sha256": sha256(aside / name), "bytes": (aside / name).stat().st_size} for name in FILES}
-            _write_json(aside / "manifest.json", {"format": FORMAT, "step": step, "files": files})
-            force(aside)
-            aside.rename(target)
-        except OSError as error:
-            why = error.strerror or error
-            raise CheckpointError(f"could not write {target}: {why}; older checkpoints are untouched") from error
+            with _writing(target):
+                aside.mkdir(parents=True)
+                write_tensors(aside / FILES[0], model, aliases=aliases)
+                write_tensors(aside / FILES[1], optimizer)
+                files = {name: _entry(aside / name) for name in FILES[:2]}
+                self._finish(aside, step, state, files)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        force(self.folder)
         return target
+
+    def save_pieces(
+        self,
+        step: int,
+        workers: Workers,
+        *,
+        model: Mapping[str, Tensor],
+        aliases: Mapping[str, str],
+        optimizer: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        state: Callable[[], Mapping[str, Any]],
+    ) -> Path:
+        """The same by all workers, each of which writes its rows of every tensor, and `own` whole.
+
+        Nothing is gathered but the checksums; `state` is called by the first worker, which writes the manifest when
+        all files are on the disk.
+        """
+        target = self.path(step)
+        aside = self.folder / f".step-{step:06d}.pieces.tmp"
+        there = False
+        with workers.agreed(), _writing(target):
+            if workers.is_first and not (there := self._is_there(step)):
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir(parents=True)
+        if workers.from_first(there):
+            return target
+        rank, size = workers.rank, workers.size
+        rows = {"model": my_rows(model, rank, size), "optimizer": {**my_rows(optimizer, rank, size), **own}}
+        mine: dict[str, dict[str, Any]] = {}
+        with workers.agreed(), _writing(target):
+            for kind, tensors in rows.items():
+                name = piece_name(kind, rank, size)
+                write_tensors(aside / name, tensors, aliases=aliases if kind == "model" else None)
+                mine[name] = _entry(aside / name)
+        files = {name: entry for part in workers.gather(mine) for name, entry in part.items()}
+        with workers.agreed(), _writing(target):
+            if workers.is_first:
+                self._finish(aside, step, state(), files, pieces=workers.size)
+        return target
+
+    def _is_there(self, step: int) -> bool:
+        """Whether a good checkpoint of that step exists; a damaged one is removed."""
+        if not self.path(step).exists():
+            return False
+        try:
+            self.at(step)
+        except CheckpointError:
+            self._remove(self.path(step))
+            return False
+        return True
+
+    def _finish(
+        self, aside: Path, step: int, state: Mapping[str, Any], files: dict[str, dict[str, Any]], **more: int
+    ) -> None:
+        """The state, the manifest, and the folder under its own name."""
+        _write_json(aside / STATE, state)
+        files = {**files, STATE: _entry(aside / STATE)}
+        _write_json(aside / "manifest.json", {"format": FORMAT, "step": step, **more, "files": files})
+        force(aside)
+        aside.rename(self.path(step))
+        force(self.folder)
 
     def at(self, step: int) -> Checkpoint:
         """The checkpoint of a step, verified; `CheckpointError` says what is wrong with it."""
@@ -109,7 +170,8 @@ class Checkpoints:
             raise CheckpointError(f"{path} is not there")
         try:
             manifest = json.loads((path / "manifest.json").read_bytes())
-            files = {name: (manifest["files"][name]["sha256"], manifest["files"][name]["bytes"]) for name in FILES}
+            wanted = _file_names(manifest.get("pieces"))
+            files = {name: (manifest["files"][name]["sha256"], manifest["files"][name]["bytes"]) for name in wanted}
             if manifest["format"] != FORMAT or manifest["step"] != step:
                 raise CheckpointError(f"{path} has a manifest of another format or step")
         except FileNotFoundError:
@@ -155,6 +217,27 @@ class Checkpoints:
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _file_names(pieces: int | None) -> tuple[str, ...]:
+    """The files of a checkpoint, whole or written by so many workers."""
+    if pieces is None:
+        return FILES
+    return (*(piece_name(kind, rank, pieces) for kind in KINDS for rank in range(pieces)), STATE)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"sha256": sha256(path), "bytes": path.stat().st_size}
+
+
+@contextmanager
+def _writing(target: Path) -> Generator[None, None, None]:
+    """What the system refuses becomes a `CheckpointError` about the checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise CheckpointError(f"could not write {target}: {why}; older checkpoints are untouched") from error
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Checkpointing of a run: saves and restores all training state, and at the end the weights to use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.train.checkpoint_files import Checkpoint, CheckpointError
+from regard.train.checkpoint_pieces import Part
 from regard.train.distributed import ALONE, Workers
 from regard.train.optimizer import load_optimizer, optimizer_tensors
 from regard.train.random_state import RandomState, seed_worker
@@ -20,12 +21,15 @@ from regard.train.training_state import TrainingState
 from regard.train.weight_averaging import MovingAverage, mean_weights
 from regard.train.weight_files import model_tensors, put_weights, shared_names
 
+_GATHERED = 2**28  # bytes of sharded tensors beyond which they are not gathered unless it is asked for
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpointer:
     """Saves and restores everything that training changes.
 
-    With several workers, all must call each method: the first writes the files, and all read them.
+    With several workers, all must call each method: the first writes the files, or each writes its part, and all
+    read them.
     """
 
     run: Run
@@ -39,15 +43,39 @@ class Checkpointer:
 
     def save(self, training: TrainingState, position: Any) -> Path:
         """Writes a checkpoint of the current state, and removes those that are no longer needed."""
+        weights, aliases = model_tensors(self.model), shared_names(self.model)
         tensors = _prefixed("optimizer", optimizer_tensors(self.model, self.optimizer))
         tensors |= _prefixed("average", {} if self.average is None else self.average.tensors())
-        tensors = gathered(tensors, keep=self.workers.is_first)
-        for rank, numbers in enumerate(self.workers.gather(RandomState.take(self.device).tensors())):
-            tensors |= _prefixed(_random(rank), numbers)
-        weights = gathered(model_tensors(self.model), keep=self.workers.is_first)
-        if not self.workers.is_first:
-            return self.run.checkpoints.path(training.step)
-        state = {
+        numbers = RandomState.take(self.device).tensors()
+        checkpoints = self.run.checkpoints
+        if self._in_pieces([*weights.values(), *tensors.values()]):
+            given = {"model": weights, "aliases": aliases, "optimizer": tensors}
+            own = _prefixed(_random(self.workers.rank), numbers)
+            state = lambda: self._state(training, position)  # noqa: E731
+            path = checkpoints.save_pieces(training.step, self.workers, **given, own=own, state=state)
+        else:
+            tensors = gathered(tensors, keep=self.workers.is_first)
+            for rank, one in enumerate(self.workers.gather(numbers)):
+                tensors |= _prefixed(_random(rank), one)
+            weights = gathered(weights, keep=self.workers.is_first)
+            path = checkpoints.path(training.step)
+            if self.workers.is_first:
+                state = self._state(training, position)
+                checkpoints.save(training.step, model=weights, aliases=aliases, optimizer=tensors, state=state)
+        if self.workers.is_first:
+            checkpoints.prune(self._needed(training))
+        return path
+
+    def _in_pieces(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether every worker writes its part: as asked, or where much is sharded."""
+        if self.workers.size == 1:
+            return False
+        if self.settings.pieces is not None:
+            return self.settings.pieces
+        return sum(one.numel() * one.element_size() for one in tensors if hasattr(one, "to_local")) > _GATHERED
+
+    def _state(self, training: TrainingState, position: Any) -> dict[str, Any]:
+        return {
             "course": asdict(training),
             "batches": position,
             "settings": self.settings.model_dump(mode="json"),
@@ -55,10 +83,6 @@ class Checkpointer:
             "metrics_bytes": self.run.metrics.force(),
             "torch": torch.__version__,
         }
-        checkpoints, aliases = self.run.checkpoints, shared_names(self.model)
-        path = checkpoints.save(training.step, model=weights, aliases=aliases, optimizer=tensors, state=state)
-        checkpoints.prune(self._needed(training))
-        return path
 
     def _needed(self, training: TrainingState) -> set[int]:
         """Steps to keep: the last ones, the best, and the best as of each of those, in case training resumes there."""
@@ -108,15 +132,15 @@ class Checkpointer:
         changed = sorted(name for name, value in now.items() if state["settings"].get(name) != value)
         if changed:
             self.say(f"settings changed since the checkpoint: {', '.join(changed)}")
-        parts = _parted(found.optimizer())
+        stored = found.optimizer()
         put_weights(self.model, *found.model())
-        load_optimizer(self.model, self.optimizer, parts.get("optimizer", {}))
+        load_optimizer(self.model, self.optimizer, Part(stored, "optimizer"))
         if self.average is not None:
-            self.average.load(parts.get("average", {}))
+            self.average.load(Part(stored, "average"))
         self._resume(batches, state["batches"])
         if self.workers.is_first:
             self.run.metrics.cut(state["metrics_bytes"])
-        if (numbers := parts.get(_random(self.workers.rank))) is not None:
+        if numbers := dict(Part(stored, _random(self.workers.rank))):
             RandomState.of(numbers).put(self.device)
         else:  # more workers than when the checkpoint was written
             seed_worker(self.settings.seed + found.step, self.workers.rank)
@@ -147,7 +171,7 @@ class Checkpointer:
             return False
         put_weights(self.model, *found.model())
         if self.average is not None:
-            self.average.load(_parted(found.optimizer()).get("average", {}))
+            self.average.load(found.average())
             self.average.put(self.model)
         return True
 
@@ -167,11 +191,3 @@ def _random(rank: int) -> str:
 
 def _prefixed(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
-
-
-def _parted(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    parts: dict[str, dict[str, Tensor]] = {}
-    for full, tensor in tensors.items():
-        part, _, name = full.partition("/")
-        parts.setdefault(part, {})[name] = tensor
-    return parts

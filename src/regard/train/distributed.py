@@ -20,6 +20,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _TIMEOUT = timedelta(minutes=30)  # of one collective: the first worker may index large files while the others wait
+_MEETING = timedelta(minutes=10)  # until all workers of a job have been started
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets, and init_process_group needs
 
 
@@ -172,7 +173,7 @@ def joined() -> Generator[Workers, None, None]:
     try:
         dist.init_process_group(backend, store=_store(size), rank=rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
-        raise RunError(f"worker {rank} cannot join the other {size - 1}: {_first_line(error)}") from error
+        raise RunError(_no_meeting(error, size)) from error
     try:
         yield Workers(rank, size, device, grouped=True)
     except RuntimeError as error:
@@ -193,8 +194,16 @@ def _store(size: int) -> Any:
     from torch.distributed import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    store, *_ = next(rendezvous("env://", timeout=_TIMEOUT))
+    store, *_ = next(rendezvous("env://", timeout=_MEETING))
     return PrefixStore(f"regard-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{size}", store)
+
+
+def _no_meeting(error: Exception, size: int) -> str:
+    """Why the workers did not find each other."""
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    if "EADDRINUSE" in str(error):
+        return f"port {port} is in use on {host}, where workers meet: choose another as MASTER_PORT"
+    return f"cannot join the other {size - 1} of {size} workers at {host}:{port}: {_first_line(error)}"
 
 
 def may_restart() -> bool:

@@ -13,6 +13,8 @@ from regard.train.cuda_graph_gradients import Captured
 from regard.train.distributed import Workers
 from regard.train.updates import LossFunction
 
+BUCKET = 25 * 2**20  # bytes of gradients that DDP sends together
+
 
 @dataclass(frozen=True, eq=False)
 class Uncounted:
@@ -40,8 +42,9 @@ class GradientSums:
     """Leaves in the parameters of every worker the gradients of the totals of all workers, summed.
 
     The first update sums all gradients at once, after the backward pass: it shows which parameters have any, and DDP
-    need not search the graph for those that do not. CUDA graphs do this in every update, as their gradients stay in
-    one place. `step` is sharded already where `sharded`.
+    need not search the graph for those that do not. Models whose gradients are one message of DDP do this in every
+    update, as there is nothing to overlap and DDP would copy each gradient by itself; so do CUDA graphs, whose
+    gradients stay in one place. `step` is sharded already where `sharded`.
     """
 
     def __init__(
@@ -68,16 +71,21 @@ class GradientSums:
             waiting.append(batch)
         if waiting:
             yield self._differentiated(waiting.pop(), last=True)
-            if self._wrapped is None and not self._sharded:
+            if self._wrapped is None and not self._sharded and self._workers.size > 1:
                 self._sum_at_once()
-                if self._captured is None:
+                if self._can_overlap():
                     self._wrapped = self._ddp()
             self._average_buffers()
 
+    def _can_overlap(self) -> bool:
+        """Whether DDP could send gradients while others are computed."""
+        gradients = [p.grad for p in self._step.parameters() if p.grad is not None]
+        return self._captured is None and sum(one.nbytes for one in gradients) > BUCKET
+
     def _differentiated(self, batch: Any, *, last: bool) -> tuple[Tensor, Tensor]:
-        weight = 0.0 if isinstance(batch, Uncounted) else 1.0
-        batch = batch.batch if isinstance(batch, Uncounted) else batch
-        if self._captured is not None and weight:
+        counts = not isinstance(batch, Uncounted)
+        batch = batch if counts else batch.batch
+        if self._captured is not None and counts:
             return self._captured(batch)
         wrapped: Any = self._wrapped
         run: Callable[[Any], Any] = self._step if wrapped is None else wrapped
@@ -88,8 +96,10 @@ class GradientSums:
                 raise ValueError(f"loss must give a total of one number; got shape {tuple(total.shape)}")
             # DDP and FSDP2 average over the workers; a sum is wanted.
             averaged = self._sharded or wrapped is not None
-            (total * (weight * (self._workers.size if averaged else 1))).backward()
-        return total.detach() * weight, torch.as_tensor(count, device=self._device) * weight
+            weight = (self._workers.size if averaged else 1) * counts
+            (total if weight == 1 else total * weight).backward()
+        total, count = total.detach(), torch.as_tensor(count, device=self._device)
+        return (total, count) if counts else (total * 0.0, count * 0)
 
     def _ddp(self) -> nn.Module:
         from torch.nn.parallel import DistributedDataParallel
@@ -102,11 +112,18 @@ class GradientSums:
 
     @torch.no_grad()
     def _sum_at_once(self) -> None:
-        gradients = [p.grad for p in self._step.parameters() if p.grad is not None]
-        if self._workers.size > 1 and gradients:
-            flat = self._workers.reduce(torch.cat([one.reshape(-1) for one in gradients]))
-            parts = flat.split([one.numel() for one in gradients])
-            torch._foreach_copy_(gradients, [part.view_as(one) for part, one in zip(parts, gradients, strict=True)])
+        held = [(p, p.grad) for p in self._step.parameters() if p.grad is not None]
+        if not held:
+            return
+        flat = self._workers.reduce(torch.cat([one.reshape(-1) for _, one in held]))
+        parts = [
+            part.view_as(one) for part, (_, one) in zip(flat.split([g.numel() for _, g in held]), held, strict=True)
+        ]
+        if self._captured is not None:  # graphs write to where the gradients are
+            torch._foreach_copy_([one for _, one in held], parts)
+            return
+        for (parameter, _), part in zip(held, parts, strict=True):
+            parameter.grad = part
 
     def _buffer_versions(self) -> list[int]:
         return [buffer._version for buffer in self._step.buffers()]

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from regard.train.distributed import ALONE, Workers
 from regard.train.gradient_sums import GradientSums, Step
 from regard.train.interruption import SIGNALS, Diverged, Interrupted, OutOfMemory, Signals, memory_ran_out
 from regard.train.learning_rate import learning_rate
-from regard.train.optimizer import make_optimizer
+from regard.train.memory_check import peak_bytes
+from regard.train.optimizer import make_optimizer, state_bytes
 from regard.train.progress_display import Progress, Silent, Standing, default_progress
 from regard.train.random_state import RandomState, seed_worker
 from regard.train.resumable_batches import Batches, Passes
@@ -43,6 +44,7 @@ class Fitted:
     best_step: int | None
     figures: dict[str, float]  # of the final weights, if they were validated
     weights: str  # "last", "best", "average" or "best average"
+    memory: dict[str, int] = field(default_factory=dict)  # bytes of the worker that has most, where there are several
 
 
 def fit(
@@ -180,6 +182,7 @@ class _Loop:
     def finish(self, ended: str) -> Fitted:
         """Loads the final weights into the model, and saves them in the run."""
         self.workers.wait()  # until the first has written the last checkpoint
+        memory = self._memory()
         weights, figures = self._choose()
         if self.sharded is not None:
             self.sharded.fill()
@@ -188,7 +191,14 @@ class _Loop:
                 self.run.save_model(self.model if self.sharded is None else self.sharded.plain)
         state = self.state
         counted = (state.step, state.epoch, state.tokens, round(state.seconds, 3))
-        return Fitted(*counted, ended, state.best, state.best_step, figures, weights)
+        return Fitted(*counted, ended, state.best, state.best_step, figures, weights, memory)
+
+    def _memory(self) -> dict[str, int]:
+        """Bytes of parameters, gradients and optimiser state, and the most that a process held, of any worker."""
+        if not self.workers.grouped:
+            return {}
+        found = self.workers.gather({**state_bytes(self.model, self.optimizer), "peak": peak_bytes(self.device)})
+        return {name: max(one[name] for one in found) for name in found[0]}
 
     def _ended(self) -> str | None:
         state, settings = self.state, self.settings
@@ -253,7 +263,7 @@ class _Loop:
 
     def _exchange(self, sums: Tensor) -> Tensor:
         """Total and count over all workers, and with them which signals any of them received."""
-        if not self.workers.grouped:
+        if self.workers.size == 1:
             return sums
         return self.workers.reduce(torch.cat([sums, sums.new_tensor(self.signals.flags())]))
 
@@ -304,7 +314,7 @@ class _Loop:
 
     def _received(self) -> int | None:
         """The signal to stop for: with several workers, one that all of them know of."""
-        return self.asked if self.workers.grouped else self.signals.received
+        return self.asked if self.workers.size > 1 else self.signals.received
 
     def _validate(self) -> bool:
         """Validates the weights, and returns whether they are the best so far. A signal interrupts it."""

@@ -1,16 +1,20 @@
-"""Whether the memory of this machine suffices to train a model, checked before any is allocated."""
+"""Whether the memory of this machine suffices to train a model, checked before any is allocated; peak memory."""
 
 import os
+import sys
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
 _BYTES = 16  # of a parameter while it is trained: float32 weight, gradient and AdamW's two moments
+_WHOLE = 8  # of a parameter when a sharded model is made: the whole weight, and a copy that is divided
 
 
-def check_capacity(build: Callable[[], nn.Module], device: torch.device) -> None:
+def check_capacity(build: Callable[[], nn.Module], device: torch.device, *, shards: int = 1) -> None:
     """Raises `MemoryError` when the parameters alone are more than the device holds.
+
+    Of several `shards` a worker holds one, and the whole model when it starts and while it validates.
 
     Linux overcommits memory and kills the process when it is used: trying to allocate is no check.
 
@@ -20,7 +24,8 @@ def check_capacity(build: Callable[[], nn.Module], device: torch.device) -> None
     """
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in build().parameters())
-    needed, present = count * _BYTES, _memory(device)
+    needed = count * (_BYTES if shards == 1 else max(_WHOLE, _BYTES // shards + _WHOLE // 2))
+    present = _memory(device)
     if present is not None and needed > present:
         gib = 2**30
         raise MemoryError(
@@ -35,3 +40,15 @@ def _memory(device: torch.device) -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):  # not every system says
         return None
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that this process has held: allocated on a GPU, resident on a CPU; 0 where no one counts."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

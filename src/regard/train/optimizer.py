@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from regard.train.sharded_tensors import part_of
+from regard.train.sharded_tensors import local_part, part_of
 from regard.train.train_settings import TrainSettings
 
 
@@ -60,3 +60,18 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
         own = part_of(tensor, parameter) if tensor.shape == parameter.shape else tensor
         state.setdefault(places[id(parameter)], {})[key] = own
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes that training holds on this worker: of sharded tensors its part.
+
+    >>> model = nn.Linear(3, 5)
+    >>> state_bytes(model, torch.optim.AdamW(model.parameters()))
+    {'parameters': 80, 'gradients': 0, 'optimizer': 0}
+    """
+    tensors = {
+        "parameters": list(model.parameters()),
+        "gradients": [parameter.grad for parameter in model.parameters() if parameter.grad is not None],
+        "optimizer": [value for state in optimizer.state.values() for value in state.values()],
+    }
+    return {name: sum(local_part(one).nbytes for one in each) for name, each in tensors.items()}

@@ -17,10 +17,18 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     divided: Any = like
     if not hasattr(like, "device_mesh"):
         return tensor
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor
 
-    here = tensor.to(like.device)
-    return distribute_tensor(here, divided.device_mesh, divided.placements, src_data_rank=None)
+    mesh, placements = divided.device_mesh, divided.placements
+    if mesh.ndim != 1 or not placements[0].is_shard(0):
+        raise NotImplementedError(f"expected tensors sharded by their first axis, got {placements} over {mesh}")
+    rows = tensor.chunk(mesh.size())
+    rank = mesh.get_local_rank()
+    # Cloned: a view of the whole tensor would hold all of it in memory.
+    mine = rows[rank].to(like.device).clone() if rank < len(rows) else tensor[:0].to(like.device)
+    return DTensor.from_local(
+        mine, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.contiguous().stride()
+    )
 
 
 def local_part(tensor: Tensor) -> Tensor:

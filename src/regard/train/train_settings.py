@@ -35,27 +35,29 @@ class TrainSettings(BaseModel):
     final_share: float = Field(default=0.0, ge=0.0, le=1.0)
     """Where the cosine ends, as a share of the largest learning rate."""
     weight_decay: NonNegativeFloat = 0.01
-    """On matrices alone: biases, gains of norms and embeddings are left as they are."""
+    """Weight decay of matrices only: biases, gains of norms and embeddings have none."""
     betas: tuple[Beta, Beta] = (0.9, 0.98)
     """Memory of AdamW's first and second moments."""
     epsilon: PositiveFloat = 1e-9
-    """Of AdamW, beside the root of the second moment."""
+    """Epsilon of AdamW, added to the root of the second moment."""
     clip: PositiveFloat | None = 1.0
     """Largest norm of the gradient; None lets it be."""
     average: Literal["none", "ema", "checkpoints"] = "none"
     """Weights to validate and keep: as trained, their moving average, or the mean of the last checkpoints."""
     ema_decay: float = Field(default=0.999, ge=0.0, lt=1.0)
-    """Of the moving average; it starts lower, so that the first weights are soon forgotten."""
+    """Decay of the moving average; it starts lower, so that early weights are soon forgotten."""
     average_last: int = Field(default=5, gt=0, le=10_000)
     """How many checkpoints are averaged."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the matrix products; auto is bfloat16 on CUDA and float32 elsewhere. Parameters stay float32."""
+    """Precision of the matrix products; auto is bfloat16 on CUDA and float32 elsewhere. Parameters stay float32."""
     compile: bool = False
     """Whether the model goes through torch.compile."""
     graphs: bool = False
-    """On CUDA, whether a step is recorded once for each shape of batch and replayed; shapes are made few for it."""
+    """On CUDA, whether a step is captured once for each shape of batch and replayed; batches then have few shapes."""
     shard: bool = False
     """Under torchrun, whether parameters, gradients and optimiser state are divided among the workers (FSDP2)."""
+    pieces: bool | None = None
+    """Whether each worker writes its part of a checkpoint; none: where more than 256 MiB are sharded."""
     log_every: Count = 50
     """Updates between two lines of metrics."""
     validate_every: Count = 500
@@ -71,7 +73,7 @@ class TrainSettings(BaseModel):
     keep_last: int = Field(default=2, gt=0, le=1_000_000)
     """Checkpoints kept besides the best."""
     seed: Seed = 1
-    """Of dropout and whatever else is random in a step."""
+    """Seed of dropout and of all other randomness in a step."""
 
     def kept(self) -> int:
         """How many of the last checkpoints must stay, whatever wrote them."""

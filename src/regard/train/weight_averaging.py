@@ -39,7 +39,7 @@ class MovingAverage:
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Loads a saved average."""
-        if tensors.keys() != set(self._names):
+        if set(tensors) != set(self._names):
             raise ValueError("the checkpoint's moving average is of other parameters: was it trained without one?")
         for name, mean in zip(self._names, self._mean, strict=True):
             mean.copy_(part_of(tensors[name], mean))

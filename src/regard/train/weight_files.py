@@ -113,9 +113,11 @@ def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mappin
     missing, extra = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     if missing or extra:
         raise ValueError(f"the file does not fit the model: it lacks {missing[:5]} and has {extra[:5]} besides")
+    parts: dict[str, Tensor] = {}
     for name, value in wanted.items():
-        if tensors[name].shape != value.shape:
-            expected, came = tuple(value.shape), tuple(tensors[name].shape)
+        stored = tensors[name]  # read now, where it comes from a file
+        if stored.shape != value.shape:
+            expected, came = tuple(value.shape), tuple(stored.shape)
             raise ValueError(f"the file does not fit the model: {name} must have shape {expected}; got {came}")
-    parts = {name: part_of(tensors[name], value) for name, value in wanted.items()}
+        parts[name] = part_of(stored, value)
     model.load_state_dict({**parts, **{alias: parts[name] for alias, name in aliases.items()}})

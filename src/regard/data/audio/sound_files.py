@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 
 Samples = NDArray[np.float32]  # (n,), from −1 to 1
 

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data.audio.sound_files import SUFFIXES
+from regard.data.data_files import DataError
 from regard.data.json_records import Record, records
-from regard.data.text.parallel_text import DataError, Report, Tsv, lines, report
+from regard.data.text.lines import lines
+from regard.data.text.parallel_text import Report, Tsv, report
 from regard.data.vision.image_folders import NAMES, PARTS, part_files
 
 Times = tuple[tuple[float, float], ...]

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.data_files import DataError
 from regard.data.json_records import records
-from regard.data.text.parallel_text import DataError, Report, report
+from regard.data.text.parallel_text import Report, report
 from regard.data.vision.image_folders import PARTS, part_files
 from regard.data.worlds.traffic import Recorded
 from regard.data.worlds.traffic_expert import ACTIONS, Decisions, Scenes
@@ -90,7 +91,7 @@ def _object(value: Any, number: int) -> list[float]:
 def _number(fields: Mapping[str, Any], name: str, where: str, default: float | None) -> float:
     value = fields.get(name, default)
     if value is None:
-        raise SceneError(f"{where}: the field {name} is missing; there are {_names(fields)}")
+        raise SceneError(f"{where}: the field {name} is missing; the fields are {_names(fields)}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SceneError(f"{where}: {name} must be a number, got {value!r}")
     if not math.isfinite(value) or abs(value) > _LARGEST:

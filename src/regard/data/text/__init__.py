@@ -1,7 +1,7 @@
 """Text: readers and tokenisers. Imports only regard.data.
 
 - `lines`: lines of a text file
-- `parallel_text`: pairs of sentences; also `DataError`
+- `parallel_text`: pairs of sentences
 - `corpus`: parallel text on disk, indexed
 - `alignment`: word alignments and their error rate
 - `bpe`: byte-level sub-words

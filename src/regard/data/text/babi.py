@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.data.text.parallel_text import lines
+from regard.data.text.lines import lines
 from regard.data.text.passages import Passage, lowered, words
 from regard.data.text.questions import UNSEEN, Asked, QuestionReport, Tally
 

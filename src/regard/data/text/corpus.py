@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.checksums import check, write_checksums
-from regard.data.text.parallel_text import EVERYTHING, Couple, DataError, Limits, Report, Rows, read_pairs, report
+from regard.data.data_files import DataError
+from regard.data.text.parallel_text import EVERYTHING, Couple, Limits, Report, Rows, read_pairs, report
 
 Ids = NDArray[np.integer]
 _VERSION = 1

@@ -14,8 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regard.data.data_files import DataError
 from regard.data.text.lines import LONGEST, Line, text_lines
-from regard.data.text.parallel_text import DataError, Report, report
+from regard.data.text.parallel_text import Report, report
 from regard.data.text.table_columns import LABEL_NAMES, TEXT_NAMES, find_columns, find_field
 from regard.data.text.trees import phrases_of
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from regard.data.data_files import DataError
 from regard.data.text.labelled import Asked, Labelled, Reading, class_folders, read_labelled
-from regard.data.text.parallel_text import DataError
 
 _PARTS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
     ("dev", "val", "valid", "validation", "develop"), "valid"

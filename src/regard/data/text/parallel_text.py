@@ -4,16 +4,17 @@ A fault in a file is an error that names the file and the line. Lines that are e
 line, a sentence too long) are left out, counted and reported.
 """
 
-import gzip
 import json
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from regard.data.data_files import DataError
+from regard.data.text.lines import LONGEST_LINE, Line, lines
 
 Couple = tuple[str, str]
 
@@ -22,10 +23,6 @@ Couple = tuple[str, str]
 _UNSPACED = r"\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 UNSPACED = re.compile(f"[{_UNSPACED}]")
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
-
-
-class DataError(ValueError):
-    """Something in a user's file is not as it should be; the message begins with the file and the line."""
 
 
 class Row(NamedTuple):
@@ -95,7 +92,6 @@ class Limits:
 
 
 EVERYTHING = Limits()
-LONGEST_LINE = 1 << 20  # bytes of a line that are read; no more of it is ever in memory
 _TOO_LONG = f"a line of more than {LONGEST_LINE:,} bytes"
 _CHARACTERS = 100  # for each word allowed
 _IGNORED = "ignored: "  # before what is ignored, in a tally
@@ -138,7 +134,7 @@ class TwoFiles:
 
     def rows(self) -> Iterator[Row]:
         """Both files side by side; blank lines at the end of one of them are no disagreement."""
-        blank = _Line(0, "")
+        blank = Line(0, "")
         rest: list[int] = [0, 0]  # lines that only one of the files has
         number = 0
         for number, (left, right) in enumerate(zip_longest(lines(self.source), lines(self.target)), start=1):
@@ -334,55 +330,6 @@ def count_words(text: str) -> int:
     (4, 6)
     """
     return len(text.split()) if text.isascii() else len(_WORD.findall(text))
-
-
-class _Line(NamedTuple):
-    """One line of a file: its number, and its text or what is wrong with it."""
-
-    number: int
-    text: str
-    fault: str = ""
-
-
-def lines(path: Path, *, longest: int = LONGEST_LINE) -> Iterator[_Line]:
-    """Lines of a text file from 1, plain or gzipped, without line ends, surrounding blanks and byte order mark.
-
-    Only a line feed ends a line: other characters that Unicode calls line breaks do occur inside sentences. A line of
-    more than `longest` bytes is a fault.
-    """
-    number = 0
-    try:
-        with _open(path) as stream:
-            while raw := stream.readline(longest):
-                number += 1
-                if len(raw) == longest and not raw.endswith(b"\n"):
-                    while (part := stream.readline(longest)) and not part.endswith(b"\n"):
-                        pass
-                    yield _Line(number, "", f"a line of more than {longest:,} bytes")
-                    continue
-                if number == 1:
-                    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-                        raise DataError(f"{path}:1: the file is UTF-16; expected UTF-8")
-                    raw = raw.removeprefix(b"\xef\xbb\xbf")
-                try:
-                    yield _Line(number, raw.decode("utf-8").strip(_BLANKS))
-                except UnicodeDecodeError as error:
-                    yield _Line(number, "", f"not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start + 1}")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}:{number + 1}: the gzip file is damaged: {error}") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-# Characters stripped around a line; a tab is kept, because it separates cells.
-_BLANKS = " \r\n\f\v\u00a0\u3000\ufeff"
-
-
-def _open(path: Path) -> Any:
-    """The file as bytes; gzip is known by its first two bytes, whatever the name says."""
-    with path.open("rb") as stream:
-        packed = stream.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if packed else path.open("rb")
 
 
 def _writable(text: str) -> bool:

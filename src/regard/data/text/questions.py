@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data.text.parallel_text import DataError, lines
+from regard.data.data_files import DataError
+from regard.data.text.lines import lines
 from regard.data.text.passages import Passage, words
 
 _PASSAGES = ("passage", "context")

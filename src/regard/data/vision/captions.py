@@ -5,15 +5,21 @@ without a caption is left out and counted.
 """
 
 import re
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from regard.data.data_files import DataError
 from regard.data.json_records import Record, records
-from regard.data.text.parallel_text import DataError, Report, Tsv, lines, report
+from regard.data.packed import Distinct, Lazy, Texts
+from regard.data.text.lines import lines
+from regard.data.text.parallel_text import Report, Tsv, report
 from regard.data.vision.image_folders import PARTS, ImageFolders, part_files
 
 _HEADERS = ("image", "file", "filename", "path")
@@ -35,12 +41,13 @@ class CaptionedImage:
 class CaptionFiles:
     """Pictures to train on, to validate with and to test with, as far as the files part them; else all in `train`.
 
-    `report` counts captions read, kept and skipped, and pictures without a caption.
+    Of each part there are the texts alone, one after another: its items are made when they are asked for. `report`
+    counts captions read, kept and skipped, and pictures without a caption.
     """
 
-    train: tuple[CaptionedImage, ...]
-    valid: tuple[CaptionedImage, ...]
-    test: tuple[CaptionedImage, ...]
+    train: Sequence[CaptionedImage]
+    valid: Sequence[CaptionedImage]
+    test: Sequence[CaptionedImage]
     report: Report
 
 
@@ -63,11 +70,10 @@ def load_captions(path: Path, *, skip_faults: bool = False) -> CaptionFiles:
         _count_silent(folders, parts.values(), tally)
     if not tally["kept"]:
         raise DataError(f"{path}: no caption is left ({report(tally)})")
-    made = {part: _images(found) for part, found in parts.items()}
-    return CaptionFiles(*(made.get(part, ()) for part in PARTS), report=report(tally))
+    return CaptionFiles(*(parts.get(part, ()) for part in PARTS), report=report(tally))
 
 
-Found = dict[Path, list[str]]
+Found = Sequence[CaptionedImage]
 
 
 class _Caption(NamedTuple):
@@ -79,20 +85,47 @@ class _Caption(NamedTuple):
     fault: str = ""
 
 
-def _images(found: Found) -> tuple[CaptionedImage, ...]:
-    return tuple(CaptionedImage(image, tuple(texts)) for image, texts in found.items())
+class _Collection:
+    """Captions by picture, pictures in the order in which they first occur."""
+
+    def __init__(self) -> None:
+        self._paths, self._digests = Texts(), Distinct()  # of pictures; one whose captions stand together occurs once
+        self._captions, self._path_of = Texts(), array("q")
+        self._last: Path | None = None
+
+    def add(self, image: Path, text: str) -> None:
+        """A caption of a picture."""
+        if image != self._last:
+            self._paths.append(str(image))
+            self._digests.append(str(image))
+            self._last = image
+        self._captions.append(text)
+        self._path_of.append(len(self._paths) - 1)
+
+    def images(self) -> Found:
+        """The pictures with their captions."""
+        first, number = self._digests.numbered()
+        picture_of = number[np.array(self._path_of, np.int64)]
+        order = np.argsort(picture_of, kind="stable")
+        begins = np.searchsorted(picture_of[order], np.arange(len(first) + 1))
+        paths, captions = self._paths, self._captions
+
+        def made(place: int) -> CaptionedImage:
+            texts = tuple(captions[int(one)] for one in order[begins[place] : begins[place + 1]])
+            return CaptionedImage(Path(paths[int(first[place])]), texts)
+
+        return Lazy(len(first), made)
 
 
 def _collected(rows: Iterable[_Caption], folders: ImageFolders, tally: Counter[str], skip_faults: bool) -> Found:
-    """Captions by picture, pictures in the order in which they first occur."""
-    found: Found = {}
+    found = _Collection()
     for row in rows:
         tally["read"] += 1
         image = None if row.fault or not row.text else folders.find(row.image)
         reason, fault = "faulty", row.fault
         if image is not None:
             reason = "kept"
-            found.setdefault(image, []).append(row.text)
+            found.add(image, row.text)
         elif not fault and not row.text:
             reason = "empty"
         elif not fault:
@@ -100,13 +133,17 @@ def _collected(rows: Iterable[_Caption], folders: ImageFolders, tally: Counter[s
         if fault and not skip_faults:
             raise DataError(f"{row.where}: {fault}")
         tally[reason] += 1
-    return found
+    return found.images()
 
 
 def _count_silent(folders: ImageFolders, parts: Iterable[Found], tally: Counter[str]) -> None:
     """Counts the pictures without a caption."""
-    spoken = set(chain.from_iterable(parts))
-    silent = sum(image not in spoken for image in folders.images())
+    spoken, there = Distinct(), Distinct()
+    for one in chain.from_iterable(parts):
+        spoken.append(str(one.image))
+    for image in folders.images():
+        there.append(str(image))
+    silent = int(np.isin(there.digests, spoken.digests, invert=True).sum())
     if silent:
         tally["image without caption"] += silent
 
@@ -147,20 +184,28 @@ def _flickr(tokens: Path, tally: Counter[str], skip_faults: bool) -> Mapping[str
     if not any(listed.values()):
         raise DataError(f"{tokens.parent}: no list of pictures whose name ends in {', '.join(_LISTS.values())}")
     named = set(chain.from_iterable(listed.values()))
-    wanted = []
-    for row in _of_table(tokens):
-        name = _NUMBER.sub("", row.image)
-        if row.fault or name in named:
-            wanted.append(row._replace(image=name))
-        else:
-            tally["read"] += 1
-            tally["in no list"] += 1
-    found = {image.name: (image, texts) for image, texts in _collected(wanted, folders, tally, skip_faults).items()}
+
+    def wanted() -> Iterator[_Caption]:
+        for row in _of_table(tokens):
+            name = _NUMBER.sub("", row.image)
+            if row.fault or name in named:
+                yield row._replace(image=name)
+            else:
+                tally["read"] += 1
+                tally["in no list"] += 1
+
+    images = _collected(wanted(), folders, tally, skip_faults)
+    found = {one.image.name: place for place, one in enumerate(images)}
     for where in (where for part in listed.values() for name, where in part.items() if name not in found):
         if not skip_faults:
             raise DataError(f"{where}: the picture has no caption in {tokens}")
         tally["image without caption"] += 1
-    return {part: dict(found[name] for name in names if name in found) for part, names in listed.items()}
+    return {part: _picked(images, [found[name] for name in names if name in found]) for part, names in listed.items()}
+
+
+def _picked(images: Found, places: list[int]) -> Found:
+    kept = np.array(places, np.int64)
+    return Lazy(len(kept), lambda place: images[kept[place]])
 
 
 def _list(folder: Path, end: str) -> dict[str, str]:

@@ -4,9 +4,7 @@ Two zero bytes, the type of the numbers, how many axes; then each axis as 4 byte
 MNIST, "The IDX file format"). The header is checked against the size of the file before anything is read.
 """
 
-import gzip
 import math
-import zlib
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError, opened
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NAMES = {"train": "train", "test": "t10k"}
@@ -40,15 +38,8 @@ def read_idx(path: Path, *, most_bytes: int = MOST_BYTES) -> NDArray[Any]:
     A file that is truncated, too long, of another format or larger than `most_bytes` is a DataError that names it.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as plain:
-            packed = plain.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if packed else path.open("rb") as stream:
-            return _read(path, stream, most_bytes)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: the gzip file is damaged: {error}") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with opened(path) as stream:
+        return _read(path, stream, most_bytes)
 
 
 def read_labelled(images: Path, labels: Path) -> Labelled:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

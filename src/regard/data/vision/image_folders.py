@@ -1,23 +1,25 @@
 """The folders with the pictures of a data file, and the files of each part of the data."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.vision.image_files import SUFFIXES
 
 PARTS = ("train", "valid", "test")
 # Common names of the parts.
 NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
+_REMEMBERED = 4096  # names in the cache: enough for the captions of one picture, bounded for large data
 _FOLDERS = ("images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
 
 
 class ImageFolders:
-    """Finds pictures by their names in some folders; each name is looked up on disk once."""
+    """Finds pictures by their names in some folders; a name that comes again soon is looked up on disk once."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
-        self._known: dict[str, Path | None] = {}
+        self._known: dict[str, str | None] = {}
 
     @classmethod
     def beside(cls, folder: Path) -> "ImageFolders":
@@ -27,18 +29,22 @@ class ImageFolders:
     def find(self, name: str) -> Path | None:
         """The file of that name; its suffix may be left out."""
         if name not in self._known:
-            self._known[name] = next(filter(Path.is_file, self._candidates(name)), None) if name else None
-        return self._known[name]
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[name] = next(filter(os.path.isfile, self._candidates(name)), None) if name else None
+        found = self._known[name]
+        return None if found is None else Path(found)
 
-    def _candidates(self, name: str) -> Iterator[Path]:
+    def _candidates(self, name: str) -> Iterator[str]:
         for folder in self.folders:
-            yield folder / name
-            if not Path(name).suffix:
-                yield from (folder / f"{name}{suffix}" for suffix in (".png", ".jpg", ".jpeg"))
+            yield os.path.join(folder, name)
+            if not os.path.splitext(name)[1]:
+                yield from (os.path.join(folder, f"{name}{suffix}") for suffix in (".png", ".jpg", ".jpeg"))
 
     def images(self) -> Iterator[Path]:
-        """Iterates over the pictures in the first of the folders, by suffix."""
-        return (path for path in self.folders[0].iterdir() if path.suffix.lower() in SUFFIXES)
+        """Iterates over the pictures in the first of the folders, by suffix; the listing is not held in memory."""
+        with os.scandir(self.folders[0]) as entries:
+            yield from (Path(entry.path) for entry in entries if os.path.splitext(entry.name)[1].lower() in SUFFIXES)
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.folders))

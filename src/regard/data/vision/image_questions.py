@@ -8,10 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.data_files import DataError
 from regard.data.json_records import records
-from regard.data.text.parallel_text import DataError, Report, report
+from regard.data.packed import Distinct, Lazy, Texts
+from regard.data.text.parallel_text import Report, report
 from regard.data.vision.image_folders import NAMES, PARTS, ImageFolders, part_files
 
 _SUFFIXES = (".json", ".jsonl")
@@ -32,12 +37,13 @@ class QuestionFiles:
     """Questions to train on, to validate with and to test with, as far as the files part them; else all in `train`.
 
     `unseen` counts in the other parts the questions whose answer no question of `train` has. They stay: a model that
-    chooses among the answers of training cannot get them right, and its accuracy must include them.
+    chooses among the answers of training cannot get them right, and its accuracy must include them. The parts store
+    their texts in packed buffers and create items on access.
     """
 
-    train: tuple[ImageQuestion, ...]
-    valid: tuple[ImageQuestion, ...]
-    test: tuple[ImageQuestion, ...]
+    train: Sequence[ImageQuestion]
+    valid: Sequence[ImageQuestion]
+    test: Sequence[ImageQuestion]
     report: Report
     unseen: Mapping[str, int] = field(default_factory=dict)
 
@@ -52,9 +58,9 @@ def load_image_questions(path: Path, *, skip_faults: bool = False) -> QuestionFi
     """
     path = Path(path)
     tally: Counter[str] = Counter()
-    parts: dict[str, tuple[ImageQuestion, ...]] = {}
+    parts: dict[str, Sequence[ImageQuestion]] = {}
     for part, file in question_files(path).items():
-        parts[part] = tuple(_kept(file, tally, skip_faults))
+        parts[part] = _packed(_kept(file, tally, skip_faults))
     if not tally["kept"]:
         raise DataError(f"{path}: no question is left ({report(tally)})")
     known = {item.answer for item in parts.get("train", ())}
@@ -69,24 +75,54 @@ def answer_list(questions: Iterable[ImageQuestion], *, most: int | None = None) 
     return tuple(sorted(counted, key=lambda answer: (-counted[answer], answer))[:most])
 
 
+class Pictures(NamedTuple):
+    """The different pictures of some questions, in the order in which they first occur, and which each one has."""
+
+    paths: Sequence[Path]
+    place_of: NDArray[np.int64]
+
+
+def pictures_of(questions: Sequence[ImageQuestion]) -> Pictures:
+    """The pictures that the questions are about."""
+    digests = Distinct()
+    for item in questions:
+        digests.append(str(item.image))
+    first, place_of = digests.numbered()
+    return Pictures(Lazy(len(first), lambda place: questions[first[place]].image), place_of)
+
+
 def hold_out(
     questions: Sequence[ImageQuestion], *, valid: int, test: int, seed: int = 0
-) -> tuple[tuple[ImageQuestion, ...], tuple[ImageQuestion, ...], tuple[ImageQuestion, ...]]:
+) -> tuple[Sequence[ImageQuestion], Sequence[ImageQuestion], Sequence[ImageQuestion]]:
     """Questions in three parts, for training, for validation and for test, so that no picture is in two of them.
 
     `valid` and `test` are numbers of pictures.
     """
-    images = sorted({item.image for item in questions})
+    images, place_of = pictures_of(questions)
     if valid + test >= len(images):
         raise DataError(f"{valid} + {test} pictures cannot be held out of {len(images)}")
-    Random(seed).shuffle(images)
-    number = {image: place for place, image in enumerate(images)}
-    parts: tuple[list[ImageQuestion], ...] = ([], [], [])
-    for item in questions:
-        place = number[item.image]
-        parts[1 if place < valid else 2 if place < valid + test else 0].append(item)
-    train, validated, tested = map(tuple, parts)
-    return train, validated, tested
+    order = list(range(len(images)))
+    Random(seed).shuffle(order)
+    part_of = np.zeros(len(images), np.int8)
+    part_of[order[:valid]] = 1
+    part_of[order[valid : valid + test]] = 2
+    chosen = part_of[place_of]
+
+    def part(number: int) -> Sequence[ImageQuestion]:
+        places = np.flatnonzero(chosen == number)
+        return Lazy(len(places), lambda place: questions[places[place]])
+
+    return part(0), part(1), part(2)
+
+
+def _packed(items: Iterable[ImageQuestion]) -> Sequence[ImageQuestion]:
+    """The same questions as texts in few buffers."""
+    images, questions, answers = Texts(), Texts(), Texts()
+    for item in items:
+        images.append(str(item.image))
+        questions.append(item.question)
+        answers.append(item.answer)
+    return Lazy(len(images), lambda place: ImageQuestion(Path(images[place]), questions[place], answers[place]))
 
 
 def question_files(path: Path) -> dict[str, Path]:

@@ -15,21 +15,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.vision.image_files import MOST_PIXELS, Pixels, decode
 
 Progress = Callable[[int, int], None]
+Digests = NDArray[Any]  # of 16 bytes each; zero bytes at their ends are dropped alike in all comparisons
 
 _VERSION = 1
 _CHUNK = 64
-_ROW = np.dtype([("source", "V16"), ("check", "<u4")])
+_ROW = np.dtype([("source", "S16"), ("check", "<u4")])
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class ImageStore:
 
     folder: Path
     size: tuple[int, int]
-    paths: tuple[Path, ...]
+    paths: Sequence[Path]
     rows: NDArray[np.int64]  # where in the file each picture stands; -1 for a fault
     checks: NDArray[np.uint32]
     faults: Mapping[int, str]
@@ -114,28 +114,42 @@ def store_images(
     high, wide = size
     folder = Path(cache) / f"images-{high}x{wide}-{fit}-{_VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [_digest(path) for path in paths]
+    # Arrays and no dictionaries: with an object for each picture, the index would take most of the memory.
+    wanted = np.fromiter((_digest(path) for path in paths), "S16", len(paths))
     opened = partial(_decoded, size=size, fit=fit, most_pixels=most_pixels)
-    bad: dict[bytes, str] = {}
+    bad: dict[int, str] = {}
     decoded = 0
     with _alone(folder):
-        there = set(_rows(folder, 3 * high * wide)["source"].tolist())
-        missing = {digest: path for digest, path in zip(wanted, paths, strict=True) if digest not in there}
+        missing = _first_of_each(wanted, np.flatnonzero(_rows_of(wanted, _rows(folder, 3 * high * wide)) < 0))
         progress(len(paths) - len(missing), len(paths))
-        for chunk in _chunks(missing, opened, threads):
-            faults = {digest: made for digest, made in chunk.items() if isinstance(made, str)}
-            decoded += _append(folder, {digest: made for digest, made in chunk.items() if not isinstance(made, str)})
+        for places, made in _chunks(paths, missing, opened, threads):
+            faults = {int(place): one for place, one in zip(places, made, strict=True) if isinstance(one, str)}
+            good = [number for number, one in enumerate(made) if not isinstance(one, str)]
+            decoded += _append(folder, wanted[places[good]], [made[number] for number in good])
             if faults and not skip_faults:
                 raise DataError(next(iter(faults.values())))
             bad |= faults
             progress(len(paths) - len(missing) + decoded + len(bad), len(paths))
         known = _rows(folder, 3 * high * wide)
-    row_of = {digest: row for row, digest in enumerate(known["source"].tolist())}
-    rows = np.array([row_of.get(digest, -1) for digest in wanted], np.int64)
-    checks = np.array([known["check"][row] if row >= 0 else 0 for row in rows], np.uint32)
-    faults = {place: bad[digest] for place, digest in enumerate(wanted) if digest in bad}
+    rows = _rows_of(wanted, known)
+    checks = np.append(known["check"], np.uint32(0))[rows]  # the last is for -1, where there is none
+    everywhere = {int(other): text for place, text in bad.items() for other in np.flatnonzero(wanted == wanted[place])}
     descriptor = _Descriptor(folder / "pixels.bin")
-    return ImageStore(folder, size, tuple(paths), rows, checks, faults, decoded, descriptor)
+    return ImageStore(folder, size, paths, rows, checks, everywhere, decoded, descriptor)
+
+
+def _rows_of(wanted: Digests, known: NDArray[Any]) -> NDArray[np.int64]:
+    """The row of each digest among the known ones; -1 where it is not there."""
+    if not len(known):
+        return np.full(len(wanted), -1)
+    order = np.argsort(known["source"])
+    place = order[np.searchsorted(known["source"], wanted, sorter=order).clip(max=len(known) - 1)]
+    return np.where(known["source"][place] == wanted, place, -1)
+
+
+def _first_of_each(digests: Digests, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of these places, the first that each digest has, in their order."""
+    return places[np.sort(np.unique(digests[places], return_index=True)[1])]
 
 
 def _digest(path: Path) -> bytes:
@@ -158,20 +172,20 @@ def _decoded(path: Path, *, size: tuple[int, int], fit: str, most_pixels: int) -
 
 
 def _chunks(
-    missing: Mapping[bytes, Path], opened: Callable[[Path], Pixels | str], threads: int
-) -> Iterator[dict[bytes, Pixels | str]]:
-    """What is missing, decoded a few at a time; Pillow decodes in several threads at once."""
-    left = iter(missing.items())
+    paths: Sequence[Path], missing: NDArray[np.int64], opened: Callable[[Path], Pixels | str], threads: int
+) -> Iterator[tuple[NDArray[np.int64], list[Any]]]:
+    """The places of what is missing and what is there, a few at a time; Pillow decodes in several threads at once."""
     with ThreadPoolExecutor(threads) as pool:
-        while chunk := dict(islice(left, _CHUNK)):
-            yield dict(zip(chunk, pool.map(opened, chunk.values()), strict=True))
+        for begin in range(0, len(missing), _CHUNK):
+            places = missing[begin : begin + _CHUNK]
+            yield places, list(pool.map(opened, [paths[place] for place in places]))
 
 
-def _append(folder: Path, pictures: Mapping[bytes, Pixels]) -> int:
+def _append(folder: Path, digests: Digests, pictures: Sequence[Pixels]) -> int:
     """Writes pictures, then the rows that say they are there; returns how many."""
-    contents = [picture.tobytes() for picture in pictures.values()]
-    checks = [zlib.crc32(content) for content in contents]
-    rows = np.array(list(zip(pictures, checks, strict=True)), _ROW)
+    contents = [picture.tobytes() for picture in pictures]
+    rows = np.empty(len(pictures), _ROW)
+    rows["source"], rows["check"] = digests, [zlib.crc32(content) for content in contents]
     try:
         with (folder / "pixels.bin").open("ab") as pixels:
             pixels.writelines(contents)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from regard.look.rollout_records import with_rollouts
 from regard.look.trace import Trace
 from regard.look.viewer.page_data import WHOLE, Budget, as_json, pack
 
@@ -30,6 +31,8 @@ def page(
     It contains every sequence of a batch, or the first ones if the page would become too large, and a menu of them;
     `batch` selects others.
 
+    It also shows the mean over the heads of each layer, and the rollout of each stack of layers (`Trace.rollout`).
+
     Maps are stored in 8 bits, except that the eight largest weights of each row have 16: three decimals are right. Maps
     of more than 512 queries or keys are pooled, with the largest weights of each row beside them; the page says so.
 
@@ -38,7 +41,7 @@ def page(
     >>> text.startswith("<!doctype html>"), "https:" in text
     (True, False)
     """
-    several = [_by_step(trace) for trace in ([traces] if isinstance(traces, Trace) else traces)]
+    several = [_with_rollouts(_by_step(trace)) for trace in ([traces] if isinstance(traces, Trace) else traces)]
     if not 1 <= len(several) <= 2:
         raise ValueError(f"a page shows one trace or two side by side, got {len(several)}")
     if language not in LANGUAGES:
@@ -68,7 +71,7 @@ def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, t
     for number, item in enumerate(sequences):
         packed = pack(trace, batch=item, budget=budget, sequences=sequences)
         if told and len(sequences) < trace.sequences:
-            left = f"sequences {len(sequences) + 1} to {trace.sequences} of the batch: choose them with batch="
+            left = f"sequences {len(sequences)} to {trace.sequences - 1} of the batch: choose them with batch="
             packed.about["dropped"].append(left)
         where = {label: pictures + n for n, label in enumerate(packed.pictures)}
         blocks = {"records": records, "pictures": where}
@@ -101,6 +104,10 @@ def _by_step(trace: Trace) -> Trace:
         labels is not None for record in trace.records for n in range(record.batch) for labels in record.labels(batch=n)
     )
     return trace.joined() if steps and not named else trace
+
+
+def _with_rollouts(trace: Trace) -> Trace:
+    return Trace(trace.title, with_rollouts(trace.records), trace.dropped, parts=trace.parts)
 
 
 def bundle() -> str:

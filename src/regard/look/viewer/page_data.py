@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.look.attention_records import ROUNDING, Record, shares
+from regard.look.head_mean import with_mean
 from regard.look.labels import Labels
+from regard.look.layer_names import Words, layer_names
+from regard.look.rollout_records import KIND as ROLLOUT
 from regard.look.trace import Trace
 
 THUMBNAIL = 32  # cells a side
@@ -32,6 +34,8 @@ NUMBERS = (  # numeric lists of labels
     *("x", "y", "heading", "speed", "sides", "probability", "length", "width", "present", "ego"),
     *("lanes", "crossings", "zebras", "ramps"),
 )
+
+BETWEEN = " · "  # an answer and the name of its layer, where a page has the maps of several answers
 
 Json = dict[str, Any]
 
@@ -49,9 +53,10 @@ class Budget:
     def of(cls, traces: Sequence[Trace], sequences: int = 1) -> "Budget":
         """The budget of a page that shows that many sequences of each trace."""
         records = [record for trace in traces for record in trace.records for _ in range(sequences)]
-        weights = sum(record.heads * record.queries * record.keys for record in records if is_whole(record))
-        heads = sum(record.heads for record in records if not is_whole(record))
-        rows = sum(record.heads * record.queries for record in records if not is_whole(record))
+        maps = [(record, record.heads + (record.heads > 1)) for record in records]  # with the mean over the heads
+        weights = sum(heads * record.queries * record.keys for record, heads in maps if is_whole(record))
+        rows = sum(heads * record.queries for record, heads in maps if not is_whole(record))
+        heads = sum(heads for record, heads in maps if not is_whole(record))
         return cls(
             step=0.0 if weights <= FINE else COARSE,
             side=min(256, max(64, math.isqrt(POOLED_CELLS // max(1, heads)))),
@@ -87,7 +92,7 @@ class Odd(NamedTuple):
 
 
 class _Swept(NamedTuple):
-    """The sum of each row, the weight each key received, the mean entropy of each head, and its mean distance.
+    """The sum of each row, the weight each key received; of each head the mean entropy, mean distance and thumbnail.
 
     The distance is None where rows and columns are not the same positions, or where not every weight is known.
     """
@@ -97,6 +102,7 @@ class _Swept(NamedTuple):
     entropy: Tensor
     distance: list[float | None] | None
     odd: Odd
+    small: Tensor  # the map in few cells, each the weight with the largest magnitude in it
 
 
 @dataclass(frozen=True)
@@ -128,13 +134,17 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
     """
     labels: list[Labels] = []
     records = []
-    for record in trace.records:
+    for record, (group, layer) in zip(trace.records, _spoken(trace.records), strict=True):
         item, one = one_of(record, batch)
-        which = f"Sequence {item + 1} of {record.batch} is shown." if record.batch > 1 else None
+        # Where the reader chooses a sequence, the choice says which one is shown.
+        alone = record.batch > 1 and len(sequences or [batch]) == 1
+        which = f"Sequence {item} of a batch of {record.batch} is shown." if alone else None
         if item != batch:
-            which = f"This call has no sequence {batch + 1}: sequence {item + 1} of {record.batch} is shown."
+            which = f"This call has no sequence {batch}: sequence {item} of its batch of {record.batch} is shown."
         records.append(
             {
+                "group": group,
+                "layer": layer,
                 **{name: getattr(one, name) for name in ("name", "call", "kind", "heads", "queries", "keys")},
                 "scale": None if record.scale is None else _finite(float(record.scale)),
                 "note": sentences(record.note, which),
@@ -147,12 +157,23 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
         )
     return {
         "title": trace.title,
+        "parts": None if trace.parts is None else dict(trace.parts),
         "dropped": list(trace.dropped),
         "labels": [_described(label) for label in labels],
         "records": records,
         "sequence": batch,
-        "sequences": [{"number": n + 1, "text": beginning(trace, n)} for n in sequences or [batch]],
+        "sequences": [{"number": n, "text": beginning(trace, n)} for n in sequences or [batch]],
     }
+
+
+def _spoken(records: Sequence[Record]) -> list[tuple[str, Words | None]]:
+    """Of each record the answer it belongs to, if any, and the words for its layer; None: it is shown by its name."""
+    split = [record.name.rpartition(BETWEEN) for record in records]
+    words = dict(zip(paths := list(dict.fromkeys(path for _, _, path in split)), layer_names(paths), strict=True))
+    return [
+        (group, tuple(path.split(" ")) if record.kind == ROLLOUT else words[path])
+        for record, (group, _, path) in zip(records, split, strict=True)
+    ]
 
 
 def beginning(trace: Trace, batch: int, longest: int = 40) -> str:
@@ -197,14 +218,15 @@ def pack(
     files: list[bytes] = []
     start = 0
     for record, entry in zip(trace.records, description["records"], strict=True):
-        _, one = one_of(record, batch)
-        swept = _swept(one)
+        one = with_mean(one_of(record, batch)[1])
+        swept = _swept(one, record.heads)
         told = swept.odd.told()
         kept = (lambda weights: weights) if told else _sane
         side = THUMBNAIL if is_whole(one) else budget.side
         cells = kept(torch.stack([one.overview(side, head=head) for head in range(one.heads)]).float())
-        small, shape = _thumbnails(cells, odd=told is not None)
-        entry["thumbnails"] = {"start": start, "shape": shape, "half": told is not None}
+        small, peaks = _thumbnails(swept.small if told else _sane(swept.small), odd=told is not None)
+        entry["thumbnails"] = {"start": start, "shape": list(swept.small.shape[1:]), "half": told is not None}
+        entry["thumbnails"]["peaks"] = peaks
         thumbnails.append(small + b"\0" * (-len(small) % 4))
         start += len(thumbnails[-1])
         entry["entropy"], entry["distance"] = _rounded(swept.entropy), swept.distance
@@ -221,20 +243,16 @@ def as_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _thumbnails(cells: Tensor, *, odd: bool) -> tuple[bytes, list[int]]:
-    """Each head in at most 32 × 32 cells: roots of shares of the largest, so that faint traits are seen.
+def _thumbnails(small: Tensor, *, odd: bool) -> tuple[bytes, list[float]]:
+    """Each head in at most 32 × 32 cells, as roots of shares of its largest |weight|; and that of each head.
 
-    For a map with odd weights they are signed half floats, which keep NaN and infinite means.
+    A square root keeps small weights apart in 8 bits. For a map with odd weights they are signed half floats, which
+    keep NaN and infinite weights.
     """
-    if not cells.numel():
-        return b"", [0, 0]
-    _, high, wide = cells.shape
-    small = F.adaptive_avg_pool2d(cells, (min(THUMBNAIL, high), min(THUMBNAIL, wide)))
-    if odd:
-        peak = torch.stack([torch.tensor(_peak(head)) for head in small])[:, None, None]
-        return _bytes((small.sign() * (small / peak).abs().sqrt()).half()), list(small.shape[1:])
-    part = small / small.amax((-2, -1), keepdim=True).clamp_min(1e-12)
-    return _bytes((255 * part.sqrt()).round().to(torch.uint8)), list(small.shape[1:])
+    peaks = [_peak(head) for head in small]
+    part = small / torch.tensor(peaks)[:, None, None]
+    data = (small.sign() * part.abs().sqrt()).half() if odd else (255 * part.sqrt()).round().to(torch.uint8)
+    return _bytes(data), [float(f"{peak:.5g}") for peak in peaks]
 
 
 def _pack_odd(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
@@ -318,11 +336,18 @@ def _written(
     places = indices.to(torch.uint32 if record.keys > 65536 else torch.uint16)
     arrays = [*(row.float() for row in steps), received.float() / max(1, record.queries), places, largest, codes]
     data = b"".join(part + b"\0" * (-len(part) % 4) for part in map(_bytes, arrays))
-    return {**entry, "queries": record.queries, "keys": record.keys, "peak": peak, "error": error}, data
+    return {
+        **entry,
+        "heads": record.heads,
+        "queries": record.queries,
+        "keys": record.keys,
+        "peak": peak,
+        "error": error,
+    }, data
 
 
-def _swept(record: Record) -> _Swept:
-    """Statistics of a record of one sequence, in one pass over its rows.
+def _swept(record: Record, heads: int) -> _Swept:
+    """Statistics of a record of one sequence, in one pass over its rows; odd weights are counted in the first `heads`.
 
     A distance is Σ w·|i − j|, on average over the rows. With a cache there are more keys than queries: the last query
     is at the position of the last key.
@@ -331,24 +356,49 @@ def _swept(record: Record) -> _Swept:
     sums, entropy = torch.zeros(2, record.heads, record.queries)
     received, apart = torch.zeros(record.heads, record.keys), torch.zeros(record.heads)
     step = max(1, BLOCK // max(1, record.heads * record.keys))
+    small = _Largest(record)
     odd = Odd(0, 0, 0)
     for start in range(0, record.queries, step):
         rows = slice(start, min(start + step, record.queries))
         weights = record.weights(queries=rows).float()
-        odd = odd.plus(Odd.of(weights))
+        odd = odd.plus(Odd.of(weights[:heads]))
         part = shares(weights)
         sums[:, rows] = weights.sum(-1)
         entropy[:, rows] = -torch.xlogy(part, part).sum(-1)
         received += weights.sum(-2)
+        small.add(start, weights)
         apart += (part * (torch.arange(record.queries)[rows, None] - place).abs()).sum((-2, -1))
     rest = getattr(record.source, "rest", None)
     if rest is not None:  # only the largest weights of a row are known, and the sum of the rest
         known = record.received(), record.entropy().mean(-1)
-        return _Swept(sums + rest[0].float(), *known, None, odd)
+        return _Swept(sums + rest[0].float(), *known, None, odd, small.cells)
     rows, columns = ((label.items if label else ()) for label in (record.row_labels, record.column_labels))
     aligned = rows == columns[-len(rows) :] if rows else not columns and record.queries == record.keys
     distance = _rounded(apart / record.queries) if aligned and record.queries > 1 else None
-    return _Swept(sums, received, entropy.mean(-1), distance, odd)
+    return _Swept(sums, received, entropy.mean(-1), distance, odd, small.cells)
+
+
+class _Largest:
+    """Every head in few cells, each the weight with the largest magnitude in it: means would hide a sharp head."""
+
+    def __init__(self, record: Record) -> None:
+        high, wide = min(THUMBNAIL, record.queries), min(THUMBNAIL, record.keys)
+        self.cells = torch.zeros(record.heads, high, wide)
+        self._rows = torch.arange(record.queries) * high // max(1, record.queries)
+        self._columns = torch.arange(record.keys) * wide // max(1, record.keys)
+
+    def add(self, start: int, weights: Tensor) -> None:
+        """Consecutive rows (heads, rows, keys) of the map."""
+        heads, count, _ = weights.shape
+        if not weights.numel():
+            return
+        columns = self._columns.expand(heads, count, -1)
+        rows = self._rows[start : start + count, None].expand(heads, count, self.cells.shape[-1])
+        high, low = self.cells.clamp_min(0), self.cells.clamp_max(0)
+        for cells, way in ((high, "amax"), (low, "amin")) if bool((weights < 0).any()) else ((high, "amax"),):
+            wide = torch.zeros(heads, count, self.cells.shape[-1]).scatter_reduce_(2, columns, weights, way)
+            cells.scatter_reduce_(1, rows, wide, way)
+        self.cells = torch.where(-low > high, low, high)
 
 
 def _place(label: Labels | None, labels: list[Labels]) -> int | None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.core import sharding
 from regard.core.requests import Received, Request, Rows, Top, full
 from regard.kernels.products import linear
 from regard.models.memory import Decoded, Memory, Step
@@ -17,7 +18,6 @@ from regard.models.recurrent.token_embeddings import Tokens, embedded
 from regard.nn.protocol import Attends, Projected
 
 ORDERS = ("bahdanau", "luong")
-_GRU = Recurrence()
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class RecurrentDecoder(nn.Module):
         attention: Attends | None = None,
         order: Literal["bahdanau", "luong"] = "bahdanau",
         input_feeding: bool = False,
-        recurrence: Recurrence = _GRU,
+        recurrence: Recurrence = Recurrence(),
         summary_size: int | None = None,
     ) -> None:
         super().__init__()
@@ -139,6 +139,7 @@ class RecurrentDecoder(nn.Module):
 
     def start(self, memory: Memory, *, limit: int | None = None) -> RecurrentState:
         """The state before the first token; the memory is projected here, once. `limit` is not needed."""
+        sharding.refuse("a recurrent decoder")
         summary = memory.summary
         first = torch.tanh(self.bridge(summary))
         parts = first.unflatten(-1, (self.recurrence.parts, self.recurrence.layers, self.size)).permute(1, 2, 0, 3)
@@ -160,6 +161,7 @@ class RecurrentDecoder(nn.Module):
 
     def step(self, state: RecurrentState, tokens: Int[Tensor, "b"]) -> Step:
         """One decoding step; the same numbers as `forward`."""
+        sharding.refuse("a recurrent decoder")
         words = Tokens(self.dropout(self.embedding(tokens)).unsqueeze(1), None)
         gates, mapping = self._gates(words)
         top, read, state = self._advance(state, gates.squeeze(1), mapping, full(), None)

@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from regard.core import sharding
 from regard.models.memory import Memory
 from regard.models.memory_words import Content, check_content, with_words
 from regard.models.recurrent import gru_sequence
@@ -58,6 +59,7 @@ class RecurrentEncoder(nn.Module):
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
         """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
+        sharding.refuse("a recurrent encoder")
         memory = self._read(source, lengths)
         if self.words is None:
             return memory

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.core import sharding
 from regard.models.memory import Memory
 
 
@@ -45,6 +46,7 @@ class SpeechEncoder(nn.Module):
 
     def forward(self, frames: Float[Tensor, "b t f"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
         """The memory of some recordings; `lengths` says how many frames of each are real (None: all)."""
+        sharding.refuse("a pyramidal encoder")
         if lengths is not None:
             _check(frames, lengths)
             lengths = lengths.to(frames.device)

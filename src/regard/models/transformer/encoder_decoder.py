@@ -6,19 +6,20 @@ How to train it fast, here in bfloat16 on CUDA (the loss never materialises all 
     encoder = TransformerEncoder(32000, 512, layers=6, heads=8, embedding=embedding)
     decoder = TransformerDecoder(32000, 512, layers=6, heads=8, embedding=embedding)
     model = EncoderDecoder(encoder, decoder).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True, capturable=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 
     compile_layers(model)  # one compilation for all encoder layers, one for all decoder layers
 
-    def loss(source, prefix, target):
-        with torch.autocast("cuda", torch.bfloat16):
-            return sequence_loss(model, source, prefix, target, smoothing=0.1)
-
-    step = CapturedStep(optimizer, loss)  # forward, backward and update as one CUDA graph
     for source, prefix, target in batches:
-        step(source, prefix, target)
+        with torch.autocast("cuda", torch.bfloat16):
+            states = model(source, prefix).states
+            loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias)
+        (loss / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-`sequence_loss`, `compile_layers` and `CapturedStep` are in `regard.models.transformer.training_step`.
+`compile_layers` is in `regard.models`, `linear_cross_entropy` in `regard.nn`. `regard train` with `train.graphs=true`
+replays forward and backward pass as one CUDA graph.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.core import sharding
 from regard.core.masks import causal, padding
 from regard.core.requests import Request, full
 from regard.models.memory import Decoded, Memory, Step, pure
@@ -273,6 +275,7 @@ class TransformerDecoder(nn.Module):
 
     def start(self, memory: Memory, *, limit: int | None = None, weights: bool = False) -> TransformerState:
         """The state before the first token; `limit` is the largest number of tokens, `weights` requests weights."""
+        sharding.refuse("decoding token by token")
         caches = [KeyValueCache(capacity=limit) for _ in self.stack.layers]
         projected = [KeyValueCache() for _ in self.stack.layers]
         return TransformerState(memory, caches, projected, memory.mask, 0, full() if weights else None, self)
@@ -280,6 +283,7 @@ class TransformerDecoder(nn.Module):
     @pure
     def step(self, state: TransformerState | TransformerBeams | StaticBeams, tokens: Int[Tensor, " b"]) -> Step:
         """The scores of the next token, given one for each row; weights are the mean over the last layer's heads."""
+        sharding.refuse("decoding token by token")
         if not isinstance(state, TransformerState):
             return state.step(tokens)
         done = self.stack(

@@ -19,7 +19,7 @@ export function plane({ arrows, axes, choose, changed }) {
   const scale = (SIDE - 2 * MARGIN) / (reach - low);
   const zero = MARGIN - low * scale;
   const to = (numbers) => [zero + numbers[x] * scale, SIDE - zero - numbers[y] * scale];
-  const picture = svg("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, class: "plane", role: "group", "aria-label": say("plane", { x: x + 1, y: y + 1 }) });
+  const picture = svg("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, class: "plane", role: "group", "aria-label": say("plane", { x, y }) });
   for (const share of [-1, -0.5, 0, 0.5, 1].filter((share) => share * reach >= low)) {
     const at = zero + share * reach * scale;
     const line = { class: share === 0 ? "axis" : "grid" };
@@ -42,7 +42,7 @@ export function plane({ arrows, axes, choose, changed }) {
   };
   const pick = (name, value, place) =>
     el("label", { class: "small" }, `${say(name)} `, el("select", { onchange: (event) => choose(place, Number(event.target.value)) },
-      ...Array.from({ length: size }, (_, n) => el("option", { value: n, text: n + 1, selected: n === value }))));
+      ...Array.from({ length: size }, (_, n) => el("option", { value: n, text: n, selected: n === value }))));
   const controls = el("div", { class: "row" }, pick("horizontal", x, 0), pick("vertical", y, 1));
   return { element: el("div", { class: "plane-box" }, picture, size > 2 ? controls : null), result };
 }

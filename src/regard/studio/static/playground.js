@@ -76,7 +76,7 @@ export async function open(place, kept) {
   function drawResults() {
     const { answer } = setup;
     const heads = setup.heads > 1
-      ? choice(say("head"), Array.from({ length: setup.heads }, (_, n) => ({ value: String(n), text: say("headNumber", { n: n + 1 }) })), String(setup.head), (value) => { setup.head = Number(value); drawResults(); })
+      ? choice(say("head"), Array.from({ length: setup.heads }, (_, n) => ({ value: String(n), text: say("headNumber", { n }) })), String(setup.head), (value) => { setup.head = Number(value); drawResults(); })
       : null;
     results.replaceChildren(...[heads, stages({ setup, answer, head: setup.head, selected: setup.selected, choose })].filter(Boolean));
     code.replaceChildren(...below(answer));
@@ -170,8 +170,8 @@ export async function open(place, kept) {
     }), say("sameValues"));
     const button = (name, by, off) => el("button", { type: "button", text: by > 0 ? "+" : "−", title: say(name), "aria-label": say(name), disabled: off, onclick: () => resize(by) });
     return [
-      editor({ kind: "query", title: say("queries"), rows: setup.query, most: MOST, changed, removed: remove(setup.query), added: add(setup.query, `q${setup.query.length + 1}`) }),
-      editor({ kind: "key", title: say("keys"), rows: setup.key, most: MOST, changed, removed: remove(setup.key), added: add(setup.key, `k${setup.key.length + 1}`) }),
+      editor({ kind: "query", title: say("queries"), rows: setup.query, most: MOST, changed, removed: remove(setup.query), added: add(setup.query, `q${setup.query.length}`) }),
+      editor({ kind: "key", title: say("keys"), rows: setup.key, most: MOST, changed, removed: remove(setup.key), added: add(setup.key, `k${setup.key.length}`) }),
       setup.value ? editor({ kind: "value", title: say("values"), rows: setup.value, most: 0, changed }) : null,
       el("div", { class: "row between" }, same, el("span", { class: "row small" }, `${say("size")} ${size}`, button("shorter", -1, size <= 1), button("longer", 1, size >= MOST))),
       el("p", { class: "quiet", text: say("dragHelp") }),

@@ -9,7 +9,7 @@ import { theme } from "./cells.js";
 import { language, say } from "./words.js";
 
 const LONG = 512; // tokens from which weights are so small that a linear scale would show nothing
-const KEPT = ["sequence", "record", "head", "view", "scale", "cells", "zoom", "locked"];
+const KEPT = ["sequence", "record", "head", "several", "heads", "shared", "words", "view", "scale", "cells", "zoom", "locked"];
 
 // Fills `place` with one trace, or two side by side; `kept` remembers what was chosen. `first` is chosen where
 // nothing was yet. With `judged`, faithfulness stands under it.
@@ -32,8 +32,9 @@ export async function shown(place, id, kept, first = null, beside = null, judged
     });
   }
   const judge = async () => {
-    const [record, head] = [state.get("record"), Math.min(state.get("head"), source.about.records[state.get("record")].heads - 1)];
+    const record = state.get("record");
     const entry = source.about.records[record];
+    const head = Math.min(state.get("head") === "mean" ? 0 : state.get("head"), entry.heads - 1);
     const row = Math.min(state.get("locked")?.row ?? 0, entry.queries - 1);
     const now = `${record}/${head}/${row}`;
     if (now === last) return;
@@ -41,7 +42,7 @@ export async function shown(place, id, kept, first = null, beside = null, judged
     if (!entry.model) return below.replaceChildren(without());
     try {
       const found = await source.faithfulness(record, head, row);
-      if (now === last) below.replaceChildren(charts(found, say("faithfulFor", { row: labelOf(source.about.labels[entry.rows], row), head: head + 1 })));
+      if (now === last) below.replaceChildren(charts(found, say("faithfulFor", { row: labelOf(source.about.labels[entry.rows], row), head })));
     } catch (error) {
       if (now === last) below.replaceChildren(el("p", { class: "failure", text: say("error", { reason: error.message }) }));
     }

@@ -29,11 +29,7 @@ export class StudioSource {
   }
 
   thumbnail(record, head) {
-    return this.grid("thumbnail", { record, head }).then((grid) => ({
-      ...grid,
-      values: grid.values.map((value) => Math.sign(value) * Math.sqrt(Math.abs(value) / (grid.highest || 1))), // lifts what is faint
-      highest: 1,
-    }));
+    return this.grid("thumbnail", { record, head });
   }
 
   map(record, head) {

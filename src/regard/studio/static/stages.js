@@ -11,8 +11,8 @@ import { say } from "./words.js";
 const FEW = 6; // keys, or components, that are written out one by one
 
 export function stages({ setup, answer, head, selected, choose }) {
-  const rows = setup.query.map((row, n) => row.name || `q${n + 1}`);
-  const columns = setup.key.map((row, n) => row.name || `k${n + 1}`);
+  const rows = setup.query.map((row, n) => row.name || `q${n}`);
+  const columns = setup.key.map((row, n) => row.name || `k${n}`);
   const scores = answer.scores[head].map((line, i) => line.map((value, j) => (answer.allowed[i][j] ? value : null)));
   const weights = answer.weights[head];
   const known = scores.flat().filter((value) => value !== null);

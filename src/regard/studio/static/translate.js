@@ -88,7 +88,7 @@ export async function open(place, kept) {
     const drawn = alignment({ source: words, beam, chosen: chosen.word, forced: setup.forced[side].length, other, pick });
     stops.push(drawn.stop);
     const table = beam.tokens.length
-      ? el("div", { class: "table" }, el("h2", { text: say("weightsOf") }), cells({ values: beam.weights, rows: beam.tokens, columns: words, text: (value) => fixed(value, 2).replace(/^0/, ""), share: (value) => value, selected: chosen.word === undefined ? null : { row: chosen.word, column: best(beam.weights[chosen.word]) }, choose: (row) => { chosen.word = row; draw(); }, label: `${say("weightsOf")} ${side + 1}` }))
+      ? el("div", { class: "table" }, el("h2", { text: say("weightsOf") }), cells({ values: beam.weights, rows: beam.tokens, columns: words, text: (value) => fixed(value, 2).replace(/^0/, ""), share: (value) => value, selected: chosen.word === undefined ? null : { row: chosen.word, column: best(beam.weights[chosen.word]) }, choose: (row) => { chosen.word = row; draw(); }, label: `${say("weightsOf")} ${side}` }))
       : "";
     return el(
       "section", { class: "answer card", "data-side": side, "aria-label": runs[setup.runs[side]].name },

@@ -12,9 +12,9 @@ export function editor({ kind, title, rows, most, changed, removed, added, reado
   const reach = Math.max(1, ...rows.flatMap((row) => row.numbers.map(Math.abs)));
   const floor = rows.some((row) => row.numbers.some((number) => number < 0)) ? 50 : 0; // where zero stands, in percent
   rows.forEach((row, n) => {
-    const label = row.name || `${say(kind)} ${n + 1}`;
+    const label = row.name || `${say(kind)} ${n}`;
     const name = el("input", {
-      class: "name", value: row.name, maxlength: 40, "aria-label": say("nameOf", { kind: say(kind), n: n + 1 }), readonly,
+      class: "name", value: row.name, maxlength: 40, "aria-label": say("nameOf", { kind: say(kind), n }), readonly,
       spellcheck: "false", autocomplete: "off", oninput: (event) => { row.name = event.target.value; changed(); },
     });
     const line = el("div", { class: "vector" }, name);
@@ -35,7 +35,7 @@ function number(row, at, { label, reach, floor, changed, readonly }) {
   const input = el("input", {
     class: "number", type: "text", inputmode: "decimal", value: signed(readonly ? tenths(row.numbers[at]) : String(row.numbers[at])), readonly,
     title: readonly ? signed(String(row.numbers[at])) : null,
-    role: "spinbutton", "aria-valuenow": row.numbers[at], "aria-label": say("component", { name: label, n: at + 1 }), autocomplete: "off",
+    role: "spinbutton", "aria-valuenow": row.numbers[at], "aria-label": say("component", { name: label, n: at }), autocomplete: "off",
   });
   const cell = el("span", { class: "cell" }, bar, input);
   const put = (value, typed = false) => {

@@ -18,6 +18,7 @@ from regard.tasks.config import (
     Width,
     shared_needs,
 )
+from regard.tasks.text_generation import Credit
 
 AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "hard"]
 MOST_OBJECTS = 6  # in a scene of the world
@@ -81,15 +82,17 @@ class ModelSettings(Settings):
     input_feeding: bool = False
     """Luong's order: the last output joins the next input."""
     cell: Literal["gru", "lstm"] = "gru"
-    """Of the decoder."""
+    """Recurrent cell of the decoder."""
     size: Width = 256
-    """Of the decoder's states and of the picture's cells."""
+    """Size of the decoder's states and of the picture's cells."""
+    attention_size: Width | None = None
+    """Size to which state and cells are projected before they are scored; none: the size."""
     embedding: Width | None = None
-    """Of the word vectors; none: the size."""
+    """Size of the word vectors; none: the size."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """On word vectors and before the output layer, in training."""
+    """Dropout on word vectors and before the output layer, in training."""
     map_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """On the map of the picture, in training."""
+    """Dropout on the map of the picture, in training."""
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "ModelSettings":
@@ -105,6 +108,8 @@ class CaptionLearning(LearningSettings):
 
     expected: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of the captions that REINFORCE teaches by soft attention, drawn anew in each step; 0: all sample."""
+    credit: Credit = "word"
+    """What REINFORCE rewards a choice with, log-probabilities: of its word, of its and the later words, or of all."""
 
 
 class CaptioningConfig(TaskConfig):
@@ -124,6 +129,8 @@ class CaptioningConfig(TaskConfig):
 _RESIDUAL = Need.value("model.encoder", "residual")
 _EFFICIENT = Need.value("model.encoder", "efficientnet")
 _HARD = Need.value("model.attention", "hard")
+_REINFORCE = Need.value("learning.estimator", "reinforce")
+_PROJECTED = Need("model.attention", lambda name: name not in ("none", "bilinear"), "attention other than bilinear")
 _SOFT = Need("model.attention", lambda name: name not in ("none", "hard"), "soft attention")
 NEEDS = {
     **shared_needs(_HARD, _SOFT),
@@ -131,6 +138,8 @@ NEEDS = {
     **dict.fromkeys(("data.tokens", "data.vocabulary", "data.rarest", "data.flip", "data.skip_faults"), (FILES,)),
     **dict.fromkeys(("model.widths", "model.blocks", "model.patch"), (_RESIDUAL,)),
     **dict.fromkeys(("model.stage", "model.frozen"), (_EFFICIENT,)),
+    "model.attention_size": (_PROJECTED,),
+    "learning.credit": (_HARD, _REINFORCE),
     "model.input_feeding": (Need.value("model.order", "luong"),),
 }
 """What has each setting that not every run has. One that was asked for and has no effect is an error."""

@@ -1,15 +1,18 @@
 """The user's pictures with captions as material: decoded once; feature maps of a frozen encoder are computed once."""
 
 import random
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
+from regard.data.packed import Lazy, Numbers
 from regard.data.vision.captions import CaptionedImage, load_captions
 from regard.data.vision.image_files import Pixels
 from regard.data.vision.image_store import ImageStore, store_images
@@ -22,21 +25,26 @@ from regard.tasks.task import Material, SettingError
 
 _SAID = 1024  # pictures between two lines of progress
 Part = Sequence[CaptionedImage]
-Line = tuple[int, list[int]]  # the place of a picture, and the numbers of a caption
 
 
-class Lines(Sequence[Record]):
-    """Training records of files, one for each caption; the picture is read when a batch needs it."""
+class Lines(NamedTuple):
+    """All captions as numbers, and the place of the picture of each."""
 
-    def __init__(self, picture: Callable[[int], Any], lines: Sequence[Line]) -> None:
-        self._picture, self._lines = picture, lines
+    captions: Numbers
+    pictures: NDArray[np.int64]
 
-    def __len__(self) -> int:
-        return len(self._lines)
+    def records(self, picture: Callable[[int], Any], mirrored: int | None) -> Sequence[Record]:
+        """A training record for each caption; a picture is read when a batch needs it.
 
-    def __getitem__(self, place: Any) -> Any:
-        image, caption = self._lines[place]
-        return record(self._picture(image), caption)
+        With `mirrored` every caption comes a second time, with the mirrored picture so many places further.
+        """
+        count = len(self.captions)
+
+        def made(place: int) -> Record:
+            further = mirrored or 0 if place >= count else 0
+            return record(picture(int(self.pictures[place % count]) + further), self.captions[place % count])
+
+        return Lazy(count if mirrored is None else 2 * count, made)
 
 
 def make_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | None, say: Say) -> Material:
@@ -47,18 +55,20 @@ def make_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | N
     found = load_captions(_one(settings.files), skip_faults=settings.skip_faults)
     say(str(found.report))
     parts = _held_out(found.train, found.valid, found.test, config)
-    train, valid, test = ([_captioned(one, settings.tokens) for one in part] for part in parts)
+    train, valid, test = (_captioned(part, settings.tokens) for part in parts)
     store, train, valid = _decoded(train, valid, config, Path(cache), say)
     if codec is None:
         captions = (caption for one in train for caption in one.captions)
         codec = CaptionCodec.build(captions, settings.tokens, size=settings.vocabulary, rarest=settings.rarest)
-    lines = _lines(train, len(store), codec, config)
+    lines = _lines(train, codec, config)
     maps = _maps(config, store, Path(cache), say)
     if maps is not None:
-        valid = [replace(one, maps=maps[len(train) + place]) for place, one in enumerate(valid)]
-    records = Lines(_pictures(store) if maps is None else maps.__getitem__, lines)
-    lengths = [len(caption) + 1 for _, caption in lines]
-    about = f"{len(train):,} pictures of {settings.files[0]} with {sum(len(one.captions) for one in train):,} captions"
+        seen, known = valid, maps
+        valid = Lazy(len(seen), lambda place: replace(seen[place], maps=known[len(train) + place]))
+    picture = _pictures(store) if maps is None else maps.__getitem__
+    records = lines.records(picture, len(store) if settings.flip else None)
+    lengths = np.tile(lines.captions.lengths + 1, 2 if settings.flip else 1)
+    about = f"{len(train):,} pictures of {settings.files[0]} with {len(lines.captions):,} captions"
     return Material(codec, records, [lengths], valid, test, [], about, first_picture(test, settings.picture))
 
 
@@ -70,7 +80,7 @@ def _one(files: Sequence[Path]) -> Path:
 
 def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) -> tuple[Part, Part, Part]:
     """The parts; if files have no validation or test part, pictures of the training part are held out."""
-    order = list(train)
+    order = list(range(len(train)))
     random.Random(config.data.seed).shuffle(order)
     parts: dict[str, Part] = {"valid": valid, "test": test}
     for name, count in (("valid", config.data.valid), ("test", config.data.test)):
@@ -78,46 +88,62 @@ def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) ->
             count = min(count, len(train) // 5)
             if not count:
                 raise DataError(f"{len(train):,} pictures are too few to hold out a {name} part")
-            parts[name], order = order[:count], order[count:]
-    return order, parts["valid"], parts["test"]
+            parts[name], order = _picked(train, order[:count]), order[count:]
+    return _picked(train, order), parts["valid"], parts["test"]
 
 
-def _captioned(one: CaptionedImage, tokens: Any) -> Example:
-    return Example(one.image, tuple(words_of(caption, tokens) for caption in one.captions))
+def _picked(items: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
+    """Some items, in the order of their places."""
+    kept = np.array(places, np.int64)
+    return Lazy(len(kept), lambda place: items[kept[place]])
+
+
+def _captioned(part: Part, tokens: Any) -> Sequence[Example]:
+    """The examples of a part, created on access: all captions as lists of words would take much memory."""
+
+    def made(place: int) -> Example:
+        one = part[place]
+        return Example(one.image, tuple(words_of(caption, tokens) for caption in one.captions))
+
+    return Lazy(len(part), made)
 
 
 def _decoded(
-    train: list[Example], valid: list[Example], config: CaptioningConfig, cache: Path, say: Say
-) -> tuple[ImageStore, list[Example], list[Example]]:
+    train: Sequence[Example], valid: Sequence[Example], config: CaptioningConfig, cache: Path, say: Say
+) -> tuple[ImageStore, Sequence[Example], Sequence[Example]]:
     """The pictures of both parts, one after the other; those that cannot be decoded are left out and counted."""
     size = (config.data.picture, config.data.picture)
-    paths = [one.image for one in (*train, *valid) if isinstance(one.image, Path)]
+    count = len(train)
+
+    def path(place: int) -> Path:
+        image = (train[place] if place < count else valid[place - count]).image
+        assert isinstance(image, Path)
+        return image
 
     def progress(done: int, total: int) -> None:
         if done % _SAID < 64:
             say(f"pictures: {done:,} of {total:,}")
 
+    paths = Lazy(count + len(valid), path)
     store = store_images(paths, cache, size=size, skip_faults=config.data.skip_faults, progress=progress)
     if not store.faults:
         return store, train, valid
     say(f"{len(store.faults):,} pictures cannot be decoded: {next(iter(store.faults.values()))}")
-    bad = {store.paths[place] for place in store.faults}
-    train, valid = ([one for one in part if one.image not in bad] for part in (train, valid))
-    return _decoded(train, valid, config, cache, say)
+    kept = [place for place in range(count) if place not in store.faults]
+    valid_kept = [place for place in range(len(valid)) if count + place not in store.faults]
+    return _decoded(_picked(train, kept), _picked(valid, valid_kept), config, cache, say)
 
 
-def _lines(examples: Sequence[Example], mirrored: int, codec: CaptionCodec, config: CaptioningConfig) -> list[Line]:
-    """All captions with the places of their pictures; the mirrored pictures begin at the place `mirrored`."""
-    longest = config.data.longest
-    lines = [
-        (place, codec.vocabulary.encode(caption)[:longest])
-        for place, one in enumerate(examples)
-        for caption in one.captions
-        if caption
-    ]
-    if not lines:
+def _lines(examples: Sequence[Example], codec: CaptionCodec, config: CaptioningConfig) -> Lines:
+    """All captions that have words, with the places of their pictures."""
+    captions, pictures = Numbers(), array("q")
+    for place, one in enumerate(examples):
+        for caption in filter(None, one.captions):
+            captions.append(codec.vocabulary.encode(caption)[: config.data.longest])
+            pictures.append(place)
+    if not len(captions):
         raise DataError("no caption with a word is left to train on")
-    return lines + [(place + mirrored, caption) for place, caption in lines] if config.data.flip else lines
+    return Lines(captions, np.array(pictures, np.int64))
 
 
 def _pictures(store: ImageStore) -> Callable[[int], Pixels]:
@@ -145,13 +171,11 @@ def _maps(config: CaptioningConfig, store: ImageStore, cache: Path, say: Say) ->
 
 
 def input_files(config: CaptioningConfig) -> list[Path]:
-    """Every file that a run reads: captions, lists and pictures."""
+    """The files of captions and lists that a run reads; the store of pictures notices by itself which have changed."""
     if not config.data.files:
         return []
     path = _one(config.data.files)
-    found = load_captions(path, skip_faults=config.data.skip_faults)
-    texts = sorted(one for one in path.iterdir() if _is_text(one)) if path.is_dir() else [path]
-    return [*texts, *(one.image for part in (found.train, found.valid, found.test) for one in part)]
+    return sorted(one for one in path.iterdir() if _is_text(one)) if path.is_dir() else [path]
 
 
 def _is_text(path: Path) -> bool:
@@ -161,5 +185,5 @@ def _is_text(path: Path) -> bool:
 def examples_of(paths: Sequence[Path], config: CaptioningConfig, codec: CaptionCodec) -> tuple[list[Example], str]:
     """The pictures of other files: of a folder with parts, its test part."""
     found = load_captions(_one(paths), skip_faults=config.data.skip_faults)
-    examples = [_captioned(one, codec.by) for one in found.test or found.train]
+    examples = list(_captioned(found.test or found.train, codec.by))
     return examples, f"{len(examples):,} pictures of {paths[0]}: {found.report}"

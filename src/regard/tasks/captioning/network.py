@@ -122,11 +122,12 @@ def _decoder(settings: ModelSettings, vocabulary: int, learning: LearningSetting
 
 def _attention(settings: ModelSettings, learning: LearningSettings) -> Attention | None:
     name, size = settings.attention, settings.size
+    hidden = settings.attention_size or size
     if name == "none":
         return None
     if name == "hard":
-        return Attention(size, size, hidden_size=size, normalize=hard(learning))
-    return Attention(size, size, score=name, hidden_size=None if name == "bilinear" else size)
+        return Attention(size, size, hidden_size=hidden, normalize=hard(learning))
+    return Attention(size, size, score=name, hidden_size=None if name == "bilinear" else hidden)
 
 
 def _twin_embedding(settings: ModelSettings, vocabulary: int) -> int:

@@ -23,12 +23,14 @@ from regard.tasks.text_generation import word_outcome
 
 def _network(config: CaptioningConfig, codec: CaptionCodec) -> nn.Module:
     network = build(config.model, codec.vocabulary.size, learning=config.learning)
-    return with_baseline(network, config.learning, is_hard=config.model.attention == "hard")
+    is_hard = config.model.attention == "hard"
+    return with_baseline(network, config.learning, is_hard=is_hard, kinds=codec.vocabulary.size)
 
 
 def _outcome(network: Any, batch: Any, config: CaptioningConfig, attention: bool) -> Outcome:
     decoded = network(batch.image, batch.prefix, weights=full() if attention else None)
-    return word_outcome(network, decoded, batch.target, keys=None, smoothing=config.smoothing, attention=attention)
+    given: dict[str, Any] = {"smoothing": config.smoothing, "attention": attention, "credit": config.learning.credit}
+    return word_outcome(network, decoded, batch.target, keys=None, **given)
 
 
 def _validate(predictor: CaptionPredictor, examples: Sequence[Example], config: CaptioningConfig) -> dict[str, float]:
@@ -57,7 +59,7 @@ CAPTIONING = Task(
         Figure("sacrebleu", "BLEU by sacrebleu"),
         Figure("pointing", "pointing", percent=True),
     ),
-    view=View("Where each word was seen", unit="cell"),
+    view=View("Where each word was seen", unit="cell", parts={"en": "Pictures", "zh": "图片"}),
     material=make_material,
     files=input_files,
     codec=lambda directory, config: CaptionCodec.load(Path(directory)),

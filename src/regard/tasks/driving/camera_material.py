@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.data_files import DataError
 from regard.data.driving.driving_log import DrivingLog, Frame, history, load_driving_log, log_file, split_blocks
-from regard.data.text.parallel_text import DataError
 from regard.data.vision.image_files import Pixels, decode
 from regard.data.vision.image_store import store_images
 from regard.tasks.driving.codec import FILE

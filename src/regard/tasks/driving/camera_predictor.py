@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.core.requests import full
+from regard.data.data_files import DataError
 from regard.data.driving.driving_log import CONTROLS
 from regard.data.record_batches import padded
-from regard.data.text.parallel_text import DataError
 from regard.data.vision.image_files import SUFFIXES, Pixels
 from regard.look.trace import Trace
 from regard.tasks.driving.camera_material import CameraCodec, CameraExample, Footage, Record, log_of, read_footage

@@ -53,9 +53,9 @@ class ModelSettings(Settings):
     normalize: NormalizerName = "softmax"
     """How scores become weights."""
     alpha: float = Field(default=1.5, ge=1.0, le=10.0)
-    """Of entmax."""
+    """Alpha of entmax."""
     size: Width = 64
-    """Of the objects and of what is read."""
+    """Size of the objects and of the context."""
     hidden: Width = 128
     """Hidden units of the encoder of an object."""
     heads: int = Field(default=1, gt=0, le=64)
@@ -63,7 +63,7 @@ class ModelSettings(Settings):
     layers: int = Field(default=0, ge=0, le=16)
     """Layers of self-attention in which the objects see one another before they are read."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """In training."""
+    """Dropout in training."""
     frames: int = Field(default=4, gt=0, le=64)
     """Frames of the camera that are attended: this one and those before it."""
     motion: bool = True
@@ -82,9 +82,9 @@ class DriverLearning(LearningSettings):
     """How attention and steering are taught."""
 
     steering_weight: NonNegativeFloat = 10.0
-    """Of the squared error of the steering beside the loss of the action."""
+    """Weight of the squared error of the steering, relative to the loss of the action."""
     pedal_weight: NonNegativeFloat = 0.2
-    """Of the squared errors of throttle and brake beside that of the steering, for a camera."""
+    """Weight of the squared errors of throttle and brake, relative to that of the steering, for a camera."""
 
 
 class DrivingConfig(TaskConfig):

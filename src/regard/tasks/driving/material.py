@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.data.data_files import DataError
 from regard.data.driving.traffic_scenes import load_scenes, scene_files, scene_json
-from regard.data.text.parallel_text import DataError
 from regard.data.worlds.traffic import Recorded, record
 from regard.data.worlds.traffic_expert import Decisions, Scenes
 from regard.tasks.driving.codec import DrivingCodec

@@ -112,7 +112,7 @@ DRIVING = Task(
     about="Brake, hold or accelerate and steer in traffic, and the road user that decides it",
     data="a JSONL file or a folder of scenes with decisions; for input=camera a driving log (CSV) with its frames",
     world="straight roads, streets, crossings and merges with an expert driver, and the object that forces a decision",
-    view=View("What the driver looked at", unit="object"),
+    view=View("What the driver looked at", unit="object", parts={"en": "Drives", "zh": "行驶"}),
     inputs=(Input("scene", "scene", "Scene"),),
     config=DrivingConfig,
     presets=PRESETS,

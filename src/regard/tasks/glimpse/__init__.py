@@ -1,1 +1,6 @@
-"""Glimpses: the class of an image from a few small looks at it, and where to look."""
+"""Glimpses: the class of an image from a few glimpses at learned locations.
+
+Beside the files that every task has (`regard.tasks`):
+- `placing`: digits placed anew in each step
+- `grey_images`: grey images in and out of files
+"""

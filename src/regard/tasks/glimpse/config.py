@@ -49,26 +49,26 @@ class ModelSettings(Settings):
     cell: Literal["relu", "gru"] = "gru"
     """The recurrent core: relu is the paper's own."""
     size: Width = 128
-    """Of the state."""
+    """Size of the state."""
     hidden: Width = 96
     """Hidden units of the glimpse network."""
     saccade: int = Field(default=64, ge=0, le=2**16)
     """Hidden units of a location network that sees the patches and moves relative to this place; 0: the paper's."""
     deviation: PositiveFloat = 0.15
-    """Of the places drawn in training; half the width of the image is 1."""
+    """Standard deviation of the places drawn in training; half the width of the image is 1."""
 
 
 class GazeLearning(LearningSettings):
     """How the gaze is taught."""
 
     reward_weight: NonNegativeFloat = 0.1
-    """Of REINFORCE beside the classification."""
+    """Weight of REINFORCE, relative to the classification."""
     baseline_weight: NonNegativeFloat = 1.0
-    """Of the baseline's squared error."""
+    """Weight of the baseline's squared error."""
     samples: int = Field(default=4, gt=0, le=256)
     """Gaze paths over each image of a batch; each has the mean of the others as a second baseline."""
     reward: Literal["log_probability", "right"] = "log_probability"
-    """Of each glimpse after a move: the log-probability of the right class, or 1 where the answer is right."""
+    """Reward of each glimpse after a move: the log-probability of the right class, or 1 where the answer is right."""
 
 
 class GlimpseConfig(TaskConfig):

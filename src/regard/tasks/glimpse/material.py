@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.data.vision.idx import Labelled, load_mnist
 from regard.data.vision.image_files import Pixels
 from regard.data.worlds import digits

@@ -65,7 +65,7 @@ GLIMPSE = Task(
     name="glimpse",
     title="A model that looks at images in glimpses",
     about="The class of an image from a few small looks, with the path of the gaze",
-    view=View("Where the gaze went", unit="cell"),
+    view=View("Where the gaze went", unit="cell", parts={"en": "Images", "zh": "图像"}),
     data="a folder with MNIST's four idx files (each maybe .gz)",
     world="drawn digits: plain, somewhere on a canvas, or among clutter, and where each digit is",
     config=GlimpseConfig,

@@ -1,1 +1,5 @@
-"""Reading comprehension: a passage and a question in, the span of the passage that answers it out."""
+"""Reading comprehension: the span of a passage that answers a question.
+
+Beside the files that every task has (`regard.tasks`):
+- `answers`: answers from the output of the pointer
+"""

@@ -44,13 +44,13 @@ class ModelSettings(Settings):
     characters: int = Field(default=0, ge=0, le=2**16)
     """Features made of a word's letters, for words that have no vector of their own."""
     size: Width = 64
-    """Of the states, in each direction."""
+    """Size of the states, in each direction."""
     embedding: Width | None = None
-    """Of the word vectors; none: the size."""
+    """Size of the word vectors; none: the size."""
     layers: Depth = 1
-    """Of the encoder."""
+    """Layers of the encoder."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """In training."""
+    """Dropout in training."""
     longest_answer: int = Field(default=16, gt=0, le=1000)
     """Words of an answer, at most."""
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from regard.data.data_files import DataError
 from regard.data.text.babi import candidates
 from regard.data.text.labelled_parts import find_parts
-from regard.data.text.parallel_text import DataError
 from regard.data.text.questions import Asked, load_questions
 from regard.data.worlds import stories
 from regard.tasks.reading.codec import ReadingCodec, asked, encode

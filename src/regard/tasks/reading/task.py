@@ -95,7 +95,7 @@ READING = Task(
         Figure("f1", "F1", percent=True),
         Figure("pointing", "pointing at the sentence that answers", percent=True),
     ),
-    view=View("Where the answer is", unit="word of the passage"),
+    view=View("Where the answer is", unit="word of the passage", parts={"en": "Questions", "zh": "问题"}),
     material=make_material,
     files=input_files,
     codec=lambda directory, config: ReadingCodec.load(Path(directory)),

@@ -1,1 +1,1 @@
-"""Sentiment: the class of a text, and which words decide it."""
+"""Sentiment: the class of a text, with a weight for each word."""

@@ -25,11 +25,11 @@ class DataSettings(TaskData):
     merge: dict[str, str] = Field(default_factory=dict)
     """Other names of labels, several may get the same; an empty name leaves the rows of a label out."""
     phrases: bool = False
-    """Of parse trees with a label at every phrase: whether training has the phrases too."""
+    """For parse trees with a label at every phrase: whether training includes the phrases."""
     labels: Literal["sentiment", "sentiment3", "subjectivity"] = "sentiment"
     """Label set of the world."""
     language: Literal["en", "zh"] = "en"
-    """Of the world."""
+    """Language of the world."""
     tokens: Literal["words", "characters", "subwords"] = "words"
     """What a text is cut into; characters: Chinese characters one by one, other writing as words."""
     vocabulary: int = Field(default=30_000, gt=0, le=10**6)
@@ -50,7 +50,7 @@ class ModelSettings(Settings):
     normalize: NormalizerName = "softmax"
     """How scores become weights."""
     alpha: float = Field(default=1.5, ge=1.0, le=10.0)
-    """Of entmax."""
+    """Alpha of entmax."""
     looks: int = Field(default=1, gt=0, le=64)
     """Queries side by side, each with weights of its own."""
     attention_size: Width | None = None
@@ -58,13 +58,13 @@ class ModelSettings(Settings):
     features: int = Field(default=0, ge=0, le=2**16)
     """Size of a hidden layer of products before the classes; 0: there is none."""
     cell: Literal["gru", "lstm"] = "gru"
-    """Of the recurrent model."""
+    """Cell of the recurrent model: gru or lstm."""
     positions: Literal["sinusoidal", "learned", "relative", "rotary", "alibi", "none"] = "sinusoidal"
-    """Of the Transformer."""
+    """Positions of the Transformer."""
     norm: Literal["pre", "post"] = "pre"
-    """Of the Transformer."""
+    """Normalisation of the Transformer."""
     heads: Width = 4
-    """Of the Transformer."""
+    """Attention heads of the Transformer."""
     feed_forward: Width | None = None
     """Hidden size of the Transformer's layers; none: four times the size."""
     order: int = Field(default=2, ge=1, le=3)
@@ -72,17 +72,17 @@ class ModelSettings(Settings):
     buckets: int = Field(default=100_003, gt=0, le=2**31)
     """Vectors that the n-grams of one order share."""
     size: Width = 128
-    """Of the states."""
+    """Size of the states."""
     embedding: Width | None = None
-    """Of the recurrent model's word vectors; none: the size."""
+    """Size of the recurrent model's word vectors; none: the size."""
     layers: Depth = 1
-    """Of the encoder."""
+    """Layers of the encoder."""
     keys: Content = "states"
     """What the text is searched by: the encoder's states, the words alone, or their sum."""
     values: Content = "states"
     """What is taken from where the classifier looks, likewise: of words alone, it has to look at all that decide."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """In training."""
+    """Dropout in training."""
     word_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the words that are unknown in training."""
     stop_share: float = Field(default=1.0, gt=0.0, le=1.0)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from regard.data.data_files import DataError
 from regard.data.text.labelled import Asked, Labelled
 from regard.data.text.labelled_parts import find_parts, load_parts, parts_of_test
-from regard.data.text.parallel_text import DataError
 from regard.data.text.tokens import Span, build_coder, cut
 from regard.data.worlds import reviews
 from regard.tasks.sentiment.codec import SentimentCodec

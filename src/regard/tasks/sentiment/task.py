@@ -69,7 +69,7 @@ SENTIMENT = Task(
     presets=PRESETS,
     inputs=(Input("text", "text", "Text"),),
     figures=(Figure("accuracy", "accuracy", percent=True), Figure("rationale_f1", "rationale F1", percent=True)),
-    view=View("Which words decide", unit="word"),
+    view=View("Which words decide", unit="word", parts={"en": "Texts", "zh": "文本"}),
     material=make_material,
     files=input_files,
     codec=lambda directory, config: SentimentCodec.load(Path(directory)),

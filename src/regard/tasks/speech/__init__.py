@@ -1,1 +1,6 @@
-"""Speech: what is said in a recording, and when each word or letter of it was heard."""
+"""Speech recognition: the transcript of a recording, with the time of each symbol.
+
+Beside the files that every task has (`regard.tasks`):
+- `files`: the user's recordings
+- `log_mel_frames`: recordings as log-mel frames
+"""

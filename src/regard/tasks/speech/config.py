@@ -63,7 +63,7 @@ class ModelSettings(Settings):
     """A pyramidal encoder and a recurrent decoder that attends to its steps for each symbol."""
 
     encoder_size: Width = 64
-    """Of the encoder's states in each direction."""
+    """Size of the encoder's states in each direction."""
     stack: int = Field(default=2, gt=0, le=16)
     """Neighbouring frames that are joined before the first layer."""
     pyramid: int = Field(default=1, ge=0, le=6)
@@ -71,17 +71,17 @@ class ModelSettings(Settings):
     attention: AttentionName = "location"
     """location: content and place of the last weights; monotonic: forwards only; a score; hard; none: a summary."""
     filters: int = Field(default=8, gt=0, le=1000)
-    """Of location-aware attention: kernels over the last weights,"""
+    """Location-aware attention: kernels over the last weights,"""
     kernel: int = Field(default=15, gt=0, le=1001)
     """and their size in steps; odd."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
     """When the decoder attends: before its step or after it."""
     cell: Literal["gru", "lstm"] = "gru"
-    """Of the decoder."""
+    """Recurrent cell of the decoder."""
     size: Width = 96
-    """Of the decoder's states."""
+    """Size of the decoder's states."""
     embedding: Width | None = None
-    """Of the symbols' vectors; none: the size."""
+    """Size of the symbols' vectors; none: the size."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Between the encoder's layers, on the symbols' vectors and before the output layer, in training."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from regard.data.audio.transcripts import SpokenFile, load_transcripts
-from regard.data.text.parallel_text import DataError
+from regard.data.data_files import DataError
 from regard.tasks.speech.codec import SpeechCodec, words_of
 from regard.tasks.speech.config import SpeechConfig
 from regard.tasks.speech.log_mel_frames import Frames

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.core.requests import full
 from regard.data.audio.sound_files import Samples, read_sound, wav_bytes
+from regard.data.data_files import DataError
 from regard.data.record_batches import groups_by_length
-from regard.data.text.parallel_text import DataError
 from regard.decode.graph_search import Captures
 from regard.decode.records import Hypothesis
 from regard.look.labels import Labels
@@ -27,6 +27,7 @@ from regard.tasks.speech.log_mel_frames import Frames, frames_of, heard, spectro
 from regard.tasks.speech.material import collate, record
 from regard.tasks.task import InputError
 from regard.tasks.text_generation import NEVER, hypotheses
+from regard.train.distributed import in_shares
 
 _FRAMES = 16_384  # of a batch, padding counted
 
@@ -194,12 +195,16 @@ class SpeechPredictor:
         except DataError as error:
             raise InputError(str(error)) from error
 
-    @torch.no_grad()
     def search(
         self, features: Sequence[Frames], *, width: int | None = None, samples: Sequence[Samples] | None = None
     ) -> list[Transcript]:
-        """Transcripts of features, in their order; `samples` are kept with them."""
-        width = width or self.config.decode.beam
+        """Transcripts of features, in their order; `samples` are stored with them. Several workers share the work."""
+        both = list(zip(features, [None] * len(features) if samples is None else samples, strict=True))
+        return in_shares(both, lambda part: self._search(part, width or self.config.decode.beam))
+
+    @torch.no_grad()
+    def _search(self, sounds: Sequence[tuple[Frames, Samples | None]], width: int) -> list[Transcript]:
+        features = [frames for frames, _ in sounds]
         found: dict[int, Transcript] = {}
         for places in groups_by_length([len(one) for one in features], tokens=_FRAMES):
             batch = collate([record(features[place], ()) for place in places], self.config).to(self.device)
@@ -211,7 +216,7 @@ class SpeechPredictor:
                 given |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
                 every = hypotheses(self.network.decoder, state, steps, **given)
             for place, best in zip(places, every, strict=True):
-                found[place] = self._transcript(features[place], best, None if samples is None else samples[place])
+                found[place] = self._transcript(features[place], best, sounds[place][1])
         return [found[place] for place in range(len(features))]
 
     def _transcript(self, frames: Frames, best: Sequence[Hypothesis], samples: Samples | None) -> Transcript:

@@ -62,7 +62,7 @@ SPEECH = Task(
     world="synthesised utterances, and when each word and letter is said",
     presets=PRESETS,
     options=("beam",),
-    view=View("Where each symbol was heard", unit="frame"),
+    view=View("Where each symbol was heard", unit="frame", parts={"en": "Recordings", "zh": "录音"}),
     codec=lambda directory, config: SpeechCodec.load(Path(directory)),
     codec_files=(TOKENIZER, FACTS),
     network=_network,

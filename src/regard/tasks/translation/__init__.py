@@ -1,1 +1,5 @@
-"""Machine translation: text in, text out, and where each word came from."""
+"""Machine translation, with attention over the source for each word.
+
+Beside the files that every task has (`regard.tasks`):
+- `interactive`: forced prefixes and alternatives, for the studio
+"""

@@ -54,7 +54,7 @@ class DataSettings(TaskData):
     merge_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the merges left out at random when a training text is cut into sub-words."""
     cuts: int = Field(default=8, ge=2, le=1000)
-    """With merge_dropout: how often each pair stands in the training set, once cut as usual."""
+    """With merge_dropout: how many segmentations of each pair are in the training set; one of them is the usual one."""
     end_mark: bool = True
     """Whether a source ends with a mark, which a model may attend when it looks at no word."""
     first_word: Literal[0, 1] = 1
@@ -75,41 +75,41 @@ class ModelSettings(Settings):
     kind: Literal["recurrent", "transformer"] = "recurrent"
     """recurrent or transformer."""
     attention: AttentionName = "additive"
-    """Of the recurrent model."""
+    """Score of the recurrent model's attention."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
     """When the recurrent decoder asks: before its step or after it."""
     input_feeding: bool = False
     """Luong's order: the last output joins the next input."""
     cell: Literal["gru", "lstm"] = "gru"
-    """Of the recurrent model."""
+    """Cell of the recurrent model: gru or lstm."""
     reach: int = Field(default=5, gt=0, le=10**6)
-    """Of local attention, to either side."""
+    """Reach of local attention to either side."""
     positions: Literal["sinusoidal", "learned", "relative", "rotary", "alibi", "none"] = "sinusoidal"
-    """Of the Transformer."""
+    """Positions of the Transformer."""
     norm: Literal["pre", "post", "none"] = "pre"
     """Where the Transformer normalises: before each part, after it, or nowhere."""
     residual: bool = True
     """Whether each part of a Transformer layer adds to what it read; false: it replaces it."""
     heads: Width = 4
-    """Of the Transformer."""
+    """Attention heads of the Transformer."""
     feed_forward: Annotated[int, Field(gt=0, le=2**20)] | None = None
     """Hidden size of the Transformer's layers; none: four times the size."""
     size: Width = 256
-    """Of the states."""
+    """Size of the states."""
     embedding: Width | None = None
-    """Of the recurrent model's word vectors; none: the size."""
+    """Size of the recurrent model's word vectors; none: the size."""
     layers: Depth = 1
-    """Of encoder and decoder each."""
+    """Layers of encoder and decoder each."""
     decoder_layers: Depth | None = None
-    """Of the decoder, where it has more or fewer than the encoder."""
+    """Layers of the decoder, where it has more or fewer than the encoder."""
     keys: Literal["states", "words", "both"] = "states"
     """What the source is searched by: the encoder's states, the words alone, or their sum."""
     values: Literal["states", "words", "both"] = "states"
     """What is taken from where the decoder looks, likewise: of words alone, it has to look at the word it means."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """In training."""
+    """Dropout in training."""
     inner_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """Of the Transformer's attention weights and inside its feed-forward parts; none: as dropout."""
+    """Dropout of the Transformer's attention weights and inside its feed-forward parts; none: as dropout."""
 
     @model_validator(mode="after")
     def _heads_part_the_size(self) -> "ModelSettings":
@@ -126,7 +126,7 @@ class DecodeSettings(Settings):
     length_penalty: float = Field(default=0.6, ge=0.0, le=100.0)
     """Exponent of the penalty that makes longer hypotheses comparable."""
     precision: Precision = "float32"
-    """Of the matrix products when a run is loaded to translate; int8 is for the CPU."""
+    """Precision of the matrix products when a run is loaded to translate; int8 is for the CPU."""
     posterior: bool = False
     """Whether gold links are also compared with weights corrected once the word is known, which takes its time."""
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.data.data_files import DataError
 from regard.data.text.alignment import Gold, Links, read_links
 from regard.data.text.bpe import Codes, train_bpe
 from regard.data.text.bpe_dropout import MergeDropout
 from regard.data.text.corpus import TextCorpus, TokenCorpus, encode, index
-from regard.data.text.parallel_text import DataError, Limits, find_rows, load_pairs
+from regard.data.text.parallel_text import Limits, find_rows, load_pairs
 from regard.data.text.vocabulary import Vocabulary
 from regard.data.token_batches import Ids
 from regard.data.worlds import sentence_pairs as world

@@ -103,7 +103,7 @@ TRANSLATION = Task(
         Figure("aer", "alignment error rate", percent=True, better="lower"),
         Figure("aer_posterior", "alignment error rate, the word known", percent=True, better="lower"),
     ),
-    view=View("Where each word came from", unit="source word"),
+    view=View("Where each word came from", unit="source word", parts={"en": "Sentences", "zh": "句子"}),
     material=make_material,
     files=input_files,
     codec=_codec,

@@ -1,1 +1,1 @@
-"""Answering questions about pictures: questions and pictures as numbers, stacked attention, an answer classifier."""
+"""Visual question answering: the answer to a question about a picture, by stacked attention."""

@@ -39,7 +39,7 @@ class ModelSettings(Settings):
     normalize: NormalizerName = "softmax"
     """How scores become weights."""
     alpha: float = Field(default=1.5, ge=1.0, le=10.0)
-    """Of entmax."""
+    """Alpha of entmax."""
     hops: int = Field(default=2, gt=0, le=16)
     """How often the picture is read; each hop knows what the ones before it read."""
     counts: bool = True
@@ -51,13 +51,13 @@ class ModelSettings(Settings):
     kernels: tuple[Literal[2, 4], ...] = ()
     """Sides of their kernels, one for each; none: 4. With smaller ones a cell sees less beside its own pixels."""
     size: int = Field(default=64, gt=0, le=2**16, multiple_of=4)
-    """Of the cells and of the question's state."""
+    """Size of the cells and of the question's state."""
     embedding: Width = 32
-    """Of the word vectors."""
+    """Size of the word vectors."""
     features: Width = 128
     """Hidden size of the answer classifier."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """In training."""
+    """Dropout in training."""
 
     @model_validator(mode="after")
     def _every_layer_has_a_kernel(self) -> "ModelSettings":

@@ -1,21 +1,26 @@
 """Training and evaluation data of a model: the built-in scenes, or the user's pictures and questions."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 
+from regard.data.data_files import DataError
+from regard.data.packed import Lazy, Numbers
 from regard.data.record_batches import padded
-from regard.data.text.parallel_text import DataError
 from regard.data.vision.image_files import Pixels, decode
 from regard.data.vision.image_questions import (
     ImageQuestion,
     answer_list,
     hold_out,
     load_image_questions,
+    pictures_of,
     question_files,
 )
 from regard.data.vision.image_store import store_images
@@ -62,22 +67,32 @@ class Grouped(Sequence[dict[str, Any]]):
     """Training records: a picture with all of its questions, so that it is encoded once for all of them."""
 
     def __init__(self, codec: VqaCodec, examples: Sequence[Example]) -> None:
-        groups: dict[int, list[tuple[list[int], int]]] = {}
+        questions, labels, places = Numbers(), array("q"), array("q")
         for one in examples:
             label = codec.label(one.answer)
             if label >= 0:
-                groups.setdefault(one.place, []).append((codec.encode(one.question), label))
-        self._pictures = examples[0].pictures if examples else ()
-        self._groups = list(groups.items())
-        self.lengths = [len(group) for group in groups.values()]
+                questions.append(codec.encode(one.question))
+                labels.append(label)
+                places.append(one.place)
+        _, first, group = np.unique(np.array(places, np.int64), return_index=True, return_inverse=True)
+        rank = np.argsort(np.argsort(first))[group.reshape(-1)]  # pictures in the order of their first questions
+        self._order = np.argsort(rank, kind="stable")
+        self._begins = np.searchsorted(rank[self._order], np.arange(len(first) + 1))
+        self._questions, self._labels, self._places = questions, labels, places
+        self._pictures = examples[0].pictures if len(examples) else ()
+        self.lengths = np.diff(self._begins)
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self.lengths)
 
     def __getitem__(self, number: Any) -> Any:
-        place, group = self._groups[number]
-        questions, labels = zip(*group, strict=True)
-        return {"image": self._pictures[place], "question": questions, "answer": labels}
+        number = range(len(self))[number]
+        chosen = self._order[self._begins[number] : self._begins[number + 1]].tolist()
+        return {
+            "image": self._pictures[self._places[chosen[0]]],
+            "question": tuple(self._questions[one] for one in chosen),
+            "answer": tuple(self._labels[one] for one in chosen),
+        }
 
 
 class _Decoded(Sequence[Pixels]):
@@ -137,10 +152,7 @@ def _files(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable
         missing = sum(codec.label(one.answer) < 0 for one in items)
         if missing:
             say(f"{missing:,} of {len(items):,} {name} questions have an answer that cannot be given")
-    paths = sorted({one.image for part in (train, valid, test) for one in part})
-    store = store_images(paths, cache, size=(settings.picture, settings.picture))
-    places = {path: place for place, path in enumerate(paths)}
-    made = [[_example(one, store, places) for one in part] for part in (train, valid, test)]
+    made = _examples((train, valid, test), partial(store_images, cache=cache, size=(settings.picture,) * 2))
     about = f"{len(train):,} questions about pictures of {settings.files[0]}, {len(codec.answers)} answers"
     return _material(codec, Parts(*made, longer=[]), about)
 
@@ -158,14 +170,33 @@ def _parted(
     settings: DataSettings,
 ) -> tuple[Sequence[ImageQuestion], Sequence[ImageQuestion], Sequence[ImageQuestion]]:
     """The parts; one that the files do not have is held out of training, at most a fifth of the pictures."""
-    most = max(1, len({one.image for one in train}) // 5)
+    most = max(1, len(pictures_of(train).paths) // 5)
     counts = [0 if valid else min(settings.valid, most), 0 if test else min(settings.test, most)]
     train, held_valid, held_test = hold_out(train, valid=counts[0], test=counts[1], seed=settings.seed)
     return train, valid or held_valid, test or held_test
 
 
-def _example(one: ImageQuestion, pictures: Any, places: dict[Path, int]) -> Example:
-    return Example(pictures, places[one.image], one.question, one.answer, path=one.image)
+def _examples(
+    parts: Sequence[Sequence[ImageQuestion]], opened: Callable[[Sequence[Path]], Any]
+) -> list[Sequence[Example]]:
+    """The examples of each part, made when they are asked for; all share the pictures that `opened` makes of files."""
+    begins = np.cumsum([0, *map(len, parts)]).tolist()
+
+    def item(place: int) -> ImageQuestion:
+        part = int(np.searchsorted(begins, place, side="right")) - 1
+        return parts[part][place - begins[part]]
+
+    paths, place_of = pictures_of(Lazy(begins[-1], item))
+    pictures = opened(paths)
+
+    def made(place: int) -> Example:
+        one = item(place)
+        return Example(pictures, int(place_of[place]), one.question, one.answer, path=one.image)
+
+    def examples(begin: int, end: int) -> Sequence[Example]:
+        return Lazy(end - begin, lambda place: made(begin + place))
+
+    return [examples(begin, end) for begin, end in pairwise(begins)]
 
 
 def _material(codec: VqaCodec, parts: Parts, about: str) -> Material:
@@ -203,7 +234,5 @@ def examples_of(paths: Sequence[Path], config: VqaConfig, codec: VqaCodec) -> tu
     """The questions of other files: of a folder with parts, its test part."""
     found = load_image_questions(_path(paths))
     items = found.test or found.valid or found.train
-    images = sorted({one.image for one in items})
-    places = {path: place for place, path in enumerate(images)}
-    pictures = _Decoded(images, config.data.picture)
-    return [_example(one, pictures, places) for one in items], f"{paths[0]}: {found.report}"
+    [examples] = _examples([items], lambda images: _Decoded(images, config.data.picture))
+    return list(examples), f"{paths[0]}: {found.report}"

@@ -64,7 +64,7 @@ class Seen:
         if self.weights is None:
             return None
         hops = [f"hop {number}" for number in range(len(self.weights))]
-        trace = Trace.from_weights({"cells": self.weights[None]}, title=f"{self.question} {self.answer}")
+        trace = Trace.from_weights({"cells": self.weights[None]}, title=f"{self.question} {self.line}")
         trace.label(rows=hops, columns=cell_labels(self.pixels, self.grid), of="cells")
         return trace
 

@@ -60,7 +60,7 @@ VQA = Task(
         Figure("accuracy", "accuracy", percent=True),
         Figure("pointing", "pointing at what is asked about", percent=True),
     ),
-    view=View("Where the answer is seen", unit="cell of the picture"),
+    view=View("Where the answer is seen", unit="cell of the picture", parts={"en": "Questions", "zh": "问题"}),
     material=make_material,
     files=input_files,
     codec=lambda directory, config: VqaCodec.load(Path(directory)),

@@ -17,6 +17,8 @@ const THEMES = {
     page: "#14181e", text: "#e3e7ed", quiet: "#98a2b0", line: "#2b323c", accent: "#8ab4ff", mark: "#ffffff", warm: "#f0a35e", odd: "rgb(255,105,200)",
   },
 };
+// Hues of heads that are shown together, in degrees: neighbours in the list differ much.
+const HEADS = [258, 30, 150, 315, 80, 205, 355, 120, 285, 55, 180, 335];
 const tables = {};
 
 // 256 colours of a theme as [r, g, b], from 0 to the largest weight, or to the most negative one.
@@ -24,6 +26,38 @@ export function table(theme, negative = false) {
   const name = `${theme}/${negative}`;
   tables[name] ??= Array.from({ length: 256 }, (_, n) => shade(n / 255, SCALES[theme], negative ? BELOW : HUE));
   return tables[name];
+}
+
+// How many heads can be told apart by their hues.
+export const MOST_HEADS = HEADS.length;
+
+// 256 colours of the n-th hue of heads, from 0 to the largest weight.
+export function headTable(n, theme) {
+  const name = `${theme}/head/${n}`;
+  tables[name] ??= Array.from({ length: 256 }, (_, step) => shade(step / 255, headScale(n, theme), radians(HEADS[n])));
+  return tables[name];
+}
+
+// Text that can be read on a share of the n-th hue of heads.
+export function headInk(share, n, theme) {
+  return between(headScale(n, theme).lightness, share) > 0.565 ? "#000000" : "#ffffff";
+}
+
+// The scale of one head ends in the colour that its lines have. Hues of the second half lie between those of the first,
+// so they are lighter.
+function headScale(n, theme) {
+  const light = (theme === "dark" ? 0.72 : 0.52) + (n < HEADS.length / 2 ? 0 : 0.15);
+  const { lightness, chroma } = SCALES[theme];
+  return { lightness: [lightness[0], light], chroma: [chroma[0], 0.17] };
+}
+
+// The n-th hue of heads as CSS writes it: strong enough for a line.
+export function headColor(n, theme) {
+  return `rgb(${headTable(n, theme)[255].join(",")})`;
+}
+
+function radians(degrees) {
+  return (degrees * Math.PI) / 180;
 }
 
 // The colour of a weight as [r, g, b].

@@ -7,12 +7,30 @@ import { heard } from "./sound.js";
 
 const GOOD = 0.05; // a relative error that half precision explains; more means that the weights are others
 
-export function titleOf(record, head, say) {
+// The layer and, where it has several heads, which of them are shown: one, their mean (the one after the last), or more.
+export function titleOf(name, record, heads, say) {
+  const which = headsOf(record, heads, say);
   return [
-    el("span", { class: "module", text: record.name || "·" }),
-    record.call ? el("span", { class: "quiet", text: ` #${record.call + 1}` }) : "",
-    el("span", { class: "which", text: ` · ${say("head", { head: head + 1 })}` }),
+    el("span", { class: "module", text: name, title: record.name }),
+    which ? el("span", { class: "which", text: ` · ${which}` }) : "",
   ];
+}
+
+export function headsOf(record, heads, say) {
+  if (record.heads === 1) return "";
+  if (heads.length > 1) return say("several", { heads: ranges(heads) });
+  return heads[0] === record.heads ? say("meanOf", { count: record.heads }) : say("head", { head: heads[0] });
+}
+
+// Numbers in order, neighbours as ranges: "0–3, 7".
+function ranges(numbers) {
+  const found = [];
+  for (const number of numbers) {
+    if (found.length && found.at(-1)[1] === number - 1) found.at(-1)[1] = number;
+    else found.push([number, number]);
+  }
+  const written = ([low, high]) => (high - low > 1 ? `${low}–${high}` : low === high ? String(low) : `${low}, ${high}`);
+  return found.map(written).join(", ");
 }
 
 export function checkOf(record, say) {
@@ -20,7 +38,7 @@ export function checkOf(record, say) {
   return checked ? say("check", { value: compact(record.check) }) : say("noCheck");
 }
 
-export function factsOf(record, head, say) {
+export function factsOf(record, head, name, say) {
   const checked = record.check !== null && record.check !== undefined;
   const state = checked ? (record.check < GOOD ? "check good" : "check bad") : "check";
   const measured = (name) => (known(record[name]?.[head]) ? [`${say(name)} ${compact(record[name][head])}`] : []);
@@ -28,11 +46,13 @@ export function factsOf(record, head, say) {
     say("size", { queries: record.queries, keys: record.keys }),
     ...measured("entropy"), ...measured("distance"),
     ...(record.scale ? [say("scaleIs", { value: compact(record.scale) })] : []),
-    say("kindIs", { value: record.kind }),
+    ...(record.kind === "rollout" ? [] : [say("kindIs", { value: record.kind })]),
   ];
+  const check = el("span", { class: state, text: checkOf(record, say), title: say(checked ? "checkHelp" : "noCheckHelp") });
   return [
-    el("span", { class: state, text: checkOf(record, say), title: say(checked ? "checkHelp" : "noCheckHelp") }),
+    record.kind === "rollout" ? "" : check,
     ...facts.map((text) => el("span", { text })),
+    record.name && record.name !== name ? el("code", { class: "path", text: record.name }) : "",
   ];
 }
 
@@ -57,7 +77,9 @@ export function readoutOf(model, { row, column }, view, say) {
     const { value, error, mean } = valueAt(model, row, column);
     const number = weight(value, error);
     parts.push(el("span", { text: say("arrow", { row: name(model.rows, row), column: name(model.columns, column) }) }));
-    parts.push(el("strong", { class: "number", text: mean ? say("mean", { value: number }) : number }));
+    parts.push(el("strong", { class: "number", text: mean || model.parts ? say("mean", { value: number }) : number }));
+    const each = model.parts ? model.partsOf(row) : null;
+    if (each) parts.push(el("span", { class: "number", text: model.parts.map(({ head }, n) => `${head}: ${each[n][column].toFixed(2)}`).join("  ") }));
   } else if (row !== null) {
     const weights = model.weights(row);
     const most = best(weights);

@@ -48,27 +48,36 @@ export function short(label, longest = 24) {
   return letters.length > longest ? `${letters.slice(0, longest - 1).join("")}…` : letters.join("");
 }
 
-// The i-th label; where nobody named it, its number.
+// The i-th label; where nobody named it, its number, from 0.
 export function labelOf(labels, index) {
-  return labels?.items[index] ?? String(index + 1);
+  return labels?.items[index] ?? String(index);
 }
 
-// Names of records without what all of them share: "encoder.layer.3.attention.self" among its sisters is "3".
-export function shortNames(records) {
-  const several = new Set();
-  const seen = new Set();
-  for (const { name } of records) (seen.has(name) ? several : seen).add(name);
-  const split = records.map(({ name }) => name.split("."));
+const PATH = /^[\w.]+$/;
+
+// What records are called: the layer in words, or the name, with the answer it belongs to; and the number of the call
+// where a module was called several times.
+export function namesOf(records, say) {
+  const calls = new Map();
+  for (const { name } of records) calls.set(name, (calls.get(name) ?? 0) + 1);
+  const paths = trimmed(records.map(({ name, layer }) => (layer || !PATH.test(name) ? null : name)));
+  return records.map(({ name, group, layer, call }, n) => {
+    const own = layer ? say.layer(layer) : group ? name.slice(group.length + 3) : (paths[n] ?? name);
+    const whole = [group, own || "·"].filter(Boolean).join(" · ");
+    return calls.get(name) > 1 ? `${whole} #${call}` : whole;
+  });
+}
+
+// Dotted paths without what all of them share at both ends.
+function trimmed(paths) {
+  const split = paths.filter((path) => path !== null).map((path) => path.split("."));
+  if (new Set(split.map((parts) => parts.join("."))).size < 2) return paths;
   let head = 0;
-  while (seen.size > 1 && split.every((parts) => parts.length > head + 1 && parts[head] === split[0][head])) head++;
+  while (split.every((parts) => parts.length > head + 1 && parts[head] === split[0][head])) head++;
   let tail = 0;
   const end = (parts) => parts[parts.length - 1 - tail];
-  while (seen.size > 1 && split.every((parts) => parts.length > head + tail + 1 && end(parts) === end(split[0]))) tail++;
-  return records.map(({ name, call }, n) => {
-    const kept = split[n].slice(head, split[n].length - tail).join(".") || name || "·";
-    const ended = kept.length > 18 ? `…${kept.slice(-17)}` : kept; // the end of a dotted name tells most
-    return several.has(name) ? `${ended} #${call + 1}` : ended;
-  });
+  while (split.every((parts) => parts.length > head + tail + 1 && end(parts) === end(split[0]))) tail++;
+  return paths.map((path) => path?.split(".").slice(head, path.split(".").length - tail).join(".") ?? null);
 }
 
 let ruler = null;

@@ -1,12 +1,12 @@
 // A map of weights: rows ask, columns answer, the deeper a cell the larger its weight.
 
-import { colorOf, inkOf, mostOf, palette, table } from "./colors.js";
+import { colorOf, headColor, headInk, headTable, inkOf, mostOf, palette, stretch, table } from "./colors.js";
 import { compact, labelOf, nice, odd, short, textWidth } from "./format.js";
 import { inside } from "./model.js";
 import { pixels } from "./painter.js";
 
 const SIZE = 12; // of labels
-const LONGEST = 140; // pixels of a label
+const LONGEST = 140; // pixels of a label, where there is room
 const READABLE = 34; // pixels of a cell that holds a number
 const painted = new WeakMap(); // a grid's cells as a small picture, for one scale and theme
 
@@ -20,9 +20,11 @@ export const heatmap = {
 
 function layout(model, look) {
   const { record } = model;
-  const left = 14 + Math.min(LONGEST, longest(model.rows, record.queries));
-  const widest = Math.min(LONGEST, longest(model.columns, record.keys));
-  const room = Math.max(80, look.width - left - 12);
+  const most = Math.max(60, Math.min(LONGEST, look.width * 0.24)); // pixels of a label
+  const left = 14 + Math.min(most, longest(model.rows, record.queries));
+  const widest = Math.min(most, longest(model.columns, record.keys));
+  const after = Math.max(12, ...overhang(model.columns, record.keys, widest, look.width - left));
+  const room = Math.max(80, look.width - left - after);
   // A map that would nearly fit the window is made to, as long as its numbers can still be read.
   const whole = (Math.max(384, 0.78 * innerHeight) - 20 - widest * Math.SQRT1_2) / Math.max(1, record.queries);
   const fit = Math.min(record.keys <= 8 ? 64 : 44, room / Math.max(1, record.keys), whole >= READABLE ? whole : Infinity);
@@ -30,10 +32,9 @@ function layout(model, look) {
   const high = Math.min(64, Math.max(cell, Math.min(26, (160 / Math.max(1, record.queries)) * look.zoom)));
   const slanted = widest > cell - 6;
   const top = slanted ? 14 + widest * Math.SQRT1_2 : 24;
-  const over = slanted ? widest * Math.SQRT1_2 : 0;
-  const place = { left, top, cell, high, slanted, over };
+  const place = { left, top, cell, high, slanted, most };
   return {
-    width: left + cell * record.keys + Math.max(12, over),
+    width: left + cell * record.keys + (slanted ? after : 12),
     height: top + high * record.queries + 4,
     deepest: look.highest,
     held: true,
@@ -42,6 +43,17 @@ function layout(model, look) {
     hit: (x, y, box) => hit(x, y, box, place, record),
     at: (row, column) => ({ x: left + cell * (column + 0.5), y: top + high * (row + 0.5), left, top }),
   };
+}
+
+// How far the last slanted names reach beyond the map, if its columns share the width that is there.
+function overhang(labels, count, widest, width) {
+  const cell = Math.max(1, Math.min(44, (width - widest * Math.SQRT1_2) / Math.max(1, count)));
+  if (widest <= cell - 6) return [];
+  const last = Math.min(count, Math.ceil((widest * Math.SQRT1_2) / cell) + 1);
+  return Array.from({ length: last }, (_, n) => {
+    const name = Math.min(widest, textWidth(short(labelOf(labels, count - 1 - n)), SIZE));
+    return (name + SIZE) * Math.SQRT1_2 - cell * (n + 0.5);
+  });
 }
 
 function longest(labels, count) {
@@ -74,7 +86,7 @@ function draw(painter, box, place, model, look) {
   const [x, y] = [box.x + place.left, box.y + place.top];
   const seen = span(place, model.record, box);
   painter.clip(x, y, box.width - place.left, box.height - place.top, () => {
-    cells(painter, model.map, place, look);
+    cells(painter, model.strongest ?? model.map, place, look);
     if (model.tile) cells(painter, model.tile, place, look);
     ruled(painter, place, seen, colors);
     if (model.odd) hatched(painter, place, box, model.tile ?? model.map, look);
@@ -99,7 +111,9 @@ function picture(grid, look) {
   const tops = look.scale === "row" ? rowTops(grid) : null;
   const image = pixels(grid.columns, grid.rows, (n) => {
     const highest = tops ? tops[Math.floor(n / grid.columns)] : look.highest;
-    return colorOf(grid.values[n], highest, look.scale, look.theme);
+    const value = grid.values[n];
+    if (grid.owner && Number.isFinite(value)) return headTable(grid.owner[n], look.theme)[Math.round(255 * stretch(value, highest, look.scale))];
+    return colorOf(value, highest, look.scale, look.theme);
   });
   painted.set(grid, { name, image });
   return image;
@@ -138,14 +152,17 @@ function ruled(painter, place, seen, colors) {
 }
 
 function numbers(painter, place, seen, model, look) {
-  const grid = model.tile ?? model.map;
+  const grid = model.strongest ?? model.tile ?? model.map;
   if (place.cell < READABLE || place.high < 16 || grid.rowBlock > 1 || grid.columnBlock > 1) return;
   const tops = look.scale === "row" ? rowTops(grid) : null;
   for (let i = seen.row0; i < seen.row0 + seen.rows; i++) {
     for (let j = seen.column0; j < seen.column0 + seen.columns; j++) {
       const value = inside(grid, i, j) ? grid.values[(i - grid.row0) * grid.columns + j - grid.column0] : 0;
       if (Math.abs(value) < 0.005) continue;
-      const color = inkOf(value, tops ? tops[i - grid.row0] : look.highest, look.scale, look.theme);
+      const highest = tops ? tops[i - grid.row0] : look.highest;
+      const owner = grid.owner?.[i * grid.columns + j];
+      const own = owner !== undefined && Number.isFinite(value);
+      const color = own ? headInk(stretch(value, highest, look.scale), owner, look.theme) : inkOf(value, highest, look.scale, look.theme);
       const [x, y] = [place.left + place.cell * (j + 0.5), place.top + place.high * (i + 0.5)];
       const strange = !Number.isFinite(value);
       const style = { size: 11.5, color, anchor: "middle", weight: strange ? 600 : 400 };
@@ -180,52 +197,52 @@ function marks(painter, place, record, { hover, locked, colors }) {
 
 function rowNames(painter, box, place, seen, model, look) {
   const { colors, hover, locked, matches } = look;
-  const every = Math.max(1, nice((model.rows ? 15 : 26) / place.high));
+  const every = Math.max(1, nice((model.rows ? 13 : 26) / place.high));
   painter.clip(box.x, box.y + place.top, place.left, box.height - place.top, () => {
     painter.rect(box.x, box.y + place.top, place.left, box.height, { fill: colors.page });
     for (let i = seen.row0; i < seen.row0 + seen.rows; i++) {
       const strong = i === hover?.row || i === locked?.row;
-      if (!ticked(model.rows, i, every) && !strong && !matches.rows.has(i)) continue;
+      if (!ticked(i, every) && !strong && !matches.rows.has(i)) continue;
       if (!strong && every > 1 && near(i, [hover?.row, locked?.row], every)) continue;
       const y = place.top + Math.max(place.high * (i + 0.5), i ? 0 : SIZE / 2); // the first is not cut off
       const color = matches.rows.has(i) ? colors.accent : strong ? colors.text : colors.quiet;
       const style = { size: SIZE, color, anchor: "end", weight: strong || matches.rows.has(i) ? 600 : 400 };
-      painter.text(fitted(labelOf(model.rows, i)), box.x + place.left - 8, y, style);
+      painter.text(fitted(labelOf(model.rows, i), place.most), box.x + place.left - 8, y, style);
     }
   });
 }
 
 function columnNames(painter, box, place, seen, model, look) {
   const { colors, hover, locked, matches } = look;
-  const every = Math.max(1, nice((place.slanted ? (model.columns ? 17 : 30) : 24) / place.cell));
+  const every = Math.max(1, nice((place.slanted ? (model.columns ? 15 : 30) : 24) / place.cell));
   painter.clip(box.x + place.left - 2, box.y, box.width - place.left + 2, place.top, () => {
     painter.rect(box.x + place.left, box.y, box.width, place.top, { fill: colors.page });
     for (let j = seen.column0; j < seen.column0 + seen.columns; j++) {
       const strong = j === hover?.column || j === locked?.column;
-      if (!ticked(model.columns, j, every) && !strong && !matches.columns.has(j)) continue;
+      if (!ticked(j, every) && !strong && !matches.columns.has(j)) continue;
       if (!strong && every > 1 && near(j, [hover?.column, locked?.column], every)) continue;
       const x = place.left + place.cell * (j + 0.5);
       const color = matches.columns.has(j) ? colors.accent : strong ? colors.text : colors.quiet;
       const style = { size: SIZE, color, weight: strong || matches.columns.has(j) ? 600 : 400 };
-      const name = fitted(labelOf(model.columns, j));
+      const name = fitted(labelOf(model.columns, j), place.most);
       if (place.slanted) painter.text(name, x, box.y + place.top - 8, { ...style, turn: -45 });
       else painter.text(name, x, box.y + place.top - 12, { ...style, anchor: "middle" });
     }
   });
 }
 
-// Of names, the first and every so many; of mere numbers 1, and then round ones.
-function ticked(labels, n, every) {
-  return labels ? n % every === 0 : n === 0 || (n + 1) % every === 0;
+// The first and every so many: of mere numbers, round ones.
+function ticked(n, every) {
+  return n % every === 0;
 }
 
 function near(place, others, every) {
   return others.some((other) => other !== null && other !== undefined && Math.abs(other - place) < every);
 }
 
-function fitted(label) {
+function fitted(label, room) {
   let text = short(label);
-  while (textWidth(text, SIZE) > LONGEST && text.length > 2) text = `${text.slice(0, -2)}…`;
+  while (textWidth(text, SIZE) > room && text.length > 2) text = `${text.slice(0, -2)}…`;
   return text;
 }
 
@@ -237,12 +254,21 @@ export function scaleBar(theme, negative) {
 
 // What stands at the ends of that bar.
 export function scaleEnds(deepest, negative, look) {
-  const largest = look.scale === "row" ? look.say("largestOfRow") : compact(deepest);
+  const how = look.scale === "root" ? ` (${look.say("root")})` : "";
+  const largest = look.scale === "row" ? look.say("largestOfRow") : compact(deepest) + how;
   return [negative ? (look.scale === "row" ? "−" : `−${largest}`) : "0", largest];
 }
 
 // A bar of the scale for captions, and what the colour of other numbers is.
 export function legend(painter, x, y, width, deepest, look) {
+  if (look.parts) {
+    look.parts.reduce((left, { head, hue }) => {
+      painter.rect(left, y, 12, 12, { fill: headColor(hue, look.theme), radius: 2 });
+      painter.text(String(head), left + 17, y + 6, { size: 11, color: look.colors.quiet });
+      return left + 24 + textWidth(String(head), 11);
+    }, x);
+    return;
+  }
   painter.image(scaleBar(look.theme, look.negative), x, y, width, 8, { smooth: true });
   const [low, high] = scaleEnds(deepest, look.negative, look);
   painter.text(low, x, y + 18, { size: 11, color: look.colors.quiet });

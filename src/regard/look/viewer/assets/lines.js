@@ -1,11 +1,12 @@
 // What asks at the left, what answers at the right, a line for each weight worth seeing.
 
-import { palette, stretch, tint } from "./colors.js";
+import { headColor, palette, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
 
 const SIZE = 13;
 const HIGH = 22; // of a line of text
 const MOST = 1200; // lines drawn at once; more would be a grey cloud
+const BAR = 4; // pixels, of the weight that a head gives to a name
 const known = new WeakMap(); // the strongest places of a map
 
 export const lines = {
@@ -19,9 +20,10 @@ function layout(model, look) {
   const { record } = model;
   const room = Math.max(70, Math.min(180, look.width * 0.28));
   const left = Math.min(room, widest(model.rows, record.queries)) + 20;
-  const right = Math.min(room, widest(model.columns, record.keys)) + 64;
+  const bars = model.parts ? model.parts.length * BAR : BAR; // of the heads, before each name at the right
+  const right = Math.min(room, widest(model.columns, record.keys)) + 60 + bars;
   const gap = Math.max(90, Math.min(340, look.width - left - right));
-  const place = { left, gap, right, room };
+  const place = { left, gap, right, room, bars };
   return {
     width: left + gap + right,
     height: HIGH * Math.max(record.queries, record.keys) + 16,
@@ -58,39 +60,50 @@ function draw(painter, box, place, model, look) {
 }
 
 function strands(painter, box, place, model, look, chosen) {
-  const { map, record } = model;
-  const found = [];
-  const add = (i, j, value, most) => found.push([i, j, value, stretch(value, most, look.scale)]);
-  if (chosen) {
-    chosen.forEach((value, j) => counts(value, look.rowHighest * 0.02) && add(look.active, j, value, look.rowHighest));
-  } else if (look.hover?.column != null && map.rowBlock === 1) {
-    for (let i = 0; i < record.queries; i++) {
-      const value = map.values[i * record.keys + look.hover.column];
-      if (counts(value, look.highest * 0.02)) add(i, look.hover.column, value, look.highest);
-    }
-  } else if (map.rowBlock === 1 && map.columnBlock === 1) {
-    for (const n of strongest(map)) add(Math.floor(n / record.keys), n % record.keys, map.values[n], look.highest);
-  }
-  found.sort((a, b) => b[3] - a[3]);
+  const { accent, warm, odd } = palette(look.theme);
+  const each = chosen && model.parts ? model.partsOf(look.active) : null;
+  const found = (model.parts ?? [model]).flatMap((part, n) => {
+    const color = model.parts ? headColor(part.hue, look.theme) : null;
+    const own = links(part.map, model, look, chosen && (each ? each[n] : chosen));
+    return own.map(([i, j, value, most]) => ({
+      i, j, share: stretch(value, most, look.scale),
+      stroke: Number.isFinite(value) ? (value < 0 ? warm : (color ?? accent)) : odd,
+    }));
+  });
+  found.sort((a, b) => b.share - a.share);
   const near = (n) => 8 + HIGH * (n + 0.5) > box.y - 600 && 8 + HIGH * (n + 0.5) < box.y + box.height + 600;
-  for (const [i, j, value, share] of found.slice(0, MOST).reverse()) {
+  for (const { i, j, share, stroke } of found.slice(0, MOST).reverse()) {
     if (!near(i) && !near(j)) continue;
-    const { accent, warm, odd } = palette(look.theme);
-    const stroke = Number.isFinite(value) ? (value < 0 ? warm : accent) : odd;
-    const style = { stroke, line: 0.75 + 3.5 * share, opacity: 0.12 + 0.78 * share };
+    const style = { stroke, line: 0.75 + (model.parts ? 2.25 : 3.5) * share, opacity: 0.12 + 0.78 * share };
     painter.curve(place.left, 8 + HIGH * (i + 0.5), place.left + place.gap, 8 + HIGH * (j + 0.5), style);
   }
 }
 
-// Places of the largest weights of a map, found once.
-function strongest(map) {
-  if (!known.has(map)) {
-    const places = [];
-    map.values.forEach((value, n) => counts(value, map.highest * 0.06) && places.push(n));
-    const share = (n) => stretch(map.values[n], map.highest, "linear");
-    known.set(map, places.sort((a, b) => share(b) - share(a)).slice(0, MOST));
+// The weights of a head that get a line, as [row, column, weight, the weight of the thickest line].
+function links(map, { record }, look, chosen) {
+  const found = [];
+  if (chosen) {
+    chosen.forEach((value, j) => counts(value, look.rowHighest * 0.02) && found.push([look.active, j, value, look.rowHighest]));
+  } else if (look.hover?.column != null && map.rowBlock === 1) {
+    for (let i = 0; i < record.queries; i++) {
+      const value = map.values[i * record.keys + look.hover.column];
+      if (counts(value, look.highest * 0.02)) found.push([i, look.hover.column, value, look.highest]);
+    }
+  } else if (map.rowBlock === 1 && map.columnBlock === 1) {
+    for (const n of strongest(map, look.highest * (look.parts ? 0.15 : 0.06))) found.push([Math.floor(n / record.keys), n % record.keys, map.values[n], look.highest]);
   }
-  return known.get(map);
+  return found;
+}
+
+// Places of the largest weights of a map, found once.
+function strongest(map, least) {
+  if (known.get(map)?.least !== least) {
+    const places = [];
+    map.values.forEach((value, n) => counts(value, least) && places.push(n));
+    const share = (n) => stretch(map.values[n], map.highest, "linear");
+    known.set(map, { least, places: places.sort((a, b) => share(b) - share(a)).slice(0, MOST) });
+  }
+  return known.get(map).places;
 }
 
 // Is a weight worth a line? What is not finite always is.
@@ -106,11 +119,11 @@ function name(painter, place, model, look, n, side, chosen) {
   const match = (isRow ? matches.rows : matches.columns).has(n);
   const text = fitted(labelOf(isRow ? model.rows : model.columns, n), place.room);
   const wide = textWidth(text, SIZE, strong ? 600 : 400);
-  const x = isRow ? place.left - 10 : place.left + place.gap + 10;
+  const x = isRow ? place.left - 10 : place.left + place.gap + 6 + place.bars;
   const [value, most] = chosen ? [chosen[n], look.rowHighest] : [model.received[n], model.mostReceived];
   const depth = isRow ? 0 : stretch(value, most, look.scale);
-  const [top, bar] = [y - HIGH / 2, { fill: tint(value, most, look.scale, look.theme), radius: 2 }];
-  if (!isRow && depth > 0.04) painter.rect(place.left + place.gap + 3, top + 2, 4, HIGH - 4, bar);
+  const top = y - HIGH / 2;
+  if (!isRow) bars(painter, place.left + place.gap + 3, top + 2, model, look, n, depth > 0.04 ? tint(value, most, look.scale, look.theme) : null);
   const edge = { stroke: colors.mark, line: 1.5, radius: 4 };
   if (isRow && n === locked?.row) painter.rect(x - wide - 6, top + 1, wide + 12, HIGH - 2, edge);
   const color = match ? colors.accent : strong || (chosen && depth > 0.15) ? colors.text : colors.quiet;
@@ -118,6 +131,20 @@ function name(painter, place, model, look, n, side, chosen) {
   if (chosen && !isRow && depth > 0.15) {
     painter.text(weight(chosen[n], 0.0004), x + wide + 10, y, { size: 11.5, color: colors.quiet });
   }
+}
+
+// How much a name gets, as a bar before it: one in the colour of its weight, or one for each of several heads.
+function bars(painter, x, y, model, look, n, fill) {
+  if (!model.parts) {
+    if (fill) painter.rect(x, y, BAR, HIGH - 4, { fill, radius: 2 });
+    return;
+  }
+  const each = look.active === null ? model.parts.map((part) => part.received) : model.partsOf(look.active);
+  const most = look.active === null ? model.mostReceived : look.rowHighest;
+  model.parts.forEach((part, place) => {
+    const share = each ? stretch(each[place][n], most, look.scale) : 0;
+    if (share > 0.04) painter.rect(x + place * BAR, y, BAR - 0.5, HIGH - 4, { fill: headColor(part.hue, look.theme), opacity: share });
+  });
 }
 
 function fitted(label, room) {

@@ -68,7 +68,7 @@ function layout({ about, names }, look) {
         painter.circle(x, y, RADIUS + 3, { stroke: colors.mark, line: 2 });
         const right = x > width * 0.6;
         const style = { size: 12, color: colors.text, weight: 600, anchor: right ? "end" : "start" };
-        painter.text(`${names[point.record]} · ${point.head + 1}`, x + (right ? -13 : 13), y, style);
+        painter.text(`${names[point.record]} · ${point.head}`, x + (right ? -13 : 13), y, style);
       });
     },
     hit: (x, y) => {

@@ -1,9 +1,11 @@
 // One head as the views see it: its map, its labels, and its rows, which may still be on their way.
 
 import { mostOf } from "./colors.js";
+import { strongestMap } from "./several.js";
 
 // `ask(row)` fetches a row of a map that is not whole; `arrived()` is called when one came, `failed(error)` when not.
-export function modelOf({ record, map, received, rows, columns, picture, sheet }, { ask, arrived, failed }) {
+// `parts` are the maps of several heads, of which `map` is the mean then; null where one head is shown.
+export function modelOf({ record, map, received, rows, columns, picture, sheet, parts = null }, { ask, arrived, failed }) {
   const whole = map.rowBlock === 1 && map.columnBlock === 1;
   const known = new Map();
   const rowOf = (row) => {
@@ -31,10 +33,17 @@ export function modelOf({ record, map, received, rows, columns, picture, sheet }
     found.indices.forEach((index, n) => (values[index] = found.values[n]));
     return values;
   };
+  // What each of several heads has in a row; null while it is on its way.
+  const partsOf = (row) => {
+    if (!whole) return rowOf(row)?.parts ?? null;
+    return parts.map((part) => part.map.values.subarray(row * map.columns, (row + 1) * map.columns));
+  };
+  const strongest = parts ? strongestMap(parts) : null;
   const names = (labels) => labels?.items.join("\u0000");
   return {
-    record, map, received, rows, columns, picture, sheet, whole, rowOf, weights, tile: null,
-    mostReceived: Math.max(1e-12, mostOf(received)),
+    record, map, received, rows, columns, picture, sheet, whole, rowOf, weights, tile: null, parts, partsOf, strongest,
+    highest: strongest?.highest ?? map.highest,
+    mostReceived: Math.max(1e-12, ...(parts ? parts.map((part) => mostOf(part.received)) : [mostOf(received)])),
     negative: map.values.some((value) => value < 0), // drawn in a second hue
     odd: map.values.some((value) => !Number.isFinite(value)), // NaN or infinite
     same: record.queries === record.keys && names(rows) === names(columns), // the same tokens ask and answer

@@ -1,56 +1,90 @@
 // All heads at once: a row of small maps for each layer, or a point for each head.
 
-import { colorOf } from "./colors.js";
+import { colorOf, headColor, MOST_HEADS } from "./colors.js";
 import { choice, el } from "./dom.js";
-import { compact, known, shortNames } from "./format.js";
+import { headsOf } from "./facts.js";
+import { compact, known } from "./format.js";
+import { scaleBar } from "./heatmap.js";
 import { measures, points } from "./measures.js";
 import { Picture } from "./picture.js";
 import { pixels } from "./painter.js";
+import { huesOf } from "./several.js";
+
+const ACROSS = 16; // heads in a row, at most
+const LONG = 40; // letters of a name that is a sentence
 
 export class Overview {
   constructor(stage) {
     this.stage = stage;
     this.element = el("section", { class: "overview" });
     this.kind = "maps";
-    this.names = shortNames(stage.about.records);
     this.seen = new IntersectionObserver((entries) => {
       for (const { isIntersecting, target } of entries) if (isIntersecting) this.paint(target);
     }, { rootMargin: "200px" });
   }
 
+  // The weight of the deepest colour where all heads share a scale: 1, or the largest there is of what does not sum to 1.
+  get top() {
+    return Math.max(1, ...this.stage.about.records.flatMap(({ thumbnails }) => thumbnails?.peaks ?? []));
+  }
+
+  get hasHeads() {
+    return this.stage.about.records.some(({ heads }) => heads > 1);
+  }
+
   render() {
     const { stage } = this;
-    const { say } = stage;
+    const { say, state, about } = stage;
     this.seen.disconnect();
     this.picture?.stop();
     this.picture = null;
-    const kinds = measures.fits(stage.about) ? ["maps", "measures"] : ["maps"];
+    const heading = about.parts?.[state.get("language")] ?? about.parts?.en ?? say("overview");
+    const kinds = measures.fits(about) && this.hasHeads ? ["maps", "measures"] : ["maps"];
     const options = kinds.map((value) => ({ value, text: say(value) }));
     const choose = (kind) => {
       this.kind = kind;
       this.render();
     };
-    this.element.setAttribute("aria-label", say("overview"));
+    const shows = ["one", "colours"].map((value) => ({ value, text: say(value), title: say(`${value}Help`) }));
+    const several = (value) => state.set(value === "one" ? { several: false } : { several: true, heads: this.first() });
+    this.element.setAttribute("aria-label", heading);
     this.element.replaceChildren(
       el("div", { class: "line" },
-        el("h2", { text: say("overview") }),
-        options.length > 1 ? choice(say("overview"), options, this.kind, choose, `overview-${stage.index}`) : null),
-      this.kind === "maps" ? this.grid() : this.plot(),
+        el("h2", { text: heading }),
+        options.length > 1 ? choice(heading, options, this.kind, choose, `overview-${stage.index}`) : null),
+      this.kind === "maps" ? this.grid(heading) : this.plot(),
+      this.kind === "maps" ? this.scale() : "",
+      this.hasHeads && this.kind === "maps"
+        ? choice(say("headsShown"), shows, state.get("several") ? "colours" : "one", several, `several-${stage.index}`)
+        : "",
     );
   }
 
-  grid() {
-    const { stage, names } = this;
-    const { records } = stage.about;
-    const help = stage.say("overviewHelp");
+  // The heads to begin with where several are shown: all of them, as far as there are hues.
+  first() {
+    const { heads } = this.stage.about.records[this.stage.record];
+    return Array.from({ length: Math.min(heads, MOST_HEADS) }, (_, head) => head);
+  }
+
+  grid(heading) {
+    const { stage } = this;
+    const { records, parts } = stage.about;
+    const { names, say } = stage;
+    const help = parts ? heading : say("overviewHelp");
     const grid = el("div", { class: "heads", role: "grid", "aria-label": help, onkeydown: (event) => this.press(event) });
     const most = Math.max(1, ...records.map((record) => record.heads));
-    grid.style.setProperty("--across", Math.min(16, most));
+    grid.style.setProperty("--across", Math.min(ACROSS, most) + (most > 1)); // and their mean
     grid.dataset.size = most <= 2 ? "large" : most <= 6 ? "medium" : "small";
+    // Sentences stand beside their one map or above their heads, names of layers before their heads.
+    const long = names.some((name) => name.length > LONG);
+    if (parts || long) grid.dataset.list = most > 1 ? "above" : "beside";
+    if (most > 1) grid.append(this.numbers(most));
     records.forEach((record, n) => {
       const name = el("span", { class: "name", role: "rowheader", text: names[n], title: record.name || names[n] });
       const cells = el("div", { class: "cells", role: "presentation" });
-      for (let head = 0; head < record.heads; head++) cells.append(this.cell(record, n, head));
+      const order = Array.from({ length: record.heads }, (_, head) => head);
+      if (record.heads > 1) order.unshift(record.heads); // their mean
+      cells.append(...order.map((head) => this.cell(record, n, head, most)));
       grid.append(el("div", { class: "layer", role: "row" }, name, cells));
     });
     this.cells = grid;
@@ -58,18 +92,45 @@ export class Overview {
     return grid;
   }
 
-  cell(record, n, head) {
-    const { say } = this.stage;
+  // The numbers of the heads, above them.
+  numbers(most) {
+    const head = (text) => el("span", { role: "columnheader", text });
+    const cells = Array.from({ length: most > ACROSS ? 0 : most }, (_, n) => head(String(n)));
+    return el("div", { class: "layer numbers", role: "row" }, head(""),
+      el("div", { class: "cells", role: "presentation" }, head(this.stage.say("meanShort")), ...cells));
+  }
+
+  // The small map of a head; of a layer with one head it stands where others have their mean.
+  cell(record, n, head, most) {
+    const { say, names, state } = this.stage;
     const measure = (name) => (known(record[name]?.[head]) ? `, ${say(name)} ${compact(record[name][head])}` : "");
-    const [measured, far] = [measure("entropy"), measure("distance")];
-    const label = say("layerHead", { name: record.name || this.names[n], head: head + 1 }) + measured + far;
+    const which = headsOf(record, [head], say);
+    const label = (which ? say("layerHead", { name: names[n], which }) : names[n]) + measure("entropy") + measure("distance");
     const button = el("button", {
       type: "button", role: "gridcell", "data-record": n, "data-head": head, tabindex: "-1",
-      "aria-label": label, title: label,
-      onclick: () => this.stage.state.set({ record: n, head }),
+      "aria-label": label, title: label, onclick: () => this.choose(n, head),
     }, el("canvas", { "aria-hidden": "true" }));
+    const isMean = record.heads > 1 && head === record.heads;
+    button.classList.toggle("mean", isMean);
+    button.style.gridColumn = String(isMean || record.heads === 1 ? 1 : 2 + (head % Math.min(ACROSS, most)));
+    if (isMean && state.get("several")) button.disabled = true; // it has no hue
     this.seen.observe(button);
     return button;
+  }
+
+  // Show a head; where several are shown, add it to them or take it away.
+  choose(record, head) {
+    const { stage } = this;
+    const { heads: count } = stage.about.records[record];
+    if (!stage.state.get("several") || count === 1) {
+      stage.state.set({ record, head: head === count && count > 1 ? "mean" : head });
+      return;
+    }
+    const chosen = stage.state.get("heads");
+    const isIn = chosen.includes(head);
+    if (record !== stage.record) stage.state.set({ record, heads: isIn ? chosen : [...chosen, head].slice(-MOST_HEADS).sort((a, b) => a - b) });
+    else if (!isIn) stage.state.set({ heads: [...chosen, head].slice(-MOST_HEADS).sort((a, b) => a - b) });
+    else if (chosen.length > 1) stage.state.set({ heads: chosen.filter((other) => other !== head) });
   }
 
   async paint(button) {
@@ -77,7 +138,8 @@ export class Overview {
     const { source, state } = this.stage;
     try {
       const grid = await source.thumbnail(Number(button.dataset.record), Number(button.dataset.head));
-      const shade = (n) => colorOf(grid.values[n], grid.highest, "linear", state.get("shown"));
+      const highest = state.get("shared") ? this.top : grid.highest;
+      const shade = (n) => colorOf(grid.values[n], highest, "root", state.get("shown"));
       const small = pixels(grid.columns, grid.rows, shade);
       const canvas = button.querySelector("canvas");
       [canvas.width, canvas.height] = [small.width, small.height];
@@ -87,6 +149,18 @@ export class Overview {
     }
   }
 
+  // What the colours of the small maps mean, and whether all heads share them. Their depth is the root of the weight.
+  scale() {
+    const { say, state } = this.stage;
+    const shared = state.get("shared");
+    const ends = shared ? [compact(this.top / 4), compact(this.top)] : ["¼", say("largestOfHead")];
+    const kinds = ["shared", "own"].map((value) => ({ value, text: say(value), title: say(`${value}Help`) }));
+    return el("div", { class: "small-scale" },
+      el("div", { class: "ends" }, scaleBar(state.get("shown"), false),
+        el("span", { text: "0" }), el("span", { text: ends[0] }), el("span", { text: ends[1] })),
+      choice(say("scaleOfHeads"), kinds, shared ? "shared" : "own", (kind) => state.set({ shared: kind === "shared" }), `shared-${this.stage.index}`));
+  }
+
   plot() {
     const { stage } = this;
     const { found } = points(stage.about);
@@ -94,8 +168,9 @@ export class Overview {
     const tell = (point) => {
       if (!point) return;
       const { say } = stage;
-      const [name, head] = [this.names[point.record], point.head + 1];
-      const values = { name, head, entropy: compact(point.entropy), distance: compact(point.distance ?? 0) };
+      const which = headsOf(stage.about.records[point.record], [point.head], say);
+      const name = which ? say("layerHead", { name: stage.names[point.record], which }) : stage.names[point.record];
+      const values = { name, entropy: compact(point.entropy), distance: compact(point.distance ?? 0) };
       readout.textContent = say("measuresOf", values) + (point.distance === null ? "" : say("farOf", values));
     };
     const go = (point) => {
@@ -107,7 +182,7 @@ export class Overview {
     this.picture = new Picture({
       build: (width) => {
         const look = { ...stage.look(width), record: stage.record, head: stage.head };
-        return measures.layout({ about: stage.about, names: this.names }, look);
+        return measures.layout({ about: stage.about, names: stage.names }, look);
       },
       point: (place) => place && tell(found[place.row]),
       choose: (place) => place && go(found[place.row]),
@@ -122,26 +197,36 @@ export class Overview {
     return el("div", { class: "measures" }, this.picture.element, readout);
   }
 
-  // Show which head is chosen; it alone is in the order of the Tab key.
+  // Show which heads are chosen; one of them alone is in the order of the Tab key.
   mark() {
     this.picture?.refresh();
     if (this.kind !== "maps" || !this.cells) return;
+    const { stage } = this;
+    const { heads } = stage;
+    const hues = stage.about.records.length ? huesOf(heads, stage.about.records[stage.record].heads) : [];
     for (const button of this.cells.querySelectorAll("button")) {
       const { record, head } = button.dataset;
-      const chosen = Number(record) === this.stage.record && Number(head) === this.stage.head;
-      button.setAttribute("aria-selected", String(chosen));
-      button.tabIndex = chosen ? 0 : -1;
+      const place = Number(record) === stage.record ? heads.indexOf(Number(head)) : -1;
+      button.setAttribute("aria-selected", String(place >= 0));
+      button.tabIndex = place === 0 ? 0 : -1;
+      if (place >= 0 && heads.length > 1) button.style.setProperty("--ring", headColor(hues[place], stage.state.get("shown")));
+      else button.style.removeProperty("--ring");
     }
   }
 
+  // Arrow keys go from head to head and from layer to layer; the mean stands before the first head.
   press(event) {
     const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
     if (!step) return;
     event.preventDefault();
     const { records } = this.stage.about;
-    const record = Math.min(records.length - 1, Math.max(0, this.stage.record + step[0]));
-    const head = Math.min(records[record].heads - 1, Math.max(0, this.stage.head + step[1]));
-    this.stage.state.set({ record, head });
-    this.cells.querySelector(`[data-record="${record}"][data-head="${head}"]`)?.focus();
+    const from = event.target.closest("[data-record]")?.dataset ?? { record: this.stage.record, head: this.stage.head };
+    const record = Math.min(records.length - 1, Math.max(0, Number(from.record) + step[0]));
+    const place = Number(from.head) === records[from.record].heads ? -1 : Number(from.head);
+    const { heads } = records[record];
+    const several = this.stage.state.get("several");
+    const next = Math.min(heads - 1, Math.max(heads > 1 && !several ? -1 : 0, place + step[1]));
+    if (!several) this.stage.state.set({ record, head: next < 0 ? "mean" : next });
+    this.cells.querySelector(`[data-record="${record}"][data-head="${next < 0 ? heads : next}"]`)?.focus();
   }
 }

@@ -11,18 +11,18 @@ const LARGEST = 14000; // pixels a side that every browser can paint
 
 // Everything of a picture with its title above and, below, the scale and the check.
 function framed(painter, layout, caption, look) {
-  const { width, height } = frame(layout, caption);
+  const { width, height } = frame(layout, caption, look);
   painter.rect(0, 0, width, height, { fill: look.colors.page });
   painter.text(caption.title, EDGE, EDGE + 6, { size: 17, color: look.colors.text, weight: 600 });
   painter.text(caption.subtitle, EDGE, EDGE + 30, { size: 12.5, color: look.colors.quiet });
-  if (layout.deepest) legend(painter, EDGE, height - EDGE - 24, 160, layout.deepest, look);
+  if (layout.deepest || look.parts) legend(painter, EDGE, height - EDGE - 24, 160, layout.deepest, look);
   return { x: EDGE, y: EDGE + 52 };
 }
 
-function frame(layout, caption) {
+function frame(layout, caption, look) {
   const words = Math.max(textWidth(caption.title, 17, 600), textWidth(caption.subtitle, 12.5));
   const width = Math.ceil(Math.max(layout.width, words, 200) + 2 * EDGE);
-  return { width, height: Math.ceil(layout.height + 2 * EDGE + (layout.deepest ? 96 : 56)) };
+  return { width, height: Math.ceil(layout.height + 2 * EDGE + (layout.deepest || look.parts ? 96 : 56)) };
 }
 
 class Shifted {
@@ -49,14 +49,14 @@ function whole(painter, layout, caption, look) {
 }
 
 export function asSvg(layout, caption, look) {
-  const { width, height } = frame(layout, caption);
+  const { width, height } = frame(layout, caption, look);
   const painter = new SvgPainter(width, height, caption.title);
   whole(painter, layout, caption, look);
   return new Blob([painter.toString()], { type: "image/svg+xml" });
 }
 
 export function asPng(layout, caption, look) {
-  const { width, height } = frame(layout, caption);
+  const { width, height } = frame(layout, caption, look);
   const ratio = Math.min(2, LARGEST / Math.max(width, height));
   const canvas = el("canvas", { width: Math.round(width * ratio), height: Math.round(height * ratio) });
   const context = canvas.getContext("2d");
@@ -65,8 +65,8 @@ export function asPng(layout, caption, look) {
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
 
-// The map as a table, a line for each row; of a pooled map, the largest weights of each row.
-export async function asTable(model, source, { record, head }, separator) {
+// The map as a table, a line for each row; of a pooled map, the largest weights of each row, which `rowOf(n)` fetches.
+export async function asTable(model, separator, rowOf) {
   const { map } = model;
   const lines = [];
   if (map.rowBlock === 1 && map.columnBlock === 1) {
@@ -78,8 +78,8 @@ export async function asTable(model, source, { record, head }, separator) {
   } else {
     lines.push(["row", "row label", "key", "key label", "weight"]);
     for (let i = 0; i < model.record.queries; i += model.record.pack?.stride ?? 1) {
-      for (const { index, value } of ranked(await source.rows(record, head, i)).slice(0, 32)) {
-        lines.push([i + 1, labelOf(model.rows, i), index + 1, labelOf(model.columns, index), digits(value)]);
+      for (const { index, value } of ranked(await rowOf(i)).slice(0, 32)) {
+        lines.push([i, labelOf(model.rows, i), index, labelOf(model.columns, index), digits(value)]);
       }
     }
   }

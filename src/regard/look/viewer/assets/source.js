@@ -1,8 +1,7 @@
 // Where a viewer gets its numbers. A source serves one trace; everything it gives may arrive later (promises).
 //
 //   source.about                                -> About, there from the start
-//   source.thumbnail(record, head)              -> Grid of at most 32 × 32 cells, which hold the roots of their shares
-//                                                  of the largest, so that faint ones show
+//   source.thumbnail(record, head)              -> Grid of at most 32 × 32 cells: each holds the largest weight in it
 //   source.map(record, head)                    -> Grid of the whole map, pooled where it is too large to keep
 //   source.tile(record, head, row0, column0, rows, columns)
 //                                               -> Grid of that part, in weights; pooled where it is too large
@@ -12,9 +11,11 @@
 //   source.finer                                -> true if tile() can show more than map() does
 //   source.sequence(n)                          -> the source of the n-th of about.sequences
 //
-// `record`, `head` and `label` are positions in the lists of About.
+// `record`, `head` and `label` are positions in the lists of About. Where a record has several heads, the head after the
+// last is their mean.
 //
-// About  { title, dropped: [sentence], labels: [Labels], records: [{
+// About  { title, parts: { en, zh } | null: what the records are, dropped: [sentence], labels: [Labels], records: [{
+//            group: the answer it belongs to, or "", layer: [word] | null,
 //            name, call, kind, heads, queries, keys, scale, note, check, rows, columns,   (these two: labels or null)
 //            entropy: [per head] | null, distance: [per head] | null }],    (null for a head: it cannot be told)
 //          sequence, sequences: [{ number, text }] }     (those of the batch that can be shown; text: how one begins)
@@ -55,11 +56,12 @@ export class MemorySource {
     if (!this.small) this.small = decompress(decode(this.about.thumbnails));
     const bytes = await this.small;
     const [rows, columns] = thumbnails.shape;
-    const [start, cells] = [thumbnails.start, rows * columns];
+    const [start, cells, highest] = [thumbnails.start, rows * columns, thumbnails.peaks[head]];
+    const weight = (root) => Math.sign(root) * root * root * highest;
     const values = thumbnails.half
-      ? halves(new Uint16Array(bytes.buffer, start + 2 * head * cells, cells), 1)
-      : Float32Array.from(bytes.subarray(start + head * cells, start + (head + 1) * cells), (byte) => byte / 255);
-    return { row0: 0, column0: 0, rows, columns, rowBlock: 1, columnBlock: 1, values, highest: 1, error: 1 };
+      ? halves(new Uint16Array(bytes.buffer, start + 2 * head * cells, cells), 1).map(weight)
+      : Float32Array.from(bytes.subarray(start + head * cells, start + (head + 1) * cells), (byte) => weight(byte / 255));
+    return { row0: 0, column0: 0, rows, columns, rowBlock: 1, columnBlock: 1, values, highest, error: highest / 255 };
   }
 
   map(record, head) {
@@ -67,7 +69,7 @@ export class MemorySource {
     const map = this.maps.get(name) ?? this.build(record, head);
     this.maps.delete(name);
     this.maps.set(name, map);
-    if (this.maps.size > 6) this.maps.delete(this.maps.keys().next().value);
+    if (this.maps.size > 16) this.maps.delete(this.maps.keys().next().value);
     return map;
   }
 
@@ -132,7 +134,8 @@ export class MemorySource {
 
   unpack(record) {
     if (!this.unpacked.has(record)) {
-      const { heads, pack } = this.about.records[record];
+      const { pack } = this.about.records[record];
+      const { heads } = pack; // with their mean
       const views = decompress(decode(this.packs[record])).then(({ buffer }) => {
         let start = 0;
         const take = (type, length) => {

@@ -1,9 +1,9 @@
 // One trace on the page: its heads, the picture of the chosen one, and the token one is looking at.
 
-import { mostOf, palette } from "./colors.js";
+import { headColor, mostOf, palette } from "./colors.js";
 import { el } from "./dom.js";
-import { checkOf, factsOf, readoutOf, storedOf, titleOf } from "./facts.js";
-import { labelOf } from "./format.js";
+import { checkOf, factsOf, headsOf, readoutOf, storedOf, titleOf } from "./facts.js";
+import { labelOf, namesOf } from "./format.js";
 import { gaze } from "./gaze.js";
 import { heatmap, scaleBar, scaleEnds } from "./heatmap.js";
 import { image } from "./image.js";
@@ -16,12 +16,16 @@ import { Player } from "./player.js";
 import { road } from "./road.js";
 import { asPng, asRow, asSvg, asTable, copy, download, fileName } from "./save.js";
 import { scene } from "./scene.js";
+import { huesOf, meanMap, meanOf, meanRow } from "./several.js";
 import { sound } from "./sound.js";
+import { speaker } from "./strings.js";
 import { text } from "./text.js";
 import { TokenList } from "./token.js";
+import { byWords, sentenceOf, wordsOf } from "./words.js";
 
 export const VIEWS = [heatmap, lines, text, gaze, image, sound, road, scene];
 const OWN = [gaze, image, sound, road, scene]; // shown first where they fit
+const COLOURED = [heatmap, lines, text]; // can show several heads, each in its hue
 const PATIENCE = 50; // milliseconds that a pointer rests, or a map stands still, before more is fetched
 const STEPS = {
   ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity,
@@ -58,19 +62,46 @@ export class Stage {
     return Math.min(this.state.get("record"), this.about.records.length - 1);
   }
 
+  // The head that is shown; the one after the last is the mean of all, which a record of one head does not have.
   get head() {
-    return Math.min(this.state.get("head"), this.about.records[this.record].heads - 1);
+    const { heads } = this.about.records[this.record];
+    const head = this.state.get("head");
+    return head === "mean" ? heads - (heads === 1) : Math.min(head, heads - 1);
+  }
+
+  // All heads that are shown: several of them only if the reader asked for it.
+  get heads() {
+    const { heads } = this.about.records[this.record];
+    if (!this.state.get("several") || heads === 1) return [this.head];
+    const chosen = this.state.get("heads").filter((head) => head < heads);
+    return chosen.length ? chosen : [0];
+  }
+
+  get names() {
+    return namesOf(this.about.records, this.say);
+  }
+
+  get name() {
+    return this.names[this.record];
+  }
+
+  // Whether this record has words in several pieces, all weights of which are here.
+  get hasWords() {
+    const { rows, columns } = this.about.records[this.record] ?? {};
+    return Boolean(this.model?.whole) && [rows, columns].some((place) => wordsOf(this.about.labels[place]));
   }
 
   // The views that can show this record, and the one that does.
   get views() {
-    return this.model ? VIEWS.filter((view) => view.fits(this.model)) : [heatmap];
+    if (!this.model) return [heatmap];
+    return VIEWS.filter((view) => view.fits(this.model) && (!this.model.parts || COLOURED.includes(view)));
   }
 
   get view() {
     const { views } = this;
     const asked = this.state.get("view");
-    return views.find((view) => (asked ? view.name === asked : OWN.includes(view))) ?? heatmap;
+    const usual = this.model?.parts ? lines : heatmap;
+    return views.find((view) => (asked ? view.name === asked : OWN.includes(view))) ?? usual;
   }
 
   // How weights become colours: as the reader chose, or as the view has it.
@@ -98,7 +129,7 @@ export class Stage {
 
   // The weight of the deepest colour, shared by what stands side by side so that one colour means one weight.
   get highest() {
-    const of = ({ model }) => Math.max(model?.map.highest ?? 0, model?.tile?.highest ?? 0);
+    const of = ({ model }) => Math.max(model?.highest ?? 0, model?.tile?.highest ?? 0);
     return Math.max(...this.viewer.stages.map(of));
   }
 
@@ -110,8 +141,8 @@ export class Stage {
     const chosen = active === null ? null : this.model.weights(active);
     return {
       ...shared, active, zoom: this.state.get("zoom"), cells: this.state.get("cells"), hover: this.place("hover"), locked: this.place("locked"), time: this.playback.time,
-      matches: this.matches, highest: this.highest, rowHighest: mostOf(chosen),
-      negative: this.model.negative, odd: this.model.odd,
+      matches: this.matches, highest: this.highest, rowHighest: this.model.parts && active !== null ? Math.max(...(this.model.partsOf(active) ?? [[]]).map(mostOf)) : mostOf(chosen),
+      negative: this.model.negative, odd: this.model.odd, parts: this.model.parts,
     };
   }
 
@@ -135,19 +166,19 @@ export class Stage {
   // Fetch the chosen head, then show it; what arrives late for another head is not shown.
   async load() {
     if (!this.about.records.length) return;
-    const [at, head, { source }] = [this.record, this.head, this];
-    const here = () => at === this.record && head === this.head && source === this.source;
+    const [at, heads, { source }] = [this.record, this.heads, this];
+    const here = () => at === this.record && String(heads) === String(this.heads) && source === this.source;
     try {
       const record = this.about.records[at];
       const [rows, columns] = [record.rows, record.columns].map((place) => this.about.labels[place] ?? null);
-      const [map, received, picture, sheet] = await Promise.all([
-        source.map(at, head), source.received(at, head),
+      const [found, picture, sheet] = await Promise.all([
+        Promise.all(heads.map((head) => Promise.all([source.map(at, head), source.received(at, head)]))),
         this.bitmap(columns?.picture ? record.columns : record.rows),
         this.bitmap(rows?.kind === "glimpses" ? record.rows : null), // the patches that were seen
       ]);
       if (!here()) return;
-      this.model = modelOf({ record, map, received, rows, columns, picture, sheet }, {
-        ask: (row) => this.ask(at, head, row), arrived: () => this.refresh(), failed: (error) => this.fail(error),
+      this.model = modelOf({ ...this.shown(record, heads, found, rows, columns), picture, sheet }, {
+        ask: (row) => this.ask(at, heads, row), arrived: () => this.refresh(), failed: (error) => this.fail(error),
       });
     } catch (error) {
       if (here()) this.fail(error);
@@ -156,13 +187,25 @@ export class Stage {
     this.viewer.loaded(this);
   }
 
+  // What the views show of the heads that were fetched: the mean of several, words instead of their pieces.
+  shown(record, heads, found, rows, columns) {
+    const whole = found.every(([map]) => map.rowBlock === 1 && map.columnBlock === 1);
+    const merges = this.state.get("words") && whole && (wordsOf(rows) || wordsOf(columns));
+    const each = found.map(([map, received]) => (merges ? byWords({ record, map, rows, columns }) : { record, map, received, rows, columns }));
+    if (each.length === 1) return each[0];
+    const hues = huesOf(heads, record.heads);
+    const parts = each.map(({ map, received }, n) => ({ head: heads[n], hue: hues[n], map, received }));
+    return { ...each[0], map: meanMap(parts.map(({ map }) => map)), received: meanOf(parts.map(({ received }) => received)), parts };
+  }
+
   // One row. From afar it is fetched only if the pointer stays; pictures of all rows want each of them at once.
-  async ask(record, head, row) {
+  async ask(record, heads, row) {
     if (this.source.finer && !OWN.includes(this.view)) {
       await new Promise((done) => setTimeout(done, PATIENCE));
       if (this.active !== row) return null;
     }
-    return this.source.rows(record, head, row);
+    const found = await Promise.all(heads.map((head) => this.source.rows(record, head, row)));
+    return found.length > 1 ? meanRow(found, this.about.records[record].keys) : found[0];
   }
 
   async bitmap(place) {
@@ -175,7 +218,7 @@ export class Stage {
   // Of a pooled map, ask for the visible part in full once it is large enough to be seen.
   async sharpen(layout, box) {
     const { model } = this;
-    if (!this.source.finer || !layout.wanted || !model || model.whole) return;
+    if (!this.source.finer || !layout.wanted || !model || model.whole || model.parts) return;
     const { row0, column0, rows, columns } = layout.wanted(box);
     if (rows < 1 || columns < 1 || (rows > model.record.queries * 0.9 && columns > model.record.keys * 0.9)) {
       model.tile = null;
@@ -265,6 +308,7 @@ export class Stage {
     this.readout = el("p", { class: "readout", role: "status", "aria-live": "polite" });
     this.title = el("h2");
     this.facts = el("p", { class: "facts" });
+    this.sentences = el("dl", { class: "sentences" });
     this.notes = el("div", { class: "notes" });
     this.legend = el("div", { class: "legend" });
     this.kept = el("div", { class: "notes" });
@@ -273,7 +317,7 @@ export class Stage {
     this.overview.render();
     const head = el("section", { class: "head", "aria-label": say("view") },
       el("div", { class: "line" }, this.title, this.buttons()),
-      this.facts, this.notes, this.readout, this.playback.element, this.picture.element, this.player.element, this.legend, this.kept);
+      this.facts, this.sentences, this.notes, this.readout, this.playback.element, this.picture.element, this.player.element, this.legend, this.kept);
     this.element.replaceChildren(trace, alone ? "" : this.overview.element, head, this.token.element, this.dropped());
     this.refresh();
   }
@@ -302,21 +346,34 @@ export class Stage {
   // Show the same head again: something about it changed.
   refresh() {
     if (!this.title || !this.model) return;
-    const { say, model, view, head } = this;
+    const { say, model, view, heads, name } = this;
     const { record } = model;
-    this.title.replaceChildren(...titleOf(record, head, say));
-    this.facts.replaceChildren(...factsOf(record, head, say));
-    const notes = [record.note, view.help ? say(view.help) : null].filter(Boolean);
+    this.title.replaceChildren(...titleOf(name, record, heads, say));
+    this.facts.replaceChildren(...factsOf(record, heads.length > 1 ? -1 : heads[0], name, say));
+    this.sentences.replaceChildren(...this.texts());
+    const own = record.kind === "rollout" ? say("rolloutHelp") : model.parts ? say("severalHelp") : null;
+    const notes = [record.note, own, view.help ? say(view.help) : null].filter(Boolean);
     this.notes.replaceChildren(...notes.map((note) => el("p", { text: note })));
     this.kept.replaceChildren(...storedOf(model, this.source.finer, say).map((note) => el("p", { text: note })));
-    const { name, queries, keys } = record;
-    const label = say("pictureOf", { view: say(view.name), name, head: head + 1, queries, keys });
+    const { queries, keys } = record;
+    const which = headsOf(record, heads, say);
+    const label = say("pictureOf", { view: say(view.name), name: which ? say("layerHead", { name, which }) : name, queries, keys });
     this.picture.element.setAttribute("aria-label", label);
     this.picture.element.dataset.view = view.name;
     this.overview.mark();
     this.playback.show(view.plays ? (model.columns?.sound ?? null) : null, say);
     this.picture.refresh();
     this.tell();
+  }
+
+  // The sentences of both sides as running text: in a map their words are cut and far apart.
+  texts() {
+    const { say, model } = this;
+    const sides = model.same ? [["sentence", model.rows]] : [["queries", model.rows], ["keys", model.columns]];
+    return sides.flatMap(([name, labels]) => {
+      const text = labels?.items.length > 1 ? sentenceOf(labels) : null;
+      return text ? [el("dt", { text: say(name) }), el("dd", { text })] : [];
+    });
   }
 
   // The pointer or the lock moved.
@@ -338,16 +395,26 @@ export class Stage {
       this.readout.replaceChildren(...readoutOf(this.model, place, this.view.name, this.say), locked);
     }
     const deepest = this.picture.layout?.deepest;
-    this.legend.hidden = !deepest;
-    if (deepest) {
+    this.legend.hidden = !deepest && !this.model.parts;
+    if (!this.legend.hidden) {
       const look = this.look(0);
       const [low, high] = scaleEnds(deepest, look.negative, look);
       const strange = look.odd ? [el("span", { class: "odd" }), el("span", { text: "NaN, ±∞" })] : [];
       const bar = scaleBar(look.theme, look.negative);
-      this.legend.replaceChildren(el("span", { text: low }), bar, el("span", { text: high }), ...strange);
+      const own = this.model.parts ? this.keysOfHeads() : [el("span", { text: low }), bar, el("span", { text: high })];
+      this.legend.replaceChildren(...own, ...strange);
     }
     this.player.refresh();
     this.token.render();
+  }
+
+  // Which hue is which head.
+  keysOfHeads() {
+    return this.model.parts.map(({ head, hue }) => {
+      const square = el("span", { class: "hue" });
+      square.style.background = headColor(hue, this.state.get("shown"));
+      return el("span", { class: "key" }, square, this.say("head", { head }));
+    });
   }
 
   async save(kind) {
@@ -355,17 +422,19 @@ export class Stage {
     if (!model) return;
     const { record } = model;
     const { sequence, sequences } = this.about;
-    const which = sequences.length > 1 || sequence ? `sequence ${sequence + 1}` : "";
-    const name = fileName(this.about.title, record.name, which, `head ${this.head + 1}`, kind === "csv" ? "" : view.name);
+    const which = sequences.length > 1 || sequence ? `sequence ${sequence}` : "";
+    const heads = headsOf(record, this.heads, speaker("en"));
+    const layer = namesOf(this.about.records, speaker("en"))[this.record];
+    const name = fileName(this.about.title, layer, which, heads, kind === "csv" ? "" : view.name);
     if (kind === "csv") {
-      const values = await asTable(model, this.source, this, ",");
+      const values = await asTable(model, ",", (row) => this.source.rows(this.record, this.head, row));
       download(new Blob(["\ufeff", values], { type: "text/csv;charset=utf-8" }), `${name}.csv`);
       return;
     }
     const active = this.place("locked")?.row ?? (record.queries === 1 ? 0 : null);
     const look = { ...this.look(Math.max(640, this.picture.element.clientWidth)), hover: null, active };
     const caption = {
-      title: `${record.name || this.about.title} · ${say("head", { head: this.head + 1 })}`,
+      title: [this.name === "·" ? this.about.title : this.name, headsOf(record, this.heads, say)].filter(Boolean).join(" · "),
       subtitle: `${this.about.title} · ${checkOf(record, say)}`,
     };
     const paint = kind === "png" ? asPng : asSvg;
@@ -375,8 +444,8 @@ export class Stage {
   // The locked row where there is one, else the whole map.
   async copy() {
     const row = this.place("locked")?.row ?? null;
-    const found = row === null ? null : await this.source.rows(this.record, this.head, row);
-    const values = found ? asRow(this.model, found) : await asTable(this.model, this.source, this, "\t");
+    const rowOf = (place) => (this.model.whole ? this.model.rowOf(place) : this.source.rows(this.record, this.head, place));
+    const values = row === null ? await asTable(this.model, "\t", rowOf) : asRow(this.model, await rowOf(row));
     this.told.textContent = this.say((await copy(values)) ? "copied" : "cannotCopy");
     setTimeout(() => (this.told.textContent = ""), 2500);
   }

@@ -25,6 +25,7 @@ export class State {
 
 function same(a, b) {
   if (a === b) return true;
+  if (Array.isArray(a) && Array.isArray(b)) return String(a) === String(b);
   if (!a || !b || typeof a !== "object" || typeof b !== "object") return false;
   return a.row === b.row && a.column === b.column && a.stage === b.stage;
 }

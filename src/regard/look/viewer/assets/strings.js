@@ -4,7 +4,15 @@ const EN = {
   language: "Language", theme: "Appearance", auto: "Auto", light: "Light", dark: "Dark",
   overview: "Layers and heads", maps: "Maps", measures: "Entropy and distance",
   overviewHelp: "Each row is a layer, each square a head. Choose one.",
-  layerHead: "{name}, head {head}", head: "head {head}",
+  layerHead: "{name}, {which}", head: "head {head}", several: "heads {heads}", meanOf: "mean of {count} heads", meanShort: "mean",
+  headsShown: "Heads shown", one: "One head", colours: "Several in colour", oneHelp: "Show one head, or the mean of all",
+  coloursHelp: "Show several heads of a layer together, each in its own hue; choose them above",
+  severalHelp: "A hue for each head. In the heat map a cell has the hue of the head that has most there; lists are means over the heads shown.",
+  scaleOfHeads: "Scale of the small maps", shared: "Shared scale", own: "Each its own", sharedHelp: "One colour is one weight in every small map",
+  ownHelp: "The deepest colour is the largest weight of that head", largestOfHead: "largest of each head",
+  rolloutHelp: "Rollout: how much of each input position reaches each output position through all layers of the stack; each layer passes on half the mean of its heads and half of what came in (Abnar and Zuidema 2020).",
+  queries: "Queries", keys: "Keys", sentence: "Text", tokens: "Tokens", pieces: "Pieces", words: "Words",
+  piecesHelp: "Every token by itself", wordsHelp: "Pieces of a word together: the mean of what they look at, the sum of what they receive",
   view: "Picture", heatmap: "Heat map", lines: "Lines", text: "Text", image: "Image", sound: "Sound", scene: "Scene", gaze: "Gaze", road: "Road", time: "Time", play: "Play", pause: "Pause",
   scale: "Colour", linear: "linear", root: "square root", row: "each row", zoom: "Zoom", larger: "Larger", smaller: "Smaller",
   search: "Find a token", found: "{place} of {count}", none: "not found",
@@ -20,7 +28,7 @@ const EN = {
   arrow: "“{row}” → “{column}”", mean: "mean {value}",
   locked: "locked", receivedBy: "“{column}” receives {value} on average",
   hint: "Point to read a value, click to lock it; arrow keys move the lock.",
-  pictureOf: "{view} of {name}, head {head}: {queries} queries by {keys} keys. Arrow keys move, Escape unlocks.",
+  pictureOf: "{view} of {name}: {queries} queries by {keys} keys. Arrow keys move, Escape unlocks.",
   precision: "Values here are within ±{error} of the model's; the {kept} largest of each row within ±{fine}.",
   within: "Values here are within ±{error} of the model's.",
   sequence: "Sequence", sequenceOf: "{number}: {text}",
@@ -28,7 +36,7 @@ const EN = {
   pooledTiles: "The whole map of {queries} × {keys} is shown pooled: a cell is the mean of about {rows} × {columns} weights. Enlarge it to see each one.",
   stride: "Of every {stride} rows one is kept; the nearest one is shown.",
   entropy: "entropy", distance: "distance", entropyAxis: "Entropy of the weights, nats (higher looks wider)",
-  distanceAxis: "Distance looked, positions", orderAxis: "Layer", measuresOf: "{name}, head {head}: entropy {entropy}", farOf: ", distance {distance}",
+  distanceAxis: "Distance looked, positions", orderAxis: "Layer", measuresOf: "{name}: entropy {entropy}", farOf: ", distance {distance}",
   seconds: "{from}–{to} s", secondsUnit: "s", playSound: "▶ Play", stopSound: "■ Stop",
   metres: "{value} m", speedOf: "{value} m/s", sceneHelp: "Seen from above: x to the right, y down. Colour and line width are the weight.",
   roadHelp: "Seen from above, in the direction of travel. Colour and line width are the weight; dotted lines are 0.8 seconds of movement.",
@@ -45,7 +53,15 @@ const ZH = {
   language: "语言", theme: "外观", auto: "自动", light: "浅色", dark: "深色",
   overview: "层与头", maps: "注意力图", measures: "熵与距离",
   overviewHelp: "每行是一层，每个方块是一个头。请选择一个。",
-  layerHead: "{name}，第 {head} 个头", head: "第 {head} 个头",
+  layerHead: "{name}，{which}", head: "头 {head}", several: "头 {heads}", meanOf: "{count} 个头的平均", meanShort: "平均",
+  headsShown: "显示的头", one: "一个头", colours: "多个头（彩色）", oneHelp: "显示一个头，或所有头的平均",
+  coloursHelp: "同时显示一层的多个头，每个头一种颜色；在上方选择",
+  severalHelp: "每个头一种颜色。热图中每格取权重最大的头的颜色；列表是所选头的平均。",
+  scaleOfHeads: "小图的标度", shared: "共用标度", own: "各自标度", sharedHelp: "在所有小图中，同一颜色表示同一权重",
+  ownHelp: "最深的颜色是该头的最大权重", largestOfHead: "各头的最大值",
+  rolloutHelp: "累积注意力：每个输入位置经过所有层后到达每个输出位置的份额；每层传递一半各头的平均、一半原有内容（Abnar 与 Zuidema 2020）。",
+  queries: "查询", keys: "键", sentence: "文本", tokens: "词元", pieces: "词元", words: "单词",
+  piecesHelp: "每个词元单独显示", wordsHelp: "合并一个单词的各词元：所看的取平均，所得的取和",
   view: "图", heatmap: "热图", lines: "连线", text: "文本", image: "图像", sound: "声音", scene: "场景", gaze: "视线", road: "道路", time: "时间", play: "播放", pause: "暂停",
   scale: "着色", linear: "线性", root: "平方根", row: "逐行", zoom: "缩放", larger: "放大", smaller: "缩小",
   search: "查找词元", found: "第 {place} 个，共 {count} 个", none: "未找到",
@@ -60,7 +76,7 @@ const ZH = {
   arrow: "“{row}” → “{column}”", mean: "平均 {value}",
   locked: "已锁定", receivedBy: "“{column}” 平均得到 {value}",
   hint: "指向即读数，点击可锁定，方向键移动锁定。",
-  pictureOf: "{view}：{name}，第 {head} 个头，{queries} 个查询 × {keys} 个键。方向键移动，Esc 解除锁定。",
+  pictureOf: "{view}：{name}，{queries} 个查询 × {keys} 个键。方向键移动，Esc 解除锁定。",
   precision: "此处数值与模型相差不超过 ±{error}；每行最大的 {kept} 个不超过 ±{fine}。",
   within: "此处数值与模型相差不超过 ±{error}。",
   sequence: "序列", sequenceOf: "{number}：{text}",
@@ -68,7 +84,7 @@ const ZH = {
   pooledTiles: "{queries} × {keys} 的整图以汇聚方式显示：每格是约 {rows} × {columns} 个权重的平均。放大可看到每一个。",
   stride: "每 {stride} 行保留一行；显示最近的一行。",
   entropy: "熵", distance: "距离", entropyAxis: "权重的熵（奈特，越高看得越广）",
-  distanceAxis: "注视距离（位置数）", orderAxis: "层", measuresOf: "{name}，第 {head} 个头：熵 {entropy}", farOf: "，距离 {distance}",
+  distanceAxis: "注视距离（位置数）", orderAxis: "层", measuresOf: "{name}：熵 {entropy}", farOf: "，距离 {distance}",
   seconds: "{from}–{to} 秒", secondsUnit: "秒", playSound: "▶ 播放", stopSound: "■ 停止",
   metres: "{value} 米", speedOf: "{value} 米/秒", sceneHelp: "俯视图：x 向右，y 向下。颜色与线宽表示权重。",
   roadHelp: "俯视图，行驶方向向右。颜色与线宽表示权重；虚线是 0.8 秒内的移动。",
@@ -83,9 +99,14 @@ const ZH = {
 
 const WORDS = { en: EN, zh: ZH };
 
+// Words for layers; others of a module path are shown as they are.
+const LAYERS = { zh: { encoder: "编码器", decoder: "解码器", layer: "层", self: "自注意力", cross: "交叉注意力", rollout: "累积注意力" } };
+
 // A function that says things in a language.
 export function speaker(language) {
   const words = WORDS[language] ?? EN;
   const filled = (text, values) => text.replace(/\{(\w+)\}/g, (_, key) => String(values[key] ?? ""));
-  return (name, values = {}) => filled(words[name] ?? EN[name] ?? name, values);
+  const say = (name, values = {}) => filled(words[name] ?? EN[name] ?? name, values);
+  say.layer = (parts) => parts.map((part) => LAYERS[language]?.[part] ?? part).join(" ");
+  return say;
 }

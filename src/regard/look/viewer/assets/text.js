@@ -1,6 +1,6 @@
 // Tokens in their running order, tinted by the weight they receive, or by what the chosen token looks at.
 
-import { inkOf, tint } from "./colors.js";
+import { headColor, inkOf, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth } from "./format.js";
 
 const SIZE = 15;
@@ -67,20 +67,32 @@ function draw(painter, box, parts, model, look) {
   const chosen = look.active === null ? null : model.weights(look.active);
   const tints = chosen ?? model.received;
   const most = chosen ? look.rowHighest : model.mostReceived;
+  const each = model.parts ? (chosen ? model.partsOf(look.active) : model.parts.map((part) => part.received)) : null;
   for (const { side, top, boxes } of parts) {
     const words = chosen ? look.say("tinted", { row: short(labelOf(model.rows, look.active)) }) : look.say("received");
     painter.text(side === "row" ? look.say("asks") : words, 2, top - 18, { size: 12, color: colors.quiet });
     boxes.forEach(({ x, y, wide, word }, n) => {
       if (y > box.y + box.height || y + HIGH < box.y) return;
       const value = side === "row" ? 0 : tints[n];
-      painter.rect(x, y, wide, HIGH, { fill: tint(value, most, look.scale, look.theme), radius: 5 });
+      const plain = tint(each ? 0 : value, most, look.scale, look.theme);
+      painter.rect(x, y, wide, HIGH, { fill: plain, radius: 5 });
+      if (each && side !== "row") striped(painter, x, y, wide, model.parts, each, n, most, look);
       const asks = side !== "column" && n === look.active;
       const found = (side === "column" && n === look.locked?.column) || matched(side, n, look);
       const edge = { stroke: found ? colors.accent : colors.mark, line: found || n === look.locked?.row ? 2 : 1.25, radius: 5 };
       if (asks || found) painter.rect(x, y, wide, HIGH, edge);
-      painter.text(word, x + 6, y + HIGH / 2 + 0.5, { size: SIZE, color: inkOf(value, most, look.scale, look.theme), weight: 400 });
+      painter.text(word, x + 6, y + HIGH / 2 + 0.5, { size: SIZE, color: each ? colors.text : inkOf(value, most, look.scale, look.theme), weight: 400 });
     });
   }
+}
+
+// A stripe for each head, the stronger the more it gives.
+function striped(painter, x, y, wide, parts, each, n, most, look) {
+  const step = wide / parts.length;
+  parts.forEach(({ hue }, place) => {
+    const share = stretch(each[place][n], most, look.scale);
+    painter.rect(x + step * place, y, step, HIGH, { fill: headColor(hue, look.theme), opacity: 0.55 * share });
+  });
 }
 
 function matched(side, n, { matches }) {

@@ -1,6 +1,6 @@
 // One token: what it looks at, or what looks at it, as a list of bars with their weights.
 
-import { mostOf, stretch, tint } from "./colors.js";
+import { headColor, mostOf, stretch, tint } from "./colors.js";
 import { choice, el, replaced } from "./dom.js";
 import { labelOf, short, visible, weight } from "./format.js";
 import { ranked } from "./source.js";
@@ -33,7 +33,7 @@ export class TokenList {
     replaced(this.element,
       el("div", { class: "line" },
         el("h3", { text: `“${short(name, 32)}”`, title: visible(name) }),
-        el("span", { class: "quiet", text: say("position", { place: place + 1 }) })),
+        el("span", { class: "quiet", text: say("position", { place }) })),
       whole
         ? choice(say("direction"), options, direction, choose, `direction-${stage.index}`)
         : el("span", { class: "quiet", text: say("looksAt") }),
@@ -49,7 +49,7 @@ export class TokenList {
     const row = { indices: null, values: model.received, rest: 0, error: 0.00004 };
     replaced(this.element,
       el("h3", { text: say("most") }), el("span", { class: "quiet", text: say("mostHelp") }),
-      this.bars(row, model.columns, model.record.keys, target));
+      this.bars(row, model.columns, model.record.keys, target, model.parts?.map((part) => part.received)));
   }
 
   list(direction, place) {
@@ -57,10 +57,12 @@ export class TokenList {
     const looks = direction === "looksAt";
     const row = looks ? model.rowOf(place) : columnOf(model, place);
     const target = (index) => (looks ? { row: place, column: index } : { row: index, column: place });
-    return this.bars(row, looks ? model.columns : model.rows, looks ? model.record.keys : model.record.queries, target);
+    const each = !model.parts ? null : looks ? model.partsOf(place) : model.parts.map((part) => columnOf(part, place).values);
+    return this.bars(row, looks ? model.columns : model.rows, looks ? model.record.keys : model.record.queries, target, each);
   }
 
-  bars(row, labels, total, target) {
+  // `each` has, for several heads, what each of them gives: its part of a bar has its hue.
+  bars(row, labels, total, target, each = null) {
     const { stage } = this;
     const list = el("ol", { class: "bars" });
     if (!row) return list;
@@ -68,8 +70,14 @@ export class TokenList {
     const shown = pairs.slice(0, SHOWN);
     const most = mostOf(shown.map(({ value }) => value)) || 1;
     for (const { index, value } of shown) {
-      const bar = el("span", { class: "bar" });
+      const bar = el("span", { class: each ? "bar parts" : "bar" });
       bar.style.width = `${100 * stretch(value, most, "linear")}%`;
+      each?.forEach((values, n) => {
+        const part = el("span");
+        part.style.flexGrow = String(Math.abs(values[index]));
+        part.style.background = headColor(stage.model.parts[n].hue, stage.state.get("shown"));
+        bar.append(part);
+      });
       const strange = Number.isFinite(value) ? (value < 0 ? -0.7 : null) : NaN; // full in its own hue, however faint
       if (strange !== null) bar.style.background = tint(strange, 1, "linear", stage.state.get("shown"));
       const name = labelOf(labels, index);

@@ -22,7 +22,7 @@ export class Viewer {
     const chosen = header ? (remembered("theme") ?? theme) : theme;
     this.state = new State({
       language: (header && remembered("language")) || language, theme: chosen, shown: this.shown(chosen),
-      sequence: 0, record: 0, head: 0, view: null, scale: null, cells: false, zoom: 1, hover: null, locked: null, query: "", match: 0,
+      sequence: 0, record: 0, head: 0, several: false, heads: [], shared: true, words: false, view: null, scale: null, cells: false, zoom: 1, hover: null, locked: null, query: "", match: 0,
     });
     this.title = title ?? sources.map((source) => source.about.title).join(" · ");
     this.stages = sources.map((source, index) => new Stage(this, source, index));
@@ -49,7 +49,9 @@ export class Viewer {
       this.tools();
       this.stages.forEach((stage) => stage.turn());
     }
-    if (changed.has("record") || changed.has("head")) {
+    if (changed.has("words")) this.state.set({ hover: null, locked: null }); // other words stand there
+    if (["shared", "several"].some((name) => changed.has(name))) this.stages.forEach((stage) => stage.overview.render());
+    if (["record", "head", "several", "heads", "words"].some((name) => changed.has(name))) {
       this.stages.forEach((stage) => {
         stage.overview.mark();
         stage.load();
@@ -119,6 +121,7 @@ export class Viewer {
       choice(say("view"), views, current.name, (view) => state.set({ view }), "view"),
       el("label", { class: "scale" }, el("span", { class: "quiet", text: say("scale") }), this.select("scale", scales, this.stages[0].scale)),
       current.veils ? this.veils() : "",
+      this.stages.some((stage) => stage.hasWords) || state.get("words") ? this.pieces() : "",
       current.zooms ? this.zooms() : "",
       el("div", { class: "find" }, this.field, this.count));
     this.counted();
@@ -132,6 +135,13 @@ export class Viewer {
       const shown = text ? this.say("sequenceOf", { number, text: short(text, 44) }) : String(number);
       return { value, text: shown };
     });
+  }
+
+  // Whether pieces of words stand one by one.
+  pieces() {
+    const kinds = ["pieces", "words"].map((value) => ({ value, text: this.say(value), title: this.say(`${value}Help`) }));
+    const current = kinds[Number(this.state.get("words"))].value;
+    return choice(this.say("tokens"), kinds, current, (kind) => this.state.set({ words: kind === "words" }), "words");
   }
 
   // Whether a map over a picture is interpolated.

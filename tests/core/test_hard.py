@@ -343,6 +343,21 @@ def test_expected_for_all_is_soft_attention(estimator: str, temperature: float) 
     assert_close(*gradients)
 
 
+def test_a_share_that_changes_between_calls() -> None:
+    share = torch.ones(())
+    hard = regard.Hard("reinforce", expected=share)
+    scores = SCORES_GIVEN.expand(1, 7, 5)
+    assert (draw(scores, normalize=hard, generator=seeded()).log_prob == 0).all()
+    share.fill_(0.0)
+    assert (draw(scores, normalize=hard, generator=seeded()).log_prob < 0).all()
+
+
+@pytest.mark.parametrize("expected", [torch.zeros(3), torch.tensor(1)])
+def test_a_share_is_one_float(expected: Tensor) -> None:
+    with pytest.raises(TypeError, match="expected of Hard must be a bool tensor, a number or a float tensor"):
+        regard.Hard("reinforce", expected=expected)
+
+
 def test_a_share_of_the_queries_reads_the_expected_value() -> None:
     """The share of 20,000 queries is within five standard deviations of 0.3."""
     hard = regard.Hard("reinforce", expected=0.3)

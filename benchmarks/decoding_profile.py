@@ -1,13 +1,10 @@
-"""Beam search of a Transformer-base against HF `generate` and CTranslate2: the same weights, one process, in turns.
+"""Where the time of one beam search of a Transformer-base goes. `regard bench decoding` has the comparison.
 
-    python benchmarks/decoding.py --device cpu           beam 4, 16 sentences × 24 tokens, vocabulary 8,000
-    python benchmarks/decoding.py --device cuda          beam 4, 128 sentences × 48 tokens, vocabulary 32,000, bfloat16
-    python benchmarks/decoding.py --profile              where the time of one search goes, ours alone
-    python benchmarks/decoding.py --tiny                 a check that everything runs
+    python benchmarks/decoding_profile.py --device cpu           beam 4, 16 sentences × 24 tokens, vocabulary 8,000
+    python benchmarks/decoding_profile.py --device cuda          beam 4, 128 sentences × 48 tokens, vocabulary 32,000
+    python benchmarks/decoding_profile.py --tiny                 a check that everything runs
 
-The table is that of `regard bench decoding`. Weights are random, so every side is made to write so many tokens and no
-fewer; peers that are not installed are named. `--profile` prints operations, or on CUDA kernels, by the time they take
-themselves.
+Prints operations, or on CUDA kernels, by their own time. Weights are random.
 """
 
 import sys
@@ -51,16 +48,11 @@ def profiled(setting: bench.Setting, device: str, precision: str, rows: int) -> 
 def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
     tiny: Annotated[bool, typer.Option("--tiny", help="Sizes too small to mean anything.")] = False,
-    profile_only: Annotated[bool, typer.Option("--profile", help="Where the time goes.")] = False,
     precision: Annotated[str, typer.Option(help="Of the profile on the CPU: float32 or int8.")] = "float32",
     rows: Annotated[int, typer.Option(help="Lines of the profile.")] = 25,
 ) -> None:
-    """Print the table, or the profile."""
-    setting = bench.TINY if tiny else bench.SETTINGS[device]
-    if profile_only:
-        profiled(setting, device, precision, rows)
-    else:
-        bench.show(bench.run(setting, device=device, quick=tiny, say=bench.say))
+    """Print the profile."""
+    profiled(bench.TINY if tiny else bench.SETTINGS[device], device, precision, rows)
 
 
 if __name__ == "__main__":

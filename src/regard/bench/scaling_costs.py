@@ -1,0 +1,176 @@
+"""The cost model of `regard bench scaling`: time, memory and bytes sent of a training step on N devices.
+
+Symbols: P parameters, of which P_l are in the layers; N devices; b tokens of a batch in sequences of n; d the size; L
+layers. A parameter has 4 bytes, and so have its gradient and the two moments of AdamW: 16 bytes of state.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+FLOAT = 4.0  # bytes of a parameter, of its gradient, and of each of its two moments
+WAYS = ("plain", "ddp", "fsdp2", "context")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A causal language model: L Transformer layers of size d between an embedding and an output of v words.
+
+    >>> Model(size=8, layers=2, vocabulary=10).parameters  # 2 (12·8² + 13·8) + 2·10·8 + 2·8
+    1920
+    """
+
+    size: int
+    layers: int
+    vocabulary: int
+    name: str = ""
+
+    @property
+    def layer_parameters(self) -> int:
+        """P_l = L (12 d² + 13 d): attention 4 d² + 4 d, feed-forward 8 d² + 5 d, two normalisations 4 d."""
+        return self.layers * (12 * self.size**2 + 13 * self.size)
+
+    @property
+    def parameters(self) -> int:
+        """P: the layers, the embedding and the output (v d each), and the last normalisation (2 d)."""
+        return self.layer_parameters + 2 * self.vocabulary * self.size + 2 * self.size
+
+    def flops(self, length: int) -> float:
+        """Floating-point operations of a token, forward and backward: 6 of each weight, 6 L n d of causal attention."""
+        weights = 12 * self.layers * self.size**2 + self.vocabulary * self.size
+        return 6.0 * weights + 6.0 * self.layers * length * self.size
+
+
+@dataclass(frozen=True)
+class Work:
+    """One training step: b tokens on all devices together, in sequences of n."""
+
+    model: Model
+    tokens: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between processes: bytes per second that one sends, and seconds until a message arrives."""
+
+    bandwidth: float
+    latency: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a training step costs on one device, and how devices are connected.
+
+    A step of b tokens takes `per_layer` · L + `per_parameter` · P + b · flops / `flops` seconds; `added` says how much
+    more each layer takes in a process group of one, by way. `cores` is the number of processes that can compute at once
+    where the devices are CPU processes of one machine. Where communication `overlaps`, it runs beside the backward pass
+    (DDP) or beside both passes (FSDP2).
+    """
+
+    name: str
+    flops: float
+    per_layer: float
+    per_parameter: float
+    near: Link  # within a node
+    far: Link  # between nodes, for each device
+    node: int = 8  # devices of a node
+    memory: float = math.inf  # bytes of a device
+    activation: float = 40.0  # bytes for each token, layer and unit of the size that are stored for the backward pass
+    output: float = 12.0  # bytes for each token and word of the vocabulary
+    width: int = 4  # bytes of a key or value that is sent
+    cores: float = math.inf
+    overlaps: bool = True
+    added: Mapping[str, float] = field(default_factory=dict)
+    scatters: bool = True  # False: a reduce-scatter is an all-reduce of which a part is used, as in gloo
+    copies: int = 2  # of a group of parameters that stand in memory while it is gathered or reduced
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step costs one device, and how many tokens all devices process a second."""
+
+    seconds: float
+    tokens_per_second: float
+    sent: float  # bytes that a device sends in a step, on average over the devices
+    states: float  # bytes of parameters, gradients and moments
+    memory: float  # bytes of the same, the activations and what is gathered for a time
+
+
+def reduced(size: float, devices: int) -> float:
+    """Bytes that each device sends in an all-reduce of `size` bytes: 2 (N − 1) / N of them.
+
+    >>> reduced(100.0, 4)
+    150.0
+    """
+    return 2 * (devices - 1) / devices * size
+
+
+def exchanged(machine: Machine, size: float, devices: int, *, passes: int = 2) -> float:
+    """Seconds of an all-reduce (2 passes), or of an all-gather or reduce-scatter (1), of `size` bytes.
+
+    Within a node each device sends (m − 1) / m of the bytes, m devices a node; between M nodes each device sends
+    (M − 1) / M of its m-th part. Messages take 2 log₂ N steps of latency, as in trees.
+    """
+    inner = min(devices, machine.node)
+    outer = math.ceil(devices / machine.node)
+    near = (inner - 1) / inner * size / machine.near.bandwidth + math.log2(inner) * machine.near.latency
+    far = (outer - 1) / outer * size / inner / machine.far.bandwidth + math.log2(outer) * machine.far.latency
+    return passes * (near + far)
+
+
+def ring(work: Work, machine: Machine, devices: int) -> float:
+    """Bytes that a device sends for causal attention in a balanced ring, on average, forward and backward.
+
+    Of m = n / N positions with u bytes of keys and values each, 3/4 (N − 1) m u forward and 3/2 (N − 1) m u backward,
+    in each layer (docs/parallel.md).
+    """
+    positions = work.tokens / devices
+    unit = 2 * work.model.size * machine.width
+    return work.model.layers * 2.25 * (devices - 1) * positions * unit
+
+
+def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
+    """The cost of a step on N devices."""
+    model = work.model
+    mine = work.tokens / devices
+    whole, layers = FLOAT * model.parameters, FLOAT * model.layer_parameters
+    share = devices if way == "fsdp2" else 1
+    slower = max(1.0, devices / machine.cores)  # processes that take turns on the cores
+    passes = mine * model.flops(work.length) / machine.flops
+    # The ring computes 2 N + 1 blocks of each layer: three where there is one process.
+    added = machine.added.get(way, 0.0) * ((2 * devices + 1) / 3 if way == "context" else 1.0)
+    per_layer = machine.per_layer + added
+    compute = slower * (per_layer * model.layers + machine.per_parameter * model.parameters / share + passes)
+    sent, seconds, hidden = 0.0, 0.0, 0.0
+    if way == "ddp":
+        sent, seconds = reduced(whole, devices), exchanged(machine, whole, devices)
+        hidden = 2 / 3 * passes  # the backward pass
+    elif way == "fsdp2":
+        # Layers are gathered for each pass, the rest once; gradients are reduced once.
+        gathered = (devices - 1) / devices * (whole + layers)
+        scattered = reduced(whole, devices) / (2 if machine.scatters else 1)
+        sent = gathered + scattered
+        seconds = exchanged(machine, whole + layers, devices, passes=1)
+        seconds += exchanged(machine, whole, devices, passes=1 if machine.scatters else 2)
+        hidden = passes
+    elif way == "context":
+        keys = ring(work, machine, devices)
+        sent = keys + reduced(whole, devices)
+        link = machine.near if devices <= machine.node else machine.far
+        # A layer sends 3 (N − 1) messages, and its call begins with a comparison on all processes.
+        moved = keys / link.bandwidth + model.layers * (3 * (devices - 1) + 2) * link.latency
+        seconds = max(0.0, moved - (passes if machine.overlaps else 0.0)) + exchanged(machine, whole, devices)
+    if devices == 1:
+        sent = seconds = 0.0
+    exposed = max(0.0, seconds - hidden) if machine.overlaps else seconds
+    time = compute + exposed
+    states = 4 * whole / share
+    memory = states + mine * (machine.activation * model.layers * model.size + machine.output * model.vocabulary)
+    if way == "fsdp2" and devices > 1:
+        # What is in no layer is gathered for the whole step with its gradient; of the layers, two at a time.
+        rest, layer = whole - layers, layers / model.layers
+        memory += 2 * rest + 2 * layer + machine.copies * max(rest, layer)
+    if way == "context" and devices > 1:  # parts of two other processes
+        memory += 2 * mine * 2 * model.size * machine.width
+    return Cost(time, work.tokens / time, sent, states, memory)

@@ -1,0 +1,30 @@
+"""Data files opened plain or gzipped, and the error of a fault in one."""
+
+import gzip
+import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class DataError(ValueError):
+    """Something in a user's file is not as it should be; the message begins with the file and the line."""
+
+
+@contextmanager
+def opened(path: Path, place: Any = None) -> Generator[Any, None, None]:
+    """The file as bytes; gzip is recognised by its first two bytes, not by the name.
+
+    What cannot be read is a `DataError`; `place()` is what it names, such as the file and a line, if the gzip file is
+    damaged.
+    """
+    try:
+        with path.open("rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if packed else path.open("rb") as stream:
+            yield stream
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path if place is None else place()}: the gzip file is damaged: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error

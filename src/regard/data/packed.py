@@ -1,0 +1,136 @@
+"""Many small items in few arrays: for a hundred thousand texts, a Python object each takes ten times the memory."""
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Item = TypeVar("Item")
+_ERRORS = "surrogatepass"  # file names may have surrogates for bytes that are no UTF-8, and JSON may have any
+
+
+class Lazy(Sequence[Item], Generic[Item]):
+    """`count` items, each made by `make(place)` whenever it is asked for; a slice is a list.
+
+    >>> squares = Lazy(4, lambda place: place * place)
+    >>> squares[-1], squares[1:3], list(squares)
+    (9, [1, 4], [0, 1, 4, 9])
+    """
+
+    def __init__(self, count: int, make: Callable[[int], Item]) -> None:
+        self._count, self._make = count, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self._make(one) for one in range(*place.indices(self._count))]
+        if not -self._count <= place < self._count:
+            raise IndexError(f"item {place} of {self._count}")
+        return self._make(int(place) % self._count)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or len(other) != self._count:
+            return False
+        return all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+
+class Texts(Sequence[str]):
+    """Texts in one buffer of UTF-8, which only grows.
+
+    >>> texts = Texts(["a cat", "一只猫"])
+    >>> texts[1], len(texts)
+    ('一只猫', 2)
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._content, self._ends = bytearray(), array("q")
+        for text in texts:
+            self.append(text)
+
+    def append(self, text: str) -> None:
+        """Adds a text at the end."""
+        self._content += text.encode("utf-8", _ERRORS)
+        self._ends.append(len(self._content))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        end = self._ends[place]
+        place %= len(self)
+        begin = self._ends[place - 1] if place else 0
+        return self._content[begin:end].decode("utf-8", _ERRORS)
+
+
+class Numbers(Sequence[list[int]]):
+    """Lists of numbers below 2³¹ in one array, which only grows.
+
+    >>> numbers = Numbers([[3, 1], [], [4]])
+    >>> numbers[0], numbers[-1], numbers.lengths.tolist()
+    ([3, 1], [4], [2, 0, 1])
+    """
+
+    def __init__(self, lists: Iterable[Iterable[int]] = ()) -> None:
+        self._content, self._ends = array("i"), array("q")
+        for one in lists:
+            self.append(one)
+
+    def append(self, numbers: Iterable[int]) -> None:
+        """Adds a list at the end."""
+        self._content.extend(numbers)
+        self._ends.append(len(self._content))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        end = self._ends[place]
+        place %= len(self)
+        return self._content[self._ends[place - 1] if place else 0 : end].tolist()
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many numbers each list has."""
+        return np.diff(np.array(self._ends, np.int64), prepend=0)
+
+
+class Distinct:
+    """Numbers texts by their first occurrence; of a text only a digest of 16 bytes is remembered.
+
+    >>> names = Distinct()
+    >>> for name in ("b", "a", "b", "b"):
+    ...     names.append(name)
+    >>> first, number = names.numbered()
+    >>> first.tolist(), number.tolist()
+    ([0, 1], [0, 1, 0, 0])
+    """
+
+    def __init__(self) -> None:
+        self._digests = bytearray()
+
+    def append(self, text: str) -> None:
+        """One more text."""
+        self._digests += blake2b(text.encode("utf-8", _ERRORS), digest_size=16).digest()
+
+    def numbered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where each different text stands first, in that order, and for each text its number among them."""
+        _, first, number = np.unique(self.digests, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        return first[order], rank[number.reshape(-1)]
+
+    @property
+    def digests(self) -> NDArray[Any]:
+        """The digests, which can be sorted and searched."""
+        # NumPy drops zero bytes at the end of such texts, alike in both sides of a comparison: all have 16 bytes.
+        return np.frombuffer(bytes(self._digests), "S16")

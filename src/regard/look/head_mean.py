@@ -1,0 +1,78 @@
+"""The mean over the heads of a record, as one head more."""
+
+import torch
+from torch import Tensor
+
+from regard.look.attention_records import Record, Source
+
+
+class WithMean:
+    """The weights of a source, and as a last head the mean of all its heads."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        batch, self._heads, queries, keys = source.shape
+        self._shape = (batch, self._heads + 1, queries, keys)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._shape
+
+    def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
+        if heads.stop <= self._heads:
+            return self._source.rows(batch, heads, rows)
+        weights = self._source.rows(batch, range(self._heads), rows)
+        return torch.cat([weights[heads.start :], weights.mean(0, keepdim=True)])
+
+    def holds(self) -> list[Tensor]:
+        return self._source.holds()
+
+    # Summaries that a file brings. The entropy of a mean is not the mean of entropies: it cannot be told.
+
+    def received(self, batch: int) -> Tensor | None:
+        known = self._summary("received", batch)
+        return None if known is None else torch.cat([known, known.mean(0, keepdim=True)])
+
+    def entropy(self, batch: int) -> Tensor | None:
+        known = self._summary("entropy", batch)
+        return None if known is None else torch.cat([known, torch.full_like(known[:1], torch.nan)])
+
+    def overview(self, batch: int, head: int) -> Tensor | None:
+        if head < self._heads:
+            return self._summary("overview", batch, head)
+        known = [self._summary("overview", batch, each) for each in range(self._heads)]
+        maps = [one for one in known if one is not None]
+        return torch.stack(maps).mean(0) if maps else None
+
+    @property
+    def rest(self) -> Tensor | None:
+        """What the weights that a file did not keep come to, (b, heads, rows); None where it kept all."""
+        known = getattr(self._source, "rest", None)
+        return None if known is None else torch.cat([known, known.mean(1, keepdim=True)], 1)
+
+    def _summary(self, what: str, *place: int) -> Tensor | None:
+        known = getattr(self._source, what, None)
+        return None if known is None else known(*place)
+
+
+def with_mean(record: Record) -> Record:
+    """The record with the mean over its heads as a last one; a record of one head as it is.
+
+    >>> from regard.look.attention_records import Given
+    >>> two = Record("layer", "given", Given(torch.tensor([[[[1.0, 0.0]], [[0.5, 0.5]]]])))
+    >>> with_mean(two).weights(head=2)
+    tensor([[0.7500, 0.2500]])
+    """
+    if record.heads == 1:
+        return record
+    axes = [record.labels(batch=item) for item in range(record.batch)]
+    return Record(
+        record.name,
+        record.kind,
+        WithMean(record.source),
+        call=record.call,
+        scale=record.scale,
+        note=record.note,
+        row_labels=[each.rows for each in axes],
+        column_labels=[each.columns for each in axes],
+    )

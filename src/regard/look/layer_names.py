@@ -1,0 +1,99 @@
+"""Names of layers as people say them: `encoder.block.0.layer.0.SelfAttention` is "encoder 0".
+
+A name is read from the module path: the side (encoder, decoder), the number of the layer, and what it attends (self,
+cross) where the same layer does both. Numbers count from 0, as in the path. Where two paths would get one name, all of
+them say more: the numbers of inner blocks, then the parts in which the paths differ.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+Words = tuple[str, ...]
+
+_PART = re.compile(r"[A-Za-z_]\w*|\d+")
+_CROSS = re.compile(r"cross|enc_?dec|encoder_?att|attn2|memory_att", re.IGNORECASE)
+_BESIDE = "multihead_attn"  # of nn.TransformerDecoderLayer: cross-attention, where self-attention stands beside it
+_SELF = re.compile(r"self|attn1", re.IGNORECASE)
+_SIDES = ("encoder", "decoder")
+
+
+class _Path(NamedTuple):
+    """What a module path says about its layer."""
+
+    sides: Words
+    numbers: Words
+    role: str | None
+    others: Words  # parts that say neither, before and after the first number
+
+
+def layer_names(names: Sequence[str]) -> list[Words | None]:
+    """The words of each name; None for a name that is no path of a numbered layer, which is shown as it is.
+
+    >>> layer_names(["encoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.0.SelfAttention",
+    ...              "decoder.block.0.layer.1.EncDecAttention"])
+    [('encoder', '0'), ('decoder', '0', 'self'), ('decoder', '0', 'cross')]
+    >>> layer_names(["transformer.h.0.attn", "transformer.h.1.attn", "Tom chases Jerry"])
+    [('layer', '0'), ('layer', '1'), None]
+    """
+    paths = {name: path for name in names if (path := _path(name)) is not None}
+    paths = {name: path._replace(role="cross") if _is_beside(name, paths) else path for name, path in paths.items()}
+    if not paths:
+        return [None] * len(names)
+    crossed = {path.sides for path in paths.values() if path.role == "cross"}
+    varying = _varying(list(paths.values()))
+    ways: tuple[Callable[[_Path], Words], ...] = (
+        lambda path: _said(path, crossed, path.numbers[:1]),
+        lambda path: _said(path, crossed, path.numbers),
+        lambda path: (*_plain(path, varying), *_said(path, crossed, path.numbers[:1])),
+        lambda path: (*_plain(path, varying), *_said(path, crossed, path.numbers)),
+    )
+    for way in ways:
+        found = {name: way(path) for name, path in paths.items()}
+        if len(set(found.values())) == len(found):
+            return [found.get(name) for name in names]
+    return [None] * len(names)
+
+
+def stack_of(name: str) -> str | None:
+    """The path with the number of the layer left open: one for all layers of a stack; None for other names.
+
+    >>> stack_of("encoder.layer.11.attention.self")
+    'encoder.layer.*.attention.self'
+    """
+    return None if _path(name) is None else re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name, count=1)
+
+
+def _path(name: str) -> _Path | None:
+    parts = name.split(".")
+    numbers = tuple(part for part in parts if part.isdecimal())
+    if not numbers or not all(_PART.fullmatch(part) for part in parts):
+        return None
+    words = [part for part in parts if not part.isdecimal()]
+    cross = any(_CROSS.search(part) for part in words)
+    role = "cross" if cross else "self" if any(_SELF.search(part) for part in words) else None
+    sides = tuple(part for part in words if part in _SIDES)[-1:]
+    named = [part for part in words if part not in _SIDES and not _CROSS.search(part) and not _SELF.search(part)]
+    return _Path(sides, numbers, role, tuple(named))
+
+
+def _is_beside(name: str, paths: Mapping[str, _Path]) -> bool:
+    layer, _, last = name.rpartition(".")
+    return last == _BESIDE and any(
+        path.role == "self" and other.rpartition(".")[0] == layer for other, path in paths.items()
+    )
+
+
+def _said(path: _Path, crossed: set[Words], numbers: Words) -> Words:
+    role = (path.role or "self",) if path.sides in crossed else ()
+    return (*(path.sides or ("layer",)), ".".join(numbers), *role)
+
+
+def _varying(paths: Sequence[_Path]) -> set[str]:
+    """The parts that some of the paths have and others do not."""
+    each = [set(path.others) for path in paths]
+    return set.union(*each) - set.intersection(*each)
+
+
+def _plain(path: _Path, varying: set[str]) -> Words:
+    return tuple(dict.fromkeys(part.replace("_", " ") for part in path.others if part in varying))

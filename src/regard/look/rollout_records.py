@@ -1,0 +1,108 @@
+"""The rollout of each stack of layers as a record, computed when its weights are asked for."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.look.attention_records import Record
+from regard.look.layer_names import layer_names, stack_of
+from regard.look.rollout import rollout
+
+KIND = "rollout"
+LONGEST = 512  # positions
+_WEIGHTS = 2**27  # of all heads and layers, which are computed for one rollout
+
+
+class Rolled:
+    """The rollout of some layers, (b, 1, n, n). Positions that are padding have no weight."""
+
+    def __init__(self, layers: Sequence[Record]) -> None:
+        self._layers = list(layers)
+        self._last: tuple[int, Tensor] | None = None  # the sequence computed last, and its map
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        first = self._layers[0]
+        return first.batch, 1, first.queries, first.keys
+
+    def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
+        if self._last is None or self._last[0] != batch:
+            self._last = batch, self._whole(batch)
+        return self._last[1][rows][None]
+
+    def _whole(self, batch: int) -> Tensor:
+        found = rollout(self._layers, batch=batch)
+        first = self._layers[0]
+        if found.shape == (first.queries, first.keys):
+            return found
+        rows, columns = (
+            torch.arange(length) if labels is None or labels.shown is None else torch.tensor(labels.shown)
+            for labels, length in zip(first.labels(batch=batch), (first.queries, first.keys), strict=True)
+        )
+        total = torch.zeros(first.queries, first.keys)
+        total[rows[:, None], columns] = found
+        return total
+
+    def holds(self) -> list[Tensor]:
+        return []
+
+
+def with_rollouts(records: Sequence[Record]) -> list[Record]:
+    """The records, then the rollout of each stack of at least two layers of square self-attention.
+
+    >>> from regard.look.attention_records import Given
+    >>> swap = torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])
+    >>> records = with_rollouts([Record(f"layers.{n}.attention", "given", Given(swap)) for n in range(2)])
+    >>> records[2].name, records[2].weights(head=0)
+    ('rollout', tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000]]))
+    """
+    stacks: dict[str, list[Record]] = {}
+    words: dict[str, tuple[str, ...]] = {}
+    for record, said in zip(records, layer_names([record.name for record in records]), strict=True):
+        stack = stack_of(record.name)
+        if stack is not None and said is not None and said[-1] != "cross":
+            stacks.setdefault(stack, []).append(record)
+            words[stack] = tuple(word for word in said if not word[0].isdecimal())
+    rolled = {stack: layers for stack, layers in stacks.items() if _can(layers)}
+    names = {stack: " ".join((*words[stack], KIND)) if len(rolled) > 1 else KIND for stack in rolled}
+    if len(set(names.values())) < len(names):
+        names = {stack: f"{stack} {KIND}" for stack in rolled}
+    return [*records, *(_record(names[stack], layers) for stack, layers in rolled.items())]
+
+
+def _can(layers: Sequence[Record]) -> bool:
+    shapes = {(layer.batch, layer.queries, layer.keys) for layer in layers}
+    if len(layers) < 2 or len(shapes) > 1 or len({layer.name for layer in layers}) < len(layers):
+        return False
+    [(batch, queries, keys)] = shapes
+    if (
+        not batch
+        or not 1 < queries == keys <= LONGEST
+        or any(getattr(layer.source, "rest", None) is not None for layer in layers)
+    ):
+        return False  # of a large map from a file not every weight is known
+    if any(one != other for layer in layers for one, other in itertools.pairwise(_places(layer))):
+        return False
+    return sum(layer.heads for layer in layers) * queries * keys <= _WEIGHTS
+
+
+def _places(layer: Record) -> list[tuple[tuple[int, ...] | None, ...]]:
+    """The positions of each axis that are no padding, for each sequence: rows and columns must agree in all of them."""
+    axes = [layer.labels(batch=item) for item in range(layer.batch)]
+    rows = tuple(None if each.rows is None else each.rows.shown for each in axes)
+    columns = tuple(None if each.columns is None else each.columns.shown for each in axes)
+    return [rows, columns]
+
+
+def _record(name: str, layers: Sequence[Record]) -> Record:
+    axes = [layers[0].labels(batch=item) for item in range(layers[0].batch)]
+    return Record(
+        name,
+        KIND,
+        Rolled(layers),
+        row_labels=[each.rows for each in axes],
+        column_labels=[each.columns for each in axes],
+    )

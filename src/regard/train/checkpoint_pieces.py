@@ -1,0 +1,98 @@
+"""Tensors in pieces: each of several workers writes its rows of every tensor, and any number of workers reads them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from regard.train.sharded_tensors import local_part
+
+
+def piece_name(kind: str, rank: int, size: int) -> str:
+    """The file with a worker's rows, counted as the Hugging Face hub counts parts, but from 0.
+
+    >>> piece_name("model", 1, 4)
+    'model-00001-of-00004.safetensors'
+    """
+    return f"{kind}-{rank:05d}-of-{size:05d}.safetensors"
+
+
+def pieces_of(folder: Path, kind: str) -> list[Path]:
+    """The files of one kind in a folder, in the order of their workers; none where it is not in pieces."""
+    return sorted(folder.glob(f"{kind}-*-of-*.safetensors"))
+
+
+def my_rows(tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
+    """What a worker writes: its part of sharded tensors, its share of the rows of others.
+
+    Pieces in the order of the workers, joined along the first axis, are the whole tensor. What has no axis, or no rows,
+    is the first worker's.
+
+    >>> my_rows({"a": torch.arange(5), "step": torch.tensor(3.0)}, 1, 2)
+    {'a': tensor([3, 4])}
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if hasattr(tensor, "to_local"):
+            part = local_part(tensor)
+        else:
+            rows = [tensor] if tensor.ndim == 0 else tensor.chunk(size)
+            part = rows[rank] if rank < len(rows) else tensor[:0] if tensor.ndim else None
+        if part is not None and (part.numel() or rank == 0):
+            found[name] = part.detach()
+    return found
+
+
+class JoinedPieces(Mapping[str, Tensor]):
+    """The tensors of several files. One is read, and its pieces joined, each time it is asked for.
+
+    So a worker that takes its part of each needs memory for one whole tensor, not for all of them.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._places: dict[str, list[Path]] = {}
+        self.shared: dict[str, str] = {}
+        for path in paths:
+            try:
+                with safe_open(path, framework="pt") as file:
+                    self.shared = json.loads((file.metadata() or {}).get("shared", "{}"))
+                    for name in file.keys():  # noqa: SIM118
+                        self._places.setdefault(name, []).append(path)
+            except (SafetensorError, OSError, ValueError) as error:
+                raise ValueError(f"{path} cannot be read: {error}") from error
+
+    def __getitem__(self, name: str) -> Tensor:
+        pieces = []
+        for path in self._places[name]:
+            with safe_open(path, framework="pt") as file:
+                pieces.append(file.get_tensor(name))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+class Part(Mapping[str, Tensor]):
+    """The tensors whose names begin with `part/`, without that; each is read when it is asked for.
+
+    >>> dict(Part({"average/w": torch.tensor(2.0), "optimizer/w": torch.tensor(1.0)}, "average"))
+    {'w': tensor(2.)}
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], part: str) -> None:
+        self._tensors, self._prefix = tensors, f"{part}/"
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self._prefix) for name in self._tensors if name.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -1,0 +1,115 @@
+"""A page in a browser, with what a reader does and sees."""
+
+import io
+import shutil
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from time_limits import BROWSER_MILLISECONDS
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+
+
+def softmax(*shape: int) -> torch.Tensor:
+    return (2 * torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + shape[-1]))).softmax(-1)
+
+
+class Tab:
+    """A page that is open, with what a reader does and sees."""
+
+    def __init__(self, page, messages: list[str]) -> None:
+        self.page = page
+        self.messages = messages
+
+    def __getattr__(self, name: str):
+        return getattr(self.page, name)
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).first.inner_text()
+
+    def until(self, selector: str, text: str) -> None:
+        """Wait for a text to be seen."""
+        from playwright.sync_api import expect
+
+        expect(self.page.locator(selector).first).to_have_text(text)
+
+    def places(self, row: int, column: int = 0, stage: int = 0) -> tuple[float, float]:
+        """Where a cell of the picture is on the screen."""
+        self.page.locator(".head .picture").nth(stage).scroll_into_view_if_needed()
+        at = self.page.evaluate(
+            """([row, column, stage]) => {
+              const { picture } = document.getElementById("regard").viewer.stages[stage];
+              const { x, y } = picture.layout.at(row, column);
+              const edge = picture.canvas.getBoundingClientRect();
+              return [edge.left + x - picture.box.x, edge.top + y - picture.box.y];
+            }""",
+            [row, column, stage],
+        )
+        return at[0], at[1]
+
+    def point(self, row: int, column: int = 0, stage: int = 0) -> None:
+        self.page.mouse.move(*self.places(row, column, stage))
+
+    def click(self, row: int, column: int = 0) -> None:
+        self.page.mouse.click(*self.places(row, column))
+
+    def view(self, name: str) -> None:
+        self.page.click(f'[data-choice=view] [data-value="{name}"]')
+        self.page.wait_for_selector(f'.head .picture[data-view="{name}"]')
+
+    def color(self, x: float, y: float) -> tuple[int, ...]:
+        """The colour of a spot of the screen, once what was drawn last is on it."""
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        shot = self.page.screenshot(clip={"x": x, "y": y, "width": 1, "height": 1})
+        return Image.open(io.BytesIO(shot)).convert("RGB").getpixel((0, 0))
+
+    def becomes(self, x: float, y: float, low: int, high: int) -> None:
+        """Waits until the sum of a spot's colours lies between two numbers: the screen follows a click in its time."""
+        for _ in range(BROWSER_MILLISECONDS // 50):
+            if low <= sum(self.color(x, y)) <= high:
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"the colour at {x}, {y} stayed {self.color(x, y)}, expected a sum of {low} to {high}")
+
+    def bars(self, stage: int = 0) -> list[tuple[str, float]]:
+        rows = self.page.locator(".token").nth(stage).locator("li button").all_inner_texts()
+        return [(" ".join(row.split()[:-1]), float(row.split()[-1])) for row in rows]
+
+
+def opened(browser, allowed: tuple[str, ...] = (), **options) -> tuple[object, list[str]]:
+    """A fresh tab, and what is complained about in it or asked of others."""
+    context = browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, "color_scheme": "light", **options})
+    context.set_default_timeout(BROWSER_MILLISECONDS)
+    page, messages = context.new_page(), []
+    local = ("file:", "blob:", "data:", "about:", *allowed)
+    context.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+    context.on("weberror", lambda error: messages.append(str(error.error)))
+    context.on("request", lambda request: request.url.startswith(local) or messages.append(f"request: {request.url}"))
+    page.on("dialog", lambda dialog: (messages.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    return page, messages
+
+
+def saved(tab: Tab, kind: str) -> tuple[str, bytes]:
+    with tab.expect_download() as download:
+        tab.page.click(f'[data-save="{kind}"]')
+    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
+
+
+def texts(tab) -> list[str]:
+    """Every text of the picture, as it is drawn."""
+    return tab.evaluate(
+        """() => {
+          const found = [];
+          const clip = (x, y, wide, high, paint) => paint();
+          const paper = { rect() {}, image() {}, clip, text: (said) => found.push(said) };
+          const { layout, box } = document.getElementById("regard").viewer.stages[0].picture;
+          layout.draw(paper, { ...box, width: 4000, height: 4000 });
+          return found;
+        }"""
+    )
