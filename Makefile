@@ -45,7 +45,8 @@ check: $(VENV)/.ready  ## Lint, formatting and types alone
 	@$(BIN)/pyrefly check
 
 docs: $(VENV)/.docs  ## Build the documentation into site/
-	@$(BIN)/zensical build --clean --strict
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=tools $(BIN)/zensical build --clean --strict
+	@$(BIN)/python tools/site_links.py site
 
 bench: $(VENV)/.ready  ## Time ten typical calls on this machine, then regard beside its peers
 	@$(BIN)/python benchmarks/attention.py
@@ -71,7 +72,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 	@$(CONSTRAINED) --editable . --group dev
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.ready
+$(VENV)/.docs: $(VENV)/.ready pyproject.toml
 	@echo "Installing the documentation tools into $(VENV) ..."
 	@$(CONSTRAINED) --group docs
 	@touch $@

@@ -1,17 +1,33 @@
 """What the documents say is true: their examples run, their links lead somewhere, their output is the real one."""
 
+import contextlib
 import doctest
+import io
 import os
 import re
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
+from typer.testing import CliRunner
+
+from regard.cli import app
+from regard.studio.app import create
+from regard.studio.server import bind, server
+from regard.studio.translation_api import open_run
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+HOW_TO = sorted((ROOT / "docs/how-to").glob("*.md"))
 READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
+
+
+PROGRAMS = [*HOW_TO, *(ROOT / "docs" / name for name in ("index.md", "start.md", "zh/index.md", "zh/start.md"))]
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -37,7 +53,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines()), folder / "demo"
 
 
-@named([document for document in DOCUMENTS if blocks(document, "python")])
+@named([document for document in DOCUMENTS if blocks(document, "python") and document not in PROGRAMS])
 def test_examples_run(document):
     """The blocks of a document run one after another, as a reader would type them."""
     examples = "\n".join(blocks(document, "python"))
@@ -47,6 +63,64 @@ def test_examples_run(document):
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     doctest.DocTestRunner(optionflags=options).run(test, out=complaints.append)
     assert not complaints, "".join(complaints)
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the sentiment task after a few steps: it answers, though not well."""
+    folder = tmp_path_factory.mktemp("reviews") / "run"
+    few = ("steps=4", "validate_every=2", "data.train=60", "data.valid=6", "data.test=6", "model.size=8", "embedding=8")
+    arguments = ["train", "sentiment", "--preset", "tiny", "--out", str(folder)]
+    jaxtyping.config.update("jaxtyping_disable", True)  # the command as its users have it
+    try:
+        done = CliRunner().invoke(app, [*arguments, *(word for setting in few for word in ("--set", setting))])
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture
+def served(reviews: Path) -> Iterator[int]:
+    """The port of a studio with that run."""
+    with bind("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        running = server(create([open_run(reviews)], host="127.0.0.1", port=port))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not running.started:
+            time.sleep(0.02)
+        yield port
+        running.should_exit = True
+        thread.join()
+
+
+@named(PROGRAMS)
+def test_a_page_of_code_runs_and_prints_what_it_shows(document, tmp_path, monkeypatch, request):
+    """Blocks of Python run one after another; a block of text after one is what it prints."""
+    text = document.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    if "runs/reviews" in text:
+        (tmp_path / "runs").mkdir()
+        (tmp_path / "runs/reviews").symlink_to(request.getfixturevalue("reviews"))
+    if "127.0.0.1:7788" in text:
+        text = text.replace("7788", str(request.getfixturevalue("served")))
+    fences = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    names: dict[str, object] = {"__name__": document.stem}
+    checker, options = doctest.OutputChecker(), doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    printed, run = "", 0
+    for language, block in [*fences, ("", "")]:
+        if language == "text" and run:
+            assert checker.check_output(block, printed, options), f"shown:\n{block}\nprinted:\n{printed}"
+            printed = ""
+        elif language == "python":
+            assert not printed, f"printed, and not shown:\n{printed}"
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(compile(block, str(document), "exec"), names)
+            printed, run = output.getvalue(), run + 1
+        else:
+            assert not printed, f"printed, and not shown:\n{printed}"
+    assert run, "a page of code has a block of Python"
 
 
 @named(DOCUMENTS)

@@ -26,12 +26,12 @@ KERNELS = [path for path in MODULES if "triton" in path.relative_to(PACKAGE).par
 
 PUBLIC = [
     *("attention", "explain", "Attended", "Plan", "linear_attention", "PerformerFeatures", "EluFeatures"),
-    *("Dot", "ScaledDot", "Cosine", "Bilinear", "Additive"),
-    *("Softmax", "Sparsemax", "Entmax", "Sigmoid", "Hard", "reinforce", "Reinforced"),
+    *("Score", "Dot", "ScaledDot", "Cosine", "Bilinear", "Additive"),
+    *("Normalizer", "Softmax", "Sparsemax", "Entmax", "Sigmoid", "Hard", "reinforce", "Reinforced"),
     *("Mask", "causal", "window", "padding", "segments", "dense"),
     *("Bias", "alibi", "relative"),
     *("Request", "Top", "full", "rows", "top", "received", "entropy", "logsumexp", "merge"),
-    *("watch", "Trace", "load"),
+    *("watch", "Trace", "Record", "Labels", "load"),
 ]
 FOLDERS = ["nn", "models", "parallel"]
 

@@ -17,11 +17,13 @@ _HOME = {
     "explain": "regard.core.attention",
     "Attended": "regard.core.attention",
     "Plan": "regard.core.attention",
+    "Score": "regard.core.scores",
     "Dot": "regard.core.scores",
     "ScaledDot": "regard.core.scores",
     "Cosine": "regard.core.scores",
     "Bilinear": "regard.core.scores",
     "Additive": "regard.core.scores",
+    "Normalizer": "regard.core.normalizers",
     "Softmax": "regard.core.normalizers",
     "Sparsemax": "regard.core.normalizers",
     "Entmax": "regard.core.normalizers",
@@ -52,6 +54,8 @@ _HOME = {
     "EluFeatures": "regard.core.linear",
     "watch": "regard.look.watch",
     "Trace": "regard.look.trace",
+    "Record": "regard.look.attention_records",
+    "Labels": "regard.look.labels",
     "load": "regard.tasks.loading",
 }
 _FOLDERS = ("nn", "models", "parallel")  # imported when first used, like the names
@@ -84,6 +88,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.core.merging import merge as merge
     from regard.core.normalizers import Entmax as Entmax
     from regard.core.normalizers import Hard as Hard
+    from regard.core.normalizers import Normalizer as Normalizer
     from regard.core.normalizers import Sigmoid as Sigmoid
     from regard.core.normalizers import Softmax as Softmax
     from regard.core.normalizers import Sparsemax as Sparsemax
@@ -100,6 +105,9 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.core.scores import Cosine as Cosine
     from regard.core.scores import Dot as Dot
     from regard.core.scores import ScaledDot as ScaledDot
+    from regard.core.scores import Score as Score
+    from regard.look.attention_records import Record as Record
+    from regard.look.labels import Labels as Labels
     from regard.look.trace import Trace as Trace
     from regard.look.watch import watch as watch
     from regard.tasks.loading import load as load

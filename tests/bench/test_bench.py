@@ -256,7 +256,7 @@ def test_cases_can_be_told_apart_and_chosen(device, quick):
         "overhead",
         "window-training",
     ]
-    with pytest.raises(ValueError, match=r"no case has 'x-ray' in its name; there are overhead, "):
+    with pytest.raises(ValueError, match=r"no case has 'x-ray' in its name; the cases are overhead, "):
         bench.select(known, ["x-ray"])
 
 

@@ -321,6 +321,24 @@ def test_self_attention_is_three_maps_and_a_scaled_product() -> None:
     assert_close(found.weights, torch.tensor(right.weights, dtype=torch.float64).squeeze(1), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "sizes", [{"dim_in": 5, "dim_k": 3, "dim_v": 2}, {"size": 5, "key_size": 3, "value_size": 2}], ids=str
+)
+def test_self_attention_takes_both_names_of_its_sizes(sizes: dict[str, int]) -> None:
+    layer = SelfAttention(**sizes)
+    assert (layer.query.weight.shape, layer.value.weight.shape) == ((3, 5), (2, 5))
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_self_attention_names_the_size_that_is_wrong() -> None:
+    with pytest.raises(ValueError, match="dim_v must be 1 or more, got 0"):
+        SelfAttention(dim_in=5, dim_k=3, dim_v=0)
+    with pytest.raises(ValueError, match="x has size 4, the layer expects dim_in = 5"):
+        SelfAttention(dim_in=5, dim_k=3, dim_v=2)(torch.zeros(1, 2, 4))
+    with pytest.raises(TypeError, match="dim_k was given twice: as dim_k and as key_size"):
+        SelfAttention(5, dim_k=3, dim_v=2, key_size=3)
+
+
 def test_the_future_does_not_reach_the_past() -> None:
     layer, x = SelfAttention(5, 3, 2), torch.randn(2, 7, 5)
     before = layer(x, mask=causal()).output

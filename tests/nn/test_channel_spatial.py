@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 import forked
-from regard.core.requests import full, top
 from regard.nn.channel import ChannelAttention
 from regard.nn.spatial import SpatialAttention
 
@@ -35,7 +35,7 @@ def perceptron(layer: ChannelAttention, pooled: list[float]) -> list[float]:
 def test_channel_gates_are_the_papers(pool):
     layer = ChannelAttention(CHANNELS, 2, pool=pool).double()
     x = image()
-    seen = layer(x, weights=full())
+    output, gates = layer(x), layer.gates(x)
     assert layer.squeeze.out_features == 3
     for b in range(BATCH):
         places = [x[b, c].flatten().tolist() for c in range(CHANNELS)]
@@ -44,8 +44,8 @@ def test_channel_gates_are_the_papers(pool):
             scores = [s + m for s, m in zip(scores, perceptron(layer, [max(place) for place in places]), strict=True)]
         for c in range(CHANNELS):
             gate = torch.tensor(sigmoid(scores[c]), dtype=torch.float64)
-            torch.testing.assert_close(seen.weights[b, c], gate)
-            torch.testing.assert_close(seen.output[b, c], x[b, c] * gate)
+            torch.testing.assert_close(gates[b, c], gate)
+            torch.testing.assert_close(output[b, c], x[b, c] * gate)
 
 
 def test_a_channel_layer_worked_by_hand():
@@ -54,16 +54,15 @@ def test_a_channel_layer_worked_by_hand():
         layer.squeeze.weight.copy_(torch.tensor([[1.0, -1.0]]))
         layer.excite.weight.copy_(torch.tensor([[1.0], [-2.0]]))
     x = torch.tensor([[[1.0, 3.0], [0.0, 1.0]]])  # means 2 and 0.5, maxima 3 and 1: hidden 1.5 and 2, together 3.5
-    seen = layer(x, weights=full())
     gates = torch.tensor([[sigmoid(3.5), sigmoid(-7.0)]])
-    torch.testing.assert_close(seen.weights, gates)
-    torch.testing.assert_close(seen.output, x * gates[..., None])
+    torch.testing.assert_close(layer.gates(x), gates)
+    torch.testing.assert_close(layer(x), x * gates[..., None])
 
 
 def test_spatial_gates_are_the_papers():
     layer = SpatialAttention(3).double()
     x = image()
-    seen = layer(x, weights=full())
+    output, gates = layer(x), layer.gates(x)
     kernel = layer.convolution.weight[0].tolist()
     for b in range(BATCH):
         for i in range(HEIGHT):
@@ -76,8 +75,8 @@ def test_spatial_gates_are_the_papers():
                             column = x[b, :, y, z].tolist()
                             score += kernel[0][u][v] * sum(column) / CHANNELS + kernel[1][u][v] * max(column)
                 gate = torch.tensor(sigmoid(score), dtype=torch.float64)
-                torch.testing.assert_close(seen.weights[b, i, j], gate)
-                torch.testing.assert_close(seen.output[b, :, i, j], x[b, :, i, j] * gate)
+                torch.testing.assert_close(gates[b, i, j], gate)
+                torch.testing.assert_close(output[b, :, i, j], x[b, :, i, j] * gate)
 
 
 LAYERS = {
@@ -90,59 +89,60 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_padded_image_gives_what_the_image_gives(name):
     layer, x = LAYERS[name](), image() - 5  # all below 0: a zero in the padding would be the largest
-    alone = layer(x, weights=full())
+    alone = layer.gates(x)
     larger = torch.full((BATCH, CHANNELS, HEIGHT + 2, WIDTH + 4), torch.nan, dtype=torch.float64)
     larger[..., :HEIGHT, :WIDTH] = x
     real = torch.zeros(BATCH, HEIGHT + 2, WIDTH + 4, dtype=torch.bool)
     real[:, :HEIGHT, :WIDTH] = True
-    padded = layer(larger, mask=real, weights=full())
-    torch.testing.assert_close(padded.output[..., :HEIGHT, :WIDTH], alone.output)
-    assert not padded.output[..., HEIGHT:, :].any()
-    assert not padded.output[..., WIDTH:].any()
-    gates = padded.weights if padded.weights.ndim == 2 else padded.weights[:, :HEIGHT, :WIDTH]
-    torch.testing.assert_close(gates, alone.weights)
-    torch.testing.assert_close(padded.weights.sum(), alone.weights.sum())  # and none outside the image
+    padded, gates = layer(larger, mask=real), layer.gates(larger, mask=real)
+    torch.testing.assert_close(padded[..., :HEIGHT, :WIDTH], layer(x))
+    assert not padded[..., HEIGHT:, :].any()
+    assert not padded[..., WIDTH:].any()
+    torch.testing.assert_close(gates if gates.ndim == 2 else gates[:, :HEIGHT, :WIDTH], alone)
+    torch.testing.assert_close(gates.sum(), alone.sum())  # and none outside the image
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_image_without_a_real_place_gives_zeros(name):
     layer = LAYERS[name]()
     x = image().fill_(torch.nan).requires_grad_()
-    seen = layer(x, mask=torch.zeros(BATCH, HEIGHT, WIDTH, dtype=torch.bool))
-    seen.output.sum().backward()
-    assert not seen.output.any()
+    output = layer(x, mask=torch.zeros(BATCH, HEIGHT, WIDTH, dtype=torch.bool))
+    output.sum().backward()
+    assert not output.any()
     assert not x.grad.any()
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients(name):
     layer, x = LAYERS[name](), image(1, CHANNELS, 3, 2).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: layer(x, weights=full()).output, x)
-    assert torch.autograd.gradcheck(lambda x: layer(x, weights=full()).weights, x)
-    layer(x).output.square().sum().backward()
+    assert torch.autograd.gradcheck(layer, x)
+    assert torch.autograd.gradcheck(layer.gates, x)
+    layer(x).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in layer.parameters())
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_weights_are_none_unless_asked(name):
-    assert LAYERS[name]()(image()).weights is None
+def test_the_layers_fit_into_a_sequence_of_modules(name):
+    before, layer, after = nn.Conv2d(2, CHANNELS, 3).double(), LAYERS[name](), nn.Flatten()
+    x = image(BATCH, 2, 6, 4)
+    output = nn.Sequential(before, layer, after)(x)
+    torch.testing.assert_close(output, layer(before(x)).flatten(1))
 
 
 def test_channels_of_sounds_and_videos():
     layer = ChannelAttention(CHANNELS).double()
     for shape in ((BATCH, CHANNELS, 11), (BATCH, CHANNELS, 2, 5, 3)):
         x = image(*shape)
-        flat = layer(x.flatten(2)).output
-        torch.testing.assert_close(layer(x).output, flat.reshape(shape))
+        torch.testing.assert_close(layer(x), layer(x.flatten(2)).reshape(shape))
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_it_runs_under_autocast(name):
     layer, x = LAYERS[name]().float(), image().float()
     with torch.autocast("cpu", torch.bfloat16):
-        seen = layer(x, weights=full())
-    assert seen.output.dtype == torch.float32
-    torch.testing.assert_close(seen.output, layer(x).output, rtol=0.02, atol=0.02)
+        output = layer(x)
+    assert output.dtype == torch.float32
+    torch.testing.assert_close(output, layer(x), rtol=0.02, atol=0.02)
 
 
 COMPILED = """
@@ -150,10 +150,10 @@ import torch
 from regard.core.requests import full
 from regard.nn import ChannelAttention, Gate, Glimpse, MaxSaliency, SpatialAttention
 image, sequence, location = torch.randn(2, 7, 5, 3), torch.randn(2, 5, 7), torch.rand(2, 2)
-layers = [
-    (ChannelAttention(7, 2, pool="both"), image), (SpatialAttention(3), image), (MaxSaliency(), sequence),
-    (Gate(7), sequence), (Glimpse(3, 2), image, location),
-]
+for layer in (ChannelAttention(7, 2, pool="both"), SpatialAttention(3)):
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(image), layer(image))
+layers = [(MaxSaliency(), sequence), (Gate(7), sequence), (Glimpse(3, 2), image, location)]
 for layer, *inputs in layers:
     plain = layer(*inputs, weights=full())
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")(*inputs, weights=full())
@@ -181,7 +181,5 @@ def test_bad_arguments_are_named():
         ChannelAttention(4)(image())
     with pytest.raises(ValueError, match=r"x must be \(b, c, height, width\)"):
         SpatialAttention()(image(2, 3, 5))
-    with pytest.raises(ValueError, match=r"weights of SpatialAttention are one map: expected full\(\)"):
-        SpatialAttention().double()(image(), weights=top(2))
     with pytest.raises(ValueError, match=r"mask must be a bool tensor \(2, 5, 3\), True for real positions"):
         SpatialAttention().double()(image(), mask=torch.ones(2, 5, dtype=torch.bool))

@@ -88,7 +88,7 @@ SIZES: dict[str, tuple[Callable[[int], object], str]] = {
     "Attention memory": (lambda size: nn.Attention(4, size), "memory_size"),
     "Attention hidden": (lambda size: nn.Attention(4, hidden_size=size), "hidden_size"),
     "Attention value": (lambda size: nn.Attention(4, value_size=size), "value_size"),
-    "SelfAttention": (lambda size: nn.SelfAttention(4, size, 3), "key_size"),
+    "SelfAttention": (lambda size: nn.SelfAttention(4, size, 3), "dim_k"),
     "MultiHeadAttention": (lambda size: nn.MultiHeadAttention(size, 2), "size"),
     "MultiHeadAttention key": (lambda size: nn.MultiHeadAttention(4, 2, key_size=size), "key_size"),
     "MultiHeadAttention head": (lambda size: nn.MultiHeadAttention(4, 2, head_size=size), "head_size"),

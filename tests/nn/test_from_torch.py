@@ -1,5 +1,6 @@
 """The same weights give the same outputs as torch's own multi-head attention, over its options, there and back."""
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -128,6 +129,36 @@ def test_back_to_torch_every_number_is_the_same(sizes: dict[str, int], bias: boo
     assert (back.dropout, back.training, back.batch_first) == (0.3, False, batch_first)
     inputs = turned(theirs, sources(sizes))
     assert torch.equal(back(*inputs)[0], theirs(*inputs)[0])
+
+
+@pytest.mark.parametrize(("sizes", "bias", "batch_first"), OPTIONS)
+def test_a_checkpoint_of_torch_loads(sizes: dict[str, int], bias: bool, batch_first: bool) -> None:
+    """Also in a larger model, after a copy, and without a change of the state dict that was given."""
+    theirs = theirs_of(sizes, bias, batch_first)
+    key_size, value_size = sizes.get("kdim", SIZE), sizes.get("vdim", SIZE)
+    ours = MultiHeadAttention(SIZE, HEADS, key_size=key_size, value_size=value_size, bias=bias)
+    model = copy.deepcopy(nn.ModuleDict({"attention": ours, "head": nn.Linear(SIZE, 2)}))
+    state = nn.ModuleDict({"attention": theirs, "head": nn.Linear(SIZE, 2)}).state_dict()
+    names = list(state)
+    model.load_state_dict(state)
+    assert list(state) == names
+    right = MultiHeadAttention.from_torch(theirs, batch_first=True).state_dict()
+    found = model["attention"].state_dict()
+    assert found.keys() == right.keys()
+    assert all(torch.equal(found[name], right[name]) for name in right)
+    model.load_state_dict(model.state_dict())  # and its own
+
+
+def test_a_checkpoint_with_an_extra_key_is_refused() -> None:
+    state = nn.MultiheadAttention(SIZE, HEADS, add_bias_kv=True).state_dict()
+    with pytest.raises(ValueError, match="bias_k: a layer made with add_bias_kv=True cannot be loaded"):
+        MultiHeadAttention(SIZE, HEADS).load_state_dict(state)
+
+
+def test_a_checkpoint_of_another_size_is_refused() -> None:
+    state = nn.MultiheadAttention(SIZE + HEADS, HEADS).state_dict()
+    with pytest.raises(RuntimeError, match=r"size mismatch for projection\.weight"):
+        MultiHeadAttention(SIZE, HEADS).load_state_dict(state)
 
 
 def test_a_layer_made_here_goes_to_torch() -> None:

@@ -1,8 +1,11 @@
 """What the studio answers: the playground against loops over lists, examples, traces and translations."""
 
+import contextlib
+import io
 import json
 import math
 import struct
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from conftest_studio import Studio, running
 from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.studio.limits import Limits
-from regard.studio.playground import Sentence, embed
+from regard.studio.playground import Question, Sentence, answer, embed
 from regard.studio.toy_translator import Toy, toys
 from regard.studio.translation_api import Alternative, Translated, Translates, Translation
 
@@ -118,16 +121,37 @@ def test_values_of_their_own(studio: Studio):
     assert answer["output"] == [[[7.0]]]
 
 
-def test_the_code_shown_gives_the_numbers_shown(studio: Studio):
-    import regard
+WINDOW = {"kind": "window", "before": 0, "after": 1}
+SHOWN = {
+    "worked example": {**TOM, "score": "dot"},
+    "warm": {**TOM, "temperature": 7, "normalize": "sparsemax"},
+    "cosine": {**TOM, "score": "cosine", "temperature": 0.3, "mask": {"kind": "padding", "length": 2}},
+    "bilinear": {**TOM, "score": "bilinear", "temperature": 3, "mask": {"kind": "causal"}},
+    "additive": {**TOM, "score": "additive", "temperature": 3, "mask": WINDOW},
+    "heads and values": {
+        "query": [[1, 2, 3, 0.1], [0, 1, 0, 2]],
+        "key": [[1, 0, 0, 1], [0, 1, 1, 0]],
+        "value": [[1, 2], [3, 5]],
+        "heads": 2,
+        "score": "additive",
+        "normalize": "entmax",
+    },
+    "hard": {**TOM, "normalize": "hard", "value": [[7.0], [8.0], [9.0]]},
+    "sigmoid": {**TOM, "normalize": "sigmoid", "temperature": 50},
+}
 
-    question = {**TOM, "score": "additive", "temperature": 3, "mask": {"kind": "window", "before": 0, "after": 1}}
-    answer = studio.post("/api/playground", question).json
-    names = {name: torch.tensor(values) for name, values in answer["parameters"].items()}
-    names |= {name: torch.tensor(TOM[name]) for name in ("query", "key")}
-    attended = eval(answer["code"], {"regard": regard, **names, "value": names["key"]})
-    torch.testing.assert_close(attended.output, torch.tensor(answer["output"][0]))
-    torch.testing.assert_close(attended.weights, torch.tensor(answer["weights"][0]))
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_code_shown_runs_as_it_is_and_gives_the_numbers_shown(name):
+    question = Question.model_validate(SHOWN[name])
+    shown: dict[str, Any] = answer(question)
+    names: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(shown["code"], names)
+    assert "tensor(" in printed.getvalue()
+    output, weights = (shown[what] if question.heads > 1 else shown[what][0] for what in ("output", "weights"))
+    torch.testing.assert_close(names["attended"].output, torch.tensor(output))
+    torch.testing.assert_close(names["attended"].weights, torch.tensor(weights))
 
 
 def test_words_become_vectors_by_their_letters():

@@ -82,7 +82,9 @@ def select(known: list[Case], only: list[str]) -> list[Case]:
     """The cases whose name has one of the given words in it; all, if none is given."""
     for word in only:
         if not any(word in case.name for case in known):
-            raise ValueError(f"no case has {word!r} in its name; there are {', '.join(case.name for case in known)}")
+            raise ValueError(
+                f"no case has {word!r} in its name; the cases are {', '.join(case.name for case in known)}"
+            )
     return [case for case in known if not only or any(word in case.name for word in only)]
 
 

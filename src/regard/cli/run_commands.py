@@ -175,5 +175,5 @@ def show_result(task: Task, result: dict[str, Any], console: Console) -> None:
 
 def _task(name: str) -> Task:
     if name not in TASKS:
-        raise typer.BadParameter(f"no task is called {name!r}: there are {', '.join(TASKS)}", param_hint="TASK")
+        raise typer.BadParameter(f"no task is called {name!r}: the tasks are {', '.join(TASKS)}", param_hint="TASK")
     return TASKS[name]

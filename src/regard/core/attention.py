@@ -1,4 +1,4 @@
-"""The one call: score, normalise, weighted sum; and what would happen if it were made."""
+"""The one call: score, normalise, weighted sum; and `explain`, which says how it would be computed."""
 
 import functools
 import math
@@ -16,6 +16,7 @@ from regard.core.backends import blocked, reference, sdpa
 from regard.core.backends.block_grid import grid, out_of_sight
 from regard.core.biases import Bias
 from regard.core.dispatch import BACKENDS, Backend, choose, plain
+from regard.core.fields import as_lines, as_table
 from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build
@@ -25,7 +26,6 @@ from regard.core.torch_names import Unknown
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
-_SCALED_DOT, _SOFTMAX = ScaledDot(), Softmax()
 
 Listener = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
 # Observers of every call: each gets the problem and what computes its result, and returns that result. Nearly always
@@ -45,13 +45,21 @@ class Attended:
         raise TypeError("Attended is no tuple: read its output, weights and log_prob by name")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """How a call would be computed: the backend, why others were refused, the work, the memory, and the kernel.
 
     `flops` counts multiplications and additions of the forward pass over the pairs the mask leaves (estimated by
     blocks); `bytes` is the working memory beside inputs, output and requested weights; `kernel` names the code that
     runs for these tensors within the backend, such as "flash", "triton window" or "exponential (compiled)".
+
+    >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8))
+    Plan
+      backend  sdpa
+      ...
+      flops    640
+      bytes    0
+      ...
     """
 
     backend: str
@@ -60,14 +68,20 @@ class Plan:
     bytes: int
     kernel: str
 
+    def __repr__(self) -> str:
+        return as_lines(self)
+
+    def _repr_html_(self) -> str:
+        return as_table(self)
+
 
 def attention(
     query: Float[Tensor, "... q d"],
     key: Float[Tensor, "... k d2"],
     value: Float[Tensor, "... k e"],
     *,
-    score: AnyScore = _SCALED_DOT,
-    normalize: Normalizer = _SOFTMAX,
+    score: AnyScore = ScaledDot(),
+    normalize: Normalizer = Softmax(),
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     dropout: float = 0.0,
@@ -106,12 +120,12 @@ def attention(
 def gathered_attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore, mask: Tensor, weights: Request
 ) -> Attended:
-    """`attention` of queries that have keys of their own, (…, h, q, 1, d) and (…, h, q, n, d); observers can tell."""
+    """`attention` of queries with keys of their own, (…, h, q, 1, d) and (…, h, q, n, d): `Problem.gathered` is set."""
     if sharding.current is not None:
         return attention(query, key, value, score=score, mask=mask, weights=weights)
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
-        problem = build(query, key, value, score, _SOFTMAX, mask, None, 0.0, weights, None)
+        problem = build(query, key, value, score, Softmax(), mask, None, 0.0, weights, None)
         problem = replace(problem, gathered=True)
         chosen = choose(problem, "auto", {})
         return _observed(problem, chosen) if listeners else _run(problem, chosen)
@@ -122,8 +136,8 @@ def explain(
     key: Float[Tensor, "... k d2"],
     value: Float[Tensor, "... k e"],
     *,
-    score: AnyScore = _SCALED_DOT,
-    normalize: Normalizer = _SOFTMAX,
+    score: AnyScore = ScaledDot(),
+    normalize: Normalizer = Softmax(),
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     dropout: float = 0.0,
@@ -214,7 +228,7 @@ def _narrowed(thing: object, dtype: torch.dtype) -> object:
 
 
 def _in_autocast(score: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, query: Tensor, key: Tensor) -> Tensor:
-    """A score of the caller's own, as the caller meant it to run, in the backward pass too."""
+    """A score of the caller's own under the caller's autocast, in the backward pass too."""
     with torch.autocast(query.device.type, dtype):
         return score(query, key)
 
@@ -236,7 +250,9 @@ def _run(problem: Problem, chosen: Backend) -> Attended:
     output, log_prob = result.output, result.log_prob
     if isinstance(weights, Top):
         weights = Top(weights.values.to(problem.query.dtype), weights.indices)
-    elif weights is not None and not isinstance(problem.request, LogSumExp):  # which would lose its digits
+    elif weights is not None and not isinstance(
+        problem.request, LogSumExp
+    ):  # the log-sum-exp would lose digits in half precision
         weights = weights.to(problem.query.dtype)
     if problem.headless:  # undo the head axis that was put before tensors given without one
         output, log_prob = output.squeeze(0), None if log_prob is None else log_prob.squeeze(0)
@@ -262,7 +278,7 @@ def _flops(problem: Problem) -> int:
 
 
 def _share(problem: Problem) -> float:
-    """The part of all pairs that the mask allows; only blocks it cuts through are looked at pair by pair."""
+    """The part of all pairs that the mask allows; only blocks it cuts through are evaluated pair by pair."""
     if problem.mask is None or math.prod(problem.shape) == 0 or out_of_sight(problem.mask, problem.device):
         return 1.0
     device = torch.device("cpu") if problem.device.type == "meta" else problem.device

@@ -16,8 +16,6 @@ from regard.core.masks import check_lengths, extent
 from regard.core.requests import full
 from regard.core.scores import ScaledDot
 
-_SCALED_DOT = ScaledDot()
-
 
 def local_attention(
     query: Float[Tensor, "*lead h q d"],
@@ -26,7 +24,7 @@ def local_attention(
     centre: Float[Tensor, "*#lead #h q"],
     *,
     reach: int,
-    score: AnyScore = _SCALED_DOT,
+    score: AnyScore = ScaledDot(),
     lengths: Int[Tensor, "*lead"] | None = None,
     gaussian: bool = True,
 ) -> Attended:

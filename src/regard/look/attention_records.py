@@ -118,7 +118,7 @@ class Record:
     >>> record.weights(head=0, queries=[2])
     tensor([[0., 0., 1.]])
     >>> record
-    Record('layer', call 0, given: 1 × 1 heads, 3 queries, 3 keys)
+    Record('layer', call 0, given: 1 × 1 head, 3 queries, 3 keys)
     """
 
     def __init__(
@@ -148,10 +148,18 @@ class Record:
 
     def __repr__(self) -> str:
         note = f"; {self.note}" if self.note else ""
-        return (
-            f"Record({self.name!r}, call {self.call}, {self.kind}: {self.batch} × {self.heads} heads, "
-            f"{self.queries} queries, {self.keys} keys{note})"
+        heads, queries, keys = (
+            _counted(*each)
+            for each in ((self.heads, "head", "heads"), (self.queries, "query", "queries"), (self.keys, "key", "keys"))
         )
+        where = f"{self.name!r}, call {self.call}, {self.kind}"
+        return f"Record({where}: {self.batch} × {heads}, {queries}, {keys}{note})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page of this record alone."""
+        from regard.look.trace import Trace
+
+        return Trace(self.name or "Attention", [self])._repr_html_()
 
     @property
     def row_labels(self) -> Labels | None:
@@ -198,7 +206,7 @@ class Record:
         >>> labels = [Labels("tokens", ("a", "b")), Labels("tokens", ("c", "[PAD]"), shown=(0,))]
         >>> record = Record("layer", "given", Given(torch.rand(2, 1, 2, 2)), row_labels=labels, column_labels=labels)
         >>> record.sequence(1)
-        Record('layer', call 0, given: 1 × 1 heads, 1 queries, 1 keys)
+        Record('layer', call 0, given: 1 × 1 head, 1 query, 1 key)
         """
         rows, columns = self.labels(batch=batch)
         if self.batch == 1 and all(labels is None or labels.shown is None for labels in (rows, columns)):
@@ -324,8 +332,9 @@ class Record:
 
     def _item(self, batch: int) -> int:
         if not 0 <= batch < self.batch:
+            there = "there is 1 sequence" if self.batch == 1 else f"there are {self.batch} sequences"
             allowed = f": batch must be from 0 to {self.batch - 1}" if self.batch else ""
-            raise IndexError(f"batch {batch} of {self.name!r}: there are {self.batch} sequences{allowed}")
+            raise IndexError(f"batch {batch} of {self.name!r}: {there}{allowed}")
         return batch
 
     def _range(self, head: int | None) -> range:
@@ -342,6 +351,10 @@ class Record:
         if rows.numel() and not -self.queries <= int(rows.min()) <= int(rows.max()) < self.queries:
             raise IndexError(f"queries {list(queries)} of {self.name!r}: there are {self.queries}")
         return torch.where(rows < 0, rows + self.queries, rows)
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
 
 
 def shares(weights: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from regard.look.color_scale import DARK, LIGHT, RGB, Scale, hexadecimal, ink, shade
+from regard.look.notebook import Document, Drawing
 
 
 @runtime_checkable
@@ -68,11 +69,11 @@ def svg(
     *,
     title: str = "Attention weights",
     highest: float | None = None,
-) -> str:
+) -> Drawing:
     """The weights as one SVG drawing, light or dark as the reader's screen is.
 
     `highest` is the weight with the deepest colour; the largest one there is, unless given. Numbers stand in the
-    cells when there is room for them, and each cell tells its own in a tooltip.
+    cells when there is room for them, and each cell tells its own in a tooltip. A notebook shows the drawing.
 
     >>> svg([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"]).count("<rect class='cell'")
     2
@@ -101,7 +102,7 @@ def svg(
         for j, weight in enumerate(row):
             tip = f"{label} → {grid.columns[j]}: {number(weight, '.4g')}"
             parts.append(_cell(place.left + place.side * j, y, place.side, weight, grid.share(weight), tip))
-    return "\n".join([*parts, *_legend(grid, place), "</svg>\n"])
+    return Drawing("\n".join([*parts, *_legend(grid, place), "</svg>\n"]))
 
 
 def html(
@@ -112,7 +113,7 @@ def html(
     title: str = "Attention weights",
     caption: str = "",
     highest: float | None = None,
-) -> str:
+) -> Document:
     """A page around the drawing that opens anywhere: one file, no scripts, nothing fetched.
 
     >>> page = html([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"], caption="a < b")
@@ -120,7 +121,7 @@ def html(
     (True, False)
     """
     grid = _grid(weights, rows, columns, highest)
-    return PAGE.format(
+    page = PAGE.format(
         title=_escape(title),
         fonts=FONTS,
         drawing=svg(grid.weights, grid.rows, grid.columns, title=title, highest=grid.highest),
@@ -131,6 +132,7 @@ def html(
             for label, row in zip(grid.rows, grid.weights, strict=True)
         ),
     )
+    return Document(page)
 
 
 def terminal(

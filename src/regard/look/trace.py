@@ -1,11 +1,9 @@
 """A trace: the recorded attention calls, by (module name, call number), with labels for rows and columns."""
 
-import sys
 import tempfile
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from regard.look.attention_records import Given, Record, nbytes
 from regard.look.labelling import in_a_row, named, put
 from regard.look.labels import Labelling, labels_of
 from regard.look.layer_names import layer_names
+from regard.look.notebook import Displayed, framed, in_notebook
 from regard.look.recomputed_weights import Joined, Worst
 from regard.look.rollout import rollout
 from regard.look.trace_files import LARGEST_FILE, read, write
@@ -94,7 +93,8 @@ class Trace:
         raise KeyError(f"no attention was seen under {name!r}; there is {', '.join(map(repr, near)) or 'none at all'}")
 
     def __repr__(self) -> str:
-        lines = [f"Trace({self.title!r}, {len(self.records)} records)"]
+        count = len(self.records)
+        lines = [f"Trace({self.title!r}, {count} {'record' if count == 1 else 'records'})"]
         lines += [f"  {record!r}" for record in self.records[:16]]
         lines += [f"  … and {len(self.records) - 16} more"] if len(self.records) > 16 else []
         return "\n".join([*lines, *(f"  not here: {text}" for text in self.dropped[:8])])
@@ -246,27 +246,25 @@ class Trace:
         name = self._named(chosen)
         return drawings.png(chosen, path, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
 
-    def _named(self, record: Record) -> str:
+    def _named(self, record: Record) -> str | None:
         """What a drawing calls the record: the trace's title where the drawing shows everything, else the layer."""
         whole = len(self.records) == 1 and record.heads == record.batch == 1 and self.title != _UNTITLED
         return self.title if whole else self._said(record)
 
     def show(self, **options: Any) -> None:
-        """The page in a notebook; elsewhere in the browser."""
-        if "IPython" in sys.modules:
-            shown = import_module("IPython.display")
-            shown.display(shown.HTML(self._repr_html_(**options)))
+        """Show the page: in a notebook below the cell, elsewhere in the browser. Options are those of `html`.
+
+        The last line of a cell shows a trace without this call.
+        """
+        if in_notebook():
+            import_module("IPython.display").display(Displayed(self._repr_html_(**options)))
             return
         folder = tempfile.mkdtemp(prefix="regard-")
         webbrowser.open(self.html(Path(folder) / "trace.html", **options).as_uri())
 
     def _repr_html_(self, **options: Any) -> str:
         """The page in a notebook, in an iframe that separates its style from the notebook's."""
-        inside = escape(self._page(**options))
-        frame = (
-            'style="width:100%;height:640px;border:0" sandbox="allow-scripts allow-downloads" allow="clipboard-write"'
-        )
-        return f'<iframe srcdoc="{inside}" {frame}></iframe>'
+        return framed(self._page(**options), height=860)
 
     def _page(self, **options: Any) -> str:
         from regard.look.viewer.page import page

@@ -13,8 +13,6 @@ from regard.core.requests import Request, Top
 from regard.models.memory import Memory
 from regard.nn.attention import Attention
 
-_SOFTMAX = Softmax()
-
 
 @dataclass(frozen=True, eq=False)
 class Classified:
@@ -52,7 +50,7 @@ class Classifier(nn.Module):
         hidden_size: int | None = None,
         looks: int = 1,
         features: int | None = None,
-        normalize: Normalizer = _SOFTMAX,
+        normalize: Normalizer = Softmax(),
         dropout: float = 0.0,
     ) -> None:
         super().__init__()

@@ -19,9 +19,7 @@ from regard.models.speech.pyramidal_encoder import BothWays
 from regard.nn.attention import Attention, pairs, without_head
 from regard.nn.projection import OwnedScore, settled
 
-_DOT = Dot()
 _KEY_GAIN = 3.0  # of the alignment's map: equal word vectors of variance 0.09 then have nearly all of the weight
-_SOFTMAX = Softmax()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +82,8 @@ class SpanPointer(nn.Module):
         question_size: int | None = None,
         key_size: int | None = None,
         size: int = 64,
-        score: str | AnyScore = _DOT,
-        normalize: Normalizer = _SOFTMAX,
+        score: str | AnyScore = Dot(),
+        normalize: Normalizer = Softmax(),
         matching: str | AnyScore | None = "additive",
         hops: int = 1,
         products: bool = False,

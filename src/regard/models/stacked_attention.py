@@ -14,7 +14,6 @@ from regard.models.memory import Memory
 from regard.nn.attention import Attention, pairs
 from regard.nn.protocol import Projected
 
-_SOFTMAX = Softmax()
 _GATE = Sigmoid(bias=-2.0)  # of the counts: initially few keys are counted
 
 
@@ -58,7 +57,7 @@ class StackedClassifier(nn.Module):
         attention: str | AnyScore | None = "scaled_dot",
         features: int = 128,
         counts: bool = True,
-        normalize: Normalizer = _SOFTMAX,
+        normalize: Normalizer = Softmax(),
         dropout: float = 0.0,
     ) -> None:
         super().__init__()

@@ -1,9 +1,17 @@
 """What layers expect of their sizes and inputs, and the errors that say what came instead."""
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 from torch import Tensor
 
 from regard.core.masks import integer
+from regard.core.requests import Full, Request
 from regard.core.scores import float_tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def check_sizes(**sizes: int | None) -> None:
@@ -13,10 +21,35 @@ def check_sizes(**sizes: int | None) -> None:
             raise ValueError(f"{name} must be 1 or more, got {size}")
 
 
-def check_input(x: Tensor, name: str, size: int) -> None:
-    """Raise unless it is a float tensor (batch, length, size)."""
+def check_input(x: Tensor, name: str, size: int, called: str | None = None) -> None:
+    """Raise unless it is a float tensor (batch, length, size); `called` is what the layer calls that size."""
     float_tensor(x, name)
     if x.ndim != 3:
         raise ValueError(f"{name} must be (batch, length, size), got shape {tuple(x.shape)}")
     if x.shape[-1] != size:
-        raise ValueError(f"{name} has size {x.shape[-1]}, the layer expects {size}")
+        expected = size if called is None else f"{called} = {size}"
+        raise ValueError(f"{name} has size {x.shape[-1]}, the layer expects {expected}")
+
+
+def only_full(weights: Request | None, layer: str) -> None:
+    """Raise unless the whole map, or nothing, is asked for: gates have no queries one could sum or choose from."""
+    if weights is not None and not isinstance(weights, Full):
+        raise ValueError(f"weights of {layer} are one map: expected full() or None, got {type(weights).__name__}")
+
+
+def also_called(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A constructor that takes some of its arguments by a second name too: `also_called(size="dim_in")`."""
+
+    def wrapped(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for second, first in names.items():
+                if second in kwargs:
+                    if first in kwargs:
+                        raise TypeError(f"{first} was given twice: as {first} and as {second}")
+                    kwargs[first] = kwargs.pop(second)
+            return function(*args, **kwargs)
+
+        return call
+
+    return wrapped

@@ -12,11 +12,10 @@ from regard.core.masks import Mask
 from regard.core.normalizers import Hard, Normalizer, Softmax
 from regard.core.problem import check_dropout, check_normalizer
 from regard.core.requests import Request, Top
-from regard.nn.argument_checks import check_input, check_sizes
+from regard.nn.argument_checks import also_called, check_input, check_sizes
 from regard.nn.projection import SCORES, OwnedScore, settled
 from regard.nn.protocol import Projected
 
-_SOFTMAX = Softmax()
 _EQUAL = ("dot", "scaled_dot", "cosine")  # scores of two vectors of one size
 
 
@@ -45,7 +44,7 @@ class Attention(nn.Module):
         score: str | AnyScore = "additive",
         hidden_size: int | None = None,
         value_size: int | None = None,
-        normalize: Normalizer = _SOFTMAX,
+        normalize: Normalizer = Softmax(),
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -134,23 +133,27 @@ class Attention(nn.Module):
 class SelfAttention(nn.Module):
     """softmax(Q Kᵀ / √d_k) V with Q = x W_q, K = x W_k, V = x W_v: each position asks all (Vaswani et al. 2017, 3.2.1).
 
-    >>> SelfAttention(6, key_size=4, value_size=3)(torch.randn(2, 5, 6)).output.shape
+    `dim_in` is the size of x, `dim_k` that of queries and keys, `dim_v` that of values. The three maps have no bias.
+    `size`, `key_size` and `value_size`, the names that the other layers use, mean the same.
+
+    >>> SelfAttention(dim_in=6, dim_k=4, dim_v=3)(torch.randn(2, 5, 6)).output.shape
     torch.Size([2, 5, 3])
     """
 
-    def __init__(self, size: int, key_size: int, value_size: int) -> None:
+    @also_called(size="dim_in", key_size="dim_k", value_size="dim_v")
+    def __init__(self, dim_in: int, dim_k: int, dim_v: int) -> None:
         super().__init__()
-        check_sizes(size=size, key_size=key_size, value_size=value_size)
-        self.size = size
-        self.query = nn.Linear(size, key_size, bias=False)
-        self.key = nn.Linear(size, key_size, bias=False)
-        self.value = nn.Linear(size, value_size, bias=False)
+        check_sizes(dim_in=dim_in, dim_k=dim_k, dim_v=dim_v)
+        self.size = dim_in
+        self.query = nn.Linear(dim_in, dim_k, bias=False)
+        self.key = nn.Linear(dim_in, dim_k, bias=False)
+        self.value = nn.Linear(dim_in, dim_v, bias=False)
 
     def forward(
         self, x: Float[Tensor, "b n d"], *, mask: Mask | Tensor | None = None, weights: Request | None = None
     ) -> Attended:
-        """What each position reads: output (b, n, value size), weights as asked; masks as for `Attention`."""
-        check_input(x, "x", self.size)
+        """What each position reads: output (b, n, dim_v), weights as asked; masks as for `Attention`."""
+        check_input(x, "x", self.size, "dim_in")
         query, key, value = (map_(x).unsqueeze(1) for map_ in (self.query, self.key, self.value))
         return without_head(attention(query, key, value, mask=pairs(mask), weights=weights))
 

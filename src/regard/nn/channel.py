@@ -6,9 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core.attention import Attended
 from regard.core.problem import HALF
-from regard.core.requests import Full, Request
 from regard.core.scores import float_tensor
 
 
@@ -18,11 +16,12 @@ class ChannelAttention(nn.Module):
     `pool="both"` is CBAM's: s = σ(mlp(mean) + mlp(max)), one perceptron for the two (Woo et al. 2018, section 3). The
     hidden layer has channels / reduction units. Any number of axes may follow the channels: an image, a sound, a video.
 
-    >>> from regard.core.requests import full
     >>> layer = ChannelAttention(32, pool="both")
-    >>> seen = layer(torch.randn(2, 32, 7, 5), weights=full())
-    >>> seen.output.shape, seen.weights.shape
+    >>> x = torch.randn(2, 32, 7, 5)
+    >>> layer(x).shape, layer.gates(x).shape
     (torch.Size([2, 32, 7, 5]), torch.Size([2, 32]))
+    >>> nn.Sequential(nn.Conv2d(3, 32, 3), layer, nn.ReLU())(torch.randn(2, 3, 9, 7)).shape
+    torch.Size([2, 32, 7, 5])
     """
 
     def __init__(
@@ -44,26 +43,25 @@ class ChannelAttention(nn.Module):
         self.excite = nn.Linear(hidden, channels, bias=bias)
 
     def forward(
-        self,
-        x: Float[Tensor, "b c *space"],
-        *,
-        mask: Bool[Tensor, "b *space"] | None = None,
-        weights: Request | None = None,
-    ) -> Attended:
-        """The gated input, in its own shape. `weights=full()` also gives the gates (b, c).
+        self, x: Float[Tensor, "b c *space"], *, mask: Bool[Tensor, "b *space"] | None = None
+    ) -> Float[Tensor, "b c *space"]:
+        """The gated input, a tensor in the input's shape, so that the layer fits into `nn.Sequential`.
 
         `mask` says which positions are real: the others are left out of mean and maximum, and are 0 in the output.
         """
+        gates = self.gates(x, mask=mask)
+        real = real_positions(mask, x)
+        return (x if real is None else torch.where(real, x, 0)) * gates.reshape(*gates.shape, *(1,) * (x.ndim - 2))
+
+    def gates(
+        self, x: Float[Tensor, "b c *space"], *, mask: Bool[Tensor, "b *space"] | None = None
+    ) -> Float[Tensor, "b c"]:
+        """s, the factor of each channel, between 0 and 1."""
         float_tensor(x, "x")
         if x.ndim < 3 or x.shape[1] != self.channels:
             raise ValueError(f"x must be (b, {self.channels}, …), got {tuple(x.shape)}")
-        only_full(weights, "ChannelAttention")
         real = real_positions(mask, x)
-        if real is not None:
-            x = torch.where(real, x, 0)
-        gates = torch.sigmoid(self._scores(x, real)).to(x.dtype)
-        output = x * gates.reshape(*gates.shape, *(1,) * (x.ndim - 2))
-        return Attended(output, None if weights is None else gates)
+        return torch.sigmoid(self._scores(x if real is None else torch.where(real, x, 0), real)).to(x.dtype)
 
     def _scores(self, x: Float[Tensor, "b c *space"], real: Bool[Tensor, "b 1 *space"] | None) -> Float[Tensor, "b c"]:
         flat = x.flatten(2)
@@ -80,12 +78,6 @@ class ChannelAttention(nn.Module):
 
     def _perceptron(self, pooled: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
         return self.excite(torch.relu(self.squeeze(pooled)))
-
-
-def only_full(weights: Request | None, layer: str) -> None:
-    """Raise unless the whole map, or nothing, is asked for: gates have no queries one could sum or choose from."""
-    if weights is not None and not isinstance(weights, Full):
-        raise ValueError(f"weights of {layer} are one map: expected full() or None, got {type(weights).__name__}")
 
 
 def real_positions(

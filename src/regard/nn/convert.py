@@ -11,6 +11,7 @@ from regard.nn.projection import HeadProjection
 _PLACES = (("weight", "query_weight"), ("weight", "memory_weight", "key_weight"),
            ("weight", "memory_weight", "value_weight"))  # fmt: skip
 
+_EXTRA_KEY = "a learned extra key has no place in this layer"
 _LAYOUT = "layers of regard take (batch, length, size)"
 
 
@@ -42,11 +43,11 @@ def torch_masks(attn_mask: Tensor | None = None, key_padding_mask: Tensor | None
 
 
 def refuse(source: nn.MultiheadAttention, batch_first: bool | None) -> None:
-    """Raise for the options of torch's module that have no counterpart, and for a layout that nobody agreed to."""
+    """Raise for options of torch's module without a counterpart, and for a layout that the caller has not confirmed."""
     if not isinstance(source, nn.MultiheadAttention):
         raise TypeError(f"from_torch takes a torch.nn.MultiheadAttention, got {type(source).__name__}")
     if source.bias_k is not None or source.bias_v is not None:
-        raise ValueError("from_torch cannot take add_bias_kv=True: a learned extra key has no place in this layer")
+        raise ValueError(f"from_torch cannot take add_bias_kv=True: {_EXTRA_KEY}")
     if source.add_zero_attn:
         raise ValueError("from_torch cannot take add_zero_attn=True: an extra key of zeros has no place in this layer")
     if batch_first not in (None, True):
@@ -81,6 +82,34 @@ def load(source: nn.MultiheadAttention, projection: HeadProjection, output: nn.L
     for own, their in pairs:
         own.copy_(their)
         own.requires_grad_(their.requires_grad)
+
+
+def renamed(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Names of an `nn.MultiheadAttention` in a state dict become those of `MultiHeadAttention`; others stay.
+
+    A hook of `load_state_dict`, so that a checkpoint of a model loads after its attention was replaced.
+    """
+    if f"{prefix}out_proj.weight" not in state:
+        return
+    extra = [name for name in ("bias_k", "bias_v") if prefix + name in state]
+    if extra:
+        raise ValueError(f"{prefix}{extra[0]}: a layer made with add_bias_kv=True cannot be loaded: {_EXTRA_KEY}")
+    simple = {"out_proj.weight": "output.weight", "out_proj.bias": "output.bias",
+              "in_proj_weight": "projection.weight", "in_proj_bias": "projection.bias"}  # fmt: skip
+    for theirs, ours in simple.items():
+        if prefix + theirs in state:
+            state[prefix + ours] = state.pop(prefix + theirs)
+    parts = [f"{prefix}{letter}_proj_weight" for letter in "qkv"]
+    if not all(name in state for name in parts):
+        return
+    query, key, value = (state.pop(name) for name in parts)
+    state[f"{prefix}projection.query_weight"] = query
+    projection = module.projection
+    assert isinstance(projection, HeadProjection)
+    if projection.memory_weight is not None:
+        state[f"{prefix}projection.memory_weight"] = torch.cat([key, value])
+    else:
+        state[f"{prefix}projection.key_weight"], state[f"{prefix}projection.value_weight"] = key, value
 
 
 @torch.no_grad()

@@ -21,8 +21,6 @@ from regard.nn.alignment_steps import (
 from regard.nn.argument_checks import check_sizes
 from regard.nn.protocol import Projected
 
-_SOFTMAX = Softmax()
-
 
 class CoverageAttention(nn.Module):
     """w · tanh(W s_i + V h_j + u c_ij + b) with c_i = Σ_{t<i} α_t, what was read so far (See et al. 2017, eq. 11).
@@ -48,7 +46,7 @@ class CoverageAttention(nn.Module):
         memory_size: int | None = None,
         *,
         hidden_size: int | None = None,
-        normalize: Normalizer = _SOFTMAX,
+        normalize: Normalizer = Softmax(),
         fertility: float | None = None,
     ) -> None:
         super().__init__()

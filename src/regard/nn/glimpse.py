@@ -8,7 +8,7 @@ from regard.core.attention import Attended
 from regard.core.problem import HALF
 from regard.core.requests import Request
 from regard.core.scores import float_tensor
-from regard.nn.channel import only_full
+from regard.nn.argument_checks import only_full
 
 
 class Glimpse(nn.Module):

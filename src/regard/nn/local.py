@@ -16,8 +16,6 @@ from regard.nn.attention import Attention
 from regard.nn.projection import settled
 from regard.nn.protocol import Projected
 
-_STRAIGHT_THROUGH = Hard("straight_through")
-
 
 class LocalAttention(nn.Module):
     """softmax over the keys within `reach` of a place p_i, times exp(−(j − p_i)² / 2σ²) with σ = reach / 2, or alone.
@@ -47,7 +45,7 @@ class LocalAttention(nn.Module):
         kind: Literal["monotonic", "predictive", "hard"] = "monotonic",
         score: str | AnyScore = "scaled_dot",
         hidden_size: int | None = None,
-        lock: Hard = _STRAIGHT_THROUGH,
+        lock: Hard = Hard("straight_through"),
     ) -> None:
         super().__init__()
         if reach < 1:

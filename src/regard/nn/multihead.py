@@ -22,8 +22,6 @@ from regard.nn.cache import KeyValueCache, later_bias, later_mask
 from regard.nn.positions import Alibi, RelativePositions, Rotary
 from regard.nn.projection import HeadProjection, OwnedScore, settled
 
-_SOFTMAX = Softmax()
-
 
 class MultiHeadAttention(nn.Module):
     """Concat(head_1 … head_h) W_o with head_i = attention(Q W_i, K W_i, V W_i) (Vaswani et al. 2017, section 3.2.2).
@@ -33,6 +31,7 @@ class MultiHeadAttention(nn.Module):
     RelativePositions. `key_size` and `value_size` are those of the sources: `size` and `key_size` unless given.
     A `KeyValueCache` keeps what a decoder has read: positions, causal masks and windows then count from its length.
     A cache given with `key` is filled at the first call and only read after. Hard attention samples in training.
+    `load_state_dict` takes the names of `nn.MultiheadAttention` too; `from_torch` copies a module of torch's.
 
     >>> layer = MultiHeadAttention(8, heads=2)
     >>> out = layer(torch.randn(3, 5, 8))
@@ -51,7 +50,7 @@ class MultiHeadAttention(nn.Module):
         kv_heads: int | None = None,
         head_size: int | None = None,
         score: str | AnyScore = "scaled_dot",
-        normalize: Normalizer = _SOFTMAX,
+        normalize: Normalizer = Softmax(),
         bias: bool = True,
         dropout: float = 0.0,
         positions: Rotary | Alibi | RelativePositions | None = None,
@@ -77,6 +76,7 @@ class MultiHeadAttention(nn.Module):
         self.score = OwnedScore(score, head_size, heads)
         self.output = nn.Linear(heads * head_size, size, bias=bias)
         _check_positions(positions, heads, head_size, self.score())
+        self.register_load_state_dict_pre_hook(convert.renamed)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

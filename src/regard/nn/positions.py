@@ -61,6 +61,7 @@ class SinusoidalPositions(nn.Module):
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).to(dtype)
 
     def forward(self, x: Float[Tensor, "b n d"], *, offset: Offset = 0) -> Float[Tensor, "b n d"]:
+        """x + the table: the vectors with their positions; `offset` is the position of the first."""
         _sized(x, self.size)
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         return x + self.table(x.shape[-2], offset=offset, dtype=x.dtype, device=x.device)
@@ -95,6 +96,7 @@ class LearnedPositions(nn.Module):
         return self.weight.narrow(0, offset, count)
 
     def forward(self, x: Float[Tensor, "b n d"], *, offset: Offset = 0) -> Float[Tensor, "b n d"]:
+        """x + the table: the vectors with their positions; `offset` is the position of the first."""
         _sized(x, self.size)
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         return x + self.table(x.shape[-2], offset=offset).to(x.dtype)
@@ -116,12 +118,13 @@ class Rotary(nn.Module):
         self.base = base
 
     def forward(self, x: Float[Tensor, "b h n d"], *, offset: Offset = 0) -> Float[Tensor, "b h n d"]:
+        """Queries or keys (b, h, n, d) turned by their positions; `offset` is the position of the first."""
         _sized(x, self.head_size)
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         angles = _angles(x.shape[-2], offset, self.head_size, self.base, x.device)
         dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         cos, sin = (each.to(dtype).unsqueeze(-2) for each in (angles.cos(), angles.sin()))
-        # Turned as (b, n, h, d), the layout projections leave and fused kernels hand on, so that nobody has to copy.
+        # Turned as (b, n, h, d), the layout projections leave and fused kernels hand on, so that no copy is needed.
         first, second = x.transpose(1, 2).to(dtype).chunk(2, -1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
         return turned.to(x.dtype).transpose(1, 2)

@@ -23,7 +23,6 @@ from regard.core.scores import Dot, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 
 _BLOCK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # scores of one block of queries
-_SCALED_DOT, _SOFTMAX = ScaledDot(), Softmax()
 
 
 class RelativePositions(nn.Module):
@@ -59,8 +58,8 @@ class RelativePositions(nn.Module):
         key: Float[Tensor, "b g k d"],
         value: Float[Tensor, "b g k d"],
         *,
-        score: Score = _SCALED_DOT,
-        normalize: Normalizer = _SOFTMAX,
+        score: Score = ScaledDot(),
+        normalize: Normalizer = Softmax(),
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         dropout: float = 0.0,

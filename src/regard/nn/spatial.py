@@ -4,10 +4,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core.attention import Attended
-from regard.core.requests import Request
 from regard.core.scores import float_tensor
-from regard.nn.channel import only_full, real_positions
+from regard.nn.channel import real_positions
 
 
 class SpatialAttention(nn.Module):
@@ -15,10 +13,9 @@ class SpatialAttention(nn.Module):
 
     The convolution sees the mean and the maximum over the channels and pads with zeros; `kernel_size` is odd.
 
-    >>> from regard.core.requests import full
     >>> layer = SpatialAttention(7)
-    >>> seen = layer(torch.randn(2, 16, 11, 13), weights=full())
-    >>> seen.output.shape, seen.weights.shape
+    >>> x = torch.randn(2, 16, 11, 13)
+    >>> layer(x).shape, layer.gates(x).shape
     (torch.Size([2, 16, 11, 13]), torch.Size([2, 11, 13]))
     """
 
@@ -30,25 +27,25 @@ class SpatialAttention(nn.Module):
         self.convolution = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False)
 
     def forward(
-        self,
-        x: Float[Tensor, "b c height width"],
-        *,
-        mask: Bool[Tensor, "b height width"] | None = None,
-        weights: Request | None = None,
-    ) -> Attended:
-        """The gated image, in its own shape. `weights=full()` also gives the gates (b, height, width).
+        self, x: Float[Tensor, "b c height width"], *, mask: Bool[Tensor, "b height width"] | None = None
+    ) -> Float[Tensor, "b c height width"]:
+        """The gated image, a tensor in the input's shape, so that the layer fits into `nn.Sequential`.
 
-        Positions the mask calls unreal look to the others like the outside of the image, and are 0 in output and gates.
+        Positions that the mask calls unreal count as outside of the image, and are 0 in output and gates.
         """
+        gates = self.gates(x, mask=mask)
+        real = real_positions(mask, x)
+        return (x if real is None else torch.where(real, x, 0)) * gates.unsqueeze(1)
+
+    def gates(
+        self, x: Float[Tensor, "b c height width"], *, mask: Bool[Tensor, "b height width"] | None = None
+    ) -> Float[Tensor, "b height width"]:
+        """The factor of each position, between 0 and 1."""
         float_tensor(x, "x")
         if x.ndim != 4:
             raise ValueError(f"x must be (b, c, height, width), got {tuple(x.shape)}")
-        only_full(weights, "SpatialAttention")
         real = real_positions(mask, x)
-        if real is not None:
-            x = torch.where(real, x, 0)
+        x = x if real is None else torch.where(real, x, 0)
         pooled = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
         gates = torch.sigmoid(self.convolution(pooled)).to(x.dtype)
-        if real is not None:
-            gates = torch.where(real, gates, 0)
-        return Attended(x * gates, None if weights is None else gates.squeeze(1))
+        return (gates if real is None else torch.where(real, gates, 0)).squeeze(1)

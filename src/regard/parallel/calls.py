@@ -25,8 +25,6 @@ from regard.parallel.agreement import agree
 from regard.parallel.schedule import schedule
 from regard.parallel.sequences import Group, Layout, layout, positions
 
-_SCALED_DOT = ScaledDot()
-
 
 @contextmanager
 def context(group: Group = None, *, balanced: bool = True) -> Iterator[None]:
@@ -51,7 +49,7 @@ def attention(
     *,
     group: Group = None,
     balanced: bool = True,
-    score: AnyScore = _SCALED_DOT,
+    score: AnyScore = ScaledDot(),
     mask: Mask | None = None,
     bias: Bias | None = None,
     weights: Request | None = None,

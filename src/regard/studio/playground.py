@@ -3,8 +3,9 @@
 import hashlib
 import math
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from regard.studio.limits import LIMITS, RefusedError
@@ -85,7 +86,7 @@ def answer(question: Question) -> dict[str, object]:
         "output": attended.output.tolist(),
         "parameters": {name: tensor.tolist() for name, tensor in parameters.items()},
         "backend": explain(query, key, value, **call, weights=full()).backend,
-        "code": _code(question),
+        "code": _code(question, values, parameters),
     }
 
 
@@ -190,18 +191,18 @@ def _mask(question: Question) -> "Mask | None":
             return None
 
 
-def _code(question: Question) -> str:
-    """The same call as Python code."""
+def _code(question: Question, values: list[list[float]], parameters: dict[str, "Tensor"]) -> str:
+    """The same as a program that can be pasted: imports, vectors, what the score learned, the call, its result."""
     size, cold = len(question.query[0]) // question.heads, 1 / question.temperature
     scaled = {"dot": cold, "scaled_dot": cold / math.sqrt(size)}
     if question.score == "cosine":
-        score = f"regard.Cosine(scale={cold:.6g})"
+        score = f"regard.Cosine(scale={cold:.9g})"
     elif question.score in scaled:
         plain = "regard.Dot()" if question.score == "dot" else "regard.ScaledDot()"
-        score = plain if cold == 1 else f"regard.ScaledDot(scale={scaled[question.score]:.6g})"
+        score = plain if cold == 1 else f"regard.ScaledDot(scale={scaled[question.score]:.9g})"
     else:
         score = f"regard.{question.score.capitalize()}({'W' if question.score == 'bilinear' else 'w'}"
-        score += ")" if cold == 1 else f" * {cold:.6g})"
+        score += ")" if cold == 1 else f" * {cold:.9g})"
     mask = {
         "none": None,
         "causal": "regard.causal()",
@@ -209,6 +210,28 @@ def _code(question: Question) -> str:
         "padding": f"regard.padding({question.mask.length})",
     }[question.mask.kind]
     inputs = "query @ W_q, key @ W_k, value" if question.score == "additive" else "query, key, value"
-    lines = [inputs, f"score={score}", f"normalize=regard.{question.normalize.capitalize()}()"]
-    lines += [f"mask={mask}"] if mask else []
-    return "regard.attention(\n    " + ",\n    ".join([*lines, "weights=regard.full()"]) + ",\n)"
+    arguments = [inputs, f"score={score}", f"normalize=regard.{question.normalize.capitalize()}()"]
+    arguments += [f"mask={mask}"] if mask else []
+    lines = ["import torch", "import regard", "", _tensor("query", question.query), _tensor("key", question.key)]
+    lines.append("value = key" if values == question.key else _tensor("value", values))
+    if question.heads > 1:  # each head reads its own part of every vector
+        split = f".unflatten(-1, ({question.heads}, -1)).transpose(0, 1)"
+        lines.append(f"query, key, value = (x{split} for x in (query, key, value))  # (heads, vectors, size)")
+    lines += [_tensor(name, tensor.tolist()) for name, tensor in parameters.items()]
+    call = ",\n    ".join([*arguments, "weights=regard.full()"])
+    lines += ["attended = regard.attention(", f"    {call},", ")", "print(attended.weights)", "print(attended.output)"]
+    return "\n".join(lines) + "\n"
+
+
+def _tensor(name: str, numbers: list[Any]) -> str:
+    """A tensor as Python: a matrix of several rows has a line for each of them."""
+    if not isinstance(numbers[0], list):
+        return f"{name} = torch.tensor({_list(numbers)})"
+    if len(numbers) == 1:
+        return f"{name} = torch.tensor([{_list(numbers[0])}])"
+    return f"{name} = torch.tensor([\n    " + ",\n    ".join(map(_list, numbers)) + ",\n])"
+
+
+def _list(numbers: list[float]) -> str:
+    """Numbers as Python floats, with the fewest digits that give the same float32."""
+    return "[" + ", ".join(repr(float(str(np.float32(number)))) for number in numbers) + "]"

@@ -169,7 +169,7 @@ def _place(key: str, known: Mapping[str, Setting]) -> str:
         raise SettingError(
             f"no setting is called {key!r}: did you mean {' or '.join(near)}? (--set help lists them all)"
         )
-    raise SettingError(f"no setting is called {key!r}; there are (--set help tells what they mean)\n{_grouped(known)}")
+    raise SettingError(f"no setting is called {key!r}; the settings are (--set help explains them)\n{_grouped(known)}")
 
 
 def _nearest(key: str, known: Mapping[str, Setting]) -> list[str]:
@@ -183,11 +183,11 @@ def _grouped(known: Mapping[str, Setting]) -> str:
     for name in known:
         part, _, last = name.rpartition(".")
         groups.setdefault(part, []).append(last)
-    return "\n".join(line for part, names in groups.items() for line in _wrapped(part, names))
+    margin = max(8, *(len(part) + 2 for part in groups))
+    return "\n".join(line for part, names in groups.items() for line in _wrapped(part or "others", names, margin))
 
 
-def _wrapped(part: str, names: list[str], wide: int = 76) -> Iterator[str]:
-    margin = max(8, len(part) + 1)
+def _wrapped(part: str, names: list[str], margin: int, wide: int = 76) -> Iterator[str]:
     line = f"  {part:{margin}}"
     for place, name in enumerate(names):
         more = name if place == len(names) - 1 else f"{name}, "

@@ -99,7 +99,7 @@ def task_of(run: Run) -> Task:
 
     name = run.config().get("task")
     if not isinstance(name, str) or name not in TASKS:
-        raise RunError(f"{run.path / 'config.json'}: no task is called {name!r}: there are {', '.join(TASKS)}")
+        raise RunError(f"{run.path / 'config.json'}: no task is called {name!r}: the tasks are {', '.join(TASKS)}")
     return TASKS[name]
 
 

@@ -91,7 +91,7 @@ def _object(value: Any, number: int) -> list[float]:
 def _number(fields: Mapping[str, Any], name: str, where: str, default: float | None) -> float:
     value = fields.get(name, default)
     if value is None:
-        raise SceneError(f"{where}: the field {name} is missing; there are {_names(fields)}")
+        raise SceneError(f"{where}: the field {name} is missing; the fields are {_names(fields)}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SceneError(f"{where}: {name} must be a number, got {value!r}")
     if not math.isfinite(value) or abs(value) > _LARGEST:

@@ -63,7 +63,7 @@ def find_field(path: Path, line: int, names: Iterable[str], given: str | None, k
     names = list(names)
     if given is not None:
         if given not in names:
-            raise DataError(f"{path}:{line}: there is no {role} column {given!r}; there are {_list(names)}")
+            raise DataError(f"{path}:{line}: there is no {role} column {given!r}; the columns are {_list(names)}")
         return given
     folded = {name.strip().casefold(): name for name in reversed(names)}
     for name in known:

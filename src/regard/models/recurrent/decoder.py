@@ -18,7 +18,6 @@ from regard.models.recurrent.token_embeddings import Tokens, embedded
 from regard.nn.protocol import Attends, Projected
 
 ORDERS = ("bahdanau", "luong")
-_GRU = Recurrence()
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +81,7 @@ class RecurrentDecoder(nn.Module):
         attention: Attends | None = None,
         order: Literal["bahdanau", "luong"] = "bahdanau",
         input_feeding: bool = False,
-        recurrence: Recurrence = _GRU,
+        recurrence: Recurrence = Recurrence(),
         summary_size: int | None = None,
     ) -> None:
         super().__init__()

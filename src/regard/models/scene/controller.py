@@ -13,8 +13,6 @@ from regard.core.requests import Request, Top
 from regard.models.memory import Memory
 from regard.nn.multihead import MultiHeadAttention
 
-_SOFTMAX = Softmax()
-
 
 @dataclass(frozen=True, eq=False)
 class Controlled:
@@ -58,7 +56,7 @@ class Controller(nn.Module):
         size: int = 64,
         heads: int = 2,
         attention: str | AnyScore | None = "scaled_dot",
-        normalize: Normalizer = _SOFTMAX,
+        normalize: Normalizer = Softmax(),
         dropout: float = 0.0,
     ) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.core.requests import Request, full
 from regard.models.vision.convolutional import ConvolutionalNetwork
-from regard.nn.channel import only_full
+from regard.nn.argument_checks import only_full
 from regard.nn.spatial import SpatialAttention
 from regard.nn.temporal import TemporalAttention
 
@@ -69,9 +69,8 @@ class FrameEncoder(nn.Module):
         maps = self.backbone(frames)
         gates = maps.new_ones(len(maps), *maps.shape[-2:])
         if self.spatial is not None:
-            gated = self.spatial(maps, weights=_FULL)
-            assert isinstance(gated.weights, Tensor)
-            maps, gates = gated.output, gated.weights
+            gates = self.spatial.gates(maps)
+            maps = maps * gates.unsqueeze(1)
         return F.relu(self.output(F.relu(self.cells(maps)).flatten(1))), gates
 
 

@@ -77,6 +77,7 @@ class ImageEncoder(nn.Module):
         return math.ceil(height / stride), math.ceil(width / stride)
 
     def forward(self, images: Float[Tensor, "b c height width"], lengths: None = None) -> Memory:
+        """The memory of images of one size: a cell for each place of the map."""
         if lengths is not None:
             raise ValueError("lengths must be None for images: all of a batch have one size")
         return self.memory(self.backbone(images))
@@ -85,7 +86,7 @@ class ImageEncoder(nn.Module):
         """The memory of maps that the backbone made, now or earlier."""
         rows, columns = maps.shape[-2:]
         for gates in (self.channel, self.spatial):
-            maps = maps if gates is None else gates(maps).output
+            maps = maps if gates is None else gates(maps)
         found = maps.flatten(2).mT
         found = found if self.gate is None else self.gate(found).output
         cells = self.norm(self.project(found))

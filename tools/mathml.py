@@ -1,0 +1,33 @@
+"""Formulas as MathML, made when the documentation is built: a page needs no script and no network to show them."""
+
+import html
+import re
+
+from latex2mathml.converter import convert
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.postprocessors import Postprocessor
+
+# What pymdownx.arithmatex leaves in the page: \( … \) in a span, \[ … \] in a div.
+_FOUND = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+class _Formulas(Postprocessor):
+    def run(self, text: str) -> str:
+        return _FOUND.sub(_drawn, text)
+
+
+def _drawn(found: re.Match[str]) -> str:
+    display = "block" if found[2] == "[" else "inline"
+    return convert(html.unescape(found[3]).strip(), display=display)
+
+
+class Formulas(Extension):
+    """Runs after arithmatex has put its elements back into the page."""
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
+        md.postprocessors.register(_Formulas(md), "mathml", -10)
+
+
+def makeExtension(**options: object) -> Formulas:  # noqa: N802
+    return Formulas(**options)
