@@ -8,8 +8,8 @@ Every side does the same work: 6 + 6 layers of size 512, 8 heads, feed-forward 2
 activations, residuals and embeddings, one embedding for source, target and output, label smoothing 0.1, AdamW (fused),
 bfloat16 autocast over float32 parameters, 256 × 32 source and 256 × 32 target tokens of a vocabulary of 32,000. Peers
 are compiled whole by torch.compile; `torch-graphed` is also given the CUDA graph that ours uses. `regard-compiled` is
-`compile_layers` and `CapturedStep`, `regard-whole` compiles the whole loss instead. A line is printed as soon as it is
-measured.
+`compile_layers` and one CUDA graph a step, `regard-whole` compiles the whole loss instead. A line is printed as soon as
+it is measured.
 """
 
 import argparse
@@ -30,9 +30,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.kernels import cuda_graphs
 from regard.models.frame import EncoderDecoder
 from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
-from regard.models.transformer.training_step import CapturedStep, compile_layers, sequence_loss
+from regard.models.transformer.layer_compilation import compile_layers
+from regard.nn.cross_entropy import linear_cross_entropy
 
 SMOOTHING = 0.1
 
@@ -122,6 +124,13 @@ def plain_loss(logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), target.flatten(), label_smoothing=SMOOTHING)
 
 
+def sequence_loss(model: EncoderDecoder, source: Tensor, prefix: Tensor, target: Tensor) -> Tensor:
+    """Mean cross-entropy of the target tokens; logits never stand whole."""
+    states = model(source, prefix).states
+    loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias, smoothing=SMOOTHING)
+    return loss / count.clamp(min=1)
+
+
 def in_bfloat16(loss: Callable[..., Tensor], device: str) -> Callable[..., Tensor]:
     def narrow(*batch: Tensor) -> Tensor:
         with torch.autocast(device, torch.bfloat16):
@@ -138,7 +147,7 @@ def made(side: str, setting: Setting, device: str) -> tuple[nn.Module, Callable[
         model: nn.Module = ours
 
         def loss(source: Tensor, prefix: Tensor, target: Tensor) -> Tensor:
-            return sequence_loss(ours, source, prefix, target, smoothing=SMOOTHING)
+            return sequence_loss(ours, source, prefix, target)
 
     elif peer == "torch":
         model = theirs = Torch(setting).to(device)
@@ -180,8 +189,6 @@ def batch_of(setting: Setting, device: str) -> tuple[Tensor, Tensor, Tensor]:
 def step_of(side: str, model: nn.Module, loss: Callable[..., Tensor], device: str) -> Callable[..., Tensor]:
     cuda = device == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=cuda, capturable=cuda)
-    if side in ("regard-compiled", "regard-whole", "torch-graphed"):
-        return CapturedStep(optimizer, loss)
 
     def step(*batch: Tensor) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
@@ -190,7 +197,27 @@ def step_of(side: str, model: nn.Module, loss: Callable[..., Tensor], device: st
         optimizer.step()
         return found.detach()
 
-    return step
+    return graphed(step) if cuda and side in ("regard-compiled", "regard-whole", "torch-graphed") else step
+
+
+def graphed(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Forward and backward pass and update as one CUDA graph, recorded at the first batch; all have its shapes."""
+    recorded: list[tuple[list[Tensor], torch.cuda.CUDAGraph, Tensor]] = []
+
+    def run(*batch: Tensor) -> Tensor:
+        if not recorded:
+            held, device = [t.clone() for t in batch], batch[0].device
+            with cuda_graphs.aside(device):
+                for _ in range(3):  # lazy initialisation, compilation, the allocator
+                    step(*held)
+            recorded.append((held, *cuda_graphs.capture(lambda: step(*held), device)))
+        held, graph, loss = recorded[0]
+        for place, tensor in zip(held, batch, strict=True):
+            place.copy_(tensor)
+        graph.replay()
+        return loss
+
+    return run
 
 
 def timed(step: Callable[[], Any], count: int, device: str) -> Iterator[float]:
@@ -263,7 +290,7 @@ def agreement(setting: Setting, device: str) -> dict[str, float]:
         ]
         exact = sum(x.item() for x in plain) / setting.batch
         with torch.autocast(device, torch.bfloat16):
-            found = sequence_loss(model, source, prefix, target, smoothing=SMOOTHING).item()
+            found = sequence_loss(model, source, prefix, target).item()
     return {"loss_float32": exact, "loss_bfloat16": found}
 
 

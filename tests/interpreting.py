@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -114,7 +114,33 @@ class Server:
         return True
 
 
+def patch_once() -> None:
+    """Triton's interpreter exchanges its whole language anew for every function that a kernel calls: once will do."""
+    from triton.runtime import interpreter
+
+    if not hasattr(interpreter, "_LangPatchScope"):  # another version
+        return
+    from triton import language
+
+    patch, scope, done = interpreter._patch_lang, interpreter._LangPatchScope(), set()
+
+    def patched(fn: Callable[..., Any]) -> Any:
+        nonlocal scope, done
+        seen = {module.__name__ for module in fn.__globals__.values() if module is language or module is language.core}
+        if scope._changes and seen <= done:  # a kernel is running, and restores what was exchanged when it ends
+            return interpreter._LangPatchScope()
+        if scope._changes:
+            done |= seen
+            return patch(fn)
+        scope, done = patch(fn), seen
+        return scope
+
+    interpreter._patch_lang = patched
+
+
 def serve(options: list[str]) -> int:
+    if INSIDE and not MISSING:
+        patch_once()
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)

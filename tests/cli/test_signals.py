@@ -23,8 +23,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("stage", ["reading", "learning", "texts into sub-words"])
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [
+        ("reading", signal.SIGINT),
+        ("learning", signal.SIGINT),
+        ("learning", signal.SIGTERM),
+        ("texts into sub-words", signal.SIGTERM),
+    ],
+)
 def test_a_signal_before_the_training_leaves_nothing_behind(folder, stage, number):
     data = ("--data", "a.en", "--data", "a.de", "--set", "vocabulary=20000")
     command = [sys.executable, "-m", "regard", "train", "translation", "--preset", "tiny", *data, "--out", "run"]

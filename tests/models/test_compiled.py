@@ -13,10 +13,18 @@ import regard
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
 from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
-from regard.models.transformer.training_step import compile_layers, sequence_loss
+from regard.models.transformer.layer_compilation import compile_layers
+from regard.nn.cross_entropy import linear_cross_entropy
 
 WORDS, SIZE, HEADS = 23, 12, 3
 pytestmark = [pytest.mark.installed, pytest.mark.slow]
+
+
+def sequence_loss(model, source, prefix, target, lengths=None, *, smoothing=0.0):
+    """Mean cross-entropy of the target tokens."""
+    states = model(source, prefix, lengths).states
+    loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias, smoothing=smoothing)
+    return loss / count.clamp(min=1)
 
 
 @pytest.fixture(autouse=True)

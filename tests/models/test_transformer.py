@@ -1,6 +1,5 @@
 """Transformer encoder and decoder: order, padding, the future, token by token, learning."""
 
-import copy
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +10,7 @@ from regard.core.requests import full
 from regard.models.frame import EncoderDecoder
 from regard.models.memory import Memory
 from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder
-from regard.models.transformer.training_step import CapturedStep, compile_layers, sequence_loss
+from regard.nn.cross_entropy import linear_cross_entropy
 from regard.nn.feedforward import FeedForward
 from regard.nn.positions import LearnedPositions, RelativePositions
 
@@ -29,6 +28,13 @@ def pair(**options) -> EncoderDecoder:
 def batch() -> tuple[Tensor, Tensor, Tensor]:
     source, prefix = torch.randint(WORDS, (BATCH, SOURCE)), torch.randint(OTHERS, (BATCH, TARGET))
     return source, prefix, torch.tensor([7, 3, 1, 6, 2])
+
+
+def sequence_loss(model, source, prefix, target, lengths=None, *, smoothing=0.0):
+    """Mean cross-entropy of the target tokens."""
+    states = model(source, prefix, lengths).states
+    loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias, smoothing=smoothing)
+    return loss / count.clamp(min=1)
 
 
 # ---------------------------------------------------------------- the encoder
@@ -252,9 +258,11 @@ def test_eight_examples_are_learned_by_heart(positions, norm, as_installed):
     options = {"layers": 1, "heads": 4, "feed_forward": 32, "positions": positions, "norm": norm, "dropout": 0.05}
     model = EncoderDecoder(TransformerEncoder(OTHERS, 32, **options), TransformerDecoder(OTHERS, 32, **options))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    step = CapturedStep(optimizer, lambda *batch: sequence_loss(model, *batch, smoothing=0.05), clip=1.0)
     for _ in range(150):
-        step(source, prefix, target, lengths)
+        optimizer.zero_grad()
+        sequence_loss(model, source, prefix, target, lengths, smoothing=0.05).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
     model.eval()
     with torch.no_grad():
         words = torch.stack(list(written(model, source, lengths)), 1)
@@ -274,48 +282,6 @@ def test_autocast_trains():
     with torch.autocast("cpu", torch.bfloat16):
         narrow = sequence_loss(model, source, prefix, prefix, lengths, smoothing=0.1)
     torch.testing.assert_close(narrow, exact, rtol=0.02, atol=0)
-
-
-def test_a_step_without_a_gpu_is_a_plain_step():
-    one = pair()
-    other = copy.deepcopy(one)
-    source, prefix, lengths = batch()
-    optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
-    found = CapturedStep(optimizer, lambda *b: sequence_loss(one, *b))(source, prefix, prefix, lengths)
-    loss = sequence_loss(other, source, prefix, prefix, lengths)
-    loss.backward()
-    torch.testing.assert_close(found, loss.detach())
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a.detach(), b.detach() - 0.1 * b.grad)
-
-
-@pytest.mark.cuda
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:TensorFloat32")  # the compiler says that it could be faster and less exact
-def test_a_captured_step_is_the_plain_step():
-    torch.manual_seed(3)
-    plain = pair().cuda().train()
-    graphed = copy.deepcopy(plain)
-    compile_layers(graphed)
-    found = []
-    for model in (plain, graphed):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True, capturable=True)
-        captured = CapturedStep(optimizer, lambda *b, model=model: sequence_loss(model, *b, smoothing=0.1))
-        losses = []
-        for length in (TARGET, 5, TARGET, 5):
-            torch.manual_seed(length)
-            source, prefix = torch.randint(WORDS, (BATCH, SOURCE)).cuda(), torch.randint(OTHERS, (BATCH, length)).cuda()
-            if model is graphed:
-                loss = captured(source, prefix, prefix)
-            else:
-                optimizer.zero_grad()
-                loss = sequence_loss(model, source, prefix, prefix, smoothing=0.1)
-                loss.backward()
-                optimizer.step()
-            losses.append(loss.item())
-        found.append(losses)
-    assert found[0][2] < found[0][0]
-    torch.testing.assert_close(*(torch.tensor(x) for x in found), rtol=1e-3, atol=1e-3)
 
 
 def test_inner_dropout_falls_inside_the_parts_alone():

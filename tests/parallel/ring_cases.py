@@ -87,7 +87,7 @@ MASKS: dict[str, tuple[Callable[[Tensor], Any], Allowed]] = {
     "causal": (lambda part: regard.causal(), causal),
     "window": (lambda part: regard.window(3, 0), window(3, 0)),
     "wide window": (lambda part: regard.window(12, 7), window(12, 7)),
-    "padding": (lambda part: regard.padding(torch.tensor(LENGTHS)), padding),
+    "padding": (lambda part: regard.padding(torch.tensor(LENGTHS, device=part.device)), padding),
     "segments": (lambda part: regard.segments(part, part), segments),
     "causal and padding": (lambda part: regard.causal() & regard.padding(LENGTHS), both(causal, padding)),
     "causal and segments": (lambda part: regard.causal() & regard.segments(part, part), both(causal, segments)),

@@ -7,6 +7,9 @@
 - `decoding_peers`: HF Marian and CTranslate2
 - `layers_bench`: `bench layers`
 - `layer_kinds`: the layers it compares
+- `scaling_bench`: `bench scaling`
+- `scaling_costs`: its cost model
+- `scaling_measurement`: its processes
 - `measurement`: time, memory and error
 - `bar_chart`: SVG bars
 - `line_chart`: SVG curves

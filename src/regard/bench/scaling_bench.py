@@ -41,7 +41,8 @@ DEVICES = (1, 8, 64, 1024)
 EACH = 16_384  # tokens of a device and step, in sequences of 2,048; with context parallelism all are one sequence
 SEQUENCE = 2048
 GIB = 2**30
-# NVLink 4 and a 400 Gb/s adapter for each GPU, 80 % of their nominal speed; latencies are those usual for NCCL.
+# NVLink 4 and a 400 Gb/s adapter for each GPU, 80 % of their nominal speed; latencies are those usual for NCCL. The
+# other constants are assumed too; on a GPU the bench measures them.
 H200 = Machine(
     "NVIDIA H200",
     flops=3.0e14,
@@ -360,6 +361,7 @@ def _notes(record: dict[str, Any]) -> tuple[str, str]:
     constants = record["constants"]["1"]
     large = record["forecast"]["machine"]
     near, far = (large[name]["bandwidth"] / 1e9 for name in ("near", "far"))
+    speed = "measured above" if record["device"] == "cuda" else "assumed, a third of the peak in bfloat16"
     return (
         f"Measured (and, in brackets, what the cost model says); sequences of {record['length']} tokens, the batch is "
         f"that of all workers together. Constants from one process: {constants['flops']:.3g} FLOP/s, "
@@ -368,7 +370,8 @@ def _notes(record: dict[str, Any]) -> tuple[str, str]:
         + (" Times are processor times: other programs ran beside." if record["device"] == "cpu" else ""),
         f"Forecast for {large['name']} in nodes of {large['node']}: {EACH:,} tokens of each device in a step, "
         f"{near:.0f} GB/s within a node and {far:.0f} GB/s between nodes for each device (assumed, not measured), "
-        f"{large['flops']:.3g} FLOP/s. “Efficiency” is against one device without a group and the same sequences.",
+        f"{large['flops']:.3g} FLOP/s ({speed}). “Efficiency” is against one device without a group and the same "
+        "sequences.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The one call: score, normalise, weighted sum; and what would happen if it were made."""
+"""The one call: score, normalise, weighted sum; and `explain`, which says how it would be computed."""
 
 import functools
 import math
@@ -120,7 +120,7 @@ def attention(
 def gathered_attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore, mask: Tensor, weights: Request
 ) -> Attended:
-    """`attention` of queries that have keys of their own, (…, h, q, 1, d) and (…, h, q, n, d); observers can tell."""
+    """`attention` of queries with keys of their own, (…, h, q, 1, d) and (…, h, q, n, d): `Problem.gathered` is set."""
     if sharding.current is not None:
         return attention(query, key, value, score=score, mask=mask, weights=weights)
     with _prepared(query) as cast:
@@ -228,7 +228,7 @@ def _narrowed(thing: object, dtype: torch.dtype) -> object:
 
 
 def _in_autocast(score: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, query: Tensor, key: Tensor) -> Tensor:
-    """A score of the caller's own, as the caller meant it to run, in the backward pass too."""
+    """A score of the caller's own under the caller's autocast, in the backward pass too."""
     with torch.autocast(query.device.type, dtype):
         return score(query, key)
 
@@ -250,7 +250,9 @@ def _run(problem: Problem, chosen: Backend) -> Attended:
     output, log_prob = result.output, result.log_prob
     if isinstance(weights, Top):
         weights = Top(weights.values.to(problem.query.dtype), weights.indices)
-    elif weights is not None and not isinstance(problem.request, LogSumExp):  # which would lose its digits
+    elif weights is not None and not isinstance(
+        problem.request, LogSumExp
+    ):  # the log-sum-exp would lose digits in half precision
         weights = weights.to(problem.query.dtype)
     if problem.headless:  # undo the head axis that was put before tensors given without one
         output, log_prob = output.squeeze(0), None if log_prob is None else log_prob.squeeze(0)
@@ -276,7 +278,7 @@ def _flops(problem: Problem) -> int:
 
 
 def _share(problem: Problem) -> float:
-    """The part of all pairs that the mask allows; only blocks it cuts through are looked at pair by pair."""
+    """The part of all pairs that the mask allows; only blocks it cuts through are evaluated pair by pair."""
     if problem.mask is None or math.prod(problem.shape) == 0 or out_of_sight(problem.mask, problem.device):
         return 1.0
     device = torch.device("cpu") if problem.device.type == "meta" else problem.device

@@ -47,7 +47,7 @@ class Bias:
         raise NotImplementedError
 
     def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
-        """The bias of the part of the scores asked: broadcasts to (*leading, rows, columns)."""
+        """The bias of these rows and columns: broadcasts to (*leading, rows, columns)."""
         raise NotImplementedError
 
 
@@ -93,10 +93,10 @@ class Rule(Bias):
             distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)
             pairs = self.at(distance.flatten() - self.offset, exact)
             return _rounded(pairs, dtype).unflatten(-1, distance.shape)
-        # Each row is the row above moved on by one: a stretch of all the distances there are. So a gradient is summed
+        # Each row is the row above shifted by one: a slice of the values at all distances. So a gradient is summed
         # along each diagonal first; pair by pair, one entry of a table would be added to millions of times.
         queries, keys = rows.stop - rows.start, columns.stop - columns.start
-        every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start + 1)  # and one more, to move on by
+        every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start + 1)  # one more, for the shift
         line = _rounded(self.at(positions(every, device) - self.offset, exact), dtype)
         step = queries + keys - 1
         flat = line.unsqueeze(-2).expand(*line.shape[:-1], queries, step + 1).flatten(-2)
@@ -138,9 +138,9 @@ class Relative(Rule):
 
     @property
     def may_mask(self) -> bool:
-        # A table is small enough to look at, except on a GPU, where looking means waiting, and in vmap.
-        unseen = self.table.device.type != "cpu" or torch.compiler.is_compiling() or mapped()
-        return unseen or bool((self.table == -torch.inf).any())
+        # A table is small enough to inspect, except on a GPU, where that means waiting, and in vmap.
+        unreadable = self.table.device.type != "cpu" or torch.compiler.is_compiling() or mapped()
+        return unreadable or bool((self.table == -torch.inf).any())
 
     @property
     def reach(self) -> int:
@@ -221,7 +221,7 @@ def _one_per_head(own: Sequence[int], shape: tuple[int, ...], name: str) -> None
 
 
 def _rounded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers in another dtype; what is finite stays so where half precision ends sooner, for −inf would mask."""
+    """Numbers in another dtype; finite ones stay finite in half precision, because −inf would mask."""
     rounded = numbers.to(dtype)
     if dtype.itemsize > 2 or numbers.dtype == dtype:
         return rounded

@@ -1,4 +1,4 @@
-"""A mask as a conjunction of the simple things kernels evaluate by themselves."""
+"""A mask as a conjunction of simple rules that kernels evaluate by themselves."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class Clauses:
 
     @property
     def separate(self) -> bool:
-        """Is a key that no query may attend closed by one clause alone? Of segments a band is a part."""
+        """Is every key that no query may attend excluded by one clause alone? A band counts with the segments."""
         pairs = sum(tensor.shape[-2] > 1 for tensor in self.dense)
         return pairs + len(self.segments) <= 1 and not (pairs and self.banded)
 

@@ -63,10 +63,10 @@ class Backend:
             return f"additive scores only, not {problem.score.name}"
         if self.devices and problem.device.type not in self.devices:
             return "runs on CUDA only" if self.devices == ("cuda",) else f"no kernel for {problem.device.type}"
-        if self.softmax and not problem.normalize.is_softmax:
-            return f"softmax only, not {problem.normalize.name}"
         if self.products and (reason := problem.score.why_no_product()):
             return reason
+        if self.softmax and not problem.normalize.is_softmax:
+            return f"softmax only, not {problem.normalize.name}"
         return self.module.refuses(problem)
 
     def _no_rules(self, problem: Problem) -> str | None:

@@ -1,7 +1,7 @@
 """Feature maps φ for attention in O(n): φ(q)·φ(k) stands in for exp(q·k/√d).
 
 A feature map is any function from vectors (…, d) to features (…, m) ≥ 0. One whose features are exponentials also
-says their logarithms, `log_features`, so that nothing overflows.
+gives their logarithms, `log_features`, so that nothing overflows.
 """
 
 import math
@@ -51,7 +51,7 @@ class PerformerFeatures:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "PerformerFeatures":
-        """Draw `count` random directions for vectors of `size`; unless told, size · ln(size), and at least size.
+        """Draw `count` random directions for vectors of `size`; by default size · ln(size), and at least size.
 
         Each direction is Gaussian; `orthogonal` ones are at right angles to each other in blocks of `size`, which
         lowers the variance (§2.4).
@@ -123,7 +123,7 @@ def default_features(size: int, dtype: torch.dtype, device: torch.device) -> Per
 
 
 def drawn(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    """The default features, drawn once; fake tensors go with none but fake ones, which are not kept."""
+    """The default features, sampled once; under fake tensors they are fake too, and not cached."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     fake = mode is not None and not mode.allow_non_fake_inputs
     return _draw(size, dtype, device) if fake else _kept(int(size), dtype, device)
@@ -131,7 +131,7 @@ def drawn(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatu
 
 @lru_cache(maxsize=64)
 def _kept(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    # vmap, inference mode and their like mark what is made under them, but hold in one thread only: drawn in another,
+    # vmap and inference mode mark the tensors made under them, but hold in one thread only: sampled in another,
     # the numbers serve every later call.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_draw, size, dtype, device).result()

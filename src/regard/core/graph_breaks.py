@@ -1,4 +1,4 @@
-"""What compiled callers step out of their graphs for; importing this imports the compiler."""
+"""Graph breaks: what runs outside of a compiled caller's graph. Importing this imports the compiler."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from regard.core.problem import Problem, probed, samples
 @torch.compiler.disable
 def blocks(problem: Problem) -> Result:
     """Attention block by block, in loops that depend on the data."""
-    if isinstance(problem.score, Custom):  # what it learns could not be heard before
+    if isinstance(problem.score, Custom):  # under the compiler its captured tensors could not be found
         probed(problem.score, problem.query, problem.key)
         problem = replace(problem, sample=samples(problem))
         if reason := blocked.refuses(problem):

@@ -1,4 +1,4 @@
-"""Hard attention: one key drawn for each query, and how to learn from draws (Xu et al. 2015, section 4.1)."""
+"""Hard attention: one key sampled for each query, and how to learn from samples (Xu et al. 2015, section 4.1)."""
 
 from typing import NamedTuple
 
@@ -118,7 +118,7 @@ def reinforce(
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of what counts; 0 where nothing does."""
+    """The mean of the entries that count; 0 where none does."""
     if mask is None:
         return values.mean()
     return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)

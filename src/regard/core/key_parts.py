@@ -1,4 +1,4 @@
-"""Softmax attention over a part of the keys, forward and backward, for those who join the parts themselves.
+"""Softmax attention over a part of the keys, forward and backward, for callers that join the parts themselves.
 
 Neither builds a graph: the caller has the output and the log-sum-exp over all keys when the gradients are computed.
 """
@@ -30,7 +30,7 @@ def forward(problem: Problem) -> Part:
 def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | None) -> tuple[Tensor, ...]:
     """Gradients of query, key, value and what is learned, by the keys of the problem; `whole` is over all keys.
 
-    `dtotal` is the gradient that arrives at the log-sum-exp; None where nobody asked for it.
+    `dtotal` is the gradient that arrives at the log-sum-exp; None where it was not requested.
     """
     if dtotal is None and flash.serves(problem):
         return flash.part_backward(problem, *whole, doutput)

@@ -74,7 +74,7 @@ def linear_attention(
     `features` is a `PerformerFeatures`, an `EluFeatures` or any function from (…, d) to (…, m) numbers ≥ 0: a negative
     one is an error on the CPU, and NaN where the numbers cannot be read (on CUDA, compiled, under vmap). Without it,
     softmax attention is approximated by Performer features drawn once for each size from a fixed seed: the same in
-    every process. `causal` lets query i read keys j ≤ i. `mask` may hide keys (`padding(lengths)`, a bool tensor
+    every process. `causal` lets query i read keys j ≤ i. `mask` may exclude keys (`padding(lengths)`, a bool tensor
     (…, 1, k)), the same ones from every query.
 
     >>> x = torch.randn(2, 8, 100, 16)
@@ -342,10 +342,10 @@ def _memory(
     keep: Bool[Tensor, "... k"] | None,
     features: Features,
 ) -> tuple[Float[Tensor, "... k m"], Float[Tensor, "... k e1"]]:
-    """Features of the keys, none where a key is hidden; and the values with their ones."""
+    """Features of the keys, zeros where a key is masked; and the values with their ones."""
     if keep is not None:
         keep = keep.unsqueeze(-1)
-        key, value = torch.where(keep, key, 0), torch.where(keep, value, 0)  # what hides there may be NaN
+        key, value = torch.where(keep, key, 0), torch.where(keep, value, 0)  # a masked value may be NaN
     keys = _mapped(features, key)
     if keep is not None:
         keys = torch.where(keep, keys, -torch.inf if isinstance(features, LogFeatures) else 0)
@@ -406,8 +406,8 @@ def _once(x: Tensor, given: Tensor) -> Tensor:
 
     An axis the caller repeated is cut only where no gradient is asked: each repeat has one of its own.
     """
-    unseen = torch.compiler.is_compiling() or transformed()  # whether a gradient is asked, torch.func does not say
-    constant = not unseen and not (given.requires_grad and torch.is_grad_enabled())
+    unknown = torch.compiler.is_compiling() or transformed()  # torch.func does not say whether a gradient is wanted
+    constant = not unknown and not (given.requires_grad and torch.is_grad_enabled())
     for axis in range(-x.ndim, -3):
         ours = -axis > given.ndim or given.shape[axis] != x.shape[axis]
         if x.stride(axis) == 0 and (ours or constant):

@@ -1,4 +1,4 @@
-"""What a mask means where no pair is ever looked at: keys that are kept or left out, for every query alike."""
+"""Masks of linear attention, which forms no pairs: keys that are kept or left out, the same for every query."""
 
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,7 @@
 """Who may attend whom: masks as descriptions that combine with & | ~ and become tensors only where a kernel needs one.
 
 True means *may attend*. A mask is evaluated on any part of the score matrix (`allowed`), or summed up block by
-block (`coarse`), so that nobody builds an n × n tensor that was not given as one.
+block (`coarse`), so that no n × n tensor is built that was not given as one.
 """
 
 import operator
@@ -28,7 +28,7 @@ class Blocks(NamedTuple):
 
 
 class Coarse(NamedTuple):
-    """What a mask says of whole blocks, (…, row blocks, column blocks): it errs on the careful side.
+    """What a mask allows in whole blocks, (…, row blocks, column blocks), conservatively.
 
     `some` False: nothing in the block may attend. `every` True: everything in the block may.
     """
@@ -82,7 +82,7 @@ class Mask:
         return ()
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
-        """May row i attend column j, for the part of the scores asked: broadcasts to (*leading, rows, columns)."""
+        """May row i attend column j, for these rows and columns: broadcasts to (*leading, rows, columns)."""
         raise NotImplementedError
 
     def coarse(self, blocks: Blocks) -> Coarse:
@@ -172,7 +172,7 @@ class Segments(Mask):
                 axis = "queries" if name == "query_ids" else "keys"
                 raise ValueError(f"{name} of segments() must end in {length} {axis}, got shape {tuple(ids.shape)}")
         query_ids = align_first(self.query_ids, 1, shape, "query_ids of segments()")
-        if self.key_ids is self.query_ids:  # still one tensor, for those who ask
+        if self.key_ids is self.query_ids:  # still one tensor, for code that compares identities
             return Segments(query_ids, query_ids)
         return Segments(query_ids, align_first(self.key_ids, 1, shape, "key_ids of segments()"))
 

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, joined: each part is worth its share of Σ exp(score)."""
+"""Attention over parts of the keys, joined: each part weighs as much as its share of Σ exp(score)."""
 
 import math
 from collections.abc import Sequence

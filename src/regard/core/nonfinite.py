@@ -27,20 +27,20 @@ _ROWS = 512  # rows of the mask evaluated at a time
 _NUMBERS = 2**26  # entries of mask and bias evaluated together
 
 
-def unruly(problem: Problem) -> bool:
-    """Is there a number that a mask could have to keep out: NaN, Inf, or one so large that its products overflow?
+def needs_cleaning(problem: Problem) -> bool:
+    """Is there a number that a mask may have to keep out: NaN, Inf, or one so large that its products overflow?
 
     Reads the data, so a CUDA stream would have to wait.
     """
     if problem.mask is None and problem.bias is None:
         return False
     if _unreadable(problem) or isinstance(problem.score, Custom):
-        return True  # clean in any case: nobody can look, or nobody knows which numbers a score of one's own takes
+        return True  # clean in any case: the data cannot be read, or the caller's score may not take every number
     limit = math.sqrt(torch.finfo(problem.dtype).max) / 256
     try:
         if not (_largest(problem.key) < limit and _largest(problem.query) < limit):
             return True
-        # Values meet no factor but weights until there is a way back: finite is enough, and sooner seen.
+        # In the forward pass values are multiplied by weights alone: there finite is enough, and sooner tested.
         return not (_largest(problem.value) < limit if problem.differentiated else _finite(problem.value))
     except torch.OutOfMemoryError:
         raise
@@ -49,7 +49,7 @@ def unruly(problem: Problem) -> bool:
 
 
 def _unreadable(problem: Problem) -> bool:
-    """Can the data not be looked at: compiled, or captured?"""
+    """Can the data not be read, because the call is compiled or captured?"""
     return torch.compiler.is_compiling() or capturing(problem.device)
 
 
@@ -58,7 +58,7 @@ def _largest(tensor: Tensor) -> float:
     if tensor.numel() == 0:
         return 0.0
     tensor = tensor.detach()
-    # In one pass where that is the faster way: over float32 with gaps, such as part of a cache, it is ten times slower.
+    # In one pass where that is faster: over float32 with gaps, such as part of a cache, it is ten times slower.
     low, high = tensor.aminmax() if tensor.is_contiguous() else (tensor.amin(), tensor.amax())
     return float(torch.maximum(-low, high))
 
@@ -70,7 +70,7 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def all_finite(problem: Problem) -> bool:
-    """Is there no NaN or Inf, as far as one can see?"""
+    """Is there no NaN or Inf? False where the data cannot be read."""
     try:
         return all(_finite(t) for t in (problem.query, problem.key, problem.value))
     except torch.OutOfMemoryError:
@@ -86,7 +86,7 @@ def quickly_finite(*tensors: Tensor) -> bool:
 
 def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
     """The problem with finite keys and values, and what to add to its output: inf or NaN where it is attended."""
-    if problem.bad_keys is not None or 0 in problem.shape or not unruly(problem):
+    if problem.bad_keys is not None or 0 in problem.shape or not needs_cleaning(problem):
         return problem, None
     seen = seen_by_any(problem)
     custom = isinstance(problem.score, Custom)
@@ -102,7 +102,7 @@ def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
     filled = _filled(problem)
     if custom:
         query = _one_of(problem.query, problem.query.isfinite().all(-1) & filled.squeeze(-1))
-    # A row with nothing to attend gives its query no part.
+    # The query of a row with nothing to attend must have no effect.
     problem = replace(problem, query=torch.where(filled, problem.query, query))
     if finite_already:
         return problem, None
@@ -121,7 +121,7 @@ def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
 def _one_of(rows: Tensor, good: Bool[Tensor, "... n"]) -> Tensor:
     """The first good row, (…, 1, size), where there is one.
 
-    What a score of the caller's own makes of zeros, or of any other number, nobody knows: of this it is asked anyway.
+    A score of the caller's own may not be defined for zeros; it is for this row, which it gets in any case.
     """
     first = good.to(torch.uint8).argmax(-1, keepdim=True)
     row = rows.detach().gather(-2, first.unsqueeze(-1).expand(*first.shape, rows.shape[-1]))
@@ -157,12 +157,12 @@ def _attended(problem: Problem) -> Tensor:
     return torch.cat(marks, -2)
 
 
-def without_unseen(problem: Problem) -> Problem:
-    """Zero the keys and values that no query may attend, for fused kernels on data that cannot be looked at.
+def zero_masked_keys(problem: Problem) -> Problem:
+    """Zero the keys and values that no query may attend, for fused kernels on data that cannot be inspected.
 
-    On the CPU `unruly` has looked; on a GPU looking would mean waiting for it, so unseen keys are cleaned in any case.
+    On the CPU `needs_cleaning` has inspected them; on a GPU that would mean waiting, so they are zeroed in any case.
     """
-    if _looked_at(problem) or 0 in problem.shape:
+    if _readable(problem) or 0 in problem.shape:
         return problem
     return zeroed(problem, seen_by_any(problem))
 
@@ -184,11 +184,11 @@ def of_key_heads(problem: Problem, seen: Bool[Tensor, "... k"]) -> Bool[Tensor, 
 def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
     """Keys that some query may attend, by mask and bias; None where that is all of them.
 
-    A table of `relative` is only looked at where looking is free: it would have to hold −inf for a whole column.
+    A table of `relative` is inspected only on the CPU: it would have to hold −inf for a whole column.
     """
     queries, keys = problem.shape[-2:]
     found, bias = clauses(problem.mask, queries, keys), problem.bias
-    closing = bias is not None and bias.may_mask and (isinstance(bias, DenseBias) or _looked_at(problem))
+    closing = bias is not None and bias.may_mask and (isinstance(bias, DenseBias) or _readable(problem))
     if found is not None and found.separate and not closing:
         return seen_keys(found, queries, keys, problem.device)
     if problem.mask is None and isinstance(bias, DenseBias):
@@ -244,6 +244,6 @@ def _with_company(
     return found if high is None else found & (distance <= high)
 
 
-def _looked_at(problem: Problem) -> bool:
-    """Can the data be looked at, and at no cost?"""
+def _readable(problem: Problem) -> bool:
+    """Can the data be inspected without waiting for a device?"""
     return problem.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -28,7 +28,7 @@ class Normalizer:
 
     @property
     def is_softmax(self) -> bool:
-        """Is it softmax, by whatever name? Fused kernels know no other."""
+        """Is it softmax (entmax with α = 1 is too)? Fused kernels have no other."""
         return False
 
     def __call__(
@@ -38,7 +38,7 @@ class Normalizer:
 
 
 def _checked(allowed: object) -> None:
-    """An error that says what a normaliser takes, unless that came."""
+    """Raise, naming the argument, unless it is of the expected kind."""
     if allowed is not None and (not isinstance(allowed, Tensor) or allowed.dtype != torch.bool):
         came = str(allowed.dtype) if isinstance(allowed, Tensor) else type(allowed).__name__
         raise TypeError(f"allowed must be a bool tensor (True = may attend), got {came}; masks go to attention(mask=…)")

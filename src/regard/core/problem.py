@@ -1,6 +1,6 @@
 """A checked call: everything a backend needs, in one shape.
 
-`build` is the public edge: every bad argument is named there, with what was expected and what came.
+`build` checks the arguments: errors name the argument, what was expected and what came.
 """
 
 import math
@@ -40,7 +40,7 @@ class Problem:
     headless: bool = False  # the caller's tensors were (q, d): drop the head axis at the end
     named: bool = False  # the caller asked for the backend by its name: it serves or raises
     gathered: bool = False  # of local attention: each query has keys of its own, gathered around its centre
-    bad_keys: Bool[Tensor, "*lead g k"] | None = None  # keys that held NaN or Inf and were cleaned (see hygiene)
+    bad_keys: Bool[Tensor, "*lead g k"] | None = None  # keys that held NaN or Inf and were cleaned (see `nonfinite`)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,6 +51,11 @@ class Problem:
     def empty(self) -> bool:
         """Are there no pairs, or no numbers to score them by?"""
         return 0 in self.shape or 0 in (self.query.shape[-1], self.key.shape[-1])
+
+    @property
+    def masked(self) -> bool:
+        """May there be pairs that must not attend? A bias of −inf is a mask too."""
+        return self.mask is not None or self.bias is not None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,13 +85,13 @@ class Problem:
 
     @property
     def bias_learned(self) -> bool:
-        """Will somebody ask for a gradient of the bias?"""
+        """Is a gradient of the bias wanted?"""
         wanted = self.bias is not None and any(t.requires_grad for t in self.bias.tensors())
         return wanted and torch.is_grad_enabled()
 
     @property
     def differentiated(self) -> bool:
-        """Will somebody ask for a gradient of this call?"""
+        """Is a gradient of this call wanted?"""
         tensors = (self.query, self.key, self.value)
         return torch.is_grad_enabled() and (any(t.requires_grad for t in tensors) or bool(self.learned))
 
@@ -134,7 +139,8 @@ def build(
     generator: torch.Generator | None,
 ) -> Problem:
     """Check the arguments of a call and bring them into one shape."""
-    sharding.refuse("this call")
+    if sharding.current is not None:
+        sharding.refuse("this call")
     _check_tensors(query, key, value)
     check_normalizer(normalize)
     check_dropout(dropout)
@@ -181,7 +187,7 @@ def check_dropout(dropout: float) -> float:
 
 
 def samples(problem: Problem) -> bool:
-    """Is a key drawn? Where nobody says, if the call is differentiated or has a generator."""
+    """Is a key sampled? Unless `Hard` says so, if the call is differentiated or has a generator."""
     hard = problem.normalize
     if not isinstance(hard, Hard):
         return False

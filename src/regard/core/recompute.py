@@ -76,17 +76,17 @@ def _block_rows(problem: Problem) -> int:
 
 
 def _room(like: Tensor, axis: int, length: int) -> Tensor:
-    """Where the parts go. Made before them: small results between large blocks would tear the heap to pieces."""
+    """Where the parts go. Made before them: small results between large blocks would fragment the heap."""
     shape = list(like.shape)
     shape[axis] = length
     return like.new_empty(shape)
 
 
 def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
-    """Run the function; where gradients will be asked, keep nothing and run it again in the backward pass."""
+    """Run the function; where gradients are wanted, keep nothing and run it again in the backward pass."""
     if not problem.differentiated:
         return function()
-    unchanged: list[Unchanged] = []  # since the first time
+    unchanged: list[Unchanged] = []  # since the forward pass
 
     def run() -> Found:
         for since in unchanged:
@@ -114,7 +114,7 @@ def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
         assert chosen is not None
         index = chosen[..., rows.start : rows.stop] if not isinstance(rows, Tensor) else chosen.index_select(-1, rows)
         like = problem.query.new_zeros((*index.shape, len(columns)), dtype=problem.dtype)
-        with torch.no_grad():  # a score of the caller's alone knows which of its numbers are −inf
+        with torch.no_grad():  # which scores are −inf, only the caller's function knows
             scores = _row_scores(problem, rows) if isinstance(problem.score, Custom) else like
         return one_hot(index, like, problem.open(scores, rows, columns))
     scores = _row_scores(problem, rows)

@@ -35,7 +35,7 @@ class ScaledProduct(NamedTuple):
 
 
 class Score:
-    """What a backend may ask of a score beside calling it."""
+    """What a backend may need of a score beside calling it."""
 
     name = "score"
 
@@ -58,7 +58,7 @@ class Score:
         return None
 
     def why_no_product(self) -> str | None:
-        """Why `as_product` has no answer; None where it has one."""
+        """Why `as_product` returns None; None where it does not."""
         return f"{self.name} scores are not a dot product"
 
     def flops(self, size: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
-from regard.core.nonfinite import without_unseen
+from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import Entropy, LogSumExp, Received, Top, TopWeights
 from regard.core.transforms import transformed
@@ -45,7 +45,7 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     """What the problem requests, in float32; `lse` (…, h, q) is the log-sum-exp of the scores where it is known."""
     from regard.kernels.triton import weight_summaries as kernels  # imports Triton: only where it is used
 
-    problem = without_unseen(problem)
+    problem = zero_masked_keys(problem)
     product, request, lead = problem.score.as_product(problem.query, problem.key), problem.request, problem.shape[:-2]
     assert product is not None  # serves() has said so
     query, key = (t.reshape(-1, *t.shape[-3:]) for t in (product.query, product.key))

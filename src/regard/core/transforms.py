@@ -1,11 +1,11 @@
-"""torch.func (vmap, grad, jvp and their kin): is a call inside one, and which?"""
+"""torch.func (vmap, grad, jvp and others): is a call inside one, and which?"""
 
 import torch
 from torch.autograd import forward_ad
 
 
 def transformed() -> bool:
-    """Loops and kernels of our own have no rules for these, and vmap hides the numbers."""
+    """Is a call inside one? The loops and kernels here have no rules for them, and vmap hides the numbers."""
     if torch.compiler.is_compiling():
         return len(_kinds()) > 0
     levels = getattr(torch._C._functorch, "peek_interpreter_stack", None)

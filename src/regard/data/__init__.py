@@ -8,6 +8,7 @@
 - `data_files`: files plain or gzipped, and `DataError`
 - `json_records`: JSON and JSONL files
 - `checksums`: SHA-256 of a folder's files
+- `packed`: many small items in few arrays
 - `token_batches`: order of batches by a budget of tokens
 - `record_batches`: padded batches of records
 """

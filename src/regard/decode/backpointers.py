@@ -1,4 +1,4 @@
-"""The steps of a beam search, and the way back through them."""
+"""The steps of a beam search, and hypotheses read backwards through them."""
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class Trail:
         """The hypotheses that stopped at these steps, coming from these slots."""
         tokens, parents, values = (torch.stack(parts) for parts in zip(*self._steps, strict=True))
         weights = None
-        if self._weights:  # the first step had one slot: the others are never asked for
+        if self._weights:  # the first step had one slot: the others are never used
             first, later = self._weights[0], self._weights[1:]
             width = later[0].shape[1] if later else 1
             weights = torch.stack([first.expand(-1, width, *first.shape[2:]), *later])
@@ -54,7 +54,7 @@ def walk(
 ) -> list[list[Hypothesis]]:
     """Hypotheses read off from their last slot back to the first: each slot knows the one it came from.
 
-    Those with score −∞ do not exist. The way back is walked on the CPU: it is short steps, one after another.
+    Those with score −∞ do not exist. They are followed on the CPU: it is many short steps, one after another.
     """
     until, slot, parent_of = times.cpu().numpy(), slots.cpu().numpy(), parents.cpu().numpy()
     at = np.empty((parent_of.shape[0], *slot.shape), dtype=np.int64)  # the slot of each hypothesis after each step

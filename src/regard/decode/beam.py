@@ -15,7 +15,7 @@ from regard.decode.penalties import GNMT, LengthPenalty, best_divisors, divisors
 from regard.decode.ranking import best
 from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, check_step, grouped, refuse_broken
 
-# A hypothesis looks over the keys of all that stand beside it: beyond so many, copying its own is less work.
+# A hypothesis attends to the keys of all others of its row: beyond so many, copying its own is less work.
 _SIDE_BY_SIDE = 16
 
 
@@ -77,7 +77,7 @@ def searched(
     shrink: float | None,
     captures: Captures | None,
 ) -> list[list[Hypothesis]]:
-    """The search by the fastest way there is for this state."""
+    """The search by the fastest method for this state."""
     if limits.start.shape[0] == 0:
         return []
     if width <= _SIDE_BY_SIDE:
@@ -134,5 +134,5 @@ def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, sta
     index = (places[:, None] * slots + parents[going]).flatten()
     same = index.device.type == "cpu" and slots == parents.shape[1] and kept is None
     if same and torch.equal(index, torch.arange(index.numel())):
-        return going, state  # a copy of every cache saved, where looking costs no wait for the device
+        return going, state  # saves a copy of every cache, where the test does not wait for a device
     return going, state.reorder(index)

@@ -1,4 +1,4 @@
-"""Where a beam search stands, and one token further."""
+"""The state of a beam search, and the step by one token."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from regard.decode.records import Bounds
 
 @dataclass(frozen=True, eq=False)
 class Front:
-    """Where a search stands: what runs on (s slots a row) and the best of what is done (n of them), for all rows."""
+    """The running hypotheses (s slots a row) and the n best finished ones, of all rows."""
 
     sums: Float[Tensor, "b s"]  # log-probabilities; −∞ is an empty slot
     tokens: Int[Tensor, "b s"]

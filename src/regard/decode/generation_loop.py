@@ -14,7 +14,7 @@ Choose = Callable[[Tensor, Tensor], Tensor]
 
 @torch.no_grad()
 def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrink: float | None) -> list[Hypothesis]:
-    """Asks for a token after another until every row has stopped; rows that have are left out when that pays.
+    """Generates tokens until every row has stopped; stopped rows are dropped when that pays.
 
     The bookkeeping keeps all rows from first to last; `rows` says which of them the model still works on.
     """

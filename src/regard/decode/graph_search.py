@@ -1,8 +1,8 @@
 """Beam search with every shape fixed: on CUDA a whole step, the search's own work in it, is one graph.
 
 A state takes part when its `grouped()` has `static(width, steps)`: that gives a state with storage of its
-own, into which `load(state)` puts a search, and whose step asks nothing of the host. `fits(state, width, steps)` says
-whether it can serve another search. The step itself must be marked pure, as those of this library's models are.
+own, into which `load(state)` puts a search, and whose step needs nothing from the host. `fits(state, width, steps)`
+says whether it can serve another search. The step itself must be marked pure, as those of this library's models are.
 """
 
 import threading
@@ -22,14 +22,14 @@ from regard.kernels import cuda_graphs
 from regard.kernels.availability import TRITON
 
 _SHORTEST = 4  # steps below which a capture costs more than it saves
-_LOOK = 8  # steps between looks at what has ended: a look waits for the device
+_LOOK = 8  # steps between checks of what has ended: a check waits for the device
 
 
 class Captures:
     """Searches kept ready for others of nearly the same size: storage, and on CUDA the graph of a step.
 
-    A capture takes as long as two or three steps without it. Who searches many batches keeps one of these and gives it
-    to every `beam` and `greedy`; the `keep` last used stay, each with its storage. The model's parameters may change in
+    A capture takes as long as two or three steps without it. To search many batches, keep one of these and pass it to
+    every `beam` and `greedy`; the `keep` last used stay, each with its storage. The model's parameters may change in
     place. `devices` are those whose searches go this way; elsewhere shapes that follow the search are less work. On
     CUDA, Triton kernels do the attention, the ranking and the bookkeeping of a step, where Triton is installed.
 
@@ -63,7 +63,7 @@ class Captures:
     def pool(self, device: torch.device) -> Any:
         """The memory that a graph shares with those held: they run one after another.
 
-        A pool ends with the last of its graphs, and may not be asked for again.
+        A pool ends with the last of its graphs, and its handle may not be used again.
         """
         living = (one.graph for one in self.held if one.graph is not None and one.device == device)
         first = next(living, None)
@@ -161,7 +161,7 @@ class _Session:
         )
 
     def _load(self, state: Any, limits: Bounds, table: Tensor) -> None:
-        """A search from its beginning; rows that it does not have are closed."""
+        """Start a search; rows that it does not have are closed."""
         rows = limits.start.shape[0]
         self.static.load(state)
         for mine, theirs in ((self.limits.start, limits.start), (self.limits.limit, limits.limit)):
@@ -176,7 +176,7 @@ class _Session:
         self.hope.copy_(best_divisors(self.table, self.limits.limit)[:, : self.hope.shape[1]])
 
     def _first(self, state: Any, limits: Bounds) -> None:
-        """A step to see what comes: what there is to keep, and on CUDA all that libraries load."""
+        """A first step: it shows what there is to store, and on CUDA makes libraries load their code."""
         with cuda_graphs.aside(self.device):
             produced = self.step(self.static, self.front.tokens.flatten())
             check_step(produced, self.static.rows * self.width, limits.stop)
@@ -204,7 +204,7 @@ class _Session:
         self.time.add_(1)
 
     def _plain(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
-        """One token further, and what was done in the trail."""
+        """One token further, with the step written to the trail."""
         assert self.trail is not None
         values, tokens, at_stop = (part.unflatten(0, (-1, self.width)) for part in found)
         divisor, hope = self.table.index_select(0, self.time + 1), self.hope.index_select(1, self.time)[:, 0]

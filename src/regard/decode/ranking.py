@@ -40,7 +40,7 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
     if count == 1 and size > 0:
         return values.amax(1, keepdim=True), values.argmax(1, keepdim=True)
     if values.device.type == "cpu" and size > count:
-        # Without ties there is one answer. On the CPU it costs no wait to look, and sorting costs more.
+        # Without ties there is one answer. On the CPU the test does not wait for a device, and sorting costs more.
         found, index = _largest(values, count + 1)
         if not bool((found[:, 1:] == found[:, :-1]).any()):
             return found[:, :count], index[:, :count]
@@ -61,7 +61,7 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
 
 
 def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row, ties anyhow; but where an entry that counts has equals, two of them come.
+    """The `count` largest of each row, in any order of ties; of entries that have equals, at least two are returned.
 
     Looking for them in the chunks with the largest maxima alone reads the rows once, where topk copies them first.
     """

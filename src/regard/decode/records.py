@@ -77,7 +77,7 @@ class Bounds:
 
     @property
     def patience(self) -> int:
-        """Steps between looks at what has ended: a look waits for the device, and on the CPU there is no wait."""
+        """Steps between checks of what has ended: a check waits for the device, and on the CPU there is no wait."""
         return 1 if self.start.device.type == "cpu" else 4
 
 

@@ -11,5 +11,5 @@ TRITON = importlib.util.find_spec("triton") is not None
 
 
 def capturing(device: torch.device) -> bool:
-    """Is a CUDA graph being made of what happens?"""
+    """Is a CUDA graph being captured on the current stream?"""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

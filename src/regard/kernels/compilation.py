@@ -25,41 +25,25 @@ def compiler() -> bool:
 
 
 @functools.cache
-def compiled(form: Callable[..., Any], announced: str | None = None) -> Callable[..., Any]:
-    """The function `form` compiled for any sizes; it must have no gradient of its own.
+def compiled(form: Callable[..., Any]) -> Callable[..., Any]:
+    """The function `form` compiled for any sizes; it is for loops that compute gradients themselves.
 
-    `announced` names it in the log before a compilation that a user would notice. The arguments reach the compiler as
-    tensors that are no views and want no gradient: of a view it would also see the base, compile anew for each kind,
-    and give up after eight.
+    The arguments reach the compiler as tensors that are no views and need no gradient: of a view it would also see the
+    base, compile anew for each kind, and give up after eight.
     """
     function: Callable[..., Any] | None = None
 
     def call(*arguments: Tensor | None) -> Any:
         nonlocal function
         bare = [None if each is None else each.data for each in arguments]
-        if function is None:
-            function, result = _first(form, announced, bare)
-            return result
-        if announced is None:
+        if function is not None:
             return function(*bare)
-        # Threads, inference mode and equal sizes are compiled for anew. After eight torch would go on without
-        # compiling, with the hidden layer of every pair in memory.
-        with torch._dynamo.config.patch(recompile_limit=256):
-            return function(*bare)
+        start = time.perf_counter()
+        function = torch.compile(form, dynamic=True)
+        result = function(*bare)
+        seconds = time.perf_counter() - start
+        if seconds > _LONG:
+            _log.warning("compiled a loop of a recurrent network for this CPU in %.1f s", seconds)
+        return result
 
     return call
-
-
-def _first(form: Callable[..., Any], announced: str | None, arguments: list[Any]) -> tuple[Callable[..., Any], Any]:
-    """The compiled function and its first result, with a message about the time that takes."""
-    if announced is not None:
-        _log.warning(
-            "compiling %s: some seconds, kept on disk (backend='blocked' does without, and is slower) …", announced
-        )
-    start = time.perf_counter()
-    function = torch.compile(form, dynamic=True)
-    result = function(*arguments)
-    seconds = time.perf_counter() - start
-    if announced is not None or seconds > _LONG:
-        _log.warning("compiled %s in %.1f s", announced or "a loop of a recurrent network for this CPU", seconds)
-    return function, result

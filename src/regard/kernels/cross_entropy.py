@@ -39,7 +39,7 @@ def summed(
         real = (target != ignore).nonzero().squeeze(1) if states.device.type == "cpu" else target
         if len(real) == len(target):
             return _by_rows(states, weight, bias, target, smoothing, ignore, rows, wanted)
-        # Ignored rows need no logits. Elsewhere than on the CPU, to count them would be to wait for the device.
+        # Ignored rows need no logits. On a GPU counting them would mean waiting for it.
         loss, some, to_weight, to_bias = _by_rows(
             states[real], weight, bias, target[real], smoothing, ignore, rows, wanted
         )
@@ -98,7 +98,7 @@ def _rows(states: Tensor, weight: Tensor) -> int:
 
 
 def _check_targets(target: Tensor, ignore: int, vocabulary: int) -> None:
-    """On the CPU only: to look at numbers on a GPU is to wait for it. There, a wrong target makes the loss NaN."""
+    """On the CPU only: on a GPU a check would wait for the device. There, a wrong target makes the loss NaN."""
     if target.device.type != "cpu":
         return
     wrong = (target != ignore) & ((target < 0) | (target >= vocabulary))
@@ -122,7 +122,7 @@ def _total(rows: Tensor) -> Tensor:
     if rows.device.type != "cpu" or rows.dtype != torch.bfloat16:
         return rows.sum(0, dtype=_wide(rows.dtype))
     # On the CPU such a sum would copy all rows to float32 first. A product adds in float32 and rounds once, at the end;
-    # float16 would not reach so far.
+    # in float16 the sum would overflow.
     return (rows.new_ones(1, len(rows)) @ rows).squeeze(0).to(_wide(rows.dtype))
 
 
@@ -131,9 +131,9 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Space(NamedTuple):
-    """Where the parts of a batch are worked out on the CPU, one after the other: numbers (rows, v) in three dtypes.
+    """Buffers (rows, v) in three dtypes, which the parts of a batch use on the CPU one after the other.
 
-    Memory asked for and given back at each part would be new to the process each time, and cost more than its use.
+    Memory allocated anew for each part would have to be mapped each time, which costs more than its use.
     """
 
     wide: Tensor
@@ -170,7 +170,7 @@ def _losses(
         if smoothing > 0.0:
             weights.sub_(smoothing / vocabulary)
         weights.scatter_add_(1, label, torch.full_like(lse, smoothing - 1))
-        if space is None or not bool(real.all()):  # to look at numbers on a GPU is to wait for it
+        if space is None or not bool(real.all()):  # on a GPU the test would wait for the device
             weights.mul_(real.unsqueeze(1))
     losses = torch.where(real, loss.squeeze(1), 0)
     return losses, space.narrow[:rows].copy_(weights) if space is not None and copied else weights.to(logits.dtype)

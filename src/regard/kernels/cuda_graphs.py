@@ -12,9 +12,9 @@ from torch import Tensor
 Loop = Callable[..., tuple[Tensor | None, ...]]
 Outcome = TypeVar("Outcome")
 
-_MOST = 16  # graphs kept
-_AGAIN = 2  # a graph is recorded when a shape comes so often; recording costs as much as some ten runs
-_OFTEN = 32  # ... and when all places are taken so often, in place of the one used longest ago
+_MOST = 16  # graphs held at a time
+_AGAIN = 2  # a graph is recorded at this occurrence of its shapes; recording costs as much as some ten runs
+_OFTEN = 32  # ... or at this one, if as many as are held exist already: the least recently used makes room
 _SHAPES = 1024  # shapes counted
 
 
@@ -63,7 +63,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def run(loop: Loop, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """loop(*tensors), on CUDA as one graph once the same shapes have come again.
+    """loop(*tensors), on CUDA as one graph once the same shapes have occurred before.
 
     The loop must launch the same kernels for the same shapes and never wait for the device. Results are copies: later
     replays do not touch them.
@@ -89,7 +89,7 @@ def run(loop: Loop, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ..
 
 
 def clear() -> None:
-    """Forget every graph and give their memory back."""
+    """Discard every graph and free their memory."""
     _graphs.clear()
     _seen.clear()
 
@@ -108,12 +108,12 @@ def _key(loop: Loop, tensors: Sequence[Tensor | None], first: Tensor) -> tuple[A
 
 
 class _Graph:
-    """One loop over tensors of fixed places, all on one device."""
+    """One loop recorded over tensors at fixed addresses, all on one device."""
 
     def __init__(self, loop: Loop, tensors: Sequence[Tensor | None], device: torch.device) -> None:
         self.inputs = [None if tensor is None else tensor.detach().clone() for tensor in tensors]
         with torch.cuda.device(device):
-            loop(*self.inputs)  # at these places kernels may be others than before: compiled now, not while recording
+            loop(*self.inputs)  # other addresses may need other kernels: they are compiled now, not while recording
         self.graph, self.outputs = capture(lambda: loop(*self.inputs), device)
 
     def replay(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

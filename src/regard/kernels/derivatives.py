@@ -1,4 +1,4 @@
-"""What a backward pass written by hand says where a second derivative is asked for."""
+"""The error of a backward pass written by hand, where a second derivative is asked for."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Groups of dtypes that several kernels ask for."""
+"""Groups of dtypes that several kernels test for."""
 
 import torch
 

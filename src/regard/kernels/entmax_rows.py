@@ -1,8 +1,8 @@
 """Sparsemax and entmax of products on CUDA: a block of whole rows at a time, O(n · block) memory in training too.
 
 The keys stand in chunks before everything else, (chunks, slices, C, size): a block of rows against some chunks is then
-one batched product over memory without gaps. Few rows against many keys would leave most of the GPU idle, as the sum
-over the keys is one processor's; here each chunk has its own, and their outputs are added. The backward pass computes
+one batched product over memory without gaps. Few rows against many keys would leave most of the GPU idle, as one
+multiprocessor sums over all keys; here each chunk has its own, and their outputs are added. The backward pass computes
 a block's scores again, and its rows are whole, so nothing but the thresholds is kept.
 """
 
@@ -21,7 +21,7 @@ LONGEST = 32_768  # keys of a row that a kernel holds in registers
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """Whom a row may attend, how it is normalised, and how many rows are weighed at a time."""
+    """Which keys a row may attend, how it is normalised, and how many rows are computed at a time."""
 
     alpha: float
     low: int | None
@@ -36,14 +36,15 @@ class Rule:
         return first // CHUNK, -(-last // CHUNK)
 
     def limits(self, i0: int, c0: int, keys: int) -> dict[str, Any]:
-        """As the kernels want to know it."""
+        """The same as arguments of the kernels."""
         return {"i0": i0, "j0": c0 * CHUNK, "n": keys, "low": self.low, "high": self.high, "lengths": self.lengths}
 
 
 def climbs(alpha: float, keys: int) -> bool:
     """Do the kernels find the threshold of such rows?
 
-    Beyond 2 the sum is not convex: no steps climb to its root. Near 1 the power is too steep for float32.
+    Beyond 2 the sum is not convex: Newton's steps do not converge to its root. Near 1 the power is too steep for
+    float32.
     """
     return 1.05 <= alpha <= 2 and 0 < keys <= LONGEST and TRITON
 
@@ -87,7 +88,7 @@ class _Rows(torch.autograd.Function):
 def _gradients(
     rule: Rule, change: Tensor, query: Tensor, key: Tensor, value: Tensor, found: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of query, key and value."""
+    """Gradients of query, key and value."""
     from regard.kernels.triton import entmax  # imports Triton: only where it is used
 
     keys, queries = key.shape[-2], query.shape[-2]

@@ -3,7 +3,7 @@
 torch gives float32 products to MKL. On an AMD processor with AVX-512 that reached 86 to 98 GFLOP/s a core, less with
 few rows; oneDNN with the matrix in its own order of blocks, 105 to 113. bfloat16 goes to oneDNN by itself, but puts
 the matrix in order again at every call. On Intel's processors float32 stays with MKL, and so do sums of products over
-rows (gradients of matrices) everywhere: there oneDNN, which wants one side turned, is no faster.
+rows (gradients of matrices) everywhere: there oneDNN, which needs one side transposed, is no faster.
 """
 
 import functools
@@ -42,7 +42,7 @@ class Matrix:
         return torch.ops.mkldnn._linear_pointwise(rows, self.ready, add, "none", [], "")
 
     def into(self, out: Float[Tensor, "m n"], rows: Float[Tensor, "m k"], add: Tensor | None = None) -> None:
-        """The same, written where it is wanted."""
+        """The same, written to `out`."""
         if self.ready is not None:
             out.copy_(self.times(rows, add))
         elif add is None:
@@ -52,7 +52,7 @@ class Matrix:
 
 
 def matrix(weight: Float[Tensor, "n k"], rows: int, *, uses: int) -> Matrix:
-    """The matrix (of any strides) ready for so many products with so many rows each, or with others.
+    """The matrix (of any strides) prepared for `uses` products with about `rows` rows each.
 
     The plain function: `torch.nn.functional.linear`.
     """
@@ -61,7 +61,7 @@ def matrix(weight: Float[Tensor, "n k"], rows: int, *, uses: int) -> Matrix:
         return Matrix(weight, None)
     if uses >= _OFTEN:
         return Matrix(weight, torch.ops.mkldnn._reorder_linear_weight(weight, rows))
-    # A matrix with gaps in its memory oneDNN would multiply number by number.
+    # A matrix with gaps in memory makes oneDNN take its slow path.
     dense = weight.is_contiguous() or weight.t().is_contiguous()
     return Matrix(weight, weight if dense else weight.contiguous())
 

@@ -55,9 +55,7 @@ _HOME = {
     "looked_loss": "regard.models.vision.visual_attention",
     "EncoderStack": "regard.models.transformer.stacks",
     "DecoderStack": "regard.models.transformer.stacks",
-    "sequence_loss": "regard.models.transformer.training_step",
-    "compile_layers": "regard.models.transformer.training_step",
-    "CapturedStep": "regard.models.transformer.training_step",
+    "compile_layers": "regard.models.transformer.layer_compilation",
     "quantize": "regard.models.quantized",
     "pack": "regard.models.quantized",
 }
@@ -87,11 +85,9 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.models.stacked_attention import StackedClassifier as StackedClassifier
     from regard.models.transformer.encoder_decoder import TransformerDecoder as TransformerDecoder
     from regard.models.transformer.encoder_decoder import TransformerEncoder as TransformerEncoder
+    from regard.models.transformer.layer_compilation import compile_layers as compile_layers
     from regard.models.transformer.stacks import DecoderStack as DecoderStack
     from regard.models.transformer.stacks import EncoderStack as EncoderStack
-    from regard.models.transformer.training_step import CapturedStep as CapturedStep
-    from regard.models.transformer.training_step import compile_layers as compile_layers
-    from regard.models.transformer.training_step import sequence_loss as sequence_loss
     from regard.models.vision.camera_driver import CameraDriver as CameraDriver
     from regard.models.vision.camera_driver import Driven as Driven
     from regard.models.vision.camera_driver import FrameEncoder as FrameEncoder

@@ -1,4 +1,4 @@
-"""What the layers share that go query by query: a clean memory, a blank alignment, one reading, all of them joined."""
+"""What layers share that attend query by query: a clean memory, the first alignment, a reading, all readings joined."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ def score_vector(size: int) -> nn.Parameter:
 
 
 def clean_memory(memory: Float[Tensor, "b k m"], size: int, mask: Bool[Tensor, "b k"] | None) -> Float[Tensor, "b k m"]:
-    """The memory with zeros where it is padding, so that nothing hidden there (NaN, say) is ever multiplied."""
+    """The memory with zeros where it is padding, so that NaN in padding is never multiplied."""
     float_tensor(memory, "memory")
     if memory.ndim != 3 or memory.shape[-1] != size:
         raise ValueError(f"memory must be (b, k, {size}), got {tuple(memory.shape)}")
@@ -46,12 +46,12 @@ def check_query(query: Float[Tensor, "b q d"], size: int, projected: Projected) 
 
 
 def blank(projected: Projected) -> Float[Tensor, "b k"]:
-    """Weights before anything was looked at: zeros."""
+    """The weights before the first query: zeros."""
     return projected.value.new_zeros(projected.value.shape[:2])
 
 
 def sampling(normalize: Normalizer, training: bool, generator: torch.Generator | None) -> Normalizer:
-    """Hard attention that does not say when to draw draws in training, and where a generator is given."""
+    """Hard attention with `sample=None` samples in training, and where a generator is given."""
     if isinstance(normalize, Hard) and normalize.sample is None:
         return replace(normalize, sample=training or generator is not None)
     return normalize

@@ -43,7 +43,7 @@ def torch_masks(attn_mask: Tensor | None = None, key_padding_mask: Tensor | None
 
 
 def refuse(source: nn.MultiheadAttention, batch_first: bool | None) -> None:
-    """Raise for the options of torch's module that have no counterpart, and for a layout that nobody agreed to."""
+    """Raise for options of torch's module without a counterpart, and for a layout that the caller has not confirmed."""
     if not isinstance(source, nn.MultiheadAttention):
         raise TypeError(f"from_torch takes a torch.nn.MultiheadAttention, got {type(source).__name__}")
     if source.bias_k is not None or source.bias_v is not None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.core.attention import Attended
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import check_normalizer
-from regard.core.requests import Request, full
+from regard.core.requests import Request
 from regard.nn.alignment_steps import (
     alignment,
     blank,
@@ -29,7 +29,6 @@ from regard.nn.argument_checks import check_sizes
 from regard.nn.protocol import Projected
 
 _SOFTMAX = Softmax()
-_FULL = full()
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class LocationAttention(nn.Module):
     """w · tanh(W s_i + V h_j + U f_ij + b) with f_i = F ∗ α_{i−1}: content and place (Chorowski et al. 2015).
 
     F convolves the last weights with `filters` kernels of (odd) `kernel_size`, so the next place can be found by its
-    distance from the last one. Before the first query nothing was looked at: α_0 = 0. `normalize=Smooth()` is the
+    distance from the last one. Before the first query α_0 = 0. `normalize=Smooth()` is the
     paper's smoothing; a `sharpness` β above 1 multiplies the scores (section 2.3).
 
     The state is (α of the last query,), (b, k).

@@ -124,7 +124,7 @@ class Rotary(nn.Module):
         angles = _angles(x.shape[-2], offset, self.head_size, self.base, x.device)
         dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         cos, sin = (each.to(dtype).unsqueeze(-2) for each in (angles.cos(), angles.sin()))
-        # Turned as (b, n, h, d), the layout projections leave and fused kernels hand on, so that nobody has to copy.
+        # Turned as (b, n, h, d), the layout projections leave and fused kernels hand on, so that no copy is needed.
         first, second = x.transpose(1, 2).to(dtype).chunk(2, -1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
         return turned.to(x.dtype).transpose(1, 2)

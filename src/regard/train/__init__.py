@@ -15,6 +15,7 @@ Knows no model: it takes callables and records. Imports nothing of regard but ke
 - `random_state`: states of random generators
 - `checkpointing`: saves and restores a run
 - `checkpoint_files`: checkpoints on disk
+- `checkpoint_pieces`: tensors that each worker writes in part
 - `weight_files`: weights in safetensors
 - `atomic_files`: atomic writes
 - `manifest`: checksums

@@ -52,7 +52,7 @@ class Logistic(Additive):
 
 
 def refuses(problem: Problem) -> str | None:
-    """Why this is not additive attention it knows."""
+    """Why it does not compute this, if it does not."""
     if problem.device.type == "cuda":
         return _kernels_refuse(problem)
     assert isinstance(problem.score, Additive)
@@ -102,7 +102,7 @@ def kernel(problem: Problem) -> str:
     if problem.device.type == "cuda":
         return "triton decode" if _is_step(problem) else "triton additive"
     score = quicker(problem).score
-    if isinstance(score, Exponential):  # numbers too large for exponentials go by tanh in any case
+    if isinstance(score, Exponential):  # numbers too large for exponentials are computed by tanh
         built = score.build and exponential.worth_building(problem.dtype, *problem.shape[-2:])
         return "exponential (compiled)" if built else "exponential"
     return "logistic" if isinstance(score, Logistic) else "tanh"
@@ -144,7 +144,7 @@ def _builds(problem: Problem) -> bool:
 
 
 def _logistic_serves(problem: Problem) -> bool:
-    """Is this too little for the exponential form, and enough to gain by the logistic one? It looks at the data."""
+    """Is this too little for the exponential form, and enough to gain by the logistic one? It reads the data."""
     if torch.compiler.is_compiling() or problem.dtype != torch.float32 or not _SOME <= _features(problem) < _MANY:
         return False
     return not _builds(problem)
@@ -156,7 +156,7 @@ def _exponential(problem: Problem) -> Problem:
 
 
 def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tensor | None:
-    """The commonest call without describing it first, where `attend` would take the same kernels; None elsewhere.
+    """A plain call without building a problem, where `attend` would take the same kernels; None elsewhere.
 
     The tensors are on CUDA, and nothing is masked.
     """

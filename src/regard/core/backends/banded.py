@@ -16,7 +16,7 @@ from regard.core.clauses import Clauses
 
 Kernel = Callable[..., Tensor]
 
-_ROWS = 128  # of a block: fewer mask less in vain, more keep the kernel busy (docs/experiments.md)
+_ROWS = 128  # of a block: fewer waste less on masked pairs, more keep the kernel busy (docs/experiments.md)
 
 
 def worth_it(found: Clauses | None, queries: int, keys: int) -> bool:

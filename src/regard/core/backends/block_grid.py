@@ -21,7 +21,7 @@ class Grid(NamedTuple):
 
 
 def grid(problem: Problem, row_size: int, column_size: int) -> Grid:
-    """Cut the scores of a problem into blocks and ask its mask about each."""
+    """Cut the scores of a problem into blocks and evaluate its mask for each."""
     rows, columns = cut(problem.shape[-2], row_size) or [all_of(0)], cut(problem.shape[-1], column_size)
     if problem.mask is None or not rows[0] or not columns:
         yes = [[True] * len(columns) for _ in rows]
@@ -45,7 +45,7 @@ def survey(
 
 
 def out_of_sight(mask: Mask, device: torch.device) -> bool:
-    """Has the mask tensors whose numbers nobody can look at: without data, or mapped over?"""
+    """Has the mask tensors that cannot be read: without data, or mapped over?"""
     return len(mask.tensors()) > 0 and (device.type == "meta" or mapped())
 
 

@@ -76,9 +76,9 @@ def attend(problem: Problem) -> Result:
 
 
 def run(problem: Problem) -> Result:
-    """`attend` itself."""
-    problem, marks = cleaned(problem)
-    if marks is None and sparse_rows.serves(problem):
+    """`attend` outside of a compiler."""
+    problem, marks = cleaned(problem) if problem.masked else (problem, None)
+    if marks is None and _two_pass(problem) and sparse_rows.serves(problem):
         return sparse_rows.attend(problem)
     bias = problem.bias.tensor if isinstance(problem.bias, DenseBias) and problem.bias.tensor.requires_grad else None
     learned = tuple(t for t in problem.learned if t is not bias)
@@ -144,7 +144,7 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
         once_only(NAME)
-        # As the way here: scores that autocast rounds would not fit the sums that were kept.
+        # As in the forward pass: scores rounded by autocast would not fit the sums that were kept.
         device = ctx.job.problem.device.type
         with torch.autocast(device, enabled=False) if device in ("cpu", "cuda") else nullcontext():
             return _Blocked._back(ctx, *upstream)
@@ -246,7 +246,7 @@ class _Sums:
         rows, columns = self.job.grid.rows[r], self.job.grid.columns[c]
         query = take(self.inputs[0], -2, rows).detach().to(problem.dtype).requires_grad_()
         key = take(self.inputs[1], -2, columns).detach().to(problem.dtype).requires_grad_()
-        custom = isinstance(problem.score, Custom)  # holds its tensors where only torch itself can exchange them
+        custom = isinstance(problem.score, Custom)  # its tensors can only be exchanged inside torch functions
         with torch.enable_grad(), Swapped(self._swapped) if custom else nullcontext():
             raw, allowed = self.job.scores(query, key, r, c)
         self._refuse_strangers(raw, query, key)
@@ -271,7 +271,7 @@ class _Sums:
         return self.leaves.get(id(tensor), tensor)
 
     def _refuse_strangers(self, raw: Tensor, query: Tensor, key: Tensor) -> None:
-        """Parameters nobody heard of (a scripted module, this block alone) would lose their gradient: say so."""
+        """Raise for parameters that the probe did not find (of a scripted module, or used by this block alone)."""
         custom = isinstance(self.job.problem.score, Custom) and raw.numel() > 0
         if custom and leaves(raw, (query, key, *self.parameters)):
             raise RuntimeError(

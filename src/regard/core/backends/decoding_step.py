@@ -1,4 +1,4 @@
-"""Decoding steps on CUDA: when a call is one, and the kernel that takes it in a launch or two."""
+"""Decoding steps on CUDA: which calls they are, and their kernel, of one launch or two."""
 
 import functools
 
@@ -10,7 +10,7 @@ from regard.core.problem import HALF, Problem
 from regard.core.transforms import transformed
 from regard.kernels.availability import TRITON
 
-MOST = 8  # queries: up to so many, cutting the memory beats cutting the queries
+MOST = 8  # queries: up to so many, splitting the keys over programs is faster than splitting the queries
 
 
 def serves(problem: Problem) -> bool:
@@ -23,7 +23,7 @@ def serves(problem: Problem) -> bool:
     if found is None or found.banded or found.by_head or len(found.segments) > 0:
         return False
     if any(tensor.shape[-2] > 1 or tensor.shape[-3] > 1 for tensor in found.dense):
-        return False  # keys may be closed, but to all heads and queries alike
+        return False  # keys may be masked, but for all heads and queries alike
     return problem.query.dtype in (*HALF, torch.float32) and problem.value.shape[-1] <= 1024
 
 

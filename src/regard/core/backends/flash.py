@@ -16,7 +16,7 @@ from regard.core.backends import blocked, sdpa
 from regard.core.backends.result import Result
 from regard.core.backward_checks import Unchanged, once_only
 from regard.core.clauses import clauses
-from regard.core.nonfinite import all_finite, unruly
+from regard.core.nonfinite import all_finite, needs_cleaning
 from regard.core.problem import Problem
 from regard.core.scores import Dot, ScaledDot
 from regard.core.spans import Stretch, all_of, take
@@ -26,13 +26,13 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def serves(problem: Problem) -> bool:
-    """Is it a plain dot product on the CPU, of numbers that no mask has to keep out?"""
+    """Is it a plain dot product on the CPU, whose numbers need no cleaning?"""
     if problem.device.type != "cpu" or problem.empty or problem.value.shape[-1] == 0:
         return False
     plain = type(problem.score) is Dot or (type(problem.score) is ScaledDot and problem.score.softcap is None)
     if not plain or not problem.normalize.is_softmax or problem.bias is not None or problem.dropout > 0.0:
         return False
-    return _scale(problem) > 0 and not unruly(problem) and all_finite(problem)
+    return _scale(problem) > 0 and not needs_cleaning(problem) and all_finite(problem)
 
 
 def attend(problem: Problem) -> Result:
@@ -65,7 +65,7 @@ class _Flash(torch.autograd.Function):
 
 
 class _Tile(NamedTuple):
-    """Rows, the columns they see, and what the kernel is told of the mask."""
+    """Rows, the columns they see, and the mask that the kernel gets."""
 
     rows: Stretch
     columns: Stretch

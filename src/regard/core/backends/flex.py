@@ -3,7 +3,7 @@
 Plain windows in half precision have a kernel of their own.
 
 The mask is handed over twice: as a rule for single pairs, and as a list of blocks worth visiting, which comes from
-the mask's own block-by-block account, so that no n × n tensor is ever made.
+`Mask.coarse`, so that no n × n tensor is ever made.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from regard.core.backends.result import Result
 from regard.core.biases import Alibi, DenseBias, Relative, Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.masks import Band, Blocks, Coarse
-from regard.core.nonfinite import without_unseen
+from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.scores import ScaledDot
 from regard.kernels.availability import TRITON
@@ -86,7 +86,7 @@ def kernel(problem: Problem) -> str:
 
 def attend(problem: Problem, *, compiled: bool = True) -> Result:
     """Attention by FlexAttention; uncompiled it is the same function in plain operations, on any device."""
-    problem = without_unseen(problem)
+    problem = zero_masked_keys(problem)
     query, key, scale = problem.query, problem.key, 1.0
     softcap = _softcap(problem)
     product = problem.score.as_product(query, key)
@@ -134,14 +134,14 @@ def _near(heads: int, *tensors: Tensor) -> bool:
 
 
 def directly(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float | None) -> Tensor | None:
-    """The commonest window without describing it first, where `attend` would take the same kernel; None elsewhere.
+    """A plain window without building a problem, where `attend` would take the same kernel; None elsewhere.
 
     The tensors are on CUDA, of one dtype and one shape (b, h, n, d).
     """
     batch, heads, length, size = query.shape
     if query.dtype not in HALF or not low <= 0 <= high <= low + _NARROW or length < _WORTH:
         return None
-    if low <= 1 - length or high >= length - 1:  # a bound that bounds nothing: no window
+    if low <= 1 - length or high >= length - 1:  # a bound that excludes nothing: no window
         return None
     if size < 16 or size > 128 or size & (size - 1) or batch * heads > _PROGRAMS or not _near(heads, query, key, value):
         return None

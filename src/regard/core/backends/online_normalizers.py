@@ -140,7 +140,7 @@ def softmax_from(scores: Tensor, best: Tensor, total: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SigmoidStream(Stream):
-    """Each weight stands alone: a plain sum."""
+    """Each weight depends on its own score: a plain sum."""
 
     bias: float
 
@@ -226,7 +226,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class HardStream(Stream):
-    """One pass: Gumbel-max keeps a running best, so a draw needs no second look at the keys."""
+    """One pass: Gumbel-max keeps a running best, so sampling needs no second pass over the keys."""
 
     hard: Hard
     sample: bool

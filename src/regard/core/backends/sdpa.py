@@ -1,4 +1,4 @@
-"""Dot products through torch's fused kernels, `F.scaled_dot_product_attention`; masks become what it does best.
+"""Dot products through torch's fused kernels, `F.scaled_dot_product_attention`; masks in the form it computes fastest.
 
 Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
 `is_causal`, a mask of keys alone one row, a window a band at the cost of its width; any other is made for a block of
@@ -18,7 +18,7 @@ from regard.core.backends.block_grid import survey
 from regard.core.backends.result import Result
 from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
-from regard.core.nonfinite import all_finite, unruly, without_unseen
+from regard.core.nonfinite import all_finite, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
 from regard.core.scores import Bilinear, ScaledDot
@@ -26,10 +26,10 @@ from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
 
 NAME = "sdpa"
-FEW = 16  # keys: below, torch's kernels on the CPU make 0 of a query of NaN
+FEW = 16  # keys: with fewer, torch's kernels on the CPU return 0 for a query of NaN
 _MASK_NUMBERS = 2**22  # entries of a mask made at a time
 _CUDA_NUMBERS = 2**26  # the same on a GPU, which has many threads to feed and whose memory is quick
-_COLUMNS = 128  # how finely the span of visible keys is looked for
+_COLUMNS = 128  # keys in one step of the search for the span that is visible
 
 
 def refuses(problem: Problem) -> str | None:
@@ -39,8 +39,10 @@ def refuses(problem: Problem) -> str | None:
     if problem.device.type == "cpu" and not torch.compiler.is_compiling():
         masked = problem.mask is not None or problem.bias is not None
         if (masked or problem.shape[-1] < FEW) and mapped():
-            return "in vmap nobody can look for NaN or Inf, which its kernels would carry past a mask or lose"
-        if unruly(problem):
+            return (
+                "in vmap the data cannot be checked for NaN or Inf, which its kernels would carry past a mask or lose"
+            )
+        if needs_cleaning(problem):
             return "NaN or Inf in query, key or value, or numbers near it: its kernels would carry them past the mask"
         if problem.shape[-1] < FEW and not all_finite(problem):
             return "NaN or Inf in query, key or value: its kernels lose them among few keys"
@@ -57,7 +59,7 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def _affordable(device: torch.device) -> int:
-    """How large a matrix may be rather than going another way. On a GPU that other way is fifty times slower."""
+    """How large a matrix may be before another backend is taken. On a GPU the others are fifty times slower."""
     if device.type != "cuda":
         return reference.SMALL
     return 2**31 if torch.compiler.is_compiling() else torch.cuda.get_device_properties(device).total_memory // 16
@@ -114,7 +116,7 @@ def kernel(problem: Problem) -> str:
 
 
 def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Tensors that the kernels' choice sees as it would the real ones, without computing any number."""
+    """Tensors for which torch picks the same kernel as for the real ones; no number is computed."""
     size = max(problem.query.shape[-1], problem.value.shape[-1])
     tensors = (problem.query, problem.key, problem.value)
     if all(t.ndim == 4 and t.shape[-1] == size for t in tensors):
@@ -139,8 +141,8 @@ def attend(problem: Problem) -> Result:
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
     step = _is_step(problem, found)
-    if not step:  # before anything is made of the keys: on the way back, nothing times NaN would be NaN
-        problem = without_unseen(problem)
+    if not step:  # before any product with the keys: in the backward pass 0 · NaN would be NaN
+        problem = zero_masked_keys(problem)
     product = problem.score.as_product(problem.query, problem.key)
     assert product is not None  # refuses() has said so
     if step:
@@ -151,7 +153,7 @@ def attend(problem: Problem) -> Result:
 
     lse: Tensor | None = None
     banding = problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:])
-    # The rows with which a band fills its last block may see nothing, whatever the others see.
+    # The padding rows of a band's last block may have no key to attend.
     emptied = _wants_full_rows(problem.device) and (banding or not _every_row_sees(found, *problem.shape[-2:]))
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
@@ -225,7 +227,7 @@ def _wants_full_rows(device: torch.device) -> bool:
 
 
 def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
-    """Is it certain, without looking at any tensor, that each row has a key to attend?"""
+    """Is it certain, without reading any tensor, that each row has a key to attend?"""
     if found is None or found.lengths is not None or len(found.segments) > 0 or len(found.dense) > 0:
         return False
     low, high = 1 - queries if found.low is None else found.low, keys - 1 if found.high is None else found.high
@@ -278,7 +280,7 @@ def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     if allowed is not None:
         numbers = torch.where(allowed, numbers, -math.inf)
     elif not cpu and isinstance(problem.bias, Rule):
-        numbers = numbers.contiguous()  # whose rows lie apart, at places that are not aligned
+        numbers = numbers.contiguous()  # its rows are not aligned in memory
     return four_axes(numbers, problem)
 
 

@@ -2,7 +2,7 @@
 
 torch's kernels are made for long sequences: at 32 queries and keys most of what they compute is padding, and drawing
 dropout for that padding costs more than the attention. Scores are scale · Q' K'ᵀ, as for `sdpa`; masks are causality
-and keys that are closed to every query, by lengths or one by one. What is closed is never read.
+and keys that are masked for every query, by lengths or one by one. Masked keys are never read.
 """
 
 import functools
@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.core.backends import decoding_step
 from regard.core.backends.result import Result
 from regard.core.clauses import clauses
-from regard.core.nonfinite import without_unseen
+from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear, Dot, ScaledDot
 from regard.kernels.availability import TRITON
@@ -22,7 +22,7 @@ from regard.kernels.availability import TRITON
 NAME = "short"
 _LENGTH = 64  # queries and keys that fit one tile
 _SIZE = 128
-_HEADS = 512  # from so many on, the time saved exceeds what a call through here takes the host
+_HEADS = 512  # from so many on, the time saved exceeds the cost of the call on the host
 
 
 def refuses(problem: Problem) -> str | None:
@@ -57,7 +57,7 @@ def _mask_refused(problem: Problem) -> str | None:
     if found.low is not None or found.high not in (None, 0):
         return "of bands it knows causality from position 0"
     if found.by_head or len(found.segments) > 0 or any(t.shape[-2] > 1 or t.shape[-3] > 1 for t in found.dense):
-        return "it takes keys closed to all heads and queries alike"
+        return "it takes keys that are masked for all heads and queries alike"
     return None
 
 
@@ -96,8 +96,8 @@ def attend(problem: Problem) -> Result:
     from regard.kernels.triton.short_attention import short_attention  # imports Triton: only where it is used
 
     if not isinstance(problem.score, (Dot, ScaledDot)):
-        # The kernel reads no padding, but something is made of the keys first: its gradient would be nothing times NaN.
-        problem = without_unseen(problem)
+        # The kernel reads no padding, but other scores transform the keys first: its gradient would be 0 · NaN.
+        problem = zero_masked_keys(problem)
     product = problem.score.as_product(problem.query, problem.key)
     found = clauses(problem.mask, *problem.shape[-2:])
     assert product is not None  # refuses() has said so

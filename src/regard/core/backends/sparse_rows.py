@@ -16,7 +16,7 @@ from regard.core.problem import Problem
 from regard.kernels import entmax_rows
 
 BYTES = 64 * 2**20  # scores of a block
-ROWS = 256  # at least; slices wait for each other rather than that a block has fewer
+ROWS = 256  # at least: fewer slices are computed at once rather than fewer rows of each
 
 
 def serves(problem: Problem) -> bool:

@@ -8,7 +8,7 @@ follows the query's, so a gradient laid out like the output always fits. In vmap
 other kernels serve.
 
 They also serve where gradients of head sizes other than 64 and 128 are wanted: torch 2.11's cuDNN gave NaN gradients in
-bfloat16 for short memories and a size of 96 (85 × 9 queries over 64 keys).
+bfloat16 for 64 keys of size 96 where weights are nearly 0 or 1 (docs/experiments.md).
 """
 
 import functools

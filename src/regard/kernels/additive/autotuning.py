@@ -1,6 +1,6 @@
 """Which tiles the additive kernels take on a device: measured where asked for, and kept in a file.
 
-Shipped defaults serve unless somebody measures: with `REGARD_AUTOTUNE=1` in the environment the first call of each
+Shipped defaults serve unless tiles are measured: with `REGARD_AUTOTUNE=1` in the environment the first call of each
 class of shapes times a few choices (a log line says so; each is compiled first, some seconds), and the best one is
 written to a small JSON file, `regard/additive.json` in the user's folder of caches, from which later processes take it.
 """
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 _log = logging.getLogger("regard")
-_EDITION = 1  # of the kernels: another one makes what was measured worthless
+_EDITION = 1  # of the kernels: measurements of another one are ignored
 _MOST = 512  # entries of the file: the oldest make room
 
 
 def wanted() -> bool:
-    """Has somebody asked for measurements?"""
+    """Are measurements asked for?"""
     return os.environ.get("REGARD_AUTOTUNE", "") not in ("", "0")
 
 
@@ -33,7 +33,7 @@ def path() -> Path:
 
 
 def kept() -> dict[str, Any]:
-    """What the file holds; nothing, with a word in the log, where it cannot be read."""
+    """What the file holds; nothing, with a warning in the log, where it cannot be read."""
     try:
         found = json.loads(path().read_text())
         if not isinstance(found, dict):
@@ -47,7 +47,7 @@ def kept() -> dict[str, Any]:
 
 
 def keep(name: str, value: Any) -> None:
-    """One entry more in the file, which is replaced in one step: no reader ever sees half of it."""
+    """One entry more in the file, which is replaced in one step: no reader ever sees a part of it."""
     entries = {**kept(), name: value}
     entries = dict(list(entries.items())[-_MOST:])
     try:

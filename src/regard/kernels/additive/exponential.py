@@ -62,7 +62,7 @@ class _Scores(torch.autograd.Function):
 
 
 def _form(query: Tensor, key: Tensor, build: bool) -> tuple[Tensor, Tensor, "_Forms"]:
-    """Rows and columns as the loops want them, and the loops for their range."""
+    """Rows and columns as the loops take them, and the loops for their range."""
     query, key = _slices(query), _slices(key)
     reach = _largest(query) + _largest(key)
     if reach <= _NEAR:
@@ -92,9 +92,9 @@ def _row_weight(weight: Tensor, query: Tensor) -> Tensor:
 
 
 def _factors(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
-    """e^{2(q + c)} and e^{2(k − c)}, or None where no shift c brings both within reach, or NaN hides what would.
+    """e^{2(q + c)} and e^{2(k − c)}, or None where no shift c brings both within reach, or a NaN is among the numbers.
 
-    c is 0 unless it must not be: adding it rounds. tanh(q + k) does not see it.
+    c is 0 where that is possible, because adding it rounds. It cancels in tanh(q + k).
     """
     largest = _largest(query), _largest(key)
     if any(map(math.isnan, largest)):

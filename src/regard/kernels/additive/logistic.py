@@ -36,5 +36,5 @@ def exact_enough(query: Tensor, key: Tensor, weight: Tensor) -> bool:
     try:
         norm = float(weight.detach().norm(dim=-1).max())
         return float(means @ share) > (_MUCH if norm > _LIGHT else _LITTLE) * float(share.sum())
-    except RuntimeError:  # numbers that cannot be looked at: under vmap, or of a fake tensor
+    except RuntimeError:  # numbers that cannot be read: under vmap, or of a fake tensor
         return False

@@ -34,7 +34,7 @@ class Keys(NamedTuple):
 
 
 def prepare(keys: Tensor, weight: Tensor, steps: int, *, back: bool = False) -> Keys:
-    """Choose the form for as many steps: tanh, or on the CPU tanh(q + k) = 1 − 2 / (1 + e^{2q} e^{2k}), compiled."""
+    """Choose the form for so many steps: tanh, or on the CPU tanh(q + k) = 1 − 2 / (1 + e^{2q} e^{2k}), compiled."""
     plain = keys.device.type != "cpu" or keys.dtype != torch.float32 or keys.numel() * steps < _WORTH
     if plain or min(keys.shape) < 2 or not compilation.compiler():
         return Keys(keys, weight)

@@ -7,8 +7,8 @@ For each step i, with everything that does not depend on the state before alread
     s_i = gru(x_i + Σ_j a_j W_c h_j, h, s_{i-1})      the values are mapped before the loop
 
 Autograd would keep the hidden layer of every step and add to every matrix's gradient at every step. Here only states,
-gates and weights are kept; the way back makes one matrix product a step over the state, and the gradients of matrices,
-keys and values come from all steps at once, after the loop. `recurrent_cpu` is the same for the CPU.
+gates and weights are kept; the backward pass has one matrix product a step over the state, and the gradients of
+matrices, keys and values come from all steps at once, after the loop. `bahdanau_cpu` is the same for the CPU.
 """
 
 import os
@@ -48,7 +48,7 @@ class Given(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the way back needs of the way there."""
+    """What the forward pass keeps for the backward pass."""
 
     states: Tensor  # (t + 1, b, d)
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
@@ -94,24 +94,24 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     products = given.inputs.new_empty(steps, batch, len(given.recurrent))
     weights = given.inputs.new_empty(steps, batch, given.keys.shape[1])
     recurrent = given.recurrent.t()
-    closed = None if given.mask is None else ~given.mask
+    masked = None if given.mask is None else ~given.mask
     for i in range(steps):
         torch.addmm(given.bias, states[i], recurrent, out=products[i])
-        weighed(scores(products[i, :, gate_size:], keys), closed, weights[i])
+        weighed(scores(products[i, :, gate_size:], keys), masked, weights[i])
         read = weights[i].unsqueeze(1)
         torch.baddbmm(given.inputs[i].unsqueeze(1), read, given.values, out=gates[i].unsqueeze(1))
         gru.in_place(gates[i], products[i, :, :gate_size], states[i], None, states[i + 1])
     return Kept(states, gates, products, weights)
 
 
-def weighed(energy: Tensor, closed: Tensor | None, out: Tensor) -> None:
-    """Softmax over what is not closed; a row with nothing to attend is zeros."""
-    if closed is None:
+def weighed(energy: Tensor, masked: Tensor | None, out: Tensor) -> None:
+    """Softmax over the keys that are not masked; a row with nothing to attend is zeros."""
+    if masked is None:
         torch.softmax(energy, -1, out=out)
         return
-    # The lowest number in place of −inf: a row of nothing else then has no NaN in it before it is erased.
-    torch.softmax(energy.masked_fill(closed, torch.finfo(energy.dtype).min), -1, out=out)
-    out.masked_fill_(closed, 0.0)
+    # The lowest number in place of −inf: a row that is masked whole then has no NaN before it is set to 0.
+    torch.softmax(energy.masked_fill(masked, torch.finfo(energy.dtype).min), -1, out=out)
+    out.masked_fill_(masked, 0.0)
 
 
 def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
@@ -176,8 +176,8 @@ def _backward_by_kernels(given: Given, kept: Kept, upstream: Tensor, upweights: 
     dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
     dscores = torch.empty_like(kept.weights)
     upstream, upweights = upstream.contiguous(), upweights.contiguous()
-    # The state's gradient travels as two sums, float32 by the direct way and by the other the product's own dtype, in
-    # parts where it is ours.
+    # The state's gradient is two sums: the direct part in float32, and the part through the product in its own
+    # dtype, in pieces where the product is that of `few_row_products`.
     shares = given.state.new_zeros(2, *given.state.shape, dtype=torch.float32)
     ours = few_row_products.serves(given.state)
     through = given.state.new_zeros(few_row_products.parts(len(given.recurrent)) if ours else 1, *given.state.shape)

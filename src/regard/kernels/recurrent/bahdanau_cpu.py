@@ -1,14 +1,14 @@
 """The loop of a GRU decoder with additive attention in Bahdanau's order on the CPU, forward and backward by hand.
 
-As `recurrent_loop`, with matrices laid out once for all steps, and the context mapped at each step: to map every value
+As `bahdanau`, with matrices laid out once for all steps, and the context mapped at each step: to map every value
 instead is no less work there, and more memory to read.
 
     [h; q] = [W_hh; W_q] s_{i-1} + b
     a = softmax(v · tanh(q + k_j)),  c_i = Σ_j a_j v_j
     s_i = gru(x_i + W_c c_i, h, s_{i-1})
 
-Under autocast matrices, values and input gates are bfloat16, and so is all that a product takes and gives; states,
-scores and the gradients that go round are float32.
+Under autocast matrices, values and input gates are bfloat16, and so are the operands and results of products; states,
+scores and the gradients carried from step to step are float32.
 """
 
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ class Given(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What the way back needs of the way there."""
+    """What the forward pass keeps for the backward pass."""
 
     states: Tensor  # (t + 1, b, d)
     contexts: Tensor  # (t, b, e)
@@ -94,7 +94,7 @@ def _forward(given: Given) -> _Kept:
     keys = prepare(given.keys, given.score, steps)
     recurrent, mapping = (matrix(weight, batch, uses=steps) for weight in (given.recurrent, given.mapping))
     gru, read = forms(given.inputs).forth, _Values.of(given.values, steps)
-    closed = None if given.mask is None else ~given.mask
+    masked = None if given.mask is None else ~given.mask
     state, narrow = given.state, given.inputs.dtype
     size, wide = state.shape[-1], state.dtype
     kept = _Kept(
@@ -109,7 +109,7 @@ def _forward(given: Given) -> _Kept:
     for i in range(steps):
         product = recurrent.times(kept.states[i], given.bias)
         kept.queries[i] = product[:, gate_size:]
-        weighed(scores(kept.queries[i], keys), closed, kept.weights[i])
+        weighed(scores(kept.queries[i], keys), masked, kept.weights[i])
         read.into(kept.contexts[i], kept.weights[i])
         mapped = mapping.times(kept.contexts[i])
         state = gru(given.inputs[i], mapped, product, state, kept.gates[i], kept.hidden[i])

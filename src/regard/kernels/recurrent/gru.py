@@ -46,7 +46,7 @@ def forth(
 ) -> Tensor:
     """The next state from the input's gates (b, 3d), what adds to them, W_hh s + b and the state before, (b, d).
 
-    The product (b, 3d + …) may be wider: the rest is left alone. For the way back r, z, n are written side by side to
+    The product (b, 3d + …) may be wider: the rest is ignored. For the backward pass r, z, n are written side by side to
     `gates` (b, 3d), and the product's last part, which r gates, to `hidden` (b, d).
     """
     size = before.shape[-1]
@@ -64,7 +64,7 @@ def forth(
 def back(
     gates: Tensor, hidden: Tensor, before: Tensor, dstate: Tensor, upstream: Tensor, dgates: Tensor, dproduct: Tensor
 ) -> Tensor:
-    """Write the gradients of input gates and product, both (b, 3d); return that of the state before, the direct way."""
+    """Write the gradients of input gates and product, (b, 3d) each; return the direct part of the earlier state's."""
     size = before.shape[-1]
     reset, update, new = gates.split(size, -1)
     dstate = dstate + upstream

@@ -1,6 +1,6 @@
 """The loop of a GRU decoder with additive attention in Luong's order with input feeding, forward and backward by hand.
 
-As `recurrent_loop`, with one more thing that goes round: what the output layer sees. For each step i
+As `bahdanau`, with one more tensor carried from step to step: what the output layer sees. For each step i
 
     s_i = gru(x_i + W_f f_{i-1}, h_{i-1}, s_{i-1})
     [h_i; q; r] = [W_hh; W_q; W_r] s_i + b        one matrix product
@@ -43,7 +43,7 @@ class Given(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the way back needs of the way there."""
+    """What the forward pass keeps for the backward pass."""
 
     states: Tensor  # (t + 1, b, d)
     outputs: Tensor  # (t + 1, b, d); the first is zeros
@@ -81,14 +81,14 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     products = given.inputs.new_empty(steps + 1, batch, len(given.recurrent))
     weights = given.inputs.new_empty(steps, batch, given.keys.shape[1])
     recurrent, feeding = (matrix(weight, batch, uses=steps) for weight in (given.recurrent, given.feeding))
-    closed = None if given.mask is None else ~given.mask
+    masked = None if given.mask is None else ~given.mask
     recurrent.into(products[0], states[0], given.bias)
     for i in range(steps):
         feeding.into(gates[i], outputs[i], given.inputs[i])
         gru.in_place(gates[i], products[i, :, :gate_size], states[i], None, states[i + 1])
         recurrent.into(products[i + 1], states[i + 1], given.bias)
         _, query, rest = products[i + 1].split([gate_size, features, size], -1)
-        weighed(scores(query, keys), closed, weights[i])
+        weighed(scores(query, keys), masked, weights[i])
         mixed = torch.baddbmm(rest.unsqueeze(1), weights[i].unsqueeze(1), given.values)
         torch.tanh(mixed.squeeze(1), out=outputs[i + 1])
     return Kept(states, outputs, gates, products, weights)

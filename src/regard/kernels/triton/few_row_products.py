@@ -2,7 +2,7 @@
 
 The library's float32 product leaves the matrix units idle, and for so few rows half of the device too. Here one product
 is three of the matrix units' own, on numbers split in two (TF32 three times: no less exact than float32), and may be
-cut along what it sums over into parts that whoever reads them adds up.
+cut along what it sums over into parts that the reader adds up.
 """
 
 import functools
@@ -38,7 +38,7 @@ def _product(
 
 
 def serves(rows: Tensor) -> bool:
-    """Are these (…, m, k) few, is float32 asked for as it is, not rounded to TF32, and does the device know TF32?"""
+    """Are these rows (…, m, k) few, is float32 wanted exactly, and does the device have TF32?"""
     exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
     return rows.dtype == torch.float32 and rows.shape[-2] <= _MOST and exact and _knows(rows.device)
 

@@ -1,6 +1,7 @@
 """Attention over short sequences in one tile for each head: nothing is kept but the inputs, dropout is drawn again.
 
-P = softmax(scale · Q Kᵀ), O = (P ⊙ M) V with M what dropout keeps; the way back makes P and M again from the same seed.
+P = softmax(scale · Q Kᵀ), O = (P ⊙ M) V with M what dropout keeps; the backward pass makes P and M again from the
+same seed.
 """
 
 from typing import Any

@@ -5,5 +5,5 @@
 - `token_input`: embeddings with positions
 - `beams`: the state of beam search
 - `beam_layers`: the layers for grouped hypotheses
-- `training_step`: loss without logits, compilation, CUDA graph of a step
+- `layer_compilation`: one compilation for each kind of layer
 """

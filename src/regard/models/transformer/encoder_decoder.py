@@ -6,19 +6,20 @@ How to train it fast, here in bfloat16 on CUDA (the loss never materialises all 
     encoder = TransformerEncoder(32000, 512, layers=6, heads=8, embedding=embedding)
     decoder = TransformerDecoder(32000, 512, layers=6, heads=8, embedding=embedding)
     model = EncoderDecoder(encoder, decoder).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True, capturable=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 
     compile_layers(model)  # one compilation for all encoder layers, one for all decoder layers
 
-    def loss(source, prefix, target):
-        with torch.autocast("cuda", torch.bfloat16):
-            return sequence_loss(model, source, prefix, target, smoothing=0.1)
-
-    step = CapturedStep(optimizer, loss)  # forward, backward and update as one CUDA graph
     for source, prefix, target in batches:
-        step(source, prefix, target)
+        with torch.autocast("cuda", torch.bfloat16):
+            states = model(source, prefix).states
+            loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias)
+        (loss / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-`sequence_loss`, `compile_layers` and `CapturedStep` are in `regard.models.transformer.training_step`.
+`compile_layers` is in `regard.models`, `linear_cross_entropy` in `regard.nn`. `regard train` with `train.graphs=true`
+replays forward and backward pass as one CUDA graph.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@ from regard.tasks.speech.config import DataSettings, FeatureSettings, ModelSetti
 
 
 def tiny() -> SpeechConfig:
-    """The built-in utterances in about four minutes on two cores; letters of 8 kHz sound."""
+    """The built-in utterances in about three minutes on two cores; letters of 8 kHz sound."""
     return SpeechConfig(
         preset="tiny",
         # With letters, utterances longer than any trained on have few errors too; with whole words a fifth is wrong.
@@ -47,5 +47,5 @@ def fsdd() -> SpeechConfig:
 
 PRESETS = presets(
     {"tiny": tiny, "small": small, "fsdd": fsdd},
-    times={"tiny": "about four minutes", "fsdd": "minutes on a GPU"},
+    times={"tiny": "about three minutes", "fsdd": "minutes on a GPU"},
 )

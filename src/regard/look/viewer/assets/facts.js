@@ -29,7 +29,8 @@ function ranges(numbers) {
     if (found.length && found.at(-1)[1] === number - 1) found.at(-1)[1] = number;
     else found.push([number, number]);
   }
-  return found.map(([low, high]) => (low === high ? String(low) : `${low}–${high}`)).join(", ");
+  const written = ([low, high]) => (high - low > 1 ? `${low}–${high}` : low === high ? String(low) : `${low}, ${high}`);
+  return found.map(written).join(", ");
 }
 
 export function checkOf(record, say) {

@@ -11,6 +11,7 @@ import { pixels } from "./painter.js";
 import { huesOf } from "./several.js";
 
 const ACROSS = 16; // heads in a row, at most
+const LONG = 40; // letters of a name that is a sentence
 
 export class Overview {
   constructor(stage) {
@@ -74,8 +75,9 @@ export class Overview {
     const most = Math.max(1, ...records.map((record) => record.heads));
     grid.style.setProperty("--across", Math.min(ACROSS, most) + (most > 1)); // and their mean
     grid.dataset.size = most <= 2 ? "large" : most <= 6 ? "medium" : "small";
-    // Names that are sentences stand beside their map; those of layers before their heads.
-    if (parts || records.some(({ layer, name }) => !layer && name.includes(" "))) grid.dataset.list = "";
+    // Sentences stand beside their one map or above their heads, names of layers before their heads.
+    const long = names.some((name) => name.length > LONG);
+    if (parts || long) grid.dataset.list = most > 1 ? "above" : "beside";
     if (most > 1) grid.append(this.numbers(most));
     records.forEach((record, n) => {
       const name = el("span", { class: "name", role: "rowheader", text: names[n], title: record.name || names[n] });

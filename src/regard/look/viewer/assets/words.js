@@ -56,9 +56,10 @@ function renamed(labels, words) {
   return labels && wordsOf(labels) ? { kind: labels.kind, picture: false, items: words.map(({ name }) => name) } : labels;
 }
 
-// The labels of an axis as running text; null where they are no text.
+// The labels of an axis as running text; null where they are none. A list is text where it has several single words.
 export function sentenceOf(labels) {
-  if (!["tokens", "list"].includes(labels?.kind)) return null;
+  const isText = labels?.kind === "list" && labels.items.length > 2 && !labels.items.some((item) => item.includes(" "));
+  if (labels?.kind !== "tokens" && !isText) return null;
   const words = (wordsOf(labels) ?? labels.items.map((name) => ({ name }))).map(({ name }) => name);
   return words.reduce((text, word) => {
     const apart = text && !CLOSING.test(word) && !(WIDE.test(text.at(-1)) || WIDE.test(word[0] ?? ""));
