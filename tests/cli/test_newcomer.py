@@ -136,8 +136,8 @@ def test_a_setting_unlike_any_is_answered_with_all_of_them_in_groups():
     assert first.startswith("no setting is called 'zzzz'")
     assert max(map(len, lines)) <= 80
     starts = [line.split()[0] for line in lines if not line.startswith("     ")]
-    assert starts == ["data", "model", "train", "learning", "decode"]
-    assert "decode  beam, length_penalty" in str(error.value)
+    assert starts == ["data", "model", "train", "learning", "decode", "others"]
+    assert "decode    beam, length_penalty" in str(error.value)
 
 
 def test_none_means_nothing_where_that_can_be_and_is_a_word_elsewhere():
