@@ -164,7 +164,7 @@ def test_settings_are_listed_with_what_they_are_and_mean():
     code, said = regard("train", "translation", "--preset", "tiny", "--set", "help")
     assert code == 0
     lines = [line.split() for line in said.splitlines()]
-    assert ["size", "160", "Of", "the", "states."] in lines
+    assert ["size", "160", "Size", "of", "the", "states."] in lines
     assert "One of gru, lstm." in said
     assert all(one.name.rpartition(".")[2] in said for one in listed(tiny()))
     assert "none" in next(line for line in lines if line and line[0] == "epochs")

@@ -40,7 +40,7 @@ class Trace:
 
     def __init__(
         self,
-        title: str = _UNTITLED,
+        title: str = "Attention",
         records: Sequence[Record] = (),
         dropped: Sequence[str] = (),
         *,
@@ -56,7 +56,7 @@ class Trace:
         cls,
         weights: Mapping[str, Tensor],
         *,
-        title: str = _UNTITLED,
+        title: str = "Attention",
         rows: Labelling | None = None,
         columns: Labelling | None = None,
         batch: int | Sequence[int] | None = None,
