@@ -136,8 +136,8 @@ def test_a_setting_unlike_any_is_answered_with_all_of_them_in_groups():
     assert first.startswith("no setting is called 'zzzz'")
     assert max(map(len, lines)) <= 80
     starts = [line.split()[0] for line in lines if not line.startswith("     ")]
-    assert starts == ["data", "model", "train", "learning", "decode"]
-    assert "decode  beam, length_penalty" in str(error.value)
+    assert starts == ["data", "model", "train", "learning", "decode", "others"]
+    assert "decode    beam, length_penalty" in str(error.value)
 
 
 def test_none_means_nothing_where_that_can_be_and_is_a_word_elsewhere():
@@ -163,7 +163,7 @@ def test_settings_are_listed_with_what_they_are_and_mean():
     code, said = regard("train", "translation", "--preset", "tiny", "--set", "help")
     assert code == 0
     lines = [line.split() for line in said.splitlines()]
-    assert ["size", "160", "Of", "the", "states."] in lines
+    assert ["size", "160", "Size", "of", "the", "states."] in lines
     assert "One of gru, lstm." in said
     assert all(one.name.rpartition(".")[2] in said for one in listed(tiny()))
     assert "none" in next(line for line in lines if line and line[0] == "epochs")

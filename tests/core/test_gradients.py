@@ -276,13 +276,11 @@ def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monke
 def _changing() -> dict[str, tuple[Tensor, dict[str, object], str]]:
     """A tensor of a call, the call, and what it is called there."""
     lengths, allowed, bias, weight = torch.tensor([4]), torch.ones(6, 6) > 0, torch.zeros(6, 6), torch.ones(8)
-    matrix = torch.eye(8)
     return {
         "lengths": (lengths, {"mask": regard.padding(lengths)}, "mask"),
         "allowed": (allowed, {"mask": allowed}, "mask"),
         "bias": (bias, {"bias": bias}, "bias"),
         "weight": (weight, {"score": regard.Additive(weight)}, "score"),
-        "a score of one's own": (matrix, {"score": lambda query, key: (query @ matrix) @ key.mT}, "score"),
     }
 
 

@@ -54,7 +54,7 @@ def test_each_row_is_clear_where_its_weight_is_largest(tmp_path, view, special):
 
 
 def test_the_title_stands_over_the_pictures_where_they_show_all_of_it(tmp_path):
-    """Without a title, or where there is more to see, it is the name of the map and the head."""
+    """Without a title, or where there is more to see, it is the name of the map."""
 
     def title(trace: Trace) -> str:
         found = ET.parse(trace.svg(tmp_path / "a.svg")).getroot().find(f"{SVG}title")
@@ -62,10 +62,10 @@ def test_the_title_stands_over_the_pictures_where_they_show_all_of_it(tmp_path):
         return found.text or ""
 
     plain = caption()
-    assert title(plain) == "decoder, head 0"
+    assert title(plain) == "decoder"
     [record] = plain.records
     assert title(Trace("What is it? a ball 0.98", [record])) == "What is it? a ball 0.98"
-    assert title(Trace("What is it? a ball 0.98", [record, record])) == "decoder, head 0"
+    assert title(Trace("What is it? a ball 0.98", [record, record])) == "decoder"
 
 
 def test_cells_have_edges_and_a_smooth_map_has_none(tmp_path):

@@ -93,6 +93,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     return {way: [one[place] for one in found] for place, way in enumerate(WAYS)}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_send_the_bytes_of_the_formula(measured, way):
     sent = [one["sent"] for one in measured[way]]
@@ -102,6 +103,7 @@ def test_two_processes_send_the_bytes_of_the_formula(measured, way):
     assert math.isclose(sum(sent) / 2, expected, rel_tol=0.05)  # with the heads of messages, the sums and the signals
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_hold_the_states_of_the_formula(measured, way):
     states = [sum(one["states"].values()) for one in measured[way]]

@@ -14,6 +14,7 @@
 - `trace_files`: traces on disk
 - `trace_format`: the schema of the file
 - `viewer/`: the standalone page
+- `notebook`: a page in a notebook's frame
 - `heatmap`: a matrix as SVG, page or terminal text
 - `heatmap_png`: a matrix as PNG
 - `drawings`: a record as SVG or PNG
