@@ -53,6 +53,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines()), folder / "demo"
 
 
+@pytest.mark.slow
 @named([document for document in DOCUMENTS if blocks(document, "python") and document not in PROGRAMS])
 def test_examples_run(document):
     """The blocks of a document run one after another, as a reader would type them."""

@@ -30,6 +30,7 @@ regard.Trace.load("a.trace")
 """
 
 
+@pytest.mark.process
 def test_using_it_prints_nothing(tmp_path):
     """With warnings as errors, in a process of its own."""
     done = subprocess.run(

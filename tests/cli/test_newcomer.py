@@ -68,6 +68,7 @@ def test_after_training_a_sentence_of_ones_own_is_suggested(own):
     assert answer.strip() or answer == "\n"
 
 
+@pytest.mark.slow
 def test_the_built_in_world_is_written_as_what_it_is(tmp_path):
     settings = ("--set", "data.train=60", "--set", "attention=dot", "--out", tmp_path / "run")
     code, said = regard("train", "translation", *FEW, *settings)

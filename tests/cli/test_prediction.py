@@ -21,6 +21,9 @@ from regard.tasks.translation.codec import PieceCoder
 from regard.tasks.translation.predictor import Translation, Translator
 from regard.train.run_directory import Run
 
+pytestmark = pytest.mark.slow  # runs are trained first
+
+
 FEW = (
     *("--preset", "tiny", "--set", "steps=2", "--set", "validate_every=2", "--set", "data.valid=8"),
     *("--set", "data.test=8", "--set", "model.size=8", "--set", "longer=0"),

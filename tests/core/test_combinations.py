@@ -61,6 +61,7 @@ def test_every_pair_is_among_the_combinations() -> None:
 LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")  # it traces the rules, and cannot trace the checks
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(

@@ -304,6 +304,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [None, regard.causal()], ids=["open", "causal"])
 @pytest.mark.parametrize("empty", EMPTY)
 @pytest.mark.parametrize("path", [*TYPICAL_PATHS, "auto/scaled/softmax"])

@@ -38,6 +38,7 @@ def closed() -> Tensor:
 # Finite differences
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", paths(normalizers=SMOOTH))
 def test_gradcheck(path: str) -> None:
     """Every element of the Jacobian for typical paths; for the others, one random direction of it."""
@@ -46,12 +47,14 @@ def test_gradcheck(path: str) -> None:
     assert gradcheck(lambda *inputs: attend(path, inputs, mask=closed()).output, leaves, fast_mode=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in paths(normalizers=SMOOTH) if path.startswith("reference")])
 def test_gradgradcheck(path: str) -> None:
     leaves = leaves_of(path.split("/")[1])
     assert gradgradcheck(lambda *inputs: attend(path, inputs, mask=closed()).output, leaves, fast_mode=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "request_name"),
     # Two requests for each path, in turn: each meets every backend and normaliser.
@@ -69,6 +72,7 @@ def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
     assert torch.count_nonzero(slope) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in FUSED_PATHS if path in SMOOTH_PATHS])
 def test_blocks_and_grouped_heads_learn_as_the_reference(path: str) -> None:
     """Sizes that no block divides, several blocks long."""
@@ -110,6 +114,7 @@ def alone(shape: tuple[int, ...], build: Callable[[Tensor], object], leaf: Tenso
     return leaf[..., (j - i).clamp(-reach, reach) + reach]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "bias", "masked"),
     [(path, bias, (n + m) % 2 == 1) for n, path in enumerate(SMOOTH_PATHS) for m, bias in enumerate(BIASES)],

@@ -198,6 +198,7 @@ def test_soft_attention_has_no_log_prob(normalize: object) -> None:
     assert regard.attention(*SCORES["scaled"].inputs(), normalize=normalize).log_prob is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", paths(normalizers=["hard"]))
 def test_gradcheck_of_the_best_key(path: str) -> None:
     """REINFORCE taking the best key is a plain function: the values and log-probabilities have true gradients."""
@@ -461,6 +462,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
     assert (((-gradient - exact) / (spread / math.sqrt(pulls))).abs() < 5).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")
 @every_backend
 def test_a_bandit_learns_its_best_arm(backend: str) -> None:

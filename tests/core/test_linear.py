@@ -364,6 +364,7 @@ def test_the_future_is_not_touched_by_the_past_gradient() -> None:
 # Gradients
 
 
+@pytest.mark.slow
 @every_map
 @both_ways
 @pytest.mark.parametrize("length", [5, 9])
@@ -379,6 +380,7 @@ def test_gradients(name: str, causal: bool, length: int) -> None:
     )
 
 
+@pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize("length", [5, 9])
 @pytest.mark.usefixtures("small_blocks")

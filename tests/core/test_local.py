@@ -43,6 +43,7 @@ def test_it_is_the_paper_s_window(reach: int, gaussian: bool) -> None:
                 torch.testing.assert_close(found[b, h, i], by_hand(*at, reach, int(lengths[b]), gaussian))
 
 
+@pytest.mark.slow
 def test_the_centre_learns() -> None:
     query, key, value, centre = inputs()
     leaves = [t.requires_grad_() for t in (query, key, value, centre)]

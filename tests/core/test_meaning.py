@@ -54,6 +54,7 @@ def rows_closed_by(how: str) -> dict:
     }[how]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["dense", "per head", "segments", "bias"])
 @every_path
 def test_empty_rows_give_zeros_and_touch_nothing(path: str, how: str) -> None:
@@ -70,6 +71,7 @@ def test_empty_rows_give_zeros_and_touch_nothing(path: str, how: str) -> None:
         assert_close(gradient, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mask",
     [
@@ -120,6 +122,7 @@ def closed_keys(how: str) -> tuple[object, torch.Tensor]:
     return ~closed.repeat_interleave(HEADS // GROUPS, dim=1).unsqueeze(2), closed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", [*POISONS, "large"])
 @pytest.mark.parametrize("how", ["padding", "causal", "window", "per head"])
 @pytest.mark.parametrize("path", CLEAN_PATHS)
@@ -137,6 +140,7 @@ def test_what_a_masked_key_holds_has_no_effect(path: str, how: str, poison: str)
     assert torch.count_nonzero(poisoned.gradients[2][closed]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["key", "value"])
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("mask", [regard.causal(), regard.window(2, 0)], ids=["causal", "window"])
@@ -222,6 +226,7 @@ def repacked(results: torch.Tensor) -> torch.Tensor:
     return torch.cat([result[None, :, :length] for result, length in zip(results, LENGTHS, strict=True)], dim=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @every_path
 def test_padded_is_packed_is_one_by_one(path: str, causal: bool) -> None:
@@ -304,6 +309,7 @@ def far_masks() -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", far_masks())
 def test_masks_over_many_blocks(mask: str) -> None:
     """Blocks that a mask closes are skipped, those that it leaves open go without it: neither may show."""

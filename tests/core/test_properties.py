@@ -139,6 +139,7 @@ def problems(draw: st.DrawFn) -> Problem:
     return Problem(shape, draw(sizes), draw(sizes), draw(st.integers(0, 9)), layouts, expression)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FAST_PATHS)
 @settings(max_examples=12)
 @given(problem=problems())
@@ -174,6 +175,7 @@ def test_softmax_weights_are_a_distribution(path: str, problem: Problem) -> None
     assert_close(sums, (weights > 0).any(dim=-1).to(sums))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in paths() if not path.endswith("hard")])  # whose ties know an order
 @settings(max_examples=5)
 @given(problem=problems(), random=st.randoms(use_true_random=False))
@@ -235,6 +237,7 @@ def test_expanded_keys_have_stride_zero(path: str) -> None:
 # Axes that broadcast, and axes that are not there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", paths(scores=["scaled", "bilinear", "additive", "mlp"]))
 def test_leading_axes_broadcast(path: str) -> None:
     query, key, value, *parameters = SCORES[path.split("/")[1]].inputs()
@@ -255,6 +258,7 @@ def test_leading_axes_broadcast(path: str) -> None:
     assert_close(one_memory, attend(path, [query, *(t[:1].expand_as(t) for t in (key, value)), *parameters]).output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize(
     "path", [path for path in paths() if path.split("/")[1] not in ("bilinear-heads", "additive-heads")]

@@ -55,6 +55,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor, place: str = "cpu") -> None:
     assert off <= PLACES[place][2], f"{off:.1e} off"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of its kernels in vmap
 @everywhere
 @pytest.mark.parametrize("length", [6, 600])

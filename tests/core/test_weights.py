@@ -33,6 +33,7 @@ def test_nothing_asked_nothing_returned(path: str) -> None:
     assert_close(attended.output, ask(path, "causal", regard.full()).output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("index", "rows"),
     [
@@ -55,18 +56,21 @@ def test_rows(path: str, index: object, rows: list[int]) -> None:
     assert_close(weights, expected(path, "dense").weights[:, :, rows])
 
 
+@pytest.mark.slow
 @every_place
 @every_path
 def test_received(path: str, place: str) -> None:
     assert_close(ask(path, place, regard.received()).weights, expected(path, place).received)
 
 
+@pytest.mark.slow
 @every_place
 @without_hard  # whose entropy is that of the distribution it draws from: test_hard.py
 def test_entropy(path: str, place: str) -> None:
     assert_close(ask(path, place, regard.entropy()).weights, expected(path, place).entropy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, 7, 50])
 @every_place
 @every_path
@@ -101,6 +105,7 @@ def test_requests_leave_the_output_alone(path: str) -> None:
         assert_close(ask(path, "closed", request).output, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FUSED_PATHS)
 def test_requests_over_several_blocks(path: str) -> None:
     score = path.split("/")[1]

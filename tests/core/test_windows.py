@@ -27,6 +27,7 @@ def masks(lead: tuple[int, ...]) -> dict[str, regard.Mask]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", masks((2,)))
 @pytest.mark.parametrize("lead", [(2,), (2, 3)], ids=str)
 def test_a_window_equals_the_plain_form_in_value_and_gradient(lead: tuple[int, ...], name: str) -> None:

@@ -14,6 +14,7 @@ TEXTS = ["Tom chases Jerry .", "the cat chases the mouse", "汤姆 追逐 杰瑞
 SUBWORDS = train_bpe(TEXTS, size=400)
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_any_text_comes_back(text):
     numbers = SUBWORDS.encode(text)

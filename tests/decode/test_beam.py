@@ -87,6 +87,7 @@ def test_a_beam_wide_enough_is_exhaustive_search(seed, name):
         assert [each.score for each in hypotheses] == pytest.approx([score for score, _ in expected], rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
 def test_leaving_early_changes_nothing(width, name):

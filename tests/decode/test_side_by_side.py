@@ -75,6 +75,7 @@ def same(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
             torch.testing.assert_close(one.weights, two.weights, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["side by side", "fixed"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", None])
@@ -88,6 +89,7 @@ def test_the_same_hypotheses_as_one_by_one(positions, norm, way):
     same(search(made, way, **options), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["side by side", "fixed"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_layers_without_residuals(norm, way):
@@ -96,6 +98,7 @@ def test_layers_without_residuals(norm, way):
     same(search(made, way, n_best=WIDTH), search(made, "one by one", n_best=WIDTH))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["side by side", "fixed"])
 @pytest.mark.parametrize(
     "options",
@@ -112,6 +115,7 @@ def test_whatever_is_asked(options, way):
     same(search(made, way, **options), search(made, "one by one", **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["side by side", "fixed"])
 def test_rows_dropped_or_kept(way):
     made = model()
@@ -120,6 +124,7 @@ def test_rows_dropped_or_kept(way):
         same(search(made, way, n_best=2, shrink=shrink), wanted)
 
 
+@pytest.mark.slow
 def test_fixed_shapes_serve_many_searches():
     made, captures = model(), Captures(devices=EVERYWHERE)
     for rows in (19, 17, 18):  # all in storage for 24 rows

@@ -41,6 +41,7 @@ def quiet():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_call_is_seen_as_it_was(as_installed, name):
     found = outcome(name, compiling=False)

@@ -45,6 +45,7 @@ def memory_of(*, same: bool = True) -> Memory:
     return Memory(keys, keys if same else values, mask, torch.randn(B, D, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same", [True, False], ids=["states", "words"])
 @pytest.mark.parametrize("kind", DECODERS)
 def test_each_position_is_read_alone(kind, same, monkeypatch):

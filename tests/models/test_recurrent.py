@@ -153,6 +153,7 @@ def test_one_direction_and_wrong_lengths(as_installed):
 # The decoder: one pass over a prefix is the same as step after step.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -174,6 +175,7 @@ def test_whole_is_step_by_step(mechanism, order, network):
         state = step.state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_the_future_and_the_padding_are_not_seen(mechanism, order):
@@ -467,6 +469,7 @@ def test_dropout_is_for_training(order):
     assert torch.equal(decoder(memory, prefix).states, decoder(memory, prefix).states)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(("mechanism", "order"), [("additive", "bahdanau"), ("dot", "feeding"), ("none", "bahdanau")])
 def test_eight_examples_are_learned_by_heart(mechanism, order):

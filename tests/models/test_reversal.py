@@ -35,6 +35,7 @@ def trained(attention: Attention | None) -> EncoderDecoder:
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")
 def test_attention_reverses_what_its_twin_cannot():
     with_attention = trained(Attention(SIZE, 2 * SIZE, score="scaled_dot", hidden_size=SIZE))

@@ -84,6 +84,7 @@ def test_the_summary_is_the_mean_and_an_empty_source_gives_zeros():
 # ---------------------------------------------------------------- the decoder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_token_by_token_equals_the_whole(positions, norm):
@@ -252,6 +253,7 @@ def written(model: EncoderDecoder, source: Tensor, lengths: Tensor) -> Iterator[
         yield word
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("positions", "norm"), [("sinusoidal", "post"), ("rotary", "pre"), ("relative", "pre")])
 def test_eight_examples_are_learned_by_heart(positions, norm, as_installed):
     source, prefix, target, lengths = eight()

@@ -45,6 +45,7 @@ def rand(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(("score", "kind"), PAIRS)
 @torch.no_grad()

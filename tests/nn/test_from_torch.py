@@ -65,6 +65,7 @@ def turned(layer: nn.MultiheadAttention, tensors: tuple[Tensor, ...]) -> tuple[T
     return tensors if layer.batch_first else tuple(t.transpose(0, 1) for t in tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pair_mask", "key_mask"), MASKS)
 def test_the_same_outputs_and_weights(pair_mask: str, key_mask: str) -> None:
     """Sizes, biases and layouts, under each kind of mask."""

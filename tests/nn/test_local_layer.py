@@ -246,6 +246,7 @@ def window_of(place: int, length: int) -> set[int]:
     return set(range(max(0, place - REACH), min(length, place + REACH + 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel", "reinforce"])
 def test_hard_locking_learns_by_each_estimator(estimator):

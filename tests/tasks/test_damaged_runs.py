@@ -12,6 +12,9 @@ import forked
 from regard.tasks.live_runs import open_run
 from regard.train.run_directory import Run, RunError
 
+pytestmark = pytest.mark.slow  # runs are trained first
+
+
 TEXT = "the lazy dog 7"
 
 

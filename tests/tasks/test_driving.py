@@ -148,6 +148,7 @@ def test_pointing_judges_forced_decisions_alone(recorded):
     assert agreement(chances, judged) == 0.75
 
 
+@pytest.mark.slow
 def test_a_result_has_the_policies_side_by_side(run):
     result = json.loads((run / "result.json").read_text())
     for name in ("", "expert_", "random_", "idle_"):
@@ -180,6 +181,7 @@ def test_objects_beyond_those_seen_have_no_weight(run):
     assert empty.line == f"{empty.answer} {empty.probabilities[empty.answer]:.2f}"
 
 
+@pytest.mark.slow
 def test_a_drive_is_shown_step_by_step(run):
     [found] = package.load(run).predict([{"scene": {"road": 3}}])
     assert found.answer in found.line

@@ -47,6 +47,7 @@ def test_the_network_learns_what_the_planner_prefers():
     assert (logits.argmax(1).numpy() == values.argmax(1)).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_a_costly_mistake_weighs_more_than_a_cheap_one():
     """One scene, nine times judged with a little more for the first action, once with a crash after it."""
     scenes = np.ones((10, 2, len(FEATURES)), np.float32)

@@ -143,6 +143,7 @@ def test_without_hard_attention_there_is_no_baseline():
     assert hard(settings).estimator == "reinforce"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
 def test_hard_attention_learns_by_every_estimator(estimator):

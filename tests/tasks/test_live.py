@@ -41,6 +41,7 @@ def test_a_forced_beginning_is_kept(live):
     assert all(one.tokens[:2] == ("杰瑞", "看见") for one in found.beams)
 
 
+@pytest.mark.slow
 def test_the_log_probability_is_that_of_the_tokens(live):
     """Each factor of p(y) is what `score` tells of its place with the whole source kept; the end mark is the rest."""
     [one] = live.translate("Tom chases Jerry", beams=1, forced=("汤姆", "追逐")).beams

@@ -24,6 +24,9 @@ from regard.tasks.inputs import from_arguments, named
 from regard.tasks.task import Input, InputError, SettingError
 from regard.train.run_directory import Run
 
+pytestmark = pytest.mark.slow  # runs are trained first
+
+
 LOADED = """
 import json, sys, regard
 [found] = regard.load(sys.argv[1]).predict([sys.argv[2:] if len(sys.argv) > 3 else sys.argv[2]])

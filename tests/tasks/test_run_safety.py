@@ -15,6 +15,8 @@ from regard.train.run_directory import Run, RunError
 from regard.train.weight_files import read_tensors
 from time_limits import HANG_SECONDS
 
+pytestmark = pytest.mark.slow  # runs are trained first
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:

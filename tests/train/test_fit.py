@@ -70,6 +70,7 @@ def cut_at(calls: int):
     return cutting
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")  # the checks of types draw random numbers of Python's own
 @pytest.mark.parametrize("average", ["none", "ema", "checkpoints"])
 @pytest.mark.parametrize("cuts", [[9], [15, 3, 11], [33]])

@@ -3,6 +3,7 @@
 The call:
 - `attention`: `attention` and `explain`, the public edge;
 - `problem`: a checked call, all that a backend needs;
+- `dispatch`: which backend serves it, one table;
 - `backends/`: ways to compute it;
 - `scores`, `custom`: the score of a query and a key, of this library or of the caller;
 - `normalizers`, `hard`: from scores to weights; sampling one key;
