@@ -241,7 +241,7 @@ def test_hosts_of_a_server_that_others_can_reach():
 def test_the_server_starts_without_torch_and_stops_on_interrupt():
     code = (
         "import sys, threading, urllib.request, signal, os\n"
-        "from regard.studio import serve as s\n"
+        "from regard.studio import server as s\n"
         "s._warm = lambda: None\n"
         "def stop(address):\n"
         "    urllib.request.urlopen(address).read()\n"  # answered once the server runs
