@@ -57,6 +57,7 @@ class LocationAttention(nn.Module):
 
     The state is (α of the last query,), (b, k).
 
+    >>> from regard.core.requests import full
     >>> layer = LocationAttention(8, 6, filters=3, kernel_size=5)
     >>> out = layer(torch.randn(2, 4, 8), torch.randn(2, 11, 6), weights=full())
     >>> out.output.shape, out.weights.shape
