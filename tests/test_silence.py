@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 USE = """
 import torch, regard
 from regard import models, nn, parallel

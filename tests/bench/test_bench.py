@@ -116,6 +116,7 @@ def test_the_chart_is_there_and_linked(measured):
     assert {"regard", "SDPA"} <= words
 
 
+@pytest.mark.slow
 def test_a_contender_that_fails_keeps_its_place_with_the_reason():
     def broken() -> cases.Run:
         raise RuntimeError("no such kernel\nand a long story")

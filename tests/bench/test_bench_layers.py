@@ -183,6 +183,7 @@ def test_a_curve_stands_where_its_figures_are():
     assert low - top == pytest.approx(curves.HIGH)
 
 
+@pytest.mark.slow
 def test_what_fails_or_is_too_large_keeps_its_place(monkeypatch):
     attention, formed = BY_NAME["self-attention"], BY_NAME["self-attention, matrix formed"]
 

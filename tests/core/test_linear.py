@@ -146,6 +146,7 @@ def test_chunks_as_they_are(length: int) -> None:
     assert_close(output, oracle(query, key, value, performer_logs(features), True), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 @given(
     sizes=st.tuples(

@@ -151,6 +151,7 @@ def test_every_backend_agrees_with_the_reference(path: str, problem: Problem) ->
         assert_close(result, expected, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 @given(problem=problems())
 def test_masks_mean_what_their_predicate_says(backend: str, problem: Problem) -> None:

@@ -174,6 +174,7 @@ def test_compiled_attention_is_clean_of_closed_keys_too() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed_as", [torch.finfo(torch.float64).min, -math.inf])
 @pytest.mark.parametrize("how", ["dense", "lengths and causal", "shifted", "window", "window, all rows see"])
 def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(

@@ -181,6 +181,7 @@ def test_many_drives_are_as_each_of_them_alone():
     assert together.collided.tolist() == [one.collided[0] for one in alone]
 
 
+@pytest.mark.slow
 def test_the_expert_drives_far_better_than_chance_and_not_without_collisions():
     roads = [road(1, number) for number in range(120)]
     best, idle, chance = (drive(roads, policy).figures() for policy in (expert_policy, idle_policy, random_policy(1)))

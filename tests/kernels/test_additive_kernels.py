@@ -1,5 +1,7 @@
 """The Triton kernels of additive attention against the explicit form in float64: interpreted here, compiled on CUDA."""
 
+import importlib.resources
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -389,12 +391,14 @@ def test_direct(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_fits_keep_their_word() -> None:
     """Every series of the table is near its function as far as it is said to reach: checked from the numbers alone."""
-    from regard.core.backends.additive.series_table import TABLE
+    from regard.kernels.additive.series import BUDGETS, Row, Series
 
-    from regard.kernels.additive.series import BUDGETS
+    text = importlib.resources.files("regard.kernels.additive").joinpath("series.json").read_text()
 
     functions = {"tanh": torch.tanh, "gelu": lambda x: torch.nn.functional.gelu(x) - x / 2}
-    for (target, dtype, direction), rows in TABLE.items():
+    for name, table in json.loads(text).items():
+        target, dtype, direction = name.split()
+        rows = [Row(together, tuple(Series(*fit) for fit in fits)) for together, fits in table]
         assert [row.reach for row in rows] == sorted(row.reach for row in rows)
         assert [row.together for row in rows] == sorted(row.together for row in rows)
         most = BUDGETS[dtype, direction][0] * (1.26 if direction == "forward" else 1.01)  # looked at in fewer places
@@ -415,7 +419,7 @@ def test_fits_keep_their_word() -> None:
 
 def test_rules_of_distance_as_tables() -> None:
     """ALiBi and shifted tables reach the kernels as one number for each head and distance j - i."""
-    from regard.core.backends.additive import _numbers
+    from regard.core.backends.kernel_arguments import bias_arguments
     from regard.core.problem import build
 
     torch.manual_seed(2)
@@ -425,7 +429,7 @@ def test_rules_of_distance_as_tables() -> None:
     rules += [regard.relative(torch.randn(3, 7), offset=n) for n in (0, 4, -9)] + [regard.relative(torch.randn(7), 2)]
     for bias in rules:
         problem = build(query, key, value, score, regard.Softmax(), None, bias, 0.0, None, None)
-        table = _numbers(problem, query.shape[:1])["relative"]
+        table = bias_arguments(problem, query.shape[:1])["relative"]
         reach = table.shape[1] // 2
         place = (torch.arange(11) - torch.arange(5)[:, None]).clamp(-reach, reach) + reach
         torch.testing.assert_close(table[:, place], bias.values(range(5), range(11), FULL).expand(3, 5, 11))

@@ -168,7 +168,7 @@ def test_a_class_token_stands_before_the_patches_of_an_image(as_installed):
     trace.label(rows=labels, columns=labels, batch=range(trace.sequences))
     assert all(record.labels(batch=item).columns == labels for record in trace for item in range(record.batch))
     assert trace.records[0].keys == high * high + 1
-    assert about(trace)["labels"][0]["items"][:2] == ["[CLS]", "1,1"]
+    assert about(trace)["labels"][0]["items"][:2] == ["[CLS]", "0,0"]
     with pytest.raises(ValueError, match=r"if the first 1 are no patches, say special=1"):
         Labels("patches", labels.items, {"grid": (high, high)})
 

@@ -208,6 +208,7 @@ def test_gradients_reach_every_parameter(options):
     assert {name for name, p in pointer.named_parameters() if p.grad is None or not p.grad.any()} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")
 def test_eight_answers_are_learnt():
     passage, question = torch.randn(8, WORDS, 8), torch.randn(8, ASKED, 8)

@@ -57,6 +57,7 @@ def test_hops_are_those_of_the_formula(hops):
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["scaled_dot", "additive", "bilinear"])
 def test_gradients_are_those_of_differences(score):
     stacked, source = model(hops=2, attention=score), memory()

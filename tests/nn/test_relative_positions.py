@@ -78,6 +78,7 @@ def plain(
     return torch.einsum("bhqk,bhqkd->bhqd", weights, each_value), weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize", [Softmax(), Sparsemax(), Sigmoid()])
 def test_long_inputs_go_in_blocks_that_change_nothing(normalize: Normalizer) -> None:
     """Large enough for several blocks: outputs and every gradient as from one (n, n, d) tensor."""
@@ -131,6 +132,7 @@ def test_no_tensor_for_each_pair_of_positions() -> None:
     assert backward.numel <= 5_000_000
 
 
+@pytest.mark.slow
 def test_gradients_of_all_that_is_learned() -> None:
     positions = RelativePositions(3, 2).double()
     query, key, value = (t.requires_grad_() for t in random((2, 2, 5, 3), (2, 1, 7, 3), (2, 1, 7, 3)))

@@ -174,7 +174,7 @@ def test_a_form_of_another_site_is_no_json(studio: Studio):
 @pytest.mark.parametrize(
     ("path", "part"),
     [
-        ("map?record=0&head=2", "head must be from 0 to 1, got 2"),
+        ("map?record=0&head=3", "head must be from 0 to 2, got 3"),  # 2: their mean
         ("map?record=1", "record must be from 0 to 0, got 1"),
         ("map?record=-1", "record must be a whole number"),
         ("map?record=0x1", "record must be a whole number"),
@@ -241,7 +241,7 @@ def test_hosts_of_a_server_that_others_can_reach():
 def test_the_server_starts_without_torch_and_stops_on_interrupt():
     code = (
         "import sys, threading, urllib.request, signal, os\n"
-        "from regard.studio import serve as s\n"
+        "from regard.studio import server as s\n"
         "s._warm = lambda: None\n"
         "def stop(address):\n"
         "    urllib.request.urlopen(address).read()\n"  # answered once the server runs

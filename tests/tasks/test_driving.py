@@ -158,6 +158,7 @@ def test_a_result_has_the_policies_side_by_side(run):
     assert set(result["longer"]["metrics"]) == {"agreement", "steering_error", "scenes"}
 
 
+@pytest.mark.slow
 def test_a_decision_names_the_objects_it_looked_at(run, tmp_path):
     (tmp_path / "scene.json").write_text(json.dumps(SCENE))
     [found] = package.load(run).predict([tmp_path / "scene.json"])

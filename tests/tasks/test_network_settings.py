@@ -80,6 +80,7 @@ def test_a_configuration_from_before_is_read_as_it_was():
     assert TranslationConfig().model.values == TranslationConfig().model.keys == "states"
 
 
+@pytest.mark.slow
 def test_a_run_from_before_goes_on(tmp_path):
     """Its config.json does not know the settings that came later: they are what they would have been."""
     chosen = tiny().model_copy(update={"train": tiny().train.model_copy(update={"steps": 2, "validate_every": 2})})

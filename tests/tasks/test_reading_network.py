@@ -99,6 +99,7 @@ def test_the_codec_is_what_it_was_when_loaded(tmp_path):
     assert ReadingCodec.build([asked(example())]).passage("It rained.").words == ("It", "rained", ".")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["none", "dot", "additive", "bilinear", "hard"])
 @pytest.mark.parametrize("matching", ["none", "additive", "scaled_dot"])
 def test_padding_changes_nothing(attention, matching):
@@ -115,6 +116,7 @@ def test_padding_changes_nothing(attention, matching):
         torch.testing.assert_close(together.end_logits[row, :count], alone.end_logits[0], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [SMALL, *(preset.make().model for preset in PRESETS.values())])
 def test_the_twin_without_attention_has_as_many_parameters(settings):
     counts = [
@@ -169,6 +171,7 @@ def test_a_reader_of_letters_wants_letters():
         point(build(SMALL.model_copy(update={"characters": 5}), codec.vocabulary.size), records)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("attention", ["none", "dot", "hard"])
 def test_a_few_stories_are_learnt(attention):

@@ -102,6 +102,7 @@ def steps(model: nn.Module, device: str, *, captured: bool) -> list[list[torch.T
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["transformer", "recurrent"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_captured_gradients_are_the_plain_ones_over_several_updates(device, kind):
