@@ -64,6 +64,7 @@ static inline float sum(vec x) { return x; }
 #endif
 
 #define COLUMNS 4 /* taken together, so that a row's numbers are loaded once for all of them */
+#define TOGETHER 4 /* vectors of features whose sums are taken at once */
 #define HUGE_ONE 1e37f /* inf would make NaN of the Newton step; the inverse of this is 0 beside any other term */
 
 int regard_lanes(void) { return LANES; }
@@ -122,44 +123,61 @@ typedef struct {
 SCORES(far_score_row, far_r, FAR_SCORE)
 SCORES(near_score_row, near_tanh, NEAR_SCORE)
 
-/* Of a row, for each feature: first = sum over columns of ds tanh', second = sum of ds tanh. */
-static void far_sum_row(const void *given, long z, long i) {
-    const job *j = given;
-    long f = j->features, k = j->n_columns;
-    const float *a = j->rows + (z * j->n_rows + i) * f, *b = j->columns + z * k * f;
-    const float *ds = j->third + (z * j->n_rows + i) * k;
-    float *slope = j->first + (z * j->n_rows + i) * f, *plain = j->second + (z * j->n_rows + i) * f;
-    float whole = 0.0f;
-    for (long c = 0; c < k; c++) whole += ds[c];
-    for (long x = 0; x < f; x += LANES) {
-        vec left = LOAD(a + x), one = ALL(1.0f), sloped[2] = {ALL(0.0f), ALL(0.0f)}, direct[2] = {ALL(0.0f), ALL(0.0f)};
-        for (long c = 0; c < k; c++) { /* two sums in turn: each waits for its own last addition only */
-            vec r = far_r(left, LOAD(b + c * f + x)), weighted = MUL(ALL(ds[c]), r);
-            direct[c & 1] = ADD(direct[c & 1], weighted);
-            sloped[c & 1] = FMA(weighted, FNMA(r, one, one), sloped[c & 1]);
-        }
-        STORE(slope + x, MUL(ALL(4.0f), ADD(sloped[0], sloped[1])));
-        STORE(plain + x, FNMA(ALL(2.0f), ADD(direct[0], direct[1]), ALL(whole)));
+/* Of a row, for each feature: first = sum over columns of ds tanh', second = sum of ds tanh.
+ *
+ * TERMS(a, b, ds, slope, plain) adds one column to the two sums. Several vectors of features are summed at once, so
+ * that no addition waits for the last one. */
+#define SUMS(NAME, TERMS, SLOPE, PLAIN)                                                             \
+    static void NAME(const void *given, long z, long i) {                                           \
+        const job *j = given;                                                                       \
+        long f = j->features, k = j->n_columns, at = (z * j->n_rows + i) * f, x = 0;                \
+        const float *a = j->rows + at, *b = j->columns + z * k * f;                                 \
+        const float *ds = j->third + (z * j->n_rows + i) * k;                                       \
+        float *slope = j->first + at, *plain = j->second + at, whole = 0.0f;                        \
+        for (long c = 0; c < k; c++) whole += ds[c];                                                \
+        (void)whole;                                                                                \
+        for (; x + TOGETHER * LANES <= f; x += TOGETHER * LANES) {                                  \
+            vec left[TOGETHER], sloped[TOGETHER], direct[TOGETHER];                                 \
+            for (int u = 0; u < TOGETHER; u++) {                                                    \
+                left[u] = LOAD(a + x + u * LANES);                                                  \
+                sloped[u] = direct[u] = ALL(0.0f);                                                  \
+            }                                                                                       \
+            for (long c = 0; c < k; c++) {                                                          \
+                vec by = ALL(ds[c]);                                                                \
+                const float *right = b + c * f + x;                                                 \
+                for (int u = 0; u < TOGETHER; u++) TERMS(left[u], LOAD(right + u * LANES), by, sloped[u], direct[u]) \
+            }                                                                                       \
+            for (int u = 0; u < TOGETHER; u++) {                                                    \
+                STORE(slope + x + u * LANES, SLOPE(sloped[u]));                                     \
+                STORE(plain + x + u * LANES, PLAIN(whole, direct[u]));                              \
+            }                                                                                       \
+        }                                                                                           \
+        for (; x < f; x += LANES) {                                                                 \
+            vec left = LOAD(a + x), sloped = ALL(0.0f), direct = ALL(0.0f);                         \
+            for (long c = 0; c < k; c++) TERMS(left, LOAD(b + c * f + x), ALL(ds[c]), sloped, direct) \
+            STORE(slope + x, SLOPE(sloped));                                                        \
+            STORE(plain + x, PLAIN(whole, direct));                                                 \
+        }                                                                                           \
     }
-}
 
-static void near_sum_row(const void *given, long z, long i) {
-    const job *j = given;
-    long f = j->features, k = j->n_columns;
-    const float *a = j->rows + (z * j->n_rows + i) * f, *b = j->columns + z * k * f;
-    const float *ds = j->third + (z * j->n_rows + i) * k;
-    float *slope = j->first + (z * j->n_rows + i) * f, *plain = j->second + (z * j->n_rows + i) * f;
-    for (long x = 0; x < f; x += LANES) {
-        vec left = LOAD(a + x), sloped[2] = {ALL(0.0f), ALL(0.0f)}, direct[2] = {ALL(0.0f), ALL(0.0f)};
-        for (long c = 0; c < k; c++) {
-            vec hidden = near_tanh(left, LOAD(b + c * f + x)), by = ALL(ds[c]), weighted = MUL(by, hidden);
-            direct[c & 1] = ADD(direct[c & 1], weighted);
-            sloped[c & 1] = ADD(sloped[c & 1], FNMA(weighted, hidden, by));
-        }
-        STORE(slope + x, ADD(sloped[0], sloped[1]));
-        STORE(plain + x, ADD(direct[0], direct[1]));
+#define FAR_TERMS(a, b, ds, slope, plain)                                                           \
+    {                                                                                               \
+        vec r = far_r(a, b), weighted = MUL(ds, r);                                                 \
+        plain = ADD(plain, weighted);                                                               \
+        slope = ADD(slope, FNMA(weighted, r, weighted));                                            \
     }
-}
+#define NEAR_TERMS(a, b, ds, slope, plain)                                                          \
+    {                                                                                               \
+        vec hidden = near_tanh(a, b), weighted = MUL(ds, hidden);                                   \
+        plain = ADD(plain, weighted);                                                               \
+        slope = ADD(slope, FNMA(weighted, hidden, ds));                                             \
+    }
+#define FAR_SLOPE(sum) MUL(ALL(4.0f), sum)
+#define FAR_PLAIN(whole, sum) FNMA(ALL(2.0f), sum, ALL(whole))
+#define NEAR_SLOPE(sum) (sum)
+#define NEAR_PLAIN(whole, sum) (sum)
+SUMS(far_sum_row, FAR_TERMS, FAR_SLOPE, FAR_PLAIN)
+SUMS(near_sum_row, NEAR_TERMS, NEAR_SLOPE, NEAR_PLAIN)
 
 static void *take_blocks(void *given) {
     job *j = given;
