@@ -18,6 +18,8 @@ from pathlib import Path
 
 _log = logging.getLogger("regard")
 # Not -ffast-math: linking with it would round subnormal numbers to 0 in the whole process.
+# OpenMP is torch's own where that is libgomp, which it has loaded by then: one pool of threads for both.
+_OPENMP = "-fopenmp"
 _FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 
 
@@ -53,7 +55,7 @@ def library(package: str, name: str) -> ctypes.CDLL | None:
 def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
     """The shared library, from the cache where one was made by this compiler from this source for this processor."""
     version = subprocess.run([compiler_path, "--version"], capture_output=True, check=True, timeout=600).stdout
-    parts = (source, version, " ".join(_FLAGS).encode(), _processor())
+    parts = (source, version, " ".join((_OPENMP, *_FLAGS)).encode(), _processor())
     folder = cache_folder() / "native"
     target = folder / f"{stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.so"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -65,7 +67,9 @@ def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
         written, built = Path(room) / f"{stem}.c", Path(room) / f"{stem}.so"
         written.write_bytes(source)
         command = [compiler_path, *_FLAGS, str(written), "-o", str(built)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        done = subprocess.run([*command, _OPENMP], capture_output=True, text=True, timeout=600)
+        if done.returncode:  # a compiler without OpenMP: threads of the library's own
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise RuntimeError(done.stderr.strip() or f"{compiler_path} ended with code {done.returncode}")
         os.replace(built, target)  # in one step: no other process loads half of it

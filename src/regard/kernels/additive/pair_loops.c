@@ -179,6 +179,7 @@ SCORES(near_score_row, near_tanh, NEAR_SCORE)
 SUMS(far_sum_row, FAR_TERMS, FAR_SLOPE, FAR_PLAIN)
 SUMS(near_sum_row, NEAR_TERMS, NEAR_SLOPE, NEAR_PLAIN)
 
+#ifndef _OPENMP
 static void *take_blocks(void *given) {
     job *j = given;
     long count = j->slices * j->n_rows;
@@ -189,22 +190,29 @@ static void *take_blocks(void *given) {
         for (; at < stop; at++) j->work(j, at / j->n_rows, at % j->n_rows);
     }
 }
+#endif
 
 static void run(job *j, long threads) {
-    enum { MOST = 256 };
-    pthread_t others[MOST];
-    long rows = j->slices * j->n_rows, started = 0;
+    long rows = j->slices * j->n_rows;
     /* Blocks of about 0.1 ms, and at least four for each thread where there are that many rows. */
     long pairs = j->n_columns * j->features > 0 ? j->n_columns * j->features : 1;
     long most = rows / (4 * threads) > 1 ? rows / (4 * threads) : 1;
     j->block = (1 << 19) / pairs > 1 ? (1 << 19) / pairs : 1;
     if (j->block > most) j->block = most;
+    if (threads > (rows + j->block - 1) / j->block) threads = (rows + j->block - 1) / j->block;
+#ifdef _OPENMP /* the threads of torch, which spin after its own loops and would keep others off their cores */
+#pragma omp parallel for schedule(dynamic, j->block) num_threads(threads)
+    for (long at = 0; at < rows; at++) j->work(j, at / j->n_rows, at % j->n_rows);
+#else
+    enum { MOST = 256 };
+    pthread_t others[MOST];
+    long started = 0;
     atomic_init(&j->next, 0);
     if (threads > MOST) threads = MOST;
-    if (threads > (rows + j->block - 1) / j->block) threads = (rows + j->block - 1) / j->block;
     while (started < threads - 1 && pthread_create(&others[started], 0, take_blocks, j) == 0) started++;
     take_blocks(j);
     while (started > 0) pthread_join(others[--started], 0);
+#endif
 }
 
 #define CALL(NAME, ROW)                                                                              \
