@@ -159,7 +159,7 @@ def _narrow(parts: list[Tensor]) -> Tensor:
 
 
 def _largest(record: Record, top: int, overview: int) -> dict[str, Tensor]:
-    """The parts of a large map; indices take two bytes where they fit."""
+    """The tensors stored for a large map; indices are int16 where they fit."""
     narrow = torch.int16 if record.keys < 2**15 else torch.int32
     parts: dict[str, list[Tensor]] = {name: [] for name in _PARTS}
     for item in range(record.batch):

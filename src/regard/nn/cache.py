@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.biases import Alibi, Bias, DenseBias, Relative, as_bias
-from regard.core.masks import And, Band, Dense, Mask, Not, Or, Padding, as_mask
+from regard.core.masks import And, Band, Dense, Mask, Not, Or, Padding, Segments, as_mask
 from regard.core.spans import all_of
 
 _FIRST = 32  # positions a growing cache makes room for at first
@@ -214,7 +214,9 @@ def _moved(mask: Mask, offset: int | Tensor, queries: int, keys: int, device: to
             return Or(inner(left), inner(right))
         case Not(negated):
             return Not(inner(negated))
-    return mask
+        case Segments() | Dense():  # given for these queries and all keys
+            return mask
+    raise TypeError(f"a mask of type {type(mask).__name__} beside a cache: how it moves with the cache is not known")
 
 
 def _twice(name: str, own: int, offset: int | Tensor, plain: str) -> str:

@@ -109,7 +109,7 @@ class LocationAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, tuple[Tensor]]:
-        """What the queries read one after the other, and the weights of the last of them."""
+        """The outputs of the queries, computed one after another, and the weights of the last one as the new state."""
         check_query(query, self.query_size, projected)
         last = state[0] if state is not None else blank(projected)
         steps = []

@@ -152,7 +152,7 @@ class Alibi(nn.Module):
         self.register_buffer("slopes", torch.tensor(whole + between), persistent=False)
 
     def bias(self, offset: int = 0) -> Bias:
-        """The rule, with the first query at position `offset` among the keys."""
+        """The bias, with the first query at key position `offset`."""
         return alibi(self.slopes, offset)
 
 

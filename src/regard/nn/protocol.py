@@ -18,7 +18,7 @@ class Projected(NamedTuple):
     mask: Bool[Tensor, "b k"] | None  # True = a real position
 
     def reorder(self, index: Tensor) -> "Projected":
-        """The rows of the batch named by `index`, as beam search wants them."""
+        """The batch rows selected by `index`; beam search reorders its hypotheses with it."""
         mask = None if self.mask is None else self.mask.index_select(0, index)
         return Projected(self.key.index_select(0, index), self.value.index_select(0, index), mask)
 

@@ -12,7 +12,7 @@ from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.studio.examples import Answering, Example, asked_by, noise
 
-SIDE, PATCHES = 336, 14  # pixels, and patches, a side
+SIDE, PATCHES = 336, 14  # side of the picture in pixels; patches along each side
 SKY, GRASS, HOUSE, ROOF, BALL, SUN, TREE = range(7)
 COLOURS = ["#bfe0f7", "#8cbf6a", "#3f6fb5", "#2b4a7a", "#d23b36", "#f6c445", "#3d7d4a"]
 SHAPES: list[tuple[str, int, tuple[int, ...]]] = [

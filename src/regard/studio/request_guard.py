@@ -180,7 +180,7 @@ class BrokenBodyError(Exception):
 
 
 def values(scope: MutableMapping[str, Any], name: bytes) -> list[str]:
-    """Every header of that name."""
+    """The values of all headers with this name."""
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
     return [value.decode("latin-1") for key, value in headers if key == name]
 

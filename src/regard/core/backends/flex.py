@@ -53,7 +53,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Where plain SDPA does the same as fast or faster."""
+    """Why another backend would be at least as fast, or None."""
     queries, keys = problem.shape[-2:]
     if min(queries, keys) < _WORTH:
         return f"under {_WORTH} queries or keys its set-up costs more than it saves"

@@ -245,7 +245,7 @@ def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 
 
 def _ask_comparison(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
-    """Is the star left of the circle? Where it is not, it is right of it, above or below."""
+    """A yes/no question about the relative position of two objects ("is the star left of the circle ?")."""
     found = relation(box_of(placed[0]), box_of(placed[1]))
     if found is None:
         return None

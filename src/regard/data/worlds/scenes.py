@@ -27,7 +27,7 @@ _PATIENCE = 2000
 
 @runtime_checkable
 class HasScene(Protocol):
-    """What describes a scene: a caption, a question."""
+    """A text about a scene, such as a caption or a question."""
 
     @property
     def scene(self) -> Scene: ...

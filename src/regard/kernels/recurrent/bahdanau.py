@@ -168,10 +168,8 @@ def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
 
 
 def _backward_by_kernels(given: Given, kept: Kept, upstream: Tensor, upweights: Tensor) -> tuple[Tensor | None, ...]:
-    from regard.kernels.triton import (
-        few_row_products,
-        gru_attention_step,  # import Triton: only where they are used
-    )
+    # These modules import Triton, so they are imported only here.
+    from regard.kernels.triton import few_row_products, gru_attention_step
 
     dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
     dscores = torch.empty_like(kept.weights)

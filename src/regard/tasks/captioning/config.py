@@ -37,7 +37,7 @@ class DataSettings(TaskData):
     tokens: Literal["words", "characters"] = "words"
     """What a caption is cut into, punctuation left out; characters: Chinese characters one by one."""
     vocabulary: int = Field(default=10_000, gt=0, le=10**6)
-    """Words known, at most."""
+    """Largest size of the vocabulary, in words."""
     rarest: PositiveInt = 1
     """Words that stand in the training captions less often are unknown."""
     longest: int = Field(default=30, gt=0, le=1000)
@@ -78,7 +78,7 @@ class ModelSettings(Settings):
     attention: AttentionName = "additive"
     """Score by which the cells are weighted for each word; hard: one cell is chosen; none: a fixed summary."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
-    """When the decoder looks: before its step or after it."""
+    """Whether attention is computed before (bahdanau) or after (luong) the step of the decoder."""
     input_feeding: bool = False
     """Luong's order: the last output joins the next input."""
     cell: Literal["gru", "lstm"] = "gru"
@@ -123,7 +123,7 @@ class CaptioningConfig(TaskConfig):
     learning: CaptionLearning = CaptionLearning()
     decode: DecodeSettings = DecodeSettings()
     smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the word's probability that goes to all words alike."""
+    """Label smoothing: share of the target's probability that is spread evenly over all words."""
 
 
 _RESIDUAL = Need.value("model.encoder", "residual")

@@ -23,7 +23,7 @@ _REPLAYED = 4  # of the first test examples, every so many is a drive of the mod
 
 @dataclass(frozen=True)
 class Example:
-    """Scene number `place` of `recorded`; `road` is the road of the world to drive where a drive is to be shown."""
+    """Scene number `place` of `recorded`; `road`, if set, is the simulated road on which the model is shown driving."""
 
     recorded: Recorded = field(repr=False, compare=False)
     place: int

@@ -65,7 +65,7 @@ class ModelSettings(Settings):
     encoder_size: Width = 64
     """Size of the encoder's states in each direction."""
     stack: int = Field(default=2, gt=0, le=16)
-    """Neighbouring frames that are joined before the first layer."""
+    """Number of neighbouring frames that are concatenated before the first layer."""
     pyramid: int = Field(default=1, ge=0, le=6)
     """Layers above the first; each halves the steps."""
     attention: AttentionName = "location"

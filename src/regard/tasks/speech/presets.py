@@ -21,7 +21,7 @@ def tiny() -> SpeechConfig:
 
 
 def small() -> SpeechConfig:
-    """Hours of your own recordings, characters out, 16 kHz sound; for a GPU."""
+    """For hours of your own recordings: characters as output, 16 kHz sound; trained on a GPU."""
     return SpeechConfig(
         preset="small",
         data=DataSettings(rate=16_000, symbols="characters", batch_tokens=24_000),

@@ -70,7 +70,7 @@ def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: Speec
 
 
 def pointing(predictor: SpeechPredictor, examples: Sequence[Example]) -> dict[str, Any]:
-    """The share of symbols whose largest weight is within 50 ms of when they are said, while the gold text is read."""
+    """The share of symbols whose largest weight is within 50 ms of their interval, with the gold text as input."""
     codec, step = predictor.codec, predictor.config.step
     known = [one for one in examples if one.gold(codec)]
     read = predictor.read(

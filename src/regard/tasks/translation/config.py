@@ -77,7 +77,7 @@ class ModelSettings(Settings):
     attention: AttentionName = "additive"
     """Score of the recurrent model's attention."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
-    """When the recurrent decoder asks: before its step or after it."""
+    """Whether attention is computed before (bahdanau) or after (luong) the step of the recurrent decoder."""
     input_feeding: bool = False
     """Luong's order: the last output joins the next input."""
     cell: Literal["gru", "lstm"] = "gru"

@@ -35,7 +35,7 @@ def _operands(inputs: Inputs, *, value: bool) -> list[Any]:
 
 
 class Ranges(NamedTuple):
-    """Least and largest value of every feature of a head, by parts of its rows."""
+    """Per head, the minimum and maximum of every feature over each of several groups of rows."""
 
     lows: Tensor  # (b * h + b * g, PARTS, f)
     highs: Tensor

@@ -195,7 +195,7 @@ def tile_scores(raw, powers, tops, sizes, weight_at, scale, z_q, z_k, i0, j0, q_
 
 @triton.jit
 def weight_facts(weight_at, f_size, FB: tl.constexpr):
-    """Largest size of a weight, the weights' sum, and the sum of their sizes."""
+    """Largest |w|, Σ w and Σ |w| of the weights of the features."""
     largest = 0.0
     total = 0.0
     reach = 0.0
