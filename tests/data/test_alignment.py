@@ -77,7 +77,7 @@ def test_pieces_are_summed_over_the_source_and_averaged_over_the_target():
     torch.testing.assert_close(merged, expected)
     # Alone, the first piece looks most at source piece 0; as words, the two pieces of word 1 win.
     assert links_from_weights(weights, source=[0, 1, 1, 2], target=[0, 0, 1]) == {(1, 0), (0, 1)}
-    with pytest.raises(ValueError, match=r"weights are \(4, 5\), but 4 × 6 pieces are told"):
+    with pytest.raises(ValueError, match=r"weights are \(4, 5\), but 4 × 6 pieces are given"):
         words_of_weights(weights, source=[0, 1, 2, 3, 4, 5])
 
 

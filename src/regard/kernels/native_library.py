@@ -77,7 +77,7 @@ def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Code is loaded from here: nobody else may be able to write it."""
+    """Raise if another user can write to this path: code is loaded from it."""
     facts = path.stat()
     if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise OSError(f"{path} belongs to another user, or others may write it")

@@ -98,7 +98,7 @@ def words_of_weights(
     columns = list(range(weights.shape[1])) if source is None else list(source)
     rows = list(range(weights.shape[0])) if target is None else list(target)
     if len(columns) > weights.shape[1] or len(rows) > weights.shape[0]:
-        raise ValueError(f"weights are {tuple(weights.shape)}, but {len(rows)} × {len(columns)} pieces are told")
+        raise ValueError(f"weights are {tuple(weights.shape)}, but {len(rows)} × {len(columns)} pieces are given")
     merged = weights.new_zeros(len(rows), max(columns, default=-1) + 1)
     merged.index_add_(1, torch.tensor(columns, dtype=torch.long, device=weights.device), _part(weights, rows, columns))
     owners = torch.tensor(rows, dtype=torch.long, device=weights.device)

@@ -112,7 +112,7 @@ def _paint(canvas: Values, kind: str, colour: str, spot: Spot, random: Random) -
     x = across[None, :] * cos + down[:, None] * sin
     y = down[:, None] * cos - across[None, :] * sin
     distance = _distance(kind, x, y, spot.radius)
-    # A pixel that is covered by less than a tenth is left alone: nobody would see it, but the box would hold it.
+    # A pixel that is covered by less than a tenth is not drawn: it would not be visible, but the box would contain it.
     cover = np.clip(0.5 - distance, 0, 1)
     cover[cover < 0.1] = 0
     light = random.uniform(0.9, 1.05)

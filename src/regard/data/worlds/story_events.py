@@ -53,7 +53,7 @@ class World:
         return self.told[-1]
 
     def place(self, person: str) -> str | None:
-        """Where a person is, as far as it was told."""
+        """The place of a person, as far as the story states it."""
         visits = self.visits.get(person)
         return visits[-1][0] if visits else None
 

@@ -88,7 +88,7 @@ def _oncoming(random: Random, count: int) -> list[Mover]:
 
 
 def _bystanders(random: Random, count: int) -> list[Mover]:
-    """Walkers on both pavements and cars parked on the other side: nobody has to be minded."""
+    """Pedestrians on both pavements and cars parked on the other side: no object that forces a decision."""
     found = []
     for _ in range(count):
         x = random.uniform(-20, LENGTH + 40)

@@ -193,7 +193,7 @@ def _sounding(frames: NDArray[np.float64], voice: Voice, random: np.random.Gener
         wide = np.zeros((len(frames), hop))
         wide[:, : part.shape[1]] = part
         samples[shift : shift + count] += wide.ravel()
-    # Windows begin at their frame: half a window later is where the frame is heard.
+    # Windows begin at their frame: the middle of the sound in a frame is half a window later.
     samples = samples[size // 2 - hop // 2 :][:count]
     samples /= np.abs(samples).max() + 1e-9
     samples = voice.loudness * (samples + voice.noise * 0.3 * random.standard_normal(count))

@@ -3,7 +3,7 @@
     python -m regard.tasks.driving.imitation intersection-v0 --out runs/intersection
 
 The planner drives first; in every further round the network drives and the planner says what it would have done in
-those scenes (DAgger, Ross et al. 2011). Then each driver has the same episodes, which nobody has learned from. What
+those scenes (DAgger, Ross et al. 2011). Then each driver has the same episodes, which none was trained on. What
 was learned from is kept in `episodes.npz`: `--begin-with` takes such a file in place of the planner's round.
 """
 

@@ -27,7 +27,7 @@ Phrases = Callable[..., Nominal]
 class Predicate:
     """What follows an English verb, and its parts in Chinese: `pre` 给 玛丽, `verb` 寄, `tail` 一 封 信.
 
-    `settled`: the place belongs to the verb (坐 在 椅子 上), so no other place is told, and 了 is left out.
+    `settled`: the place belongs to the verb (坐 在 椅子 上), so no other place is added, and 了 is left out.
     """
 
     english: list[Token]

@@ -7,7 +7,7 @@ from regard.data.worlds.grammar.adverbials import FREQUENCIES
 from regard.data.worlds.grammar.lexicon import Verb
 from regard.data.worlds.random_choices import Dice, Made, Token
 
-# How often each tense is told, by the aspect of the verb.
+# Relative frequency of each tense, by the aspect of the verb.
 _TENSES = {
     "action": {
         **{"present": 5.0, "past": 6.0, "progressive": 4.0, "perfect": 2.0, "future": 3.0, "habit": 1.5, "never": 0.7},
