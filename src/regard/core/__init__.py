@@ -4,6 +4,7 @@ The call:
 - `attention`: `attention` and `explain`, the public edge;
 - `problem`: a checked call, all that a backend needs;
 - `dispatch`: which backend serves it, one table;
+- `signatures`: what of a call decides that, as a key, so that it is decided once;
 - `backends/`: ways to compute it;
 - `scores`, `custom`: the score of a query and a key, of this library or of the caller;
 - `normalizers`, `hard`: from scores to weights; sampling one key;

@@ -36,16 +36,22 @@ def needs_cleaning(problem: Problem) -> bool:
         return False
     if _unreadable(problem) or isinstance(problem.score, Custom):
         return True  # clean in any case: the data cannot be read, or the caller's score may not take every number
-    limit = math.sqrt(torch.finfo(problem.dtype).max) / 256
     try:
-        if not (_largest(problem.key) < limit and _largest(problem.query) < limit):
-            return True
-        # In the forward pass values are multiplied by weights alone: there finite is enough, and sooner tested.
-        return not (_largest(problem.value) < limit if problem.differentiated else _finite(problem.value))
+        return not harmless(problem.query, problem.key, problem.value, problem.differentiated)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # under vmap, or fake tensors
         return True
+
+
+def harmless(query: Tensor, key: Tensor, value: Tensor, differentiated: bool) -> bool:
+    """Is every number finite, and none so large that its products overflow?"""
+    dtype = torch.float32 if query.dtype in HALF else query.dtype
+    limit = math.sqrt(torch.finfo(dtype).max) / 256
+    if not (_largest(key) < limit and _largest(query) < limit):
+        return False
+    # In the forward pass values are multiplied by weights alone: there finite is enough, and sooner tested.
+    return _largest(value) < limit if differentiated else _finite(value)
 
 
 def _unreadable(problem: Problem) -> bool:
@@ -60,28 +66,30 @@ def _largest(tensor: Tensor) -> float:
     tensor = tensor.detach()
     # In one pass where that is faster: over float32 with gaps, such as part of a cache, it is ten times slower.
     low, high = tensor.aminmax() if tensor.is_contiguous() else (tensor.amin(), tensor.amax())
-    return float(torch.maximum(-low, high))
+    least = low.item()
+    return least if math.isnan(least) else max(-least, high.item())
 
 
 def _finite(tensor: Tensor) -> bool:
     if tensor.dtype in HALF:  # of which sums are slow
         return math.isfinite(_largest(tensor))
-    return quickly_finite(tensor) or bool(tensor.isfinite().all())
+    # A sum is quick to take, and non-finite if any term is; it may also overflow.
+    return math.isfinite(tensor.detach().sum(dtype=torch.float32).item()) or bool(tensor.isfinite().all())
 
 
 def all_finite(problem: Problem) -> bool:
     """Is there no NaN or Inf? False where the data cannot be read."""
     try:
-        return all(_finite(t) for t in (problem.query, problem.key, problem.value))
+        return finite(problem.query, problem.key, problem.value)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # under vmap, or fake tensors
         return False
 
 
-def quickly_finite(*tensors: Tensor) -> bool:
-    """Is there certainly no NaN or Inf? A sum is quick to take, and non-finite if any term is; it may also overflow."""
-    return math.isfinite(sum(float(t.detach().sum(dtype=torch.float32)) for t in tensors))
+def finite(*tensors: Tensor) -> bool:
+    """Is there no NaN or Inf in any of them?"""
+    return all(_finite(tensor) for tensor in tensors)
 
 
 def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:

@@ -156,9 +156,43 @@ def build(
     headless = max(query.ndim, key.ndim, value.ndim) == 2
     query, key, value = _common_axes(query, key, value)
     score = _as_score(score, query, key)
-    shape = (*query.shape[:-1], key.shape[-2])
     if weights is not None:
-        weights.check(shape[-2])
+        weights.check(query.shape[-2])
+    return _assembled(query, key, value, score, normalize, mask, bias, dropout, weights, generator, headless)
+
+
+def rebuild(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: Score,
+    normalize: Normalizer,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+    weights: Request | None,
+) -> Problem:
+    """`build` for a call whose signature is that of one that was checked: only lengths and such are checked again."""
+    headless = max(query.ndim, key.ndim, value.ndim) == 2
+    query, key, value = _common_axes(query, key, value)
+    return _assembled(query, key, value, score, normalize, mask, bias, dropout, weights, None, headless)
+
+
+def _assembled(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: Score,
+    normalize: Normalizer,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+    weights: Request | None,
+    generator: torch.Generator | None,
+    headless: bool,
+) -> Problem:
+    """The problem with mask and bias in the shape of its scores."""
+    shape = (*query.shape[:-1], key.shape[-2])
     if mask is not None:
         mask = as_mask(mask).on(query.device)
         _check_devices("mask", mask.tensors(), query)

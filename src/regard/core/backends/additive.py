@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.core import recompute
 from regard.core.backends import blocked, decoding_step, reference
 from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
 from regard.core.problem import HALF, Problem
@@ -155,33 +155,27 @@ def _exponential(problem: Problem) -> Problem:
     return replace(problem, score=Exponential(problem.score.weight, build=_builds(problem)))
 
 
-def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tensor | None:
-    """A plain call without building a problem, where `attend` would take the same kernels; None elsewhere.
+def direct(problem: Problem) -> Direct | None:
+    """The kernels alone, for all calls with the signature of this one; None where there is more to do than call them.
 
-    The tensors are on CUDA, and nothing is masked.
+    The tensors of such calls are plain (b, h, n, d), and there is no bias and no request.
     """
-    weight, shape = score.weight, query.shape
-    if (
-        not query.dim() == key.dim() == value.dim() == 4
-        or shape[:2] != key.shape[:2]
-        or key.shape[:3] != value.shape[:3]
-    ):
+    if problem.device.type != "cuda" or problem.mask is not None or problem.dropout > 0.0 or _is_step(problem):
         return None
-    if shape[3] != key.shape[3] or weight.shape not in (shape[3:], (shape[1], shape[3])):
+    if problem.query.ndim != 4 or problem.group > 1 or problem.value.shape[-1] == 0:
         return None
-    if 0 in shape or 0 in key.shape or value.shape[3] == 0 or shape[2] <= decoding_step.MOST:
-        return None
-    if not query.dtype == key.dtype == value.dtype or query.dtype not in (*HALF, torch.float32):
-        return None
-    if not query.device == key.device == value.device == weight.device:
-        return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not TRITON:
-        return None
-    if query.device.index != torch.cuda.current_device():
+    assert isinstance(problem.score, Additive)
+    weight = problem.score.weight
+    if weight.ndim == 2 and len(weight) != problem.query.shape[1]:
         return None
     from regard.kernels.additive.fused import additive_attention  # imports Triton: only where it is used
 
-    return additive_attention(query, key, value, weight, activation=score.activation)[0]
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: object) -> Tensor | None:
+        if query.device.index != torch.cuda.current_device():
+            return None
+        return additive_attention(query, key, value, score.weight, activation=score.activation)[0]
+
+    return attended
 
 
 def _is_step(problem: Problem) -> bool:

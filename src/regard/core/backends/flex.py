@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import sdpa
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi, DenseBias, Relative, Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.masks import Band, Blocks, Coarse
@@ -133,25 +133,27 @@ def _near(heads: int, *tensors: Tensor) -> bool:
     return heads * max(farthest, *(t.stride(-3) for t in tensors)) < 2**31
 
 
-def directly(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float | None) -> Tensor | None:
-    """A plain window without building a problem, where `attend` would take the same kernel; None elsewhere.
+def direct(problem: Problem) -> Direct | None:
+    """The kernel for windows alone, for all calls with the signature of this one; None where another one serves them.
 
-    The tensors are on CUDA, of one dtype and one shape (b, h, n, d).
+    The tensors of such calls are plain (b, h, n, d), and there is no bias and no request.
     """
-    batch, heads, length, size = query.shape
-    if query.dtype not in HALF or not low <= 0 <= high <= low + _NARROW or length < _WORTH:
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or found.low is None or found.high is None or problem.query.ndim != 4:
         return None
-    if low <= 1 - length or high >= length - 1:  # a bound that excludes nothing: no window
-        return None
-    if size < 16 or size > 128 or size & (size - 1) or batch * heads > _PROGRAMS or not _near(heads, query, key, value):
-        return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not TRITON:
-        return None
-    if query.device.index != torch.cuda.current_device():
+    low, high, square = found.low, found.high, problem.query.shape == problem.key.shape
+    if not isinstance(problem.score, ScaledDot) or not _narrow(problem, found) or not (square and low <= 0 <= high):
         return None
     from regard.kernels.triton.window_attention import window_attention  # imports Triton: only where it is used
 
-    return window_attention(query, key, value, low, high, size**-0.5 if scale is None else scale)
+    scale = problem.score.factor(problem.query.shape[-1])
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object) -> Tensor | None:
+        if query.device.index != torch.cuda.current_device():
+            return None
+        return window_attention(query, key, value, low, high, scale)
+
+    return attended
 
 
 def _by_window(query: Tensor, key: Tensor, value: Tensor, found: Clauses, scale: float) -> Tensor:

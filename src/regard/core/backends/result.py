@@ -1,10 +1,14 @@
 """What a backend gives back."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from regard.core.requests import Top
+
+# Query, key, value, score and mask of a call → its output, or None for data that the kernel does not take.
+Direct = Callable[[Tensor, Tensor, Tensor, Any, Any], Tensor | None]
 
 
 class Result(NamedTuple):

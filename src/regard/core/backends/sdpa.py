@@ -15,13 +15,13 @@ from torch import Tensor
 from regard.core import summaries
 from regard.core.backends import banded, decoding_step, reference, torch_sdpa
 from regard.core.backends.block_grid import survey
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
-from regard.core.nonfinite import all_finite, needs_cleaning, zero_masked_keys
+from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
-from regard.core.scores import Bilinear, ScaledDot
+from regard.core.scores import Bilinear, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
 
@@ -36,17 +36,28 @@ def refuses(problem: Problem) -> str | None:
     """Why torch's kernels do not compute this, if they do not."""
     if problem.dropout > 0.0 and problem.generator is not None:
         return "its dropout takes no generator"
-    if problem.device.type == "cpu" and not torch.compiler.is_compiling():
-        masked = problem.mask is not None or problem.bias is not None
-        if (masked or problem.shape[-1] < FEW) and mapped():
-            return (
-                "in vmap the data cannot be checked for NaN or Inf, which its kernels would carry past a mask or lose"
-            )
-        if needs_cleaning(problem):
-            return "NaN or Inf in query, key or value, or numbers near it: its kernels would carry them past the mask"
-        if problem.shape[-1] < FEW and not all_finite(problem):
-            return "NaN or Inf in query, key or value: its kernels lose them among few keys"
+    if _inspected(problem) and mapped():
+        return "in vmap the data cannot be checked for NaN or Inf, which its kernels would carry past a mask or lose"
     return None
+
+
+def refuses_data(problem: Problem) -> str | None:
+    """Why torch's kernels do not compute these numbers, if they do not."""
+    if not _inspected(problem):
+        return None
+    if problem.masked:
+        wrong = "NaN or Inf in query, key or value, or numbers near it: its kernels would carry them past the mask"
+        return wrong if needs_cleaning(problem) else None
+    if not all_finite(problem):
+        return "NaN or Inf in query, key or value: its kernels lose them among few keys"
+    return None
+
+
+def _inspected(problem: Problem) -> bool:
+    """Must the numbers be inspected, and can they be?"""
+    if problem.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return problem.masked or problem.key.shape[-2] < FEW
 
 
 def not_worth_it(problem: Problem) -> str | None:
@@ -192,6 +203,36 @@ def attend(problem: Problem) -> Result:
         output = torch.cat(parts, -2)
     output = output[..., :size]
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]), lse=lse)
+
+
+def direct(problem: Problem) -> Direct | None:
+    """The kernel alone, for all calls with the signature of this one; None where there is more to do than call it.
+
+    The tensors of such calls are plain (b, h, n, d), and there is no bias and no request.
+    """
+    found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
+    if problem.query.ndim != 4 or problem.key.shape[-1] != problem.value.shape[-1] or found is None:
+        return None
+    causal = _is_causal_alone(found)
+    if not causal and (found.banded or not found.by_key or found.lengths is not None or found.dense):
+        return None
+    on_cpu = problem.device.type == "cpu"
+    if causal and queries < keys and not on_cpu:  # the keys behind the last query are masked for all
+        return None
+    few, learning, as_it_is = keys < FEW, problem.differentiated, isinstance(problem.score, ScaledDot)
+    scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
+    options = {"dropout_p": problem.dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: object) -> Tensor | None:
+        if on_cpu and (not harmless(query, key, value, learning) if causal else few and not finite(query, key, value)):
+            return None
+        if as_it_is:
+            return torch_sdpa.attend(query, key, value, scale=scale, **options)
+        product = score.as_product(query, key)
+        assert product is not None  # refuses() has said so
+        return torch_sdpa.attend(product.query, product.key, value, scale=product.scale, **options)
+
+    return attended
 
 
 def _with_log_sum_exp(problem: Problem) -> Result | None:

@@ -7,13 +7,15 @@ and keys that are masked for every query, by lengths or one by one. Masked keys 
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.core.backends import decoding_step
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.clauses import clauses
+from regard.core.masks import And, Band, Padding
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear, Dot, ScaledDot
@@ -113,6 +115,48 @@ def attend(problem: Problem) -> Result:
     causal = found.high is not None
     output = short_attention(query, key, value, lengths, mask, seed, product.scale, causal, problem.dropout)
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
+
+
+def direct(problem: Problem) -> Direct | None:
+    """The kernel alone, for all calls with the signature of this one; None where there is more to do than call it.
+
+    The tensors of such calls are plain (b, h, n, d), and there is no bias and no request.
+    """
+    found, dropout = clauses(problem.mask, *problem.shape[-2:]), problem.dropout
+    if found is None or found.dense or problem.query.ndim != 4 or not isinstance(problem.score, (Dot, ScaledDot)):
+        return None
+    if found.lengths is not None and not _lengths_alone(problem):
+        return None
+    from regard.kernels.triton.short_attention import short_attention  # imports Triton: only where it is used
+
+    product = problem.score.as_product(problem.query, problem.key)
+    assert product is not None  # refuses() has said so
+    scale, causal, padded = product.scale, found.high is not None, found.lengths is not None
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any) -> Tensor | None:
+        device = query.device
+        if device.index != torch.cuda.current_device():
+            return None
+        lengths = _padding(mask).lengths if padded else None
+        seed = torch.randint(2**31 - 1, (1,), device=device) if dropout > 0.0 else None
+        return short_attention(query, key, value, lengths, None, seed, scale, causal, dropout)
+
+    return attended
+
+
+def _lengths_alone(problem: Problem) -> bool:
+    """Is the mask one length for each sequence, with or without causality, that needs no check on the host?"""
+    mask = _padding(problem.mask)
+    return isinstance(mask, Padding) and not mask.plain and mask.lengths.shape == (problem.query.shape[0], 1)
+
+
+def _padding(mask: Any) -> Any:
+    """The mask, or the part of it beside a band."""
+    if not isinstance(mask, And):
+        return mask
+    if isinstance(mask.left, Band):
+        return mask.right
+    return mask.left if isinstance(mask.right, Band) else mask
 
 
 def _four_axes(tensor: Tensor) -> Tensor:
