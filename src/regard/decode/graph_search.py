@@ -216,7 +216,7 @@ class _Session:
 
     def _fused(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
         """The same in one kernel."""
-        from regard.kernels.triton import beam_update  # imports Triton: only where it is used
+        from regard.kernels.triton import beam_update  # imported here, because it imports Triton
 
         assert self.trail is not None
         beam_update.advance(

@@ -17,7 +17,7 @@ def ranked(
 ) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"], Float[Tensor, " n"]]:
     """Log-probabilities and tokens of the `count` best that may come, and the stop token's own log-probability."""
     if kernels and logits.dtype in _KERNEL and count <= _LONGEST:
-        from regard.kernels.triton.token_ranking import rank  # imports Triton: only where it is used
+        from regard.kernels.triton.token_ranking import rank  # imported here, because it imports Triton
 
         return rank(logits, limits.never, time, stop=limits.stop, minimum=limits.minimum, count=count)
     log_probs, at_stop = limits.distribution(logits, time)

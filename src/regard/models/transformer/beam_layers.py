@@ -77,7 +77,7 @@ def _left(around: Any, x: Tensor, added: Tensor, fused: bool) -> Tensor:
     if around.first:
         return x + added
     if fused and type(norm) is nn.LayerNorm and norm.weight is not None and norm.weight.dtype == x.dtype == added.dtype:
-        from regard.kernels.triton.beam_attention import added_norm  # imports Triton: only where it is used
+        from regard.kernels.triton.beam_attention import added_norm  # imported here, because it imports Triton
 
         return added_norm(x, added, norm)
     return norm(x + added)
@@ -95,7 +95,7 @@ def _read(
     """The attention output of the hypotheses; with `time` on the device, keys of later steps are skipped."""
     scale = _scale(attention)
     if fused and query.shape[-1] <= _LARGEST:
-        from regard.kernels.triton.beam_attention import attend  # imports Triton: only where it is used
+        from regard.kernels.triton.beam_attention import attend  # imported here, because it imports Triton
 
         return attention.output(attend(query, key, value, bias, scale=scale, time=time))
     found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
