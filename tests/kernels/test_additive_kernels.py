@@ -26,7 +26,7 @@ def explicit(
     allowed: Tensor,
     bias: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
-    """Every pair-feature in memory; a row that attends to nothing gives 0 and a log-sum-exp of -inf."""
+    """Return every pair-feature in memory; a row that attends to nothing gives 0 and a log-sum-exp of -inf."""
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
     hidden = ACTIVATIONS[activation](query[:, :, :, None] + key[:, :, None])
@@ -114,7 +114,7 @@ def _lengths() -> dict[str, Any]:
 
 
 def _segments() -> dict[str, Any]:
-    """Ids that 32 bits could not tell from one another."""
+    """Return ids that 32 bits could not tell from one another."""
     ids = {"query_ids": torch.arange(QUERIES) // 17 * 2**32, "key_ids": torch.arange(KEYS) // 13 * 2**32}
     return {name: t.expand(BATCH, -1) for name, t in ids.items()}
 

@@ -21,7 +21,7 @@ DTYPES = [
 
 
 def explicit(query: Tensor, key: Tensor, value: Tensor, keep: Tensor, causal: bool) -> Tensor:
-    """Every weight φ(q)·φ(k), divided by their sum; 0 where nothing is read."""
+    """Return every weight φ(q)·φ(k), divided by their sum; 0 where nothing is read."""
     group = query.shape[1] // key.shape[1]
     key, value, keep = (t.repeat_interleave(group, 1) for t in (key, value, keep))
     mapped = [torch.where(x > 0, x + 1, torch.exp(x)) for x in (query, key)]

@@ -41,7 +41,7 @@ def settings(*given: str) -> list[str]:
 
 
 def trains(folder: Path, size: int, given: Sequence[str]) -> Path:
-    """A run on so many workers; 0 is the plain command."""
+    """Return a run on so many workers; 0 is the plain command."""
     out = folder / "run"
     done = start(folder, size, "train", "translation", "--preset", "tiny", *settings(*TINY, *given), "--out", out)
     assert set(done.ended().codes) == {0}, done.everything()
@@ -62,7 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def cut(run: Path, folder: Path) -> Path:
-    """A copy of a run as it was after the checkpoint of step CUT."""
+    """Return a copy of a run as it was after the checkpoint of step CUT."""
     copy = folder / "cut"
     shutil.copytree(run, copy)
     for step in Run.open(copy).checkpoints.steps():

@@ -11,7 +11,7 @@ Run = Callable[[], Tensor]  # one measured call; gives its output
 
 
 def sdpa_backend(name: str, raw: Run) -> Run:
-    """One of torch's own kernels, by its name."""
+    """Return one of torch's own kernels, by its name."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     chosen = getattr(SDPBackend, name)

@@ -1,11 +1,11 @@
 """Linear attention with elu features, full and causal, forward and backward, in chunks of positions.
 
-With φ(x) = elu(x) + 1, weights a_ij = φ(q_i)·φ(k_j) and sums over the keys that query i reads,
+With φ(x) = elu(x) + 1, weights a_ij = φ(q_i)·φ(k_j) and sums over the keys that query i attends,
 
     n_i = Σ_j a_ij v_j    d_i = Σ_j a_ij    output_i = n_i / d_i
 
 The keys before a chunk enter as their sum S = Σ φ(k_j) v_jᵀ, z = Σ φ(k_j); those of the chunk itself pair by pair. In
-the backward pass, with δ_i = do_i · output_i, keys after a chunk of queries are served by the sums over the queries,
+the backward pass, with δ_i = do_i · output_i, the gradients of earlier keys use the sums over the queries,
 T = Σ φ(q_i)/d_i do_iᵀ and t = −Σ φ(q_i)/d_i δ_i. Sums are in float32; a query's features are divided by the largest of
 them, which cancels. Must equal `regard.core.linear.linear_attention`.
 """
@@ -21,19 +21,19 @@ from torch.autograd.function import once_differentiable
 from regard.kernels.triton.additive.pairs import product
 from regard.kernels.triton.additive.plan import Block, launch
 
-_STATE_BYTES = 256 << 20  # of the sums of all chunks: with more, chunks grow
+_STATE_BYTES = 256 << 20  # limit for the sums of all chunks; beyond it, chunks become larger
 _BLOCK = Block(64, 64, warps=4, stages=2)
 
 
 @triton.jit
 def _features(x):
-    """elu(x) + 1, without its cancellation at −1."""
+    """Return elu(x) + 1 without cancellation near −1."""
     return tl.exp(tl.minimum(x, 0.0)) + tl.maximum(x, 0.0)
 
 
 @triton.jit
 def _load(base, row, inside, step, SIZE: tl.constexpr, D: tl.constexpr):
-    """Rows of a matrix in float32, 0 where they are not inside."""
+    """Return rows of a matrix in float32, 0 outside of its bounds."""
     c = tl.arange(0, D)
     at = base + row.to(tl.int64)[:, None] * step + c[None, :]
     return tl.load(at, mask=inside[:, None] & (c < SIZE)[None, :], other=0.0).to(tl.float32)
@@ -41,7 +41,7 @@ def _load(base, row, inside, step, SIZE: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def _key_rows(base, keep, row, n, step, KEEP: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr):
-    """Keys or values of some positions, and which of them are there and not hidden."""
+    """Return keys or values of some positions, and which positions exist and are not masked."""
     inside = row < n
     if KEEP:
         inside = inside & (tl.load(keep + row, mask=inside, other=0) != 0)
@@ -56,7 +56,7 @@ def _mapped_keys(x, inside, SIZE: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def _mapped_queries(x, SIZE: tl.constexpr, D: tl.constexpr):
-    """Features of queries, the largest of each row 1, and what they were divided by."""
+    """Return features of queries scaled so that the largest of each row is 1, and the divisor."""
     c = tl.arange(0, D)
     mapped = tl.where((c < SIZE)[None, :], _features(x), 0.0)
     largest = tl.max(mapped, 1)
@@ -66,7 +66,7 @@ def _mapped_queries(x, SIZE: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def _state(sums, totals, slot, M: tl.constexpr, E: tl.constexpr, D: tl.constexpr, EB: tl.constexpr):
-    """The sum of some chunks: (D, EB) and (D,)."""
+    """Return the sum of some chunks: (D, EB) and (D,)."""
     m = tl.arange(0, D)
     e = tl.arange(0, EB)
     at = sums + slot.to(tl.int64) * (M * E) + m[:, None] * E + e[None, :]
@@ -89,7 +89,7 @@ def key_sums(
     KEEP: tl.constexpr, M: tl.constexpr, E: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, EB: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """S and z of each chunk of keys, put from slot `first` on."""
+    """Compute S and z of each chunk of keys, stored from slot `first` on."""
     c, y = tl.program_id(0), tl.program_id(1)
     b, g = (y // groups).to(tl.int64), y % groups
     key += b * k_b + g * k_h
@@ -114,7 +114,7 @@ def read(
     CAUSAL: tl.constexpr, KEEP: tl.constexpr, M: tl.constexpr, E: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, EB: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """output_i and d_i."""
+    """Compute output_i and d_i."""
     i0, z = tl.program_id(0) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
     y = b * (heads // group) + h // group
@@ -150,7 +150,7 @@ def read(
 
 @triton.jit
 def _upstream(change, output, at, row, inside, c_n, E: tl.constexpr, EB: tl.constexpr):
-    """do and δ of some rows."""
+    """Return do and δ of some rows."""
     do = _load(change, at, inside, c_n, E, EB)
     o = _load(output, row, inside, E, E, EB)
     return do, tl.sum(do * o, 1)
@@ -162,7 +162,7 @@ def query_sums(
     first, CAUSAL: tl.constexpr, M: tl.constexpr, E: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, EB: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """T and t of each chunk of queries; for a causal mask last chunk first, so that a running sum runs backwards."""
+    """Compute T and t of each chunk of queries; for a causal mask in reverse order, for a running sum from the end."""
     c, y = tl.program_id(0), tl.program_id(1)
     groups = heads // group
     b, g = y // groups, y % groups
@@ -244,7 +244,7 @@ def key_gradients(
     k = _mapped_keys(x, inside, M, D)
     slot = 0
     c = j0 // chunk
-    if CAUSAL:  # the sum of the chunks after this one; where queries are fewer than keys there is none
+    if CAUSAL:  # add the sum of later chunks; there is none if there are fewer queries than keys
         slot = tl.maximum(chunks - 1 - c, 0)
     state, total = _state(sums, totals, y * slots + slot, M, E, D, EB)
     grad_k = product(v, tl.trans(state), tl.zeros((BN, D), tl.float32), WHOLE) + total[None, :]
@@ -278,7 +278,7 @@ def key_gradients(
 
 
 class _Sizes(NamedTuple):
-    """Lengths of a call and the chunks they are cut into."""
+    """The lengths of a call and the sizes of its chunks."""
 
     b: int
     h: int
@@ -292,7 +292,7 @@ class _Sizes(NamedTuple):
     def of(cls, query: Tensor, value: Tensor, causal: bool) -> "_Sizes":
         (b, h, q, d), (_, g, k, e) = query.shape, value.shape
         longest = max(q, k)
-        if not causal:  # few large chunks, as many as keep the device busy
+        if not causal:  # a few large chunks, enough to keep the device busy
             return cls(b, h, g, q, k, max(256, -(-longest // 64 // 64) * 64), causal)
         chunk = 128
         while b * g * (longest // chunk + 1) * d * e * 4 > _STATE_BYTES and chunk < longest:
@@ -304,12 +304,12 @@ class _Sizes(NamedTuple):
 
 
 def _summed(sums: Tensor, causal: bool) -> Tensor:
-    """Chunks as running sums, of those before each; or, where every query reads all keys, as one sum."""
+    """Return running sums over the chunks before each, or one sum if every query attends all keys."""
     return sums.cumsum(1) if causal else sums.sum(1, keepdim=True)
 
 
 def _rooms(sizes: _Sizes, length: int, m: int, e: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the sums of chunks go; for a causal mask after one that is 0."""
+    """Allocate the sums of chunks; for a causal mask the first one is 0."""
     slots = sizes.chunks(length) + sizes.causal
     rooms = [torch.empty(sizes.b * sizes.g, slots, *shape, device=like.device) for shape in ((m, e), (m,))]
     if sizes.causal:
@@ -324,7 +324,7 @@ def _constants(query: Tensor, value: Tensor) -> dict[str, Any]:
         precision = "interpreted"
     elif query.dtype == torch.bfloat16:
         dot = tl.bfloat16
-    elif query.dtype == torch.float16:  # whose range the sums would leave
+    elif query.dtype == torch.float16:  # the sums would overflow float16
         precision = "tf32"
     whole = "interpreted" if not query.is_cuda else "ieee" if query.dtype == torch.float32 else "tf32"
     m, e = query.shape[-1], value.shape[-1]
@@ -401,7 +401,7 @@ class _Linear(torch.autograd.Function):
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
     """φ(Q) (φ(K)ᵀ V) over φ(Q) (φ(K)ᵀ 1) with φ = elu + 1: query (b, h, q, d), key (b, g, k, d), value (b, g, k, e).
 
-    `keep` (b, g, k) hides keys where it is False; with `causal`, query i reads keys j ≤ i, and there are no more keys
+    `keep` (b, g, k) masks keys where it is False; with `causal`, query i attends keys j ≤ i, and there are no more keys
     than queries.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
