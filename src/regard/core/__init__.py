@@ -8,6 +8,7 @@ The call:
 - `scores`, `custom`: the score of a query and a key, of this library or of the caller;
 - `normalizers`, `hard`: from scores to weights; sampling one key;
 - `masks`, `clauses`, `spans`: which pairs may attend, as the simple parts that kernels know, for some rows and columns;
+- `mask_cache`: what was computed from a mask object, stored as long as it lives;
 - `biases`: what is added to scores;
 - `requests`, `recompute`, `summaries`: which weights to return, and how they are computed where a backend does not
   have them, plainly or by kernels;
