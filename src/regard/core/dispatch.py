@@ -16,9 +16,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from regard.core.backends import additive, blocked, flex, reference, sdpa, short, torch_sdpa
+from regard.core.backends import additive, blocked, flex, ranges, reference, sdpa, short, torch_sdpa
 from regard.core.backends.result import Result
-from regard.core.masks import Band
+from regard.core.masks import And, Band, Mask, Padding, Segments
 from regard.core.nonfinite import quickly_finite
 from regard.core.normalizers import Softmax
 from regard.core.problem import Problem
@@ -133,8 +133,8 @@ def _named(problem: Problem, name: object) -> Backend:
 def plain(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object) -> Tensor | None:
     """Return the output of a simple call by the kernel that the table would choose; None where the table must decide.
 
-    A simple call is softmax of scaled dot products with equal shapes and no mask or a band; on CUDA also additive
-    scores without a mask.
+    A simple call is softmax of scaled dot products with equal shapes and no mask or a band; on CUDA also with lengths
+    and segments, and additive scores without a mask.
     """
     if type(normalize) is not Softmax or not type(query) is type(key) is type(value) is Tensor or transformed():
         return None
@@ -144,7 +144,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: o
         return additive.directly(query, key, value, score)
     if type(score) is not ScaledDot or score.softcap is not None:
         return None
-    if mask is not None and type(mask) is not Band:
+    if mask is not None and type(mask) is not Band and not (query.is_cuda and type(mask) in (And, Padding, Segments)):
         return None
     shape, keys = query.shape, key.shape
     if (
@@ -166,7 +166,9 @@ def plain(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: o
         if keys[2] < sdpa.FEW and not query.is_cuda and not _finite(query, key):
             return None
         return torch_sdpa.attend(query, key, value, scale=score.scale)
-    assert isinstance(mask, Band)
+    if not isinstance(mask, Band):
+        assert isinstance(mask, Mask)
+        return ranges.directly(query, key, value, mask, score.scale)
     if mask.low is None and mask.high == 0:
         if not query.is_cuda and not _finite(query, key, value):
             return None

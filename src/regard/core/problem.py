@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.core import sharding
 from regard.core.biases import Bias, as_bias
 from regard.core.custom import Custom
+from regard.core.mask_cache import aligned
 from regard.core.masks import Mask, as_mask
 from regard.core.normalizers import Hard, Normalizer
 from regard.core.requests import LogSumExp, Request
@@ -160,9 +161,8 @@ def build(
     if weights is not None:
         weights.check(shape[-2])
     if mask is not None:
-        mask = as_mask(mask).on(query.device)
+        mask = aligned(as_mask(mask), shape, query.device)
         _check_devices("mask", mask.tensors(), query)
-        mask = mask.aligned(shape)
     if bias is not None:
         bias = as_bias(bias).on(query.device)
         _check_devices("bias", bias.tensors(), query)

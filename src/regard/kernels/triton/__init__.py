@@ -4,7 +4,8 @@
 - `decode_attention`: a few queries against a long memory, additive or dot scores;
 - `short_attention`: sequences of at most 64, each head in one tile;
 - `window_attention`: a window of keys around each query;
-- `weight_summaries`: log-sum-exp, entropy, received and largest weights of softmax;
+- `range_attention`: a range of keys for each block of queries, from bands, lengths and segments, with ALiBi;
+- `weight_summaries`: log-sum-exp, entropy, received and largest weights of softmax, without a value;
 - `linear_attention`: attention in O(n) with elu features, in chunks;
 - `entmax`: sparsemax and entmax of whole rows, forward and backward;
 - `beam_attention`: attention of a beam's hypotheses over one row's keys, and a sum with layer norm;
