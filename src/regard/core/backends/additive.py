@@ -1,8 +1,9 @@
 """Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
 
-On the CPU, `blocked` runs with the score in its exponential form, compiled where there is a C compiler; any normaliser,
-mask and bias is supported. Calls too small to compile for use the logistic form. On CUDA, Triton kernels compute
-softmax attention: the exponential form in float32, a sine series on the tensor cores in half precision.
+On the CPU the blocks of `blocked` with the score in its exponential form, compiled where there is a C compiler: any
+normaliser, mask and bias; where that would not be worth compiling, the logistic form. On CUDA Triton kernels from rows
+to output, for softmax: small and middle sizes store their scores, a tanh for each pair and hidden unit; large ones take
+the exponential form in float32, a sine series on the tensor cores in half precision.
 """
 
 import math
@@ -22,6 +23,7 @@ from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
 from regard.core.scores import Additive
 from regard.kernels.additive import exponential, logistic, pair_loops
+from regard.kernels.additive.small_calls import stores_scores
 from regard.kernels.availability import TRITON
 
 NAME = "additive"
@@ -88,12 +90,20 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the working memory: on the CPU of a block of scores, on CUDA of the features of all rows."""
+    """On the CPU a block of scores, however many features (the logistic form: all of few); on CUDA rows' features.
+
+    Small calls on CUDA store their scores instead.
+    """
     if problem.device.type == "cpu":
         if _logistic_serves(problem):
             return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
         return blocked.working_bytes(_exponential(problem))
-    columns = 32 if problem.query.dtype in HALF else 2  # columns per hidden unit: sines and cosines of 16 harmonics
+    assert isinstance(problem.score, Additive)
+    *lead, heads, queries, keys = problem.shape
+    size = problem.query.shape[-1]
+    if stores_scores((math.prod(lead), heads, queries, size), (1, 1, keys), problem.score.activation, "auto"):
+        return math.prod(problem.shape) * 4
+    columns = 32 if problem.query.dtype in HALF else 2  # of each hidden unit: sines and cosines of 16 harmonics
     return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
 
 
@@ -169,7 +179,10 @@ def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tens
         return None
     if shape[3] != key.shape[3] or weight.shape not in (shape[3:], (shape[1], shape[3])):
         return None
-    if 0 in shape or 0 in key.shape or value.shape[3] == 0 or shape[2] <= decoding_step.MOST:
+    if 0 in shape or 0 in key.shape or value.shape[3] == 0:
+        return None
+    learning = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, weight))
+    if shape[2] <= decoding_step.MOST and not learning:
         return None
     if not query.dtype == key.dtype == value.dtype or query.dtype not in (*HALF, torch.float32):
         return None

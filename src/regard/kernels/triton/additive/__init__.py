@@ -7,6 +7,8 @@
 - `prepare`, `features`: the kernels that write these buffers;
 - `pairs`: which pairs may attend, biases and dropout, inside a kernel;
 - `exact`, `exact_gradient`: scores pair by pair, and their gradients;
+- `stored`: the launches for small and middle sizes, which store their scores;
+- `stored_scores`, `stored_gradient`: the kernels of these;
 - `series_scores`, `series_gradient`: scores by the sine series on tensor cores, and their gradients;
 - `bias_gradient`: the gradient of a bias.
 """
