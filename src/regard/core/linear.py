@@ -85,8 +85,10 @@ def linear_attention(
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {said(causal)}")
     problem, given = _checked(query, key, value, mask)
-    if isinstance(features, EluFeatures) and linear_kernel.serves(problem):
-        return linear_kernel.attend(problem, causal)
+    if features is None:
+        features = default_features(problem.query.shape[-1], problem.dtype, problem.device)
+    if linear_kernel.serves(problem, features, causal):
+        return linear_kernel.attend(problem, features, causal)
     return _attend(problem, given, None, features, causal)[0]
 
 

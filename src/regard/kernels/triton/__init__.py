@@ -6,7 +6,7 @@
 - `window_attention`: a window of keys around each query;
 - `range_attention`: a range of keys for each block of queries, from bands, lengths and segments, with ALiBi;
 - `weight_summaries`: log-sum-exp, entropy, received and largest weights of softmax, without a value;
-- `linear_attention`: attention in O(n) with elu features, in chunks;
+- `linear/`: attention in O(n) with elu or Performer features, in chunks;
 - `entmax`: sparsemax and entmax of whole rows, forward and backward;
 - `beam_attention`: attention of a beam's hypotheses over one row's keys, and a sum with layer norm;
 - `beam_update`, `token_ranking`: the update of a beam search, and the best tokens of each row;
