@@ -171,7 +171,7 @@ CONTESTS = {
     "entmax": replace(SMALL, normalizer="entmax", mask="segments", gradients=True),
     "sparsemax, top": replace(SMALL, normalizer="sparsemax", request="top"),
     "sigmoid": replace(SMALL, normalizer="sigmoid", mask="padding"),
-    "hard": replace(SMALL, normalizer="hard"),
+    "hard": replace(SMALL, normalizer="hard", request="entropy"),
     "softcap": replace(SMALL, score="softcap", request="rows"),
     "rows": replace(SMALL, request="rows", mask="causal"),
     "received": replace(SMALL, request="received", mask="causal"),

@@ -37,7 +37,9 @@ def attend(
     if blocked is not None:
         scores = scores.masked_fill(blocked, MASKED if case.normalizer in ("sparsemax", "entmax") else -math.inf)
     weights = normalize(case.normalizer, scores)
-    return weights @ value, requested(case.request, weights, scores)
+    # The entropy of hard attention is that of the distribution which it samples from.
+    asked = scores.softmax(-1) if case.normalizer == "hard" and case.request == "entropy" else weights
+    return weights @ value, requested(case.request, asked, scores)
 
 
 def reference(case: Case, given: Tensors, rows: Tensor) -> Outcome:
