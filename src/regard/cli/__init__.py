@@ -314,3 +314,22 @@ def _bench_scaling(
     from regard.bench.scaling_bench import scaling
 
     scaling(workers=workers, steps=steps, device=device, as_json=as_json, out=out)
+
+
+@_bench.command("sweep")
+def _bench_sweep(
+    seed: Annotated[int, typer.Option(help="Another seed draws other calls.", metavar="N")] = 0,
+    cases: Annotated[int, typer.Option(help="The number of calls.", min=1, metavar="N")] = 120,
+    case: Annotated[int | None, typer.Option(help="Measure the case of this index alone.", min=0, metavar="N")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Draw no further case after this time.", min=0, metavar="N")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--json", help="Write everything to a file as JSON; - prints it.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Random calls of every kind, each beside the best of what people would write instead."""
+    from regard.bench.sweep.command import sweep
+
+    sweep(seed=seed, cases=cases, only=case, device=device, minutes=minutes, to=to)
