@@ -153,6 +153,7 @@ class MultiHeadAttention(nn.Module):
         """What each query reads: output (b, q, size), weights as asked, of all of them (b, h, q, k).
 
         `mask` and `bias` are descriptions, or tensors that broadcast to the scores (b, h, q, k); True = may attend.
+        With a cache, k counts all keys so far: descriptions are shifted by the layer, tensors are taken as they are.
         """
         if unknown:
             torch_names.refuse("MultiHeadAttention", self.forward, unknown, torch_names.LAYER_CALL)
