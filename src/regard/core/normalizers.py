@@ -22,7 +22,12 @@ Estimator = Literal["straight_through", "reinforce", "gumbel"]
 
 
 class Normalizer:
-    """A function from scores to weights over the last axis."""
+    """Scores to weights over the last axis.
+
+    A subclass implements `__call__` (or `forward`, if its first base is `nn.Module`). `allowed` broadcasts to the
+    scores; None means that every key is allowed. A key that is not allowed gets weight 0, and so does every key of a
+    row in which nothing is allowed. This is not checked.
+    """
 
     name = "normalizer"
 
