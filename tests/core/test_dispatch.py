@@ -20,7 +20,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Tensors and options of a call: often plain, and often not quite."""
+    """Return tensors and options of a call: often plain, and often not quite."""
     draw = random.Random(seed)
     generator = torch.Generator(device).manual_seed(seed)
     lengths = (1, 5, 17, 40) if device == "cpu" else (5, 17, 64, 150, 1100)
@@ -57,7 +57,7 @@ def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], dict[str, A
 
 
 def spoiled(tensors: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    """Other numbers in the same shapes, every third time with NaN or Inf in one of them."""
+    """Return other numbers in the same shapes, every third time with NaN or Inf in one of them."""
     others = [tensor.detach() * -1.5 for tensor in tensors]
     if seed % 3 == 0:
         others[seed // 3 % 3].view(-1)[0] = (torch.nan, torch.inf)[seed % 2]
@@ -90,9 +90,9 @@ def as_tensors(weights: Any) -> list[torch.Tensor]:
 
 
 def route(*tensors: torch.Tensor, score: Any = regard.ScaledDot(), mask: Any = None) -> dispatch.Route:
-    """How such a call is computed after the first time."""
+    """Return how such a call is computed after the first time."""
     regard.attention(*tensors, score=score, mask=mask)
-    kept = dispatch.known(signature(*tensors, score, regard.Softmax(), mask, None, 0.0, None))
+    kept = dispatch.stored(signature(*tensors, score, regard.Softmax(), mask, None, 0.0, None))
     assert kept is not None
     return kept
 
@@ -111,7 +111,7 @@ def test_data_that_a_kernel_does_not_take_go_to_the_next_backend() -> None:
     kept = route(query, key, value, mask=regard.causal())
     value[0, 0, -1, 0] = torch.nan  # which the last query alone may attend
     assert kept.direct is not None
-    assert kept.direct(query, key, value, regard.ScaledDot(), regard.causal()) is None
+    assert kept.direct(query, key, value, regard.ScaledDot(), regard.causal(), None) is None
     output = regard.attention(query, key, value, mask=regard.causal()).output
     assert output[0, 0, -1, 0].isnan()
     assert output.isnan().sum() == 1

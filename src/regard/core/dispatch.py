@@ -1,9 +1,9 @@
-"""Which code serves a call: one table of backends, asked from the top.
+"""Dispatch: one table of backends, tried in order, decides which code computes a call.
 
-`auto` takes the first backend that does not refuse a call and is worth it there; a backend asked for by name serves or
-raises. What a backend refuses whatever the shapes is in the table (devices, normalisers, kinds of scores); the rest is
-in its module's `refuses` and `not_worth_it`, which give their reason in words. Reasons found in the data are in its
-`refuses_data`: what the table says beside those is the same for all calls of one signature, so it is kept as a `Route`.
+`auto` takes the first backend that supports the call and is likely to be the fastest; a backend chosen by name runs or
+raises. Conditions that do not depend on shapes (devices, normalisers, kinds of scores) are in the table; the others are
+in the backend's `refuses` and `not_worth_it`, which return their reason as a sentence. Reasons that depend on values
+are in `refuses_data`; apart from those, all calls of one signature have the same `Route`, which is stored.
 """
 
 import difflib
@@ -22,12 +22,12 @@ from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute a call. `products` and `additive` name the only kind of scores it takes."""
+    """A backend. `products` and `additive` restrict it to one kind of scores."""
 
     module: ModuleType
     serves: str
-    devices: tuple[str, ...] = ()  # () is every device
-    softmax: bool = False  # no other normaliser
+    devices: tuple[str, ...] = ()  # empty: every device
+    softmax: bool = False  # whether softmax is the only supported normaliser
     products: bool = False
     additive: bool = False
 
@@ -37,7 +37,7 @@ class Backend:
 
     @property
     def working_bytes(self) -> Callable[[Problem], int]:
-        """Memory beside inputs and output."""
+        """Return the bytes of working memory beside inputs and output."""
         return self.module.working_bytes
 
     @property
@@ -45,15 +45,15 @@ class Backend:
         return self.module.attend
 
     def kernel(self, problem: Problem) -> str:
-        """The name of the code that would run."""
+        """Return the name of the code that would run."""
         return reference.NAME if problem.empty else self.module.kernel(problem)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Why it does not compute this, if it does not."""
+        """Return the reason why the backend cannot compute the problem, or None."""
         return self.refuses_but_for_data(problem) or self.refuses_data(problem)
 
     def refuses_but_for_data(self, problem: Problem) -> str | None:
-        """Why it computes no problem of this signature, if it does not."""
+        """Return the reason why the backend cannot compute any problem of this signature, or None."""
         if self.module is not reference and transformed() and (reason := self._no_rules(problem)):
             return reason
         if self.additive and not isinstance(problem.score, Additive):
@@ -67,16 +67,16 @@ class Backend:
         return self.module.refuses(problem)
 
     def refuses_data(self, problem: Problem) -> str | None:
-        """Why it does not compute these numbers, where it computes others of the same shapes."""
+        """Return the reason why the backend cannot compute these values, or None."""
         return self.module.refuses_data(problem) if self.inspects else None
 
     @property
     def inspects(self) -> bool:
-        """May it refuse data? Then the table may have to be asked further at each call."""
+        """Whether the backend may refuse data: then each call needs the backends after it too."""
         return hasattr(self.module, "refuses_data")
 
     def _no_rules(self, problem: Problem) -> str | None:
-        """Why torch.func does not follow it."""
+        """Return the reason why the backend cannot run inside torch.func, or None."""
         if self.module is not sdpa:
             return "torch.func has no rules for its loops and kernels"
         if problem.request is not None:
@@ -88,13 +88,13 @@ class Backend:
         return None
 
     def not_worth_it(self, problem: Problem) -> str | None:
-        """Why another backend is faster, if one is."""
+        """Return the reason why another backend is faster, or None."""
         if self.module is reference:
             return None
         if problem.empty:
             return "nothing to compute: the plain form is the fastest"
-        # All weights are a matrix of that size themselves: it is no loss to form them plainly, unless a score makes
-        # more.
+        # If all weights are requested, a matrix of that size is allocated in any case, so the reference costs no more
+        # memory unless the score needs intermediate tensors.
         weights = math.prod(problem.shape) * problem.dtype.itemsize
         if isinstance(problem.request, Full) and reference.working_bytes(problem) <= 5 * weights:
             return "all weights are asked for: the plain form has them anyway"
@@ -118,29 +118,29 @@ BACKENDS = {
 class Route:
     """How calls of one signature are computed.
 
-    `backends` are those that serve them, in order; all but the last inspect the data first. `direct`, where there is
-    one, is the kernel of the first for callers who need no `Problem`: it returns None for data that it does not take.
+    `backends` are those that support them, in order; all but the last may refuse the data. `direct` runs the kernel of
+    the first one without a `Problem`; it is None where that is not enough, and returns None if it refuses the data.
     """
 
     backends: tuple[Backend, ...]
     direct: Direct | None
 
     def choose(self, problem: Problem) -> Backend:
-        """The backend for a problem of the signature."""
+        """Return the backend for a problem of the signature."""
         return next((each for each in self.backends[:-1] if not each.refuses_data(problem)), self.backends[-1])
 
 
 _ROUTES: dict[Hashable, Route] = {}
-_MOST = 4096  # signatures that are kept
+_MOST = 4096  # the number of routes that are stored
 
 
-def known(signature: Hashable) -> Route | None:
-    """The route of calls with this signature, if there was one before."""
+def stored(signature: Hashable) -> Route | None:
+    """Return the stored route of calls with this signature, or None."""
     return _ROUTES.get(signature)
 
 
-def keep(signature: Hashable, problem: Problem, given: bool) -> Route:
-    """Keep the route of a problem; `given` says that its tensors are the caller's own, not views with other axes."""
+def store(signature: Hashable, problem: Problem, given: bool) -> Route:
+    """Store and return the route of a problem; `given` if its tensors are the caller's own, not views of them."""
     backends: list[Backend] = []
     for backend in BACKENDS.values():
         if backend.refuses_but_for_data(problem) is None and backend.not_worth_it(problem) is None:
@@ -148,7 +148,7 @@ def keep(signature: Hashable, problem: Problem, given: bool) -> Route:
             if not backend.inspects:
                 break
     direct = getattr(backends[0].module, "direct", None)
-    plain = given and not problem.empty and problem.request is None and problem.bias is None
+    plain = given and not problem.empty and problem.request is None
     if len(_ROUTES) >= _MOST:
         _ROUTES.clear()
     route = Route(tuple(backends), direct(problem) if plain and direct is not None else None)
@@ -157,7 +157,7 @@ def keep(signature: Hashable, problem: Problem, given: bool) -> Route:
 
 
 def choose(problem: Problem, name: str, refused: dict[str, str]) -> Backend:
-    """The backend for a problem; the reasons of those before it are written to `refused`."""
+    """Return the backend for a problem; the reasons of refused backends are added to `refused`."""
     if name != "auto":
         return _named(problem, name)
     for backend in BACKENDS.values():

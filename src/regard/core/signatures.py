@@ -1,6 +1,6 @@
-"""What decides how a call is computed, as a key: everything but the numbers in its tensors.
+"""The signature of a call: a key that holds everything but the values in its tensors.
 
-Calls with equal signatures pass the same checks and take the same backend, except for reasons found in the data.
+Calls with equal signatures pass the same checks and take the same backend, except for reasons that depend on values.
 """
 
 from collections.abc import Callable, Hashable
@@ -16,7 +16,7 @@ from regard.core.requests import Entropy, Full, LogSumExp, Received, TopWeights
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.transforms import transformed
 
-_UNKNOWN = "unknown"  # the signature of what has none
+_UNKNOWN = "unknown"  # stands for a record or tensor that cannot be described
 
 
 def signature(
@@ -30,7 +30,7 @@ def signature(
     dropout: object,
     request: object,
 ) -> Hashable | None:
-    """The key of a call; None for classes of the caller's own, and under a compiler or torch.func."""
+    """Return the signature of a call; None for the caller's own classes, and inside torch.compile or torch.func."""
     if not type(query) is type(key) is type(value) is Tensor or type(dropout) is not float:
         return None
     if torch.compiler.is_compiling() or transformed() or query.is_nested or key.is_nested or value.is_nested:
@@ -93,7 +93,7 @@ def _and(mask: And) -> Any:
 
 
 def _holding(name: str, *others: str) -> Callable[[Any], Any]:
-    """The signature of records that hold one tensor, and beside it plain values."""
+    """Return the function that describes records of one tensor and some plain values."""
 
     def described(record: Any) -> Any:
         tensor = _tensor(getattr(record, name))

@@ -1,4 +1,4 @@
-"""Rows divided by their length, forward and backward, each in one kernel: torch takes about ten for each."""
+"""Rows divided by their norm, forward and backward in one kernel each: torch operations take about ten."""
 
 import functools
 from typing import Any
@@ -11,12 +11,12 @@ from torch import Tensor
 from regard.kernels.derivatives import REFERENCE, once_only
 from regard.kernels.triton.additive.plan import Block, launch
 
-_NUMBERS = 4096  # of one program
+_NUMBERS = 4096  # the number of entries that one program computes
 
 
 @triton.jit
 def _unit(x):
-    """x / |x| and 1 / |x| of rows; dividing by the largest entry first keeps squares from overflowing or vanishing."""
+    """Return x / |x| and 1 / |x|; dividing by the largest entry first keeps squares from overflowing or vanishing."""
     largest = tl.max(tl.abs(x), 1)[:, None]
     inverse = tl.where(largest > 0.0, 1.0 / largest, 0.0)
     x = tl.where(largest > 0.0, x / largest, x)
@@ -27,7 +27,7 @@ def _unit(x):
 
 @triton.jit
 def _rows(x, b, h, i, x_b, x_h, x_n, rows, size, D: tl.constexpr):
-    """Places of a block of rows, and which of them lie inside."""
+    """Return the pointers of a block of rows, and the mask of those inside the tensor."""
     c = tl.arange(0, D)
     place = x + b.to(tl.int64) * x_b + h.to(tl.int64) * x_h + i.to(tl.int64)[:, None] * x_n + c[None, :]
     return place, (i < rows)[:, None] & (c < size)[None, :]
@@ -48,7 +48,7 @@ def _forward(x, out, xb, xh, xn, ob, oh, on, heads, rows, size, BLOCK: tl.conste
 def _backward(
     x, grad, out, xb, xh, xn, gb, gh, gn, ob, oh, on, heads, rows, size, BLOCK: tl.constexpr, D: tl.constexpr
 ):
-    """(g − u ⟨u, g⟩) / |x| with u = x / |x|."""
+    """Compute (g − u ⟨u, g⟩) / |x| with u = x / |x|."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b = tl.program_id(1) // heads
     h = tl.program_id(1) % heads
@@ -76,9 +76,9 @@ class _Unit(torch.autograd.Function):
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Rows (b, h, n, d) of length 1, computed in float32; a row of zeros stays so, and its gradient is 0.
+    """Return rows x / |x| of x (b, h, n, d), computed in float32; a row of zeros stays zero, and its gradient is 0.
 
-    The plain function: `regard.core.scores.unit`. At most 65,535 heads in all, and d at most 4096.
+    Reference implementation: `regard.core.scores.unit`. There are at most 65,535 heads in all, and d is at most 4096.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
     return _Unit.apply(x) if x.requires_grad and torch.is_grad_enabled() else _launched(_forward, x)

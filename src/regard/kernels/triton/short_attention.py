@@ -1,7 +1,7 @@
-"""Attention over short sequences in one tile for each head: nothing is kept but the inputs, dropout is drawn again.
+"""Attention over short sequences in one tile for each head: only the inputs are stored, and dropout is regenerated.
 
-P = softmax(scale · Q Kᵀ), O = (P ⊙ M) V with M what dropout keeps; the backward pass makes P and M again from the
-same seed.
+P = softmax(scale · Q Kᵀ), O = (P ⊙ M) V with the dropout mask M; the backward pass recomputes P and M from the same
+seed.
 """
 
 import functools
@@ -18,7 +18,7 @@ from regard.kernels.triton.additive.plan import Block, launch
 
 @triton.jit
 def _mixed(x):
-    """32 bits, each of which depends on every bit of x (a finaliser of two multiplications)."""
+    """Return 32 bits, each of which depends on every bit of x (a finaliser of two multiplications)."""
     x = x ^ (x >> 16)
     x = x * tl.full((), 0x7FEB352D, tl.uint32)
     x = x ^ (x >> 15)
@@ -28,11 +28,12 @@ def _mixed(x):
 
 @triton.jit
 def _kept(seed, head, BQ: tl.constexpr, BK: tl.constexpr, dropout):
-    """1 / (1 - p) where a pair is kept, else 0: a hash of seed, head, i and j, and of nothing else.
+    """Return 1 / (1 - p) where a pair is not dropped, else 0: a hash of seed, head, i and j alone. Both kernels must
 
-    Both kernels must drop the same pairs, however a compiler lays their tiles out. Four draws from each call of a
-    generator, put side by side by join and reshape, were no slower and agreed when interpreted, but with them a model
-    did not learn on a GPU.
+    drop the same pairs, whatever the layout of their tiles. Four random numbers per generator call, interleaved by join
+    and
+
+    reshape, were as fast and agreed in the interpreter, but with them a model did not learn on a GPU.
     """
     i = tl.arange(0, BQ)[:, None]
     j = tl.arange(0, BK)[None, :]
@@ -46,7 +47,8 @@ def _kept(seed, head, BQ: tl.constexpr, BK: tl.constexpr, dropout):
 def _open(
     lengths, mask, b, queries, keys, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BK: tl.constexpr
 ):
-    """Which keys of the sequence some query may attend; what is closed is never read, so nothing in it can leak."""
+    """Return which keys of the sequence some query may attend; masked keys are never loaded, so their values cannot
+    leak."""
     j = tl.arange(0, BK)
     inside = j < keys
     if CAUSAL:
@@ -60,7 +62,7 @@ def _open(
 
 @triton.jit
 def _weights(q, k, inside, scale, CAUSAL: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
-    """Softmax of the scores; a row with nothing to attend is zeros."""
+    """Return the softmax of the scores; a row with nothing to attend is zeros."""
     i = tl.arange(0, BQ)[:, None]
     j = tl.arange(0, BK)[None, :]
     seen = inside[None, :] & (i >= 0)
@@ -152,9 +154,9 @@ def short_attention(
     causal: bool,
     dropout: float,
 ) -> Tensor:
-    """query (b, h, q, d), key and value (b, h, k, d), lengths (b,), mask (b, k), seed (1,) → (b, h, q, d).
+    """Attend query (b, h, q, d), key and value (b, h, k, d), lengths (b,), mask (b, k), seed (1,) → (b, h, q, d).
 
-    The plain function: `torch.nn.functional.scaled_dot_product_attention`, zeros for a row with no keys.
+    Reference implementation: `torch.nn.functional.scaled_dot_product_attention`, zeros for a row with no keys.
     """
     arguments = (query, key, value, lengths, mask, seed, float(scale), causal, float(dropout))
     if torch.compiler.is_compiling():
@@ -218,7 +220,7 @@ def _gradients(
 
 
 class _Short(torch.autograd.Function):
-    """The same outside of a compiler: an operator of a library takes a tenth of a millisecond to call."""
+    """The function for eager calls: calling a custom operator takes a tenth of a millisecond."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -263,14 +265,14 @@ _operator.register_autograd(_differentiate, setup_context=_keep)
 
 @functools.lru_cache(maxsize=1024)
 def _tiles(size: int, queries: int, keys: int) -> tuple[Block, dict[str, int]]:
-    """Powers of two from 16 that hold everything; a warp is enough for tiles of 32."""
+    """Return launch options and tile sizes, powers of two from 16; one warp suffices for tiles of 32."""
     sides = [max(16, triton.next_power_of_2(n)) for n in (size, queries, keys)]
     warps = 1 if max(sides[1:]) <= 32 else 4
     return Block(*sides[1:], warps=warps), {"D": sides[0], "SIZE": size, "BQ": sides[1], "BK": sides[2]}
 
 
 def _traits(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """What decides which compiled kernel serves: these tensors, and numbers that follow from them."""
+    """Return the properties of the arguments that decide which compiled kernel is launched."""
     return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors)
 
 
@@ -279,7 +281,7 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def _packed(tensor: Tensor | None) -> Tensor | None:
-    """Without gaps, as the kernel counts."""
+    """Return the tensor with contiguous rows, as the kernel requires."""
     return None if tensor is None else tensor.contiguous()
 
 
@@ -288,6 +290,6 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 
 
 def _like_rows(x: Tensor) -> Tensor:
-    """Empty, (b, h, n, d) in the order (b, n, h, d): heads side by side, as the next product wants them."""
+    """Allocate (b, h, n, d) in memory order (b, n, h, d): heads are adjacent for the next matrix product."""
     b, h, n, d = x.shape
     return torch.empty(b, n, h, d, dtype=x.dtype, device=x.device).transpose(1, 2)
