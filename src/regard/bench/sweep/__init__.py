@@ -9,7 +9,7 @@
 - `linear_contest`: linear attention and its peers
 - `layer_contest`: layers and blocks and their peers
 - `fused_peers`: SDPA, FlexAttention and varlen_attn
-- `errors`: the error in budgets
+- `error_budgets`: the error in budgets
 - `timing`: wall clock in turns, host time, kernels, memory
 - `report`: one line for each case, and the distribution
 - `command`: the command
