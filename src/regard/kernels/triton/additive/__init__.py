@@ -1,6 +1,7 @@
 """Additive attention in Triton. The plain function: `regard.core.backends.reference` with an `Additive` score.
 
 - `operator`: the operation as torch sees it, with its gradient;
+- `score_operator`: the scores alone, with their gradient;
 - `forward`, `backward`: which kernels run in which order, and on which buffers;
 - `plan`: tile sizes, shapes, and how a kernel is launched;
 - `buffers`: what the main kernels read instead of query, key and value;
