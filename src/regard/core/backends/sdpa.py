@@ -1,9 +1,9 @@
 """Dot-product attention by `F.scaled_dot_product_attention`, with each mask in the form that its kernels run fastest.
 
 Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
-`is_causal`, a mask that is equal for all queries becomes one row, a window is computed as a band (`banded`); any other
-mask is built for a block of queries at a time, over the range of keys that the block may attend (on a GPU blocks are
-large: 2²⁶ entries of the mask).
+`is_causal`, a mask of keys alone one row, a window a band at the cost of its width; any other is made for a block of
+queries at a time, over the span of keys that block can see (on a GPU blocks are large: 2²⁶ entries of the mask). On the
+CPU padding and documents are cut into sequences, each a call without a mask.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import summaries
-from regard.core.backends import banded, decoding_step, reference, torch_sdpa
+from regard.core.backends import banded, decoding_step, reference, sequences, torch_sdpa
 from regard.core.backends.block_grid import survey
 from regard.core.backends.result import Direct, Result
 from regard.core.biases import Rule
@@ -86,7 +86,7 @@ def working_bytes(problem: Problem) -> int:
     if plain(problem):
         return 2 * math.prod(problem.shape) * problem.query.element_size()
     found = clauses(problem.mask, *problem.shape[-2:])
-    if problem.bias is None and _needs_no_block(found):
+    if (problem.bias is None and _needs_no_block(found)) or _sequences(problem, found) is not None:
         return 0
     if problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:]):
         key_bytes = math.prod(problem.key.shape) // problem.shape[-1] * problem.key.element_size()
@@ -186,7 +186,10 @@ def attend(problem: Problem) -> Result:
         )
         return output if filled is None else torch.where(filled, output, 0)
 
-    if problem.bias is None and found is not None and _needs_no_block(found):
+    calls = _sequences(problem, found)
+    if calls is not None:
+        output = sequences.attend(query, key, value, calls, kernel)
+    elif problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
         both = None
@@ -242,6 +245,13 @@ def direct(problem: Problem) -> Direct | None:
         return torch_sdpa.attend(product.query, product.key, value, scale=product.scale, **options)
 
     return attended
+
+
+def _sequences(problem: Problem, found: Clauses | None) -> list[sequences.Packed] | None:
+    """The calls, one for each sequence, where lengths and ids can be read without waiting for a device."""
+    if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
+        return None
+    return sequences.packed(found, problem.shape)
 
 
 def _with_log_sum_exp(problem: Problem) -> Result | None:
