@@ -8,6 +8,7 @@ CPU padding and documents are cut into sequences, each a call without a mask.
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from regard.core.backends.block_grid import survey
 from regard.core.backends.result import Direct, Result
 from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
+from regard.core.masks import Dense
 from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
@@ -224,8 +226,8 @@ def direct(problem: Problem) -> Direct | None:
         return None
     if found is None or problem.bias is not None:
         return None
-    causal = _is_causal_alone(found)
-    if not causal and (found.banded or not found.by_key or found.lengths is not None or found.dense):
+    causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
+    if not causal and pairs is None and (found.banded or found.segments or found.lengths is not None or found.dense):
         return None
     on_cpu = problem.device.type == "cpu"
     if causal and queries < keys and not on_cpu:  # the keys behind the last query are masked for all
@@ -235,16 +237,25 @@ def direct(problem: Problem) -> Direct | None:
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
     options = {"dropout_p": problem.dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, *_: object) -> Tensor | None:
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
         if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
             return None
+        given = None if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         if as_it_is:
-            return torch_sdpa.attend(query, key, value, scale=scale, **options)
+            return torch_sdpa.attend(query, key, value, attn_mask=given, scale=scale, **options)
         product = score.as_product(query, key)
         assert product is not None  # checked by refuses()
-        return torch_sdpa.attend(product.query, product.key, value, scale=product.scale, **options)
+        return torch_sdpa.attend(product.query, product.key, value, attn_mask=given, scale=product.scale, **options)
 
     return attended
+
+
+def _pairs_at_once(problem: Problem) -> torch.Size | None:
+    """Return the shape of a mask tensor that the CPU's kernel takes whole, as it was given, or None."""
+    mask = problem.mask
+    if not isinstance(mask, Dense) or problem.device.type != "cpu" or _rows_at_once(problem) < problem.shape[-2]:
+        return None
+    return mask.tensor.shape
 
 
 def _sequences(problem: Problem, found: Clauses | None) -> list[sequences.Packed] | None:
