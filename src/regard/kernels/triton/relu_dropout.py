@@ -46,7 +46,7 @@ def _dropped(x: Tensor, seed: Tensor, dropout: float) -> Tensor:
 
 def _where_positive(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     (out,) = ctx.saved_tensors
-    return torch.where(out > 0, grad * (1.0 / (1.0 - ctx.dropout)), 0.0), None, None
+    return torch.ops.aten.threshold_backward(grad, out, 0.0) * (1.0 / (1.0 - ctx.dropout)), None, None
 
 
 class _ReluDropout(torch.autograd.Function):
