@@ -236,10 +236,13 @@ def direct(problem: Problem) -> Direct | None:
     as_it_is = isinstance(problem.score, ScaledDot)
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
     options = {"dropout_p": problem.dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
+    dropout, by_flash = problem.dropout, torch_sdpa.small(problem.query, problem.key, problem.value, causal)
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
         if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
             return None
+        if by_flash and as_it_is and scale > 0 and torch.backends.cuda.flash_sdp_enabled():
+            return torch_sdpa.flash(query, key, value, dropout, causal, scale)
         given = None if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         if as_it_is:
             return torch_sdpa.attend(query, key, value, attn_mask=given, scale=scale, **options)
