@@ -15,7 +15,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], object, object, object]:
-    """Tensors, score, normaliser and mask: often plain, and often not quite."""
+    """Return tensors, score, normaliser and mask: often plain, and often not quite."""
     draw = random.Random(seed)
     generator = torch.Generator(device).manual_seed(seed)
     lengths = (1, 5, 17, 64, 150) if device == "cpu" else (5, 17, 64, 150, 1100)

@@ -1,0 +1,14 @@
+"""`regard bench sweep`: random calls that people make, each beside the best of what they would write instead.
+
+- `cases`: one call as a record, and as a line of Python
+- `drawing`: a case from a seed, an index and a kind of device
+- `tensors`: the inputs of a case, its masks and biases as dense tensors
+- `plain_forms`: attention in a few lines of torch, for peers and for the float64 reference
+- `contests`: what competes in a case, regard's call first
+- `attention_contest`, `linear_contest`, `layer_contest`: by kind of call
+- `fused_peers`: SDPA, FlexAttention and varlen_attn
+- `errors`: the error in budgets
+- `timing`: wall clock in turns, host time, kernels, memory
+- `report`: one line for each case, and the distribution
+- `command`: the command
+"""
