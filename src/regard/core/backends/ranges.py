@@ -60,8 +60,10 @@ def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
         return False
     if key.shape[-1] not in _SIZES or value.shape[-1] not in _SIZES or math.prod(query.shape[:-2]) > _PROGRAMS:
         return False
-    # The heads of a batch row lie within 2³¹ numbers, as the kernel counts them, in a copy without gaps too.
-    return heads * max(128 * max(queries, keys), query.stride(-3), key.stride(-3), value.stride(-3)) < 2**31
+    # The heads and rows of a batch row lie within 2³¹ numbers, as the kernel counts them, in a copy without gaps too.
+    tensors = (query, key, value)
+    reach = max(128 * max(queries, keys), *(t.stride(-3) for t in tensors))
+    return heads * reach < 2**31 and max(queries, keys) * max(t.stride(-2) for t in tensors) < 2**31
 
 
 def attend(problem: Problem, found: Clauses) -> Result:

@@ -18,7 +18,7 @@ from regard.kernels.triton.additive.pairs import LOG2E, power_of_two
 from regard.kernels.triton.additive.plan import Block, launch, trait
 from regard.kernels.triton.segment_bounds import SPAN
 
-REACH = 2**31 - 1  # the heads of a batch row lie within so many numbers: their places are counted in 32 bits
+REACH = 2**31 - 1  # the heads and rows of a batch row lie within so many numbers: their places are counted in 32 bits
 
 
 class Rules(NamedTuple):
@@ -129,7 +129,7 @@ def _queries_of(rules, b, j0, n_q, n_k, limit, BM: tl.constexpr, BN: tl.constexp
 @triton.jit
 def _rows(x, row, first, limit, step, SIZE: tl.constexpr, TESTED: tl.constexpr):
     """Load rows of a matrix; if TESTED, those outside first <= row < limit are 0 and are not loaded."""
-    at = x + row.to(tl.int64)[:, None] * step + tl.arange(0, SIZE)[None, :]
+    at = x + (row * step)[:, None] + tl.arange(0, SIZE)[None, :]
     if TESTED:
         return tl.load(at, mask=((row >= first) & (row < limit))[:, None], other=0.0)
     else:
@@ -222,7 +222,7 @@ def range_forward(
         )  # fmt: skip
     empty = total == 0.0
     acc /= tl.where(empty, 1.0, total)[:, None]
-    at = output + b * o_b + h * o_h + i.to(tl.int64)[:, None] * o_n + tl.arange(0, E)[None, :]
+    at = output + b * o_b + h * o_h + (i * o_n)[:, None] + tl.arange(0, E)[None, :]
     tl.store(at, acc.to(output.dtype.element_ty), mask=(i < n_q)[:, None])
     # base 2, and inf for an empty row: its weights then come out as 0
     row = tl.where(empty, float("inf"), most + tl.log2(tl.where(empty, 1.0, total)))
@@ -283,7 +283,7 @@ def range_rows(
             q, do, key, value, i, j0, query_id, row_lse, row_delta, rules, b, h, n_q, n_k, first, limit, factor,
             k_n, v_n, acc, False, D, E, BN, NATIVE,
         )  # fmt: skip
-    at = grad + b * g_b + h * g_h + i.to(tl.int64)[:, None] * g_n + tl.arange(0, D)[None, :]
+    at = grad + b * g_b + h * g_h + (i * g_n)[:, None] + tl.arange(0, D)[None, :]
     tl.store(at, (acc * scale).to(grad.dtype.element_ty), mask=(i < n_q)[:, None])
 
 
@@ -344,9 +344,9 @@ def range_keys(
                 k, v, own, change_at, lse + rows, delta + rows, i0, j, key_id, rules, b, h, n_q, n_k, first, limit,
                 factor, q_n, c_n, grad_k, grad_v, False, D, E, BM, NATIVE,
             )  # fmt: skip
-    at = key_grad + b * gk_b + g * gk_h + j.to(tl.int64)[:, None] * gk_n + tl.arange(0, D)[None, :]
+    at = key_grad + b * gk_b + g * gk_h + (j * gk_n)[:, None] + tl.arange(0, D)[None, :]
     tl.store(at, (grad_k * scale).to(key_grad.dtype.element_ty), mask=(j < n_k)[:, None])
-    at = value_grad + b * gv_b + g * gv_h + j.to(tl.int64)[:, None] * gv_n + tl.arange(0, E)[None, :]
+    at = value_grad + b * gv_b + g * gv_h + (j * gv_n)[:, None] + tl.arange(0, E)[None, :]
     tl.store(at, grad_v.to(value_grad.dtype.element_ty), mask=(j < n_k)[:, None])
 
 
@@ -401,7 +401,7 @@ class _Ranges(torch.autograd.Function):
         query, key, value, output, lse, *_ = ctx.saved_tensors
         rules, scale = ctx.settings
         (b, h, q, d), (_, g, k, e) = query.shape, value.shape
-        if change.stride(-1) != 1 or h * change.stride(1) > REACH:
+        if change.stride(-1) != 1 or h * change.stride(1) > REACH or q * change.stride(2) > REACH:
             change = change.contiguous()
         grads = [_like(t) for t in (query, key, value)]
         delta, tuning = torch.empty_like(lse), SMALL if max(d, e) <= 64 else LARGE
@@ -425,8 +425,9 @@ class _Ranges(torch.autograd.Function):
 def range_attention(query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float) -> Tensor:
     """Compute softmax of scale · ⟨query, key⟩ with ALiBi over the pairs that the rules allow, times the values.
 
-    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are powers of two from 16 to 128, and all heads of
-    a tensor lie within `REACH` numbers. The plain function: `regard.core.backends.reference` with the same masks.
+    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are powers of two from 16 to 128, and all heads and
+    rows of a tensor's batch row lie within `REACH` numbers. The plain function: `regard.core.backends.reference` with
+    the same masks.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     # An integer would be a kernel of its own, or a constant in one that others share.
