@@ -12,6 +12,7 @@ The call:
 - `biases`: what is added to scores;
 - `requests`, `recompute`, `summaries`: which weights to return, and how they are computed where a backend does not
   return them, in torch operations or by kernels;
+- `kernel_scores`: additive scores by a kernel on CUDA, where rows of scores are formed;
 - `merging`, `key_parts`: attention over parts of the keys, joined.
 
 Checks and conditions:
