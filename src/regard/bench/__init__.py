@@ -10,6 +10,7 @@
 - `scaling_bench`: `bench scaling`
 - `scaling_costs`: its cost model
 - `scaling_measurement`: its processes
+- `sweep/`: `bench sweep`, random calls
 - `measurement`: time, memory and error
 - `bar_chart`: SVG bars
 - `line_chart`: SVG curves

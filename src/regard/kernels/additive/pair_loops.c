@@ -1,4 +1,4 @@
-/* The loops over all pairs of additive attention on a CPU, float32. Plain twins: `_eager_*` in exponential.py.
+/* The loops over all pairs of additive attention on a CPU, float32. Reference: `_eager_*` in exponential.py.
  *
  * far   A = e^{2q}, B = e^{2k}:          tanh(q + k) = 1 - 2 r with r = 1 / (1 + A B), derivative 4 r (1 - r)
  * near  A = e^{2q} - 1, B = e^{2k} - 1:  tanh(q + k) = p / (p + 2) with p = A + B (1 + A), derivative 1 - tanh^2
@@ -38,7 +38,7 @@ typedef __m256 vec;
 #define MIN(a, b) _mm256_min_ps(a, b)
 #define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define FNMA(a, b, c) _mm256_fnmadd_ps(a, b, c)
-static inline vec inverse_guess(vec x) { /* 12 bits, then 23: the step below brings the rest */
+static inline vec inverse_guess(vec x) { /* accurate to 12 bits; the Newton step below gives 23 */
     vec r = _mm256_rcp_ps(x);
     return _mm256_mul_ps(r, _mm256_fnmadd_ps(x, r, _mm256_set1_ps(2.0f)));
 }
@@ -64,13 +64,13 @@ typedef float vec;
 static inline float sum(vec x) { return x; }
 #endif
 
-#define COLUMNS 4 /* taken together, so that a row's numbers are loaded once for all of them */
-#define TOGETHER 4 /* vectors of features whose sums are taken at once */
-#define HUGE_ONE 1e37f /* inf would make NaN of the Newton step; the inverse of this is 0 beside any other term */
+#define COLUMNS 4 /* columns computed together, so that a row is loaded once for all of them */
+#define TOGETHER 4 /* number of feature vectors summed at once */
+#define HUGE_ONE 1e37f /* replaces inf, which would give NaN in the Newton step; its inverse is negligible */
 
 int regard_lanes(void) { return LANES; }
 
-/* 1 / x for 1 <= x: a guess and one step of Newton's. */
+/* 1 / x for 1 <= x: an estimate and one Newton step. */
 static inline vec inverse(vec x) {
     vec r = GUESS(x);
     return MUL(r, FNMA(x, r, ALL(2.0f)));
@@ -125,12 +125,13 @@ typedef struct {
 SCORES(far_score_row, far_r, FAR_SCORE)
 SCORES(near_score_row, near_tanh, NEAR_SCORE)
 
-/* Of a block of features and a segment of rows of a slice, for each row: first = sum over columns of ds tanh',
- * second = sum of ds tanh; and for each column: fourth (segment, z, k, f) = sum over rows of ds tanh'. Every pair has its inverse taken once for all three.
+/* For a block of features and a segment of rows of a slice: first = sum over columns of ds tanh' and second = sum over
+ * columns of ds tanh, for each row; fourth (segment, z, k, f) = sum over rows of ds tanh', for each column. The inverse
+ * of a pair and feature is computed once for all three.
  *
  * TERMS(a, b, ds, slope, plain, column) adds one pair to the sums. Several vectors of features are summed at once, so
- * that no addition waits for the last one. The block's part of the columns and of their sums is packed: in rows of a
- * multiple of 2 KiB, its lines would share a few sets of the cache. */
+ * that no addition waits for the previous one. The columns and their sums are packed for the block: in rows whose length
+ * is a multiple of 2 KiB, its cache lines would share a few sets of the cache. */
 #define WIDTH (TOGETHER * LANES)
 #define SUMS(NAME, TERMS, SLOPE, PLAIN)                                                             \
     static void NAME(const void *given, long z, long unit) {                                        \
@@ -209,13 +210,13 @@ static void *take_blocks(void *given) {
 
 static void run(job *j, long threads) {
     long count = j->slices * j->units;
-    /* Blocks of about 0.1 ms, and at least four for each thread where there are that many units. */
+    /* A block takes about 0.1 ms; there are at least four for each thread, if there are enough units. */
     long pairs = j->unit_pairs > 0 ? j->unit_pairs : 1;
     long most = count / (4 * threads) > 1 ? count / (4 * threads) : 1;
     j->block = (1 << 19) / pairs > 1 ? (1 << 19) / pairs : 1;
     if (j->block > most) j->block = most;
     if (threads > (count + j->block - 1) / j->block) threads = (count + j->block - 1) / j->block;
-#ifdef _OPENMP /* the threads of torch, which spin after its own loops and would keep others off their cores */
+#ifdef _OPENMP /* torch's own threads: they spin after its loops, so further threads would compete with them for cores */
 #pragma omp parallel for schedule(dynamic, j->block) num_threads(threads)
     for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
 #else

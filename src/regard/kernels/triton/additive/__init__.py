@@ -1,10 +1,10 @@
-"""Additive attention in Triton. The plain function: `regard.core.backends.reference` with an `Additive` score.
+"""Additive attention in Triton. Reference implementation: `regard.core.backends.reference` with an `Additive` score.
 
-- `operator`: the operation as torch sees it, with its gradient;
+- `operator`: the operation registered with torch, with its gradient;
 - `score_operator`: the scores alone, with their gradient;
 - `forward`, `backward`: which kernels run in which order, and on which buffers;
 - `plan`: tile sizes, shapes, and how a kernel is launched;
-- `buffers`: what the main kernels read instead of query, key and value;
+- `buffers`: preprocessed copies of query, key and value for the main kernels;
 - `prepare`, `features`: the kernels that write these buffers;
 - `pairs`: which pairs may attend, biases and dropout, inside a kernel;
 - `exact`, `exact_gradient`: scores pair by pair, and their gradients;

@@ -10,7 +10,7 @@ from regard.kernels.triton.additive.plan import launch
 
 @triton.jit
 def diagonal_sums(slab, boost, sums, slab_q, slab_k, rows, columns, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """sums[z, d] = Σ_i slab[z, i, i + d - (rows - 1)] for one slab, d from 0 to rows + columns - 2."""
+    """Compute sums[z, d] = Σ_i slab[z, i, i + d - (rows - 1)] for one slab, d from 0 to rows + columns - 2."""
     z = tl.program_id(1)
     d = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     distance = d - (rows - 1)

@@ -1,4 +1,4 @@
-"""The Triton kernels as differentiable PyTorch operators that torch.compile takes as they are."""
+"""The Triton kernels as differentiable PyTorch operators, which torch.compile does not trace into."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from regard.kernels.triton.additive.plan import SPAN, Inputs
 
 
 def _spans(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and largest id of every SPAN rows."""
+    """Return the smallest and largest id of every SPAN rows."""
     last = ids[:, -1:].expand(-1, -ids.shape[1] % SPAN)
     spans = torch.cat([ids, last], 1).unflatten(1, (-1, SPAN))
     return spans.amin(-1), spans.amax(-1)
@@ -35,7 +35,7 @@ def kernel_pairs(
     dropout: float,
     seed: int,
 ) -> Pairs:
-    """Which pairs of (b, h, q, k) attend, as the kernels take it."""
+    """Return which pairs of (b, h, q, k) attend, as kernel arguments."""
     fields: dict[str, Any] = {"low": low, "high": high, "lengths": lengths}
     if query_ids is not None and key_ids is not None:
         names = ("query_ids", "key_ids", "query_least", "query_most", "key_least", "key_most")
@@ -159,7 +159,8 @@ def _(
     def like(x: Tensor | None) -> Tensor:
         return query.new_empty(0) if x is None or not bias_gradients else x.new_empty(x.shape)
 
-    grads = (x.new_empty(x.shape) for x in (query, key, value, weight))  # without gaps, however the operands lie
+    # Contiguous, whatever the layout of the operands.
+    grads = (x.new_empty(x.shape) for x in (query, key, value, weight))
     return (*grads, like(bias), like(table))  # type: ignore[return-value]
 
 
@@ -213,7 +214,7 @@ class _Learning(torch.autograd.Function):
 
 
 def additive(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp; the arguments are those of `additive_forward` but the last."""
+    """Return output and log-sum-exp; the arguments are those of `additive_forward` without the last."""
     learning = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
     if torch.compiler.is_compiling():
         return additive_forward(*arguments, learning)
