@@ -93,7 +93,7 @@ def linear_attention(
     if linear_kernel.blocks_serve(problem, given, features, causal):
         with _without_autocast(problem.device):
             output = linear_kernel.attend_in_blocks(
-                problem, CHUNK if causal else None, ROWS, _general(features, causal)
+                problem, features, CHUNK if causal else None, ROWS, _general(features, causal)
             )
         if output is not None:
             return output
