@@ -48,7 +48,7 @@ def plain(
     allowed: Tensor | None = None,
     bias: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The specification: every pair-feature in memory."""
+    """Return the specification: every pair-feature in memory."""
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
     weight = weight if weight.dim() == 1 else weight[:, None, None, :]
@@ -96,7 +96,8 @@ def check(
     f: int = 61,
     e: int = 53,
 ) -> str:
-    """Errors of output, log-sum-exp and gradients, and in brackets those of plain arithmetic in the same type."""
+    """Return errors of output, log-sum-exp and gradients, and in brackets those of plain arithmetic in the same
+    type."""
     torch.manual_seed(4)
     made: dict[str, Any] = {"device": "cuda"}
     query = (torch.randn(b, h, q, f, **made) * scale + shift).to(dtype)
@@ -150,7 +151,8 @@ def everything(b: int, h: int, q: int, k: int) -> dict[str, Any]:
 
 
 def dropout_check(dtype: torch.dtype) -> str:
-    """Values of one: the output is then Σ p keep / 0.75, one on average; twice the same seed is bit for bit equal."""
+    """Return values of one: the output is then Σ p keep / 0.75, one on average; twice the same seed is bit for bit
+    equal."""
     make = lambda n: torch.randn(1, 2, n, 32, device="cuda", dtype=dtype)  # noqa: E731
     query, key, value = make(512).requires_grad_(), make(700), torch.ones(1, 2, 700, 16, device="cuda", dtype=dtype)
     weight = torch.randn(32, device="cuda", dtype=dtype) * 0.2
@@ -198,7 +200,7 @@ def inputs_of(dtype: torch.dtype, b: int, h: int, q: int, k: int, f: int, e: int
 
 
 def milliseconds(run: Callable[[], Any], rounds: int = 10) -> float:
-    """Median over batches of calls, one behind the other."""
+    """Return median over batches of calls, one behind the other."""
     for _ in range(2 if rounds > 1 else 1):
         run()
     times = []
@@ -227,7 +229,7 @@ def graphed(run: Callable[[], Any]) -> Callable[[], None]:
 
 
 def kernel_times(run: Callable[[], Any], rounds: int = 3) -> dict[str, float]:
-    """Milliseconds per round of every kernel."""
+    """Return milliseconds per round of every kernel."""
     run()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

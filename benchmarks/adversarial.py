@@ -177,7 +177,7 @@ class Place:
         (self.folder / "text.de").write_text("\n".join(line[::-1] for line in lines) + "\n")
 
     def ask(self, what: str, kind: str, run: Path) -> tuple[Done, str]:
-        """What a command says about a run, and what it made."""
+        """Return what a command says about a run, and what it made."""
         page = self.folder / "page.html"
         page.unlink(missing_ok=True)
         if what == "resume":
@@ -193,7 +193,7 @@ class Place:
 
 
 def weights(run: Path) -> str:
-    """The checksums of what a run answers with."""
+    """Return the checksums of what a run answers with."""
     names = ("model.safetensors", "tokenizer.json", "tokenizer.target.json")
     found = (run / name for name in names)
     return " ".join(hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "-" for path in found)

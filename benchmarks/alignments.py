@@ -25,7 +25,7 @@ All = list[set[Link]]
 
 
 def told(run: Path) -> tuple[list[Example], dict[Told, All]]:
-    """The examples of a run that have gold links, and their links in every way."""
+    """Return the examples of a run that have gold links, and their links in every way."""
     opened = Run.open(run)
     config = TranslationConfig.model_validate(opened.config())
     loaded = Translator.load(opened)
@@ -37,12 +37,12 @@ def told(run: Path) -> tuple[list[Example], dict[Told, All]]:
 
 
 def rate(examples: list[Example], links: All) -> float:
-    """The error rate in per cent."""
+    """Return the error rate in per cent."""
     return 100 * alignment_error_rate(links, [one.links for one in examples], [one.possible for one in examples])
 
 
 def show(run: Path) -> tuple[list[Example], All]:
-    """Every rate of a run; the examples and the links with the lowest."""
+    """Return every rate of a run; the examples and the links with the lowest."""
     examples, found = told(run)
     rates = {key: rate(examples, links) for key, links in found.items()}
     for when in ("predicted", "read", "posterior"):

@@ -51,7 +51,7 @@ def calls(length: int, device: str) -> dict[str, Callable[[], tuple[tuple[torch.
 
 
 def milliseconds(tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> tuple[float, float]:
-    """Median time of the forward pass, and of both passes."""
+    """Return median time of the forward pass, and of both passes."""
 
     def forward() -> torch.Tensor:
         return regard.attention(*tensors, **options).output

@@ -29,7 +29,8 @@ NETWORKS = {"frames": "false", "frames and angles": "true", "grey frames and ang
 
 
 def linear(log: DrivingLog, train: list[int], test: list[int]) -> float:
-    """The error of last angle + Σ w_k · angle k frames ago, with w fitted to the training frames and their mirror."""
+    """Return the error of last angle + Σ w_k · angle k frames ago, with w fitted to the training frames and their
+    mirror."""
     steering = np.array([frame.controls[0] for frame in log.frames])
     past = np.zeros((len(steering), ANGLES))
     for place, frame in enumerate(log.frames):
@@ -42,7 +43,7 @@ def linear(log: DrivingLog, train: list[int], test: list[int]) -> float:
 
 
 def grey_copy(folder: Path, out: Path) -> Path:
-    """The log with one grey picture in the place of all frames."""
+    """Return the log with one grey picture in the place of all frames."""
     log = load_driving_log(folder)
     out.mkdir(parents=True, exist_ok=True)
     (out / "driving_log.csv").write_bytes(log_file(folder).read_bytes())
@@ -57,7 +58,7 @@ def grey_copy(folder: Path, out: Path) -> Path:
 
 
 def trained(folder: Path, out: Path, angles: str, split: int, seed: int, others: list[str]) -> dict[str, Any]:
-    """The figures of a run of the preset `camera`."""
+    """Return the figures of a run of the preset `camera`."""
     settings = [f"model.angles={angles}", f"data.seed={split}", f"train.seed={seed}", *others]
     command = [sys.executable, "-m", "regard", "train", "driving", "--preset", "camera", "--data", str(folder)]
     command += [word for one in settings for word in ("--set", one)]

@@ -38,7 +38,7 @@ class Clip(NamedTuple):
 
 
 def clips(folder: Path) -> list[Clip]:
-    """Every recording, named {digit}_{speaker}_{take}.wav."""
+    """Return every recording, named {digit}_{speaker}_{take}.wav."""
     found = []
     for path in sorted(folder.glob("*.wav")):
         digit, speaker, take = path.stem.split("_")
@@ -49,7 +49,7 @@ def clips(folder: Path) -> list[Clip]:
 
 
 def joined(digits: list[Clip], dice: random.Random) -> tuple[Samples, list[list[float]]]:
-    """Digits one after the other with pauses between them, and the seconds of each."""
+    """Return digits one after the other with pauses between them, and the seconds of each."""
     parts: list[Samples] = []
     times = []
     count = 0

@@ -33,12 +33,12 @@ def folded(text: str) -> str:
 
 
 def english(text: str) -> list[str]:
-    """The words of an English line, as the gold text has them."""
+    """Return the words of an English line, as the gold text has them."""
     return _cut(folded(text).replace("n't ", " not "))
 
 
 def french(text: str) -> list[str]:
-    """The words of a French line: clitics written out, contractions undone."""
+    """Return the words of a French line: clitics written out, contractions undone."""
     text = _CLITIC.sub(lambda found: _FULL.get(found[1], f"{found[1]}e") + " ", folded(text))
     return " ".join(_JOINED.get(word, word) for word in _cut(text)).split()
 
@@ -50,7 +50,7 @@ def _cut(text: str) -> list[str]:
 
 
 def debates(corpus: Path) -> Iterator[tuple[list[str], list[str]]]:
-    """Pairs of the debates in their order."""
+    """Yield pairs of the debates in their order."""
     folder = corpus / "train"
     with gzip.open(folder / "train.en.gz", "rt") as left, gzip.open(folder / "train.fr.gz", "rt") as right:
         for source, target in zip(left, right, strict=True):
@@ -60,7 +60,7 @@ def debates(corpus: Path) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def joined(pairs: Iterator[tuple[list[str], list[str]]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Two pairs as they are, then two as one, and so on."""
+    """Yield two pairs as they are, then two as one, and so on."""
     for first in pairs:
         group = [first, *islice(pairs, 3)]
         yield from group[:2]

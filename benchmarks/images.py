@@ -71,32 +71,32 @@ def write(folder: Path, count: int, width: int) -> None:
 
 
 def memory(name: str) -> float:
-    """MiB of this process: "VmRSS" now, "VmHWM" at its peak; NaN where the system does not report them."""
+    """Return MiB of this process: "VmRSS" now, "VmHWM" at its peak; NaN where the system does not report them."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(name)), float("nan"))
 
 
 def stored(folder: Path, size: int) -> ImageStore:
-    """The pictures of the captions, decoded or found in the cache."""
+    """Return the pictures of the captions, decoded or found in the cache."""
     paths = [one.image for one in load_captions(folder).train]
     return store_images(paths, folder / "cache", size=(size, size))
 
 
 def first(folder: Path, size: int) -> int:
-    """The first pass: every picture is decoded."""
+    """Return the first pass: every picture is decoded."""
     return stored(folder, size).decoded
 
 
 def cached(folder: Path, size: int) -> int:
-    """The second pass: every picture is found."""
+    """Return the second pass: every picture is found."""
     store = stored(folder, size)
     assert not store.decoded
     return len(store)
 
 
 def read(folder: Path, size: int) -> int:
-    """An epoch: the second pass, and every picture read once."""
+    """Return an epoch: the second pass, and every picture read once."""
     store = stored(folder, size)
     order = list(range(len(store)))
     random.Random(1).shuffle(order)
@@ -106,7 +106,7 @@ def read(folder: Path, size: int) -> int:
 
 
 def captions(folder: Path, size: int) -> int:
-    """The captions with the paths of their pictures."""
+    """Return the captions with the paths of their pictures."""
     return len(load_captions(folder).train)
 
 
@@ -116,12 +116,12 @@ def questions(folder: Path, size: int) -> int:
 
 
 def array(folder: Path, size: int) -> int:
-    """The same questions as one JSON array."""
+    """Return the same questions as one JSON array."""
     return len(load_image_questions(folder / "array.json").train)
 
 
 def captioning(folder: Path, size: int) -> int:
-    """Everything that a captioner learns from, with the pictures found in the store."""
+    """Return everything that a captioner learns from, with the pictures found in the store."""
     from regard.tasks.captioning.config import CaptioningConfig, DataSettings
     from regard.tasks.captioning.files import make_material
 
@@ -130,7 +130,7 @@ def captioning(folder: Path, size: int) -> int:
 
 
 def vqa(folder: Path, size: int) -> int:
-    """Everything that learns to answer questions, likewise."""
+    """Return everything that learns to answer questions, likewise."""
     from regard.tasks.vqa.config import DataSettings, VqaConfig
     from regard.tasks.vqa.material import make_material
 
@@ -139,7 +139,7 @@ def vqa(folder: Path, size: int) -> int:
 
 
 def idx(folder: Path, size: int) -> int:
-    """Pictures of 28 × 28 bytes as an array."""
+    """Return pictures of 28 × 28 bytes as an array."""
     return len(read_labelled(folder / "pictures.idx", folder / "labels.idx"))
 
 
@@ -157,7 +157,7 @@ STAGES: dict[str, Callable[[Path, int], int]] = {
 
 
 def measured(stage: str, folder: Path, size: int) -> dict[str, Any]:
-    """One stage in this process: seconds and peak memory."""
+    """Return one stage in this process: seconds and peak memory."""
     import regard.tasks.captioning.files
     import regard.tasks.vqa.material  # noqa: F401
 

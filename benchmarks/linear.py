@@ -31,14 +31,14 @@ WAYS: dict[str, Callable[[Tensor, bool], Tensor]] = {
 
 
 def peak(device: str) -> int:
-    """The most memory this process has held so far, in bytes."""
+    """Return the most memory this process has held so far, in bytes."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def clock(device: str) -> float:
-    """Seconds of processor time on the CPU, which neighbours on the machine disturb less than the wall's."""
+    """Return seconds of processor time on the CPU, which neighbours on the machine disturb less than the wall's."""
     if device == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -100,7 +100,7 @@ def decode(arguments: argparse.Namespace) -> None:
 
 
 def fastest(call: Callable[[], object], repeats: int, device: str) -> float:
-    """Seconds of the fastest of some calls."""
+    """Return seconds of the fastest of some calls."""
     times = []
     for _ in range(repeats):
         start = clock(device)

@@ -40,7 +40,7 @@ WAYS: dict[str, list[str]] = {"plain": [], "again": [], "group": [], "DDP": [], 
 
 
 def loop_of(preset: str, settings: Sequence[str], workers: Workers, device: torch.device, folder: Path) -> _Loop:
-    """A training loop over the built-in sentences, ready for its first update."""
+    """Return a training loop over the built-in sentences, ready for its first update."""
     task = TASKS["translation"]
     config: Any = configure(task, preset, [], parsed([*SMALL, *settings]))
     material = task.material(config, folder / "data", None, lambda _: None)
@@ -56,7 +56,7 @@ def loop_of(preset: str, settings: Sequence[str], workers: Workers, device: torc
 
 
 def seconds(loop: _Loop, steps: int, device: torch.device) -> float:
-    """The time of a block of updates."""
+    """Return the time of a block of updates."""
     began = time.perf_counter()
     for _ in range(steps):
         loop._update()

@@ -23,7 +23,8 @@ BERTVIZ = {32: "6.4", 128: "104", 256: "421"}  # megabytes of its model view, me
 
 
 def weights(layer: int, tokens: int, generator: torch.Generator) -> Tensor:
-    """Heads like those of trained encoders: local, looking one back, resting on the first token, broad, sharp."""
+    """Return heads like those of trained encoders: local, looking one back, resting on the first token, broad,
+    sharp."""
     place = torch.arange(tokens)
     apart = (place[:, None] - place).abs().float()
     heads = []

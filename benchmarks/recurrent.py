@@ -77,7 +77,7 @@ class Ours(nn.Module):
 
 
 def pairs(plain: Plain, ours: Ours) -> list[tuple[str, nn.Parameter, nn.Parameter]]:
-    """Every parameter of the plain model by its name, beside ours."""
+    """Return every parameter of the plain model by its name, beside ours."""
     encoder, decoder = ours.model.encoder, ours.model.decoder
     attention = decoder.attention
     modules = [
@@ -109,13 +109,13 @@ def precision(name: str, device: str) -> Iterator[None]:
 
 
 def words(vocabulary: int, shape: tuple[int, ...], kind: str) -> Tensor:
-    """Random tokens: the r-th with a probability of 1 / r, as words come in texts (Zipf's law), or all alike."""
+    """Return random tokens: the r-th with a probability of 1 / r, as words come in texts (Zipf's law), or all alike."""
     chances = torch.ones(vocabulary) if kind == "uniform" else 1 / torch.arange(1.0, vocabulary + 1)
     return torch.multinomial(chances, torch.Size(shape).numel(), replacement=True).reshape(shape)
 
 
 def timed(call: Callable[[], None], device: str) -> float:
-    """Seconds of one call."""
+    """Return seconds of one call."""
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -126,7 +126,8 @@ def timed(call: Callable[[], None], device: str) -> float:
 
 
 def gradient_errors(plain: Plain, ours: Ours, batch: Tensor) -> dict[str, tuple[str, float]]:
-    """The worst gradient of each model against float64, |g − exact| / |exact| over its tensor, and whose it is."""
+    """Return the worst gradient of each model against float64, |g − exact| / |exact| over its tensor, and whose it
+    is."""
     exact = copy.deepcopy(plain).double()
     exact.zero_grad(set_to_none=True)
     exact(*batch).backward()
@@ -142,7 +143,8 @@ def gradient_errors(plain: Plain, ours: Ours, batch: Tensor) -> dict[str, tuple[
 
 
 def compare(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Losses and gradients beside each other, then the fastest of some training steps of each, in one precision."""
+    """Return losses and gradients beside each other, then the fastest of some training steps of each, in one
+    precision."""
     torch.manual_seed(0)
     device, vocabulary, size = arguments.device, arguments.vocabulary, arguments.size
     plain, ours = Plain(vocabulary, size).to(device), Ours(vocabulary, size).to(device)
@@ -211,7 +213,7 @@ def main() -> None:
 
 
 def told(found: dict[str, Any]) -> str:
-    """A record in words."""
+    """Return a record in words."""
     lines = [
         f"{found['device']}, {found['precision']}, {found['tokens']} tokens, "
         f"batch {found['batch']} x {found['length']}",

@@ -125,7 +125,7 @@ def plain_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def sequence_loss(model: EncoderDecoder, source: Tensor, prefix: Tensor, target: Tensor) -> Tensor:
-    """Mean cross-entropy of the target tokens; logits never stand whole."""
+    """Return mean cross-entropy of the target tokens; logits never stand whole."""
     states = model(source, prefix).states
     loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias, smoothing=SMOOTHING)
     return loss / count.clamp(min=1)
@@ -140,7 +140,7 @@ def in_bfloat16(loss: Callable[..., Tensor], device: str) -> Callable[..., Tenso
 
 
 def made(side: str, setting: Setting, device: str) -> tuple[nn.Module, Callable[..., Tensor]]:
-    """A model and its loss; compiled as its name says."""
+    """Return a model and its loss; compiled as its name says."""
     peer, _, how = side.partition("-")
     if peer == "regard":
         ours = regard_model(setting, device)
@@ -221,7 +221,7 @@ def graphed(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def timed(step: Callable[[], Any], count: int, device: str) -> Iterator[float]:
-    """Milliseconds of each step; steps follow each other without waiting, as in training."""
+    """Yield milliseconds of each step; steps follow each other without waiting, as in training."""
     if device != "cuda":
         for _ in range(count):
             start = time.perf_counter()
@@ -238,7 +238,7 @@ def timed(step: Callable[[], Any], count: int, device: str) -> Iterator[float]:
 
 
 def measured(side: str, setting: Setting, device: str, count: int, shown: int) -> Row:
-    """A side's row; of ours, the `shown` longest kernels too."""
+    """Return a side's row; of ours, the `shown` longest kernels too."""
     cuda = device == "cuda"
     torch.manual_seed(11)
     if cuda:

@@ -175,7 +175,7 @@ PLACES = _places()
 
 @cache
 def answer(score: str, normalize: str, place: str) -> oracles.Answer:
-    """The oracle's answer at the sizes above, as tensors."""
+    """Return the oracle's answer at the sizes above, as tensors."""
     case, where = SCORES[score], PLACES[place]
     query, key, value, *parameters = (tensor.tolist() for tensor in case.inputs())
     found = oracles.attend(
@@ -185,14 +185,14 @@ def answer(score: str, normalize: str, place: str) -> oracles.Answer:
 
 
 def serves(backend: str, score: str, normalize: str) -> bool:
-    """What is promised: fused dot products for softmax, additive scores for all, everything on the plain two."""
+    """Return what is promised: fused dot products for softmax, additive scores for all, everything on the plain two."""
     if backend == "additive":
         return score.startswith("additive")
     return backend != "sdpa" or (SCORES[score].sdpa and normalize == "softmax")
 
 
 def paths(scores: Sequence[str] = tuple(SCORES), normalizers: Sequence[str] = tuple(NORMALIZERS)) -> list[str]:
-    """Every "backend/score/normaliser" that the project promises."""
+    """Return every "backend/score/normaliser" that the project promises."""
     return [
         f"{backend}/{score}/{normalize}"
         for backend in BACKENDS
@@ -209,7 +209,7 @@ FUSED_PATHS = [path for path in TYPICAL_PATHS if not path.startswith("reference"
 
 
 def attend(path: str, inputs: Sequence[Tensor], **arguments: Any) -> regard.Attended:
-    """Attention along "backend/score/normaliser" with the score's parameters taken from the inputs."""
+    """Return attention along "backend/score/normaliser" with the score's parameters taken from the inputs."""
     backend, score, normalize = path.split("/")
     query, key, value, *parameters = inputs
     arguments = {"normalize": NORMALIZERS[normalize].record} | arguments
@@ -230,7 +230,7 @@ class Learned(NamedTuple):
 
 
 def learn(path: str, inputs: Sequence[Tensor], rows: Any = slice(None), **arguments: Any) -> Learned:
-    """Attention with its full weights, and the gradients of a loss on these rows of output and weights."""
+    """Return attention with its full weights, and the gradients of a loss on these rows of output and weights."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     attended = attend(path, leaves, weights=regard.full(), **arguments)
     loss = sum((result * slopes_like(result))[..., rows, :].sum() for result in (attended.output, attended.weights))
@@ -239,6 +239,6 @@ def learn(path: str, inputs: Sequence[Tensor], rows: Any = slice(None), **argume
 
 
 def slopes_like(result: Tensor) -> Tensor:
-    """A different slope for each element, so that no error cancels in a sum."""
+    """Return a different slope for each element, so that no error cancels in a sum."""
     slopes = torch.linspace(-1, 1, result.numel(), dtype=torch.float64) + 0.3
     return slopes.reshape(result.shape).to(result)

@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Items marked `interpreted` or `installed` run in a process of their kind; here they are only reported."""
+    """Return items marked `interpreted` or `installed` run in a process of their kind; here they are only reported."""
     kind = next((kind for kind in interpreting.ENVIRONMENTS if item.get_closest_marker(kind)), "")
     inside = {"interpreted": interpreting.INSIDE or interpreting.MISSING, "installed": interpreting.INSTALLED}
     if not kind or inside[kind]:

@@ -75,7 +75,7 @@ class Apart:
         return self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
 
     def ended(self, item: pytest.Item) -> pytest.TestReport:
-        """The report of an item whose process died; the next item starts another one."""
+        """Return the report of an item whose process died; the next item starts another one."""
         assert self.process is not None
         self.close()
         message = f"its process ended with code {self.process.returncode}"

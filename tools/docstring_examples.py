@@ -66,6 +66,6 @@ def _complete(obj: griffe.Object) -> None:
 
 
 def described(key: str, name: str) -> str | None:
-    """What a parameter means: of this class or function, or wherever it is called so."""
+    """Return what a parameter means: of this class or function, or wherever it is called so."""
     own = _TOLD["parameters"].get(key, {}).get(name)
     return own if own is not None else _TOLD["everywhere"].get(name)

@@ -75,7 +75,7 @@ def outcome(case: Case, *, compiling: bool = True) -> Outcome:
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """The largest difference; infinite where the shapes differ."""
+    """Return the largest difference; infinite where the shapes differ."""
     if found.shape != expected.shape:
         return math.inf
     return float((found.float() - expected.float()).abs().max())
@@ -116,7 +116,7 @@ def _hugging(
     *,
     compiled: bool = False,
 ) -> Callable[[], tuple[nn.Module, Run, Truth]]:
-    """A model of transformers; its truth comes from eager attention with `output_attentions`."""
+    """Return a model of transformers; its truth comes from eager attention with `output_attentions`."""
 
     def build() -> tuple[nn.Module, Run, Truth]:
         import transformers
@@ -350,7 +350,7 @@ def _states(*shape: int) -> Tensor:
 
 
 def multihead(need_weights: bool) -> Callable[[], tuple[nn.Module, Run]]:
-    """One layer, with and without weights asked: two different paths of torch."""
+    """Return one layer, with and without weights asked: two different paths of torch."""
 
     def make() -> tuple[nn.Module, Run]:
         x, memory = _states(2, 7, 32), _states(2, 5, 32)
@@ -372,7 +372,7 @@ def encoder() -> tuple[nn.Module, Run]:
 
 
 def unpadded_encoder() -> tuple[nn.Module, Run]:
-    """The same on whole sequences."""
+    """Return the same on whole sequences."""
     model, _ = encoder()
     x = _states(2, 7, 32)
     return model, lambda net: net(x)
@@ -451,7 +451,7 @@ class Bahdanau(nn.Module):
 
 
 def bahdanau() -> tuple[nn.Module, Run, Truth]:
-    """Rows, one for each step."""
+    """Return rows, one for each step."""
     model, memory = Bahdanau().eval(), _states(2, 5, 16)
     spread_out(model)
     with torch.no_grad():
@@ -463,7 +463,7 @@ def bahdanau() -> tuple[nn.Module, Run, Truth]:
 
 
 def x_transformers(flash: bool) -> Callable[[], tuple[nn.Module, Run, Truth]]:
-    """A decoder of x-transformers."""
+    """Return a decoder of x-transformers."""
 
     def build() -> tuple[nn.Module, Run, Truth]:
         from x_transformers import Decoder, TransformerWrapper
@@ -484,7 +484,7 @@ def x_transformers(flash: bool) -> Callable[[], tuple[nn.Module, Run, Truth]]:
 
 
 def diffusers_unet(plain: bool) -> Callable[[], tuple[nn.Module, Run, Truth]]:
-    """A small UNet with cross-attention to text."""
+    """Return a small UNet with cross-attention to text."""
 
     def build() -> tuple[nn.Module, Run, Truth]:
         from diffusers import UNet2DConditionModel
@@ -531,7 +531,7 @@ def diffusers_unet(plain: bool) -> Callable[[], tuple[nn.Module, Run, Truth]]:
 
 
 def of_regard(score: str) -> Callable[[], tuple[nn.Module, Run, Truth]]:
-    """A multi-head layer of our own."""
+    """Return a multi-head layer of our own."""
 
     def build() -> tuple[nn.Module, Run, Truth]:
         from regard.core.masks import causal
@@ -599,7 +599,7 @@ CASES = [
 
 
 def table() -> str:
-    """The outcome of every case, in Markdown."""
+    """Return the outcome of every case, in Markdown."""
     lines = [
         "| model | attention | calls seen | error of weights | weights · value against output | observer effect |",
         "|---|---|---|---|---|---|",

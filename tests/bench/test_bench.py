@@ -44,7 +44,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, str]
 
 
 def record(*found: measure.Found) -> dict:
-    """A record as `--json` prints it, of one case with what was found."""
+    """Return a record as `--json` prints it, of one case with what was found."""
     contenders = [vars(one) for one in found]
     case = {"name": "a-case", "what": "some <attention>", "device": "cpu", "work": 2.0, "unit": "pairs"}
     return {

@@ -15,7 +15,17 @@ from typer.testing import CliRunner
 
 import oracles
 import regard
-from regard.bench.sweep import command, contests, drawing, errors, fused_peers, plain_forms, report, tensors, timing
+from regard.bench.sweep import (
+    command,
+    contests,
+    drawing,
+    error_budgets,
+    fused_peers,
+    plain_forms,
+    report,
+    tensors,
+    timing,
+)
 from regard.bench.sweep.cases import MASKS, NORMALIZERS, REQUESTS, SCORES, Case
 from regard.bench.sweep.contests import Contender
 from regard.cli import app
@@ -191,13 +201,13 @@ CONTESTS = {
 @pytest.mark.parametrize("case", CONTESTS.values(), ids=CONTESTS)
 def test_all_contenders_of_a_case_compute_the_same(case):
     contest = timing.contest(case)
-    truth = errors.truth(case, contest)
-    ours = errors.budgets(case, contest, contest.ours, truth)
+    truth = error_budgets.truth(case, contest)
+    ours = error_budgets.budgets(case, contest, contest.ours, truth)
     assert set(ours) == set(truth.exact)
     assert max(ours.values()) <= 1, ours
     assert contest.peers
     for name, make in contest.peers.items():
-        off = errors.budgets(case, contest, make(), truth)
+        off = error_budgets.budgets(case, contest, make(), truth)
         assert off["output"] <= 1, name
         assert max(off.values()) <= 2, (name, off)
 
@@ -205,7 +215,7 @@ def test_all_contenders_of_a_case_compute_the_same(case):
 def test_a_wrong_output_and_a_wrong_gradient_are_beyond_the_budget():
     case = CONTESTS["causal"]
     contest = timing.contest(case)
-    truth = errors.truth(case, contest)
+    truth = error_budgets.truth(case, contest)
 
     def shifted():
         output, weights = contest.ours.call()
@@ -215,10 +225,10 @@ def test_a_wrong_output_and_a_wrong_gradient_are_beyond_the_budget():
         output, weights = contest.ours.call()
         return output + 0.01 * (contest.given["key"].sum() - contest.given["key"].sum().detach()), weights
 
-    off = errors.budgets(case, contest, Contender(shifted, contest.ours.leaves), truth)
+    off = error_budgets.budgets(case, contest, Contender(shifted, contest.ours.leaves), truth)
     assert off["output"] > 1
     assert off["key"] <= 1
-    off = errors.budgets(case, contest, Contender(frozen, contest.ours.leaves), truth)
+    off = error_budgets.budgets(case, contest, Contender(frozen, contest.ours.leaves), truth)
     assert off["output"] <= 1
     assert off["key"] > 1
 
@@ -226,7 +236,7 @@ def test_a_wrong_output_and_a_wrong_gradient_are_beyond_the_budget():
 def test_padded_queries_are_not_checked():
     case = replace(SMALL, mask="padding", keys=97, queries=97)
     given = {"lengths": torch.tensor([5, 97])}
-    assert errors.rows_checked(case, given).tolist() == [0, 1, 2, 3, 4]
+    assert error_budgets.rows_checked(case, given).tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", [name for name in MASKS if name != "none"])

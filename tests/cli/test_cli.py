@@ -39,7 +39,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 
 def row(printed: str, name: str) -> list[str]:
-    """The cells of the first table row that starts with a name."""
+    """Return the cells of the first table row that starts with a name."""
     line = next(line.strip() for line in printed.splitlines() if line.strip().startswith(name))
     return re.split(r"\s{2,}", line.removeprefix(name).strip())
 

@@ -32,7 +32,7 @@ NOUNS = ("Hund", "Katze", "Maus", "Vogel", "Fisch", "Pferd")
 
 
 def regard(*arguments: object, stdin: bytes | None = None):
-    """What the command did, with standard output and standard error apart."""
+    """Return what the command did, with standard output and standard error apart."""
     jaxtyping.config.update("jaxtyping_disable", True)
     done = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin, catch_exceptions=False)
     jaxtyping.config.update("jaxtyping_disable", False)

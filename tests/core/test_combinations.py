@@ -15,7 +15,7 @@ TOLERANCE = {torch.float64: {"rtol": 1e-9, "atol": 1e-11}, torch.float32: {"rtol
 
 
 def combinations() -> list[tuple[str, str]]:
-    """Paths and places in which every two of backend, score, normaliser and place meet.
+    """Return paths and places in which every two of backend, score, normaliser and place meet.
 
     Scores, masks and normalisers are computed one after the other, so that what goes wrong does so between two of
     them. Each score meets each place on each backend that serves it; the normaliser goes round with both.

@@ -46,7 +46,7 @@ def _inputs(dtype):
 
 
 def _double(thing):
-    """A mask, bias or score with its float tensors in float64."""
+    """Return a mask, bias or score with its float tensors in float64."""
     if isinstance(thing, torch.Tensor):
         return thing.detach().double().requires_grad_() if thing.is_floating_point() else thing
     if isinstance(thing, regard.Bilinear):
@@ -108,7 +108,7 @@ def test_fused_backends_stay_within_the_error_budget(backend, mask, bias, score,
 
 
 def _plain(inputs, mask, bias, score):
-    """What people write by hand, in the dtype of the inputs."""
+    """Return what people write by hand, in the dtype of the inputs."""
     query, key, value = inputs
     key, value = (t.repeat_interleave(H // G, 1) for t in (key, value))
     if isinstance(score, regard.Bilinear):

@@ -15,7 +15,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], object, object, object]:
-    """Tensors, score, normaliser and mask: often plain, and often not quite."""
+    """Return tensors, score, normaliser and mask: often plain, and often not quite."""
     draw = random.Random(seed)
     generator = torch.Generator(device).manual_seed(seed)
     lengths = (1, 5, 17, 64, 150) if device == "cpu" else (5, 17, 64, 150, 1100)
@@ -37,6 +37,9 @@ def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], object, obj
     score = draw.choice([*scores, regard.Dot(), regard.Additive(weight)])
     normalize = draw.choice([regard.Softmax()] * 5 + [regard.Sparsemax()])
     mask = draw.choice([None, None, regard.causal(), regard.causal(), regard.window(3, 0), regard.causal(offset=2)])
+    if draw.random() < 0.3:
+        lengths = torch.randint(keys + 1, (batch,), generator=torch.Generator().manual_seed(seed)).to(device)
+        mask = regard.padding(lengths) if mask is None else mask & regard.padding(lengths)
     return tensors, score, normalize, mask
 
 

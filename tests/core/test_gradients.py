@@ -30,7 +30,7 @@ def leaves_of(score: str, **sizes: int) -> list[Tensor]:
 
 
 def closed() -> Tensor:
-    """A mask with an empty row and an open one."""
+    """Return a mask with an empty row and an open one."""
     mask = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
     return mask.expand(1, 2, 3, 4)
 
@@ -104,7 +104,7 @@ BIASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], object]]] = {
 
 
 def alone(shape: tuple[int, ...], build: Callable[[Tensor], object], leaf: Tensor) -> Tensor:
-    """The bias as a dense tensor, written out."""
+    """Return the bias as a dense tensor, written out."""
     i, j = torch.arange(5).unsqueeze(1), torch.arange(7)
     if isinstance(build(leaf), Tensor):
         return leaf.expand(2, 6, 5, 7)
@@ -152,7 +152,7 @@ class Judge(nn.Module):
 
 
 def closure(kind: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]]:
-    """A score, and the leaves it depends on."""
+    """Return a score, and the leaves it depends on."""
     if kind == "module":
         judge = Judge().double()
         return judge, list(judge.parameters())
@@ -209,7 +209,7 @@ def plain_scores(name: str, query: Tensor, key: Tensor, *parameters: Tensor) -> 
 
 
 def plain_weights(name: str, scores: Tensor) -> Tensor:
-    """The textbook formula of each normaliser, in the dtype of the scores."""
+    """Return the textbook formula of each normaliser, in the dtype of the scores."""
     if name == "softmax":
         return scores.softmax(dim=-1)
     if name == "sigmoid":
@@ -279,7 +279,7 @@ def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monke
 
 
 def _changing() -> dict[str, tuple[Tensor, dict[str, object], str]]:
-    """A tensor of a call, the call, and what it is called there."""
+    """Return a tensor of a call, the call, and what it is called there."""
     lengths, allowed, bias, weight = torch.tensor([4]), torch.ones(6, 6) > 0, torch.zeros(6, 6), torch.ones(8)
     return {
         "lengths": (lengths, {"mask": regard.padding(lengths)}, "mask"),

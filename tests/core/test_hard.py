@@ -37,7 +37,7 @@ def draw(scores: Tensor, value: Tensor | None = None, **arguments: object) -> re
 
 
 def distribution(scores: Tensor, temperature: float) -> Tensor:
-    """What a key is drawn from, (q, k), of scores (1, q, k)."""
+    """Return what a key is drawn from, (q, k), of scores (1, q, k)."""
     rows = [oracles.softmax([score / temperature for score in row]) for row in scores[0].tolist()]
     return torch.tensor(rows, dtype=torch.float64)
 

@@ -90,7 +90,7 @@ def performer(size: int = 5, count: int = 11, seed: int = 3) -> regard.Performer
 
 
 def squared(x: Tensor) -> Tensor:
-    """A feature map of one's own."""
+    """Return a feature map of one's own."""
     return torch.cat([x.square() + 0.1, x.abs()], -1)
 
 
@@ -526,7 +526,7 @@ def test_the_kernel_estimate_is_unbiased() -> None:
 
 
 def softmax_error(count: int, orthogonal: bool, draws: int = 20) -> float:
-    """Root mean square distance from softmax attention over some draws."""
+    """Return root mean square distance from softmax attention over some draws."""
     generator = seeded(11)
     query, key, value = (torch.randn(1, n, 16, generator=generator, dtype=torch.float64) / 3 for n in (13, 31, 31))
     exact = torch.softmax(query @ key.mT / 4, -1) @ value

@@ -42,7 +42,7 @@ def assert_same(learned: Learned, expected: Learned) -> None:
 
 
 def rows_closed_by(how: str) -> dict:
-    """Arguments that leave queries 1 and 3 nothing to attend."""
+    """Return arguments that leave queries 1 and 3 nothing to attend."""
     keep = torch.ones(QUERIES, KEYS, dtype=torch.bool)
     keep[[1, 3]] = False
     query_ids = torch.tensor([0, 9, 0, 9, 0]).expand(BATCH, QUERIES)
@@ -107,7 +107,7 @@ CLEAN_PATHS = [path.replace("sdpa", "auto") for path in TYPICAL_PATHS]
 
 
 def closed_keys(how: str) -> tuple[object, torch.Tensor]:
-    """A mask, and the keys (batch, group, key) that it closes to every query."""
+    """Return a mask, and the keys (batch, group, key) that it closes to every query."""
     closed = torch.zeros(BATCH, GROUPS, KEYS, dtype=torch.bool)
     if how == "padding":
         closed[0, :, 4:] = closed[1, :, 6:] = True

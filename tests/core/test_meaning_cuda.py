@@ -49,7 +49,7 @@ on_a_gpu = pytest.mark.parametrize(
 
 
 def drawn(way: Way, device: str, *, batch: int = 2, queries: int = 19, keys: int = 19, seed: int = 0) -> list[Tensor]:
-    """Query, key, value and the weight of an additive score."""
+    """Return query, key, value and the weight of an additive score."""
     source = torch.Generator().manual_seed(seed)
     shapes = [(batch, 2, queries, SIZE), (batch, 2, keys, SIZE), (batch, 2, keys, SIZE), (SIZE,)]
     found = [torch.randn(shape, generator=source) / (1 if len(shape) > 1 else 4) for shape in shapes]
@@ -75,7 +75,7 @@ def attend(way: Way, tensors: list[Tensor], rule: str = "", **settings: Any) -> 
 
 
 def exactly(way: Way, tensors: list[Tensor], allowed: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The output in float64, from the formulas alone; it carries gradients back."""
+    """Return the output in float64, from the formulas alone; it carries gradients back."""
     query, key, value, weight = (x.double() for x in tensors)
     if way.score == "additive":
         scores = (torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) * weight).sum(-1)
@@ -90,7 +90,7 @@ def exactly(way: Way, tensors: list[Tensor], allowed: Tensor, bias: Tensor | Non
 
 
 def learned(tensors: list[Tensor], output: Tensor) -> list[Tensor]:
-    """Gradients of query, key and value for a direction in which every row of the output counts."""
+    """Return gradients of query, key and value for a direction in which every row of the output counts."""
     source = torch.Generator().manual_seed(9)
     direction = torch.randn(output.shape, generator=source).to(output.device, output.dtype)
     return list(torch.autograd.grad(output, tensors[:3], direction, retain_graph=True))

@@ -26,7 +26,7 @@ def extra(call):
 
 
 def extra_peak(body: str) -> float:
-    """MiB that the code's `call` needed beyond what was resident before it."""
+    """Return MiB that the code's `call` needed beyond what was resident before it."""
     script = MEASURE + textwrap.dedent(body) + "\nprint(extra(call))"
     done = forked.run([sys.executable, "-c", script])
     assert done.returncode == 0, done.stderr

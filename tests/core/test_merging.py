@@ -21,7 +21,7 @@ def ask(path: str, place: str, inputs: list[Tensor], **arguments: object) -> reg
 
 
 def plain_log_sum_exp(path: str, place: str, inputs: list[Tensor]) -> Tensor:
-    """The same from the score, mask and bias by torch's own functions, differentiable."""
+    """Return the same from the score, mask and bias by torch's own functions, differentiable."""
     where = PLACES[place]
     query, key, _, *parameters = inputs
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -121,7 +121,7 @@ def test_a_layer_returns_it_for_each_head() -> None:
 
 
 def parts_of(path: str, place: str, inputs: list[Tensor], cuts: list[list[int]]) -> list[regard.Attended]:
-    """Attention over some of the keys at a time, with the columns of the place's mask."""
+    """Return attention over some of the keys at a time, with the columns of the place's mask."""
     where = PLACES[place]
     query, key, value, *parameters = inputs
     shape = (*query.shape[:3], key.shape[2])

@@ -38,7 +38,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The same numbers in another memory order."""
+    """Return the same numbers in another memory order."""
     if layout == "transposed":  # as projections leave them: (batch, length, heads, size)
         return tensor.transpose(1, 2).contiguous().transpose(1, 2)
     if layout == "feature first":
@@ -81,7 +81,7 @@ def expressions(shape: Shape) -> st.SearchStrategy[tuple]:
 
 
 def written(expression: tuple | None, shape: Shape) -> tuple[Any, oracles.Allowed]:
-    """The expression as the library's mask and as the oracle's predicate."""
+    """Return the expression as the library's mask and as the oracle's predicate."""
     match expression:
         case None:
             return None, oracles.everywhere

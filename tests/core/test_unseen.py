@@ -70,7 +70,7 @@ def test_no_mask_of_keys_no_list_of_them() -> None:
 
 @st.composite
 def ids_and_band(draw: st.DrawFn) -> tuple[Tensor, Tensor, int | None, int | None]:
-    """Segments of queries and keys in any order, and a band."""
+    """Return segments of queries and keys in any order, and a band."""
     queries, keys = (
         torch.tensor(draw(st.lists(st.lists(st.integers(-3, 3), min_size=n, max_size=n), min_size=2, max_size=2)))
         for n in (draw(st.integers(1, 9)), draw(st.integers(1, 9)))

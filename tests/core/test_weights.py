@@ -132,7 +132,7 @@ def test_requests_over_several_blocks(path: str) -> None:
 
 
 def dropped(path: str, probability: float, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The weights that were used (values are one-hot), the gradient of the values, the weights returned."""
+    """Return the weights that were used (values are one-hot), the gradient of the values, the weights returned."""
     query, key, _, *parameters = SCORES[path.split("/")[1]].inputs()
     value = torch.eye(7, dtype=torch.float64).repeat(2, 3, 1, 1).requires_grad_()
     torch.manual_seed(seed)
@@ -179,7 +179,7 @@ def test_sdpa_cannot_seed_its_dropout() -> None:
 
 
 def closing(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A score that closes everything to a query whose first number is negative."""
+    """Return a score that closes everything to a query whose first number is negative."""
     return (query @ key.mT).masked_fill(query[..., :1] < 0, -torch.inf)
 
 

@@ -32,7 +32,7 @@ def saved(image, suffix, **options):
 
 
 def png_header(width, height):
-    """The beginning of a picture that claims to be this large, without its pixels."""
+    """Return the beginning of a picture that claims to be this large, without its pixels."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     data = b"IDAT" + zlib.compress(b"\0" * 1000)
     parts = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in (body, data)]

@@ -230,7 +230,7 @@ def jsonl(*pairs: tuple[str, str]) -> str:
 
 
 def three(folder: Path, kind: str, text: str) -> TwoFiles | Tsv | Jsonl:
-    """Three pairs, of which the second has a text."""
+    """Return three pairs, of which the second has a text."""
     table = f"a\t1\nc\t{text}\nb\t3"
     match kind:
         case "source":

@@ -22,7 +22,8 @@ def made(language="en", labels="sentiment", count=200, seed=5):
 
 
 def said_by(words, language):
-    """The label that the gold words of one opinion say by the lexicon alone; None where there are two opinions."""
+    """Return the label that the gold words of one opinion say by the lexicon alone; None where there are two
+    opinions."""
     entries = review_words.GRAMMARS[language].entries
     text = "".join(words)
     opinions = [

@@ -16,7 +16,7 @@ RATE = 8000
 def wav(
     data: bytes, *, kind: int = 1, channels: int = 1, bits: int = 16, rate: int = RATE, extended: bool = False
 ) -> bytes:
-    """A WAV file written by hand."""
+    """Return a WAV file written by hand."""
     block = channels * bits // 8
     form = struct.pack("<HHIIHH", 0xFFFE if extended else kind, channels, rate, rate * block, block, bits)
     if extended:

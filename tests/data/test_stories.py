@@ -15,7 +15,8 @@ COUNT = re.compile(r"There are (?:now )?(\w+) (\w+) in the (\w+) \.")
 
 
 def facts(story: Story) -> dict[str, tuple[str, int]]:
-    """Every question that can be asked with its answer and the sentence of it, by reading the story line by line."""
+    """Return every question that can be asked with its answer and the sentence of it, by reading the story line by
+    line."""
     known: dict[str, tuple[str, int]] = {}
     visits: dict[str, list[tuple[str, int]]] = {}
     holder: dict[str, tuple[str, int]] = {}

@@ -58,7 +58,7 @@ class Table:
         return Step(logits, History(state.source, history), weights if self.looks else None)
 
     def log_probs(self, source: int, history: tuple[int, ...]) -> list[float]:
-        """The same in numbers, one history at a time."""
+        """Return the same in numbers, one history at a time."""
         state = History(torch.tensor([source]), torch.tensor([history[:-1]], dtype=torch.long))
         logits = self(state, torch.tensor([history[-1]])).logits[0].tolist()
         total = math.log(math.fsum(math.exp(logit) for logit in logits))
@@ -66,5 +66,5 @@ class Table:
 
 
 def asked_by(source: int, history: tuple[int, ...]) -> list[float]:
-    """The weights of the step that read this history."""
+    """Return the weights of the step that read this history."""
     return [float(source), *map(float, history), *[-1.0] * (CAPACITY - 1 - len(history))]

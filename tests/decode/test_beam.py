@@ -23,7 +23,7 @@ PENALTIES: dict[str, tuple[Callable | None, Callable[[int], float]]] = {
 
 
 def exhaustive(table: Table, source: int, limit: int, minimum: int, penalty: Callable[[int], float]):
-    """Every output within the limits, best first, as (score, tokens)."""
+    """Return every output within the limits, best first, as (score, tokens)."""
     found = []
 
     def extend(tokens: tuple[int, ...], total: float) -> None:

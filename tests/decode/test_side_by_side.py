@@ -35,7 +35,7 @@ def model(positions: str | None = "sinusoidal", norm: str = "pre", device: str =
 
 
 def batch(rows: int = 19, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
-    """Sources, how long they are (one of them empty), and how long each output may be."""
+    """Return sources, how long they are (one of them empty), and how long each output may be."""
     generator = torch.Generator().manual_seed(5)
     source = torch.randint(3, 13, (19, 7), generator=generator)
     lengths, limit = (torch.randint(1, high, (19,), generator=generator) for high in (8, MOST + 1))
@@ -45,7 +45,7 @@ def batch(rows: int = 19, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def search(made: EncoderDecoder, way: str, rows: int = 19, captures: Captures | None = None, **options):
-    """A search the way named: one by one, side by side, or with fixed shapes."""
+    """Return a search the way named: one by one, side by side, or with fixed shapes."""
     device = str(next(made.parameters()).device)
     source, lengths, limit = batch(rows, device)
     state = made.decoder.start(made.encoder(source, lengths), limit=MOST + 1, weights=True)

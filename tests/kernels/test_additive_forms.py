@@ -14,7 +14,7 @@ SOME = (2, 2, 16, 64, 64)  # the logistic form
 
 
 def drawn(shape: tuple[int, ...], scale: float = 1.0, heavy: float = 1.0, seed: int = 0) -> list[Tensor]:
-    """Query, key, value, and a weight with a norm of about `heavy`."""
+    """Return query, key, value, and a weight with a norm of about `heavy`."""
     source = torch.Generator().manual_seed(seed)
     batch, heads, queries, keys, size = shape
     query, key, value = (torch.randn(batch, heads, n, size, generator=source) for n in (queries, keys, keys))
@@ -22,7 +22,7 @@ def drawn(shape: tuple[int, ...], scale: float = 1.0, heavy: float = 1.0, seed: 
 
 
 def learned(tensors: list[Tensor], backend: str, **settings: object) -> list[Tensor]:
-    """Output, and the gradients of everything."""
+    """Return output, and the gradients of everything."""
     query, key, value, weight = (x.detach().requires_grad_() for x in tensors)
     output = regard.attention(query, key, value, score=regard.Additive(weight), backend=backend, **settings).output
     direction = torch.arange(output.numel(), dtype=output.dtype).cos().reshape(output.shape)

@@ -14,7 +14,7 @@ ALPHAS = (2.0, 1.5, 1.3)
 
 
 def explicit(scores: Tensor, alpha: float) -> Tensor:
-    """Weights of entmax by bisection for the threshold, row by row; rows that are all −inf give 0."""
+    """Return weights of entmax by bisection for the threshold, row by row; rows that are all −inf give 0."""
     out = torch.zeros_like(scores, dtype=torch.float64)
     for row, to in zip(scores.double().reshape(-1, scores.shape[-1]), out.view(-1, scores.shape[-1]), strict=True):
         inside = row > -torch.inf
@@ -31,7 +31,7 @@ def explicit(scores: Tensor, alpha: float) -> Tensor:
 
 
 def rows() -> Tensor:
-    """Random rows, equal scores, one that towers, some masked, one with nothing to attend."""
+    """Return random rows, equal scores, one that towers, some masked, one with nothing to attend."""
     torch.manual_seed(5)
     scores = torch.randn(7, 83) * torch.tensor([0.1, 1.0, 5.0, 30.0, 1.0, 1.0, 1.0])[:, None]
     scores[4] = 2.5

@@ -28,7 +28,7 @@ def near(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 def layouts(dtype: torch.dtype) -> list[Tensor]:
-    """A matrix (n, k) whose numbers lie by rows, by columns, and with gaps between rows."""
+    """Return a matrix (n, k) whose numbers lie by rows, by columns, and with gaps between rows."""
     return [
         torch.randn(OUT, INTO).to(dtype),
         torch.randn(INTO, OUT).to(dtype).t(),

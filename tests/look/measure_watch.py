@@ -45,7 +45,7 @@ def memory() -> None:
 
 
 def plain(query: Tensor, key: Tensor, rows: list[int]) -> Tensor:
-    """The weights of some rows in float64."""
+    """Return the weights of some rows in float64."""
     key = key[0].repeat_interleave(HEADS // key.shape[1], 0)
     scores = query[0][:, rows] @ key.mT / SIZE**0.5
     late = torch.arange(TOKENS)[None] > torch.tensor(rows)[:, None]

@@ -40,7 +40,7 @@ class Tab:
         expect(self.page.locator(selector).first).to_have_text(text)
 
     def places(self, row: int, column: int = 0, stage: int = 0) -> tuple[float, float]:
-        """Where a cell of the picture is on the screen."""
+        """Return where a cell of the picture is on the screen."""
         self.page.locator(".head .picture").nth(stage).scroll_into_view_if_needed()
         at = self.page.evaluate(
             """([row, column, stage]) => {
@@ -64,7 +64,7 @@ class Tab:
         self.page.wait_for_selector(f'.head .picture[data-view="{name}"]')
 
     def color(self, x: float, y: float) -> tuple[int, ...]:
-        """The colour of a spot of the screen, once what was drawn last is on it."""
+        """Return the colour of a spot of the screen, once what was drawn last is on it."""
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         shot = self.page.screenshot(clip={"x": x, "y": y, "width": 1, "height": 1})
         return Image.open(io.BytesIO(shot)).convert("RGB").getpixel((0, 0))
@@ -83,7 +83,7 @@ class Tab:
 
 
 def opened(browser, allowed: tuple[str, ...] = (), **options) -> tuple[object, list[str]]:
-    """A fresh tab, and what is complained about in it or asked of others."""
+    """Return a fresh tab, and what is complained about in it or asked of others."""
     context = browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, "color_scheme": "light", **options})
     context.set_default_timeout(BROWSER_MILLISECONDS)
     page, messages = context.new_page(), []
@@ -102,7 +102,7 @@ def saved(tab: Tab, kind: str) -> tuple[str, bytes]:
 
 
 def texts(tab) -> list[str]:
-    """Every text of the picture, as it is drawn."""
+    """Return every text of the picture, as it is drawn."""
     return tab.evaluate(
         """() => {
           const found = [];

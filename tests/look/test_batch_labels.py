@@ -41,7 +41,7 @@ def two(length: int = 3) -> Trace:
 
 
 def told(text: str) -> list[dict]:
-    """What a page says of each sequence."""
+    """Return what a page says of each sequence."""
     return [json.loads(base64.b64decode(data)) for data in re.findall(r'data-about="[\d-]+">([^<]*)<', text)]
 
 

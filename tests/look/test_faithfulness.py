@@ -10,7 +10,7 @@ from regard.look.faithfulness import Curve, faithfulness, gradient_times_input
 
 
 def linear(kept: Tensor) -> Tensor:
-    """Inputs are worth 5, 1, 0, 2."""
+    """Return inputs are worth 5, 1, 0, 2."""
     return kept.double() @ torch.tensor([5.0, 1.0, 0.0, 2.0], dtype=torch.float64)
 
 

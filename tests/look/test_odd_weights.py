@@ -48,7 +48,7 @@ def test_a_row_of_nothing_but_nan_stays_one_where_only_the_largest_are_saved(tmp
 
 
 def shown(packed, heads: int) -> torch.Tensor:
-    """The cells of the page's one record, read as source.js documents them."""
+    """Return the cells of the page's one record, read as source.js documents them."""
     [entry] = packed.about["records"]
     numbers = entry["pack"]
     assert numbers["half"]

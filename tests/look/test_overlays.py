@@ -20,7 +20,7 @@ THICK, SHADOW = 190 / 255, (18, 21, 28)
 
 
 def caption(colour: int = 255, special: tuple[str, ...] = ()) -> Trace:
-    """Two words over a picture of one colour with 2 × 3 cells."""
+    """Return two words over a picture of one colour with 2 × 3 cells."""
     weights = torch.tensor([[[0.5, 0.1, 0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]]])
     beside = torch.full((1, 2, len(special)), 9.0)  # of what is none of the picture, whatever it is
     words = Labels("tokens", ("red", "ball"), {"probability": [0.25, 1.0]})

@@ -21,7 +21,8 @@ def softmax(*shape: int) -> torch.Tensor:
 
 
 def unpacked(entry: dict, heads: int, data: bytes) -> dict[str, torch.Tensor]:
-    """The arrays of a record's heads, read the way source.js documents them; the mean over the heads is left out."""
+    """Return the arrays of a record's heads, read the way source.js documents them; the mean over the heads is left
+    out."""
     found = with_mean(entry, data)
     share = {name: len(array) // entry["pack"]["heads"] * heads for name, array in found.items()}
     return {name: array[: share[name]] for name, array in found.items()}
@@ -47,7 +48,7 @@ def with_mean(entry: dict, data: bytes) -> dict[str, torch.Tensor]:
 
 
 def rebuilt(entry: dict, heads: int, data: bytes) -> torch.Tensor:
-    """The whole map that a reader sees."""
+    """Return the whole map that a reader sees."""
     arrays, pack = unpacked(entry, heads, data), entry["pack"]
     shape = (heads, pack["queries"], pack["keys"])
     values = arrays["codes"].reshape(shape).float() * arrays["steps"].reshape(heads, -1, 1)
@@ -171,7 +172,7 @@ def test_one_head_has_no_mean_beside_it():
 
 
 def thumbnails(packed) -> list[torch.Tensor]:
-    """The small maps of each record, in weights, read the way source.js does."""
+    """Return the small maps of each record, in weights, read the way source.js does."""
     raw = gzip.decompress(base64.b64decode(packed.about["thumbnails"]))
     found = []
     for entry in packed.about["records"]:

@@ -59,7 +59,8 @@ def caption() -> Trace:
 
 
 def drawn() -> Trace:
-    """A white picture of 48 × 48 pixels with four cells; two words of which one is twice as sure where to look."""
+    """Return a white picture of 48 × 48 pixels with four cells; two words of which one is twice as sure where to
+    look."""
     weights = torch.tensor([[[0.8, 0.1, 0.05, 0.05], [0.2, 0.2, 0.2, 0.4]]])
     words = Labels("tokens", ("cat", "dog"), {"probability": [0.5, 0.75]})
     picture = patches(png(np.full((48, 48, 3), 255)), (2, 2))
@@ -67,7 +68,7 @@ def drawn() -> Trace:
 
 
 def painted() -> Trace:
-    """An image made from words: the patches ask, the words answer."""
+    """Return an image made from words: the patches ask, the words answer."""
     grid = Labels("patches", tuple(map(str, range(12))), {"image": png(np.full((60, 80, 3), 200)), "grid": (3, 4)})
     weights = torch.full((1, 12, 3), 0.1)
     weights[0, 0, 0], weights[0, 11, 2] = 0.9, 0.9
@@ -75,7 +76,7 @@ def painted() -> Trace:
 
 
 def vision() -> Trace:
-    """Patches that look at patches, with tokens before them that are none of the image."""
+    """Return patches that look at patches, with tokens before them that are none of the image."""
     labels = patches(png(np.full((60, 80, 3), 200)), (3, 4), special=["[CLS]", "[REG]"])
     weights = torch.full((1, 14, 14), 0.02)
     weights[0, 0, 2] = weights[0, 13, 0] = 0.74  # the class looks at the top left; the last patch at the class
@@ -98,7 +99,7 @@ def traffic() -> Trace:
 
 
 def driven() -> Trace:
-    """Three steps of a drive: a lorry ahead all the time, and a pedestrian from the second step on."""
+    """Return three steps of a drive: a lorry ahead all the time, and a pedestrian from the second step on."""
     extra = {
         "x": [40, 0, 41, 30, 42, 30], "y": [0, 0, 0, 3, 0, 1.5], "heading": [0, 0, 0, -1.57, 0, -1.57],
         "speed": [5, 0, 5, 0, 5, 1.5], "length": [8, 0, 8, 0.5, 8, 0.5], "width": [2.4, 0, 2.4, 0.5, 2.4, 0.5],
@@ -111,7 +112,7 @@ def driven() -> Trace:
 
 
 def gazed() -> Trace:
-    """Three glimpses of an image at two scales: in the middle, at the top left, and beside that."""
+    """Return three glimpses of an image at two scales: in the middle, at the top left, and beside that."""
     grid = patches(png(np.full((60, 80, 3), 90)), (3, 4))
     places = [(0.5, 0.5), (0.25, 0.25), (0.27, 0.25)]
     seen = [[np.full((4, 4), shade), np.full((4, 4), shade)] for shade in (0.0, 0.5, 1.0)]
@@ -125,7 +126,7 @@ def strange() -> Trace:
 
 
 def batch() -> Trace:
-    """Two sentences, of which the second is shorter and has a label that would be markup."""
+    """Return two sentences, of which the second is shorter and has a label that would be markup."""
     weights = softmax(2, 2, 4, 4)
     weights[1, ..., 3] = 0
     words = [
@@ -510,7 +511,8 @@ def test_an_image_is_lit_where_each_word_looks(visit):
 
 
 def clear(tab, x: float, y: float) -> float:
-    """How much of the white picture a veil lets through at a place of the large picture, in shares of its sides."""
+    """Return how much of the white picture a veil lets through at a place of the large picture, in shares of its
+    sides."""
     edge = tab.locator(".head .picture canvas").bounding_box()
     return sum(tab.color(edge["x"] + x * 432, edge["y"] + y * 432)) / 765  # 9 × 48 pixels
 

@@ -26,7 +26,7 @@ PLAIN = torch.stack([torch.full((3, 3), 1 / 3), torch.eye(3), torch.tensor([[1.0
 
 
 def translated() -> Trace:
-    """A T5 of two layers on each side, whose paths all end alike."""
+    """Return a T5 of two layers on each side, whose paths all end alike."""
     sizes = {"encoder": (SOURCE, SOURCE), "decoder": (TARGET, TARGET), "cross": (TARGET, SOURCE)}
     trace = Trace("T5")
     for name in LAYERS:
@@ -90,7 +90,7 @@ def test_heads_are_numbered_from_0_above_their_maps(visit):
 
 
 def shade(tab: Tab, record: int, head: int, row: int = 0, column: int = 0) -> int:
-    """How light a cell of a small map is: the sum of its colours."""
+    """Return how light a cell of a small map is: the sum of its colours."""
     return tab.evaluate(
         """([record, head, row, column]) => new Promise((done) => {
           const look = () => {
@@ -146,7 +146,7 @@ def test_the_rollout_is_one_map_below_the_layers(visit):
 
 
 def colours(tab: Tab) -> list[str]:
-    """The colours of the lines that the picture draws now, the faintest first."""
+    """Return the colours of the lines that the picture draws now, the faintest first."""
     return tab.evaluate(
         """() => {
           const found = [];

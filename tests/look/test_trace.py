@@ -274,7 +274,7 @@ def drawn_pixels(path):
 
 
 def blocks(pixels, color) -> list[tuple[int, int, int, int]]:
-    """The left, top, right and bottom edges of what has exactly a colour."""
+    """Return the left, top, right and bottom edges of what has exactly a colour."""
     rows, columns = np.nonzero((pixels == color).all(-1))
     return [(columns.min(), rows.min(), columns.max(), rows.max())] if len(rows) else []
 

@@ -23,7 +23,7 @@ CASES = {f"{case.family}: {case.implementation}": case for case in works_with.CA
 
 
 def outcome(name, **options):
-    """What watching a case gives; skipped where the case's library is not installed."""
+    """Return what watching a case gives; skipped where the case's library is not installed."""
     try:
         return works_with.outcome(CASES[name], **options)
     except ModuleNotFoundError as error:

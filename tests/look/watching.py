@@ -18,7 +18,7 @@ class Bare(nn.Module):
 
 
 def seen(function, *tensors, **options) -> Trace:
-    """The trace of one call."""
+    """Return the trace of one call."""
     model = Bare(function)
     with watch(model, **options) as trace:
         model(*tensors)

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.installed, pytest.mark.slow]
 
 
 def sequence_loss(model, source, prefix, target, lengths=None, *, smoothing=0.0):
-    """Mean cross-entropy of the target tokens."""
+    """Return mean cross-entropy of the target tokens."""
     states = model(source, prefix, lengths).states
     loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias, smoothing=smoothing)
     return loss / count.clamp(min=1)

@@ -25,7 +25,7 @@ def a_memory(mask=MASK, dtype=torch.float64):
 
 
 def identity_heads(attention, size, heads):
-    """A layer whose heads are slices of its inputs, so that a loop over lists is its oracle."""
+    """Return a layer whose heads are slices of its inputs, so that a loop over lists is its oracle."""
     eye = torch.eye(size, dtype=torch.float64)
     made = torch.nn.MultiheadAttention(size, heads, batch_first=True).double()
     with torch.no_grad():

@@ -79,7 +79,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 
 def gru_by_loop(cells: dict[str, Tensor], inputs: Tensor, order: list[int]) -> dict[int, Tensor]:
-    """One direction over one sequence (k, e), written from the formulas: the state after each position."""
+    """Return one direction over one sequence (k, e), written from the formulas: the state after each position."""
     size = cells["weight_hh"].shape[1]
     state, found = torch.zeros(size, dtype=inputs.dtype), {}
     for j in order:
@@ -276,7 +276,7 @@ class Loop(nn.Module):
 
 
 def gradients(module: nn.Module, memory: Memory, prefix: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """States and weights, and every gradient of a function of both."""
+    """Return states and weights, and every gradient of a function of both."""
     values, summary = (tensor.detach().clone().requires_grad_() for tensor in (memory.values, memory.summary))
     memory = Memory(values, values, memory.mask, summary)
     if isinstance(module, Loop):
@@ -521,8 +521,10 @@ print("equal")
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_compiler_changes_nothing():
-    """In a process of its own: a compiler cannot follow the checks of types. Dynamo leaves torch's recurrent networks
-    alone and compiles what stands around them."""
+    """In a process of its own: a compiler cannot follow the checks of types.
+
+    Dynamo leaves torch's recurrent networks alone and compiles what stands around them.
+    """
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.stdout.strip() == "equal", done.stderr
 

@@ -17,7 +17,7 @@ LENGTHS = [None, [7, 3, 0], [5, 5, 2]]
 
 
 def by_torch(network: nn.GRU, inputs: Tensor, lengths: list[int] | None) -> Read:
-    """Each row alone and without padding, (b, k, e)."""
+    """Return each row alone and without padding, (b, k, e)."""
     states, last = [], []
     for row, length in enumerate([K] * B if lengths is None else lengths):
         alone, end = network(inputs[row : row + 1, : max(length, 1)])

@@ -36,7 +36,7 @@ def layer_of(score: str = "scaled_dot", kind: str = "none") -> MultiHeadAttentio
 def step_by_step(
     layer: MultiHeadAttention, x: Tensor, cache: KeyValueCache, mask: Mask | None = None, first: int = 1
 ) -> Tensor:
-    """The first few positions at once, then one after the other."""
+    """Return the first few positions at once, then one after the other."""
     parts = [x[:, :first], *x[:, first:].split(1, 1)]
     return torch.cat([layer(part, mask=mask, cache=cache).output for part in parts], 1)
 

@@ -39,7 +39,8 @@ def times(linear: torch.nn.Linear, vector: list[float]) -> list[float]:
 
 
 def by_hand(layer: LocalAttention, query: list, memory: list) -> tuple[list, list]:
-    """Weights over the whole memory and outputs of one sequence; the score is the scaled dot of both projected."""
+    """Return weights over the whole memory and outputs of one sequence; the score is the scaled dot of both
+    projected."""
     outputs, rows = [], []
     for t, q in enumerate(query):
         if layer.kind == "predictive":

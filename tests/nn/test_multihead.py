@@ -71,7 +71,7 @@ def by_loops(
 
 
 def with_biases(layer: MultiHeadAttention) -> MultiHeadAttention:
-    """Biases start at zero: give them something to be wrong about."""
+    """Return biases start at zero: give them something to be wrong about."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if name.endswith("bias"):

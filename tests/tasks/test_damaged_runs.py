@@ -164,7 +164,8 @@ main()
 
 
 def limited(size: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command where no file may be longer than so many bytes: a write fails in the middle, as on a full disk."""
+    """Return the command where no file may be longer than so many bytes: a write fails in the middle, as on a full
+    disk."""
     return forked.run([sys.executable, "-c", LIMITED, str(size), *arguments])
 
 

@@ -61,7 +61,7 @@ def said(answer: Any) -> Any:
 
 
 def near(found: Any, expected: Any) -> bool:
-    """The same, but for the rounding of numbers: a batch of other rows may round otherwise."""
+    """Return the same, but for the rounding of numbers: a batch of other rows may round otherwise."""
     if isinstance(expected, dict):
         return found.keys() == expected.keys() and all(near(found[key], expected[key]) for key in expected)
     if isinstance(expected, list):

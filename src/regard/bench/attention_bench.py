@@ -88,7 +88,7 @@ def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) 
 
 
 def select(known: list[Case], only: list[str]) -> list[Case]:
-    """The cases whose name has one of the given words in it; all, if none is given."""
+    """Return the cases whose name has one of the given words in it; all, if none is given."""
     for word in only:
         if not any(word in case.name for case in known):
             raise ValueError(
@@ -105,7 +105,7 @@ def run(
     say: Callable[[str], None],
     done: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """What `--json` prints: the machine, and for every case the results of each contender.
+    """Return what `--json` prints: the machine, and for every case the results of each contender.
 
     `done` is called with the record after each case.
     """
@@ -140,7 +140,7 @@ def show(case: dict[str, Any]) -> None:
 
 
 def rows(case: dict[str, Any]) -> list[list[str]]:
-    """The cells of a case's table, a row for each contender that ran."""
+    """Return the cells of a case's table, a row for each contender that ran."""
     return [
         [
             one["name"],
@@ -156,7 +156,7 @@ def rows(case: dict[str, Any]) -> list[list[str]]:
 
 
 def duration(seconds: float) -> str:
-    """Three digits and a unit.
+    """Return three digits and a unit.
 
     >>> duration(0.0123), duration(4.2e-6)
     ('12.3 ms', '4.2 µs')
@@ -166,7 +166,7 @@ def duration(seconds: float) -> str:
 
 
 def giga(rate: float | None) -> str:
-    """Billions a second.
+    """Return billions a second.
 
     >>> giga(17.53e12), giga(20.24e9), giga(None)
     ('17,530', '20.2', '–')
@@ -177,7 +177,7 @@ def giga(rate: float | None) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes as MiB or GiB.
+    """Return bytes as MiB or GiB.
 
     >>> size(3 * 2**20), size(5 * 2**29), size(None)
     ('3 MiB', '2.5 GiB', '–')
@@ -188,7 +188,7 @@ def size(count: int | None) -> str:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a part of a page, with its chart beside it."""
+    """Return the record as a part of a page, with its chart beside it."""
     device = record["device"]
     best, again = ("median", AGAIN) if device == "cuda" else ("best", "")
     lines = [f"## {'GPU' if device == 'cuda' else 'CPU'}", "", header(record) + ".", ""]
@@ -206,7 +206,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def drawing(record: dict[str, Any]) -> str:
-    """The record as bars."""
+    """Return the record as bars."""
     groups = [
         bar_chart.Group(
             f"{case['name']}: {case['what']}",
@@ -245,7 +245,7 @@ def _figures(one: dict[str, Any]) -> str:
 
 
 def _missing(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Contenders that did not run and why, each reason once with the cases it holds for."""
+    """Return contenders that did not run and why, each reason once with the cases it holds for."""
     found: dict[tuple[str, str], list[str]] = {}
     for case in record["cases"]:
         for one in case["contenders"]:

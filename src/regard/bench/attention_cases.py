@@ -63,7 +63,7 @@ QUICK = Sizes(additive=48, dot=(64,), dot_sizes=(16,), window=512, sparse=64, lo
 
 
 def cases(device: str, quick: bool = False) -> list[Case]:
-    """Every case for a device, in the order in which they are run."""
+    """Return every case for a device, in the order in which they are run."""
     sizes = QUICK if quick else CUDA if device == "cuda" else CPU
     dtypes = (torch.bfloat16, torch.float32) if device == "cuda" else (torch.float32,)
     found = [_overhead(), _decode(device)]
@@ -271,7 +271,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
 
 
 def plain_fusible(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """The same with a sum that torch.compile fuses with the tanh; a product would be a library call."""
+    """Return the same with a sum that torch.compile fuses with the tanh; a product would be a library call."""
     scores = (torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) * weight).sum(-1)
     return torch.softmax(scores, -1) @ value
 
@@ -282,7 +282,7 @@ def _draw(device: str, dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0
 
 
 def _three(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """A query, a key and a value."""
+    """Return a query, a key and a value."""
     return _draw(device, dtype, shape, 1), _draw(device, dtype, shape, 2), _draw(device, dtype, shape, 3)
 
 
@@ -291,7 +291,7 @@ def _forward(attend: Run) -> Run:
 
 
 def _both(leaves: tuple[Tensor, ...], attend: Run) -> Run:
-    """The call with the gradients of its leaf tensors."""
+    """Return the call with the gradients of its leaf tensors."""
 
     def run() -> Tensor:
         output = attend()
@@ -302,7 +302,7 @@ def _both(leaves: tuple[Tensor, ...], attend: Run) -> Run:
 
 
 def _graphed(attend: Run) -> Run:
-    """One CUDA graph of the call: what a decoding loop replays."""
+    """Return one CUDA graph of the call: what a decoding loop replays."""
     attend = torch.no_grad()(attend)
     side = torch.cuda.Stream()
     torch.cuda.synchronize()

@@ -30,7 +30,7 @@ class Group(NamedTuple):
 
 
 def svg(groups: Sequence[Group], *, title: str, note: str = "") -> str:
-    """The drawing. A bar ends at the contender's time divided by regard's: right of the line at 1 is slower.
+    """Return the drawing. A bar ends at the contender's time divided by regard's: right of the line at 1 is slower.
 
     >>> drawing = svg([Group("a < b", [Bar("regard", 1.0, "1 ms"), Bar("R&D", 8.0, "8 ms")])], title="Times")
     >>> "a &lt; b" in drawing, "R&amp;D" in drawing

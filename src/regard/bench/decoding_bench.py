@@ -91,7 +91,8 @@ def decoding(*, device: str | None, quick: bool, as_json: bool, out: Path | None
 
 
 def model_of(setting: Setting, device: str) -> EncoderDecoder:
-    """A post-norm Transformer with one embedding, as in Vaswani et al. 2017; weights random, bfloat16 on CUDA."""
+    """Return a post-norm Transformer with one embedding, as in Vaswani et al. 2017; weights random, bfloat16 on
+    CUDA."""
     torch.manual_seed(0)
     embedding = nn.Embedding(setting.vocabulary, setting.size)
     nn.init.normal_(embedding.weight, std=setting.size**-0.5)
@@ -144,7 +145,7 @@ def contenders(setting: Setting, device: str) -> dict[str, Callable[[], Decode]]
 
 
 def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """What `--json` prints: the machine, the setting, and the result of each contender."""
+    """Return what `--json` prints: the machine, the setting, and the result of each contender."""
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(3, setting.vocabulary, (setting.sentences, setting.tokens), generator=generator).to(device)
     found: dict[str, Found] = {}
@@ -202,7 +203,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def what(record: dict[str, Any]) -> str:
-    """The work in one line."""
+    """Return the work in one line."""
     setting = Setting(**record["setting"])
     dtype = "bfloat16" if record["device"] == "cuda" else "float32 or int8"
     return (
@@ -212,7 +213,7 @@ def what(record: dict[str, Any]) -> str:
 
 
 def rows(record: dict[str, Any]) -> list[list[str]]:
-    """The cells of the table, a row for each contender that ran."""
+    """Return the cells of the table, a row for each contender that ran."""
     steps = record["setting"]["tokens"]
     return [
         [
@@ -228,7 +229,7 @@ def rows(record: dict[str, Any]) -> list[list[str]]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a part of a page."""
+    """Return the record as a part of a page."""
     device = record["device"]
     best = "median" if device == "cuda" else "best"
     command = f"`regard bench decoding --device {device}`; {header(record)}; the {best} of readings taken in turns."
@@ -253,7 +254,7 @@ def _seconds(decode: Decode, source: Tensor, tokens: int) -> float:
 
 
 def _once(make: Callable[[], Any]) -> Callable[[], Any]:
-    """The result of the first call, cached."""
+    """Return the result of the first call, cached."""
     held: list[Any] = []
 
     def get() -> Any:

@@ -19,7 +19,8 @@ Decode = Callable[[Tensor, int], list[list[int]]]
 
 
 def marian(model: EncoderDecoder, positions: int) -> Any:
-    """An HF MarianMTModel with the weights of a post-norm, tied, sinusoidal model, on its device and in its dtype."""
+    """Return an HF MarianMTModel with the weights of a post-norm, tied, sinusoidal model, on its device and in its
+    dtype."""
     from transformers import MarianConfig, MarianMTModel
     from transformers.utils import logging
 
@@ -97,7 +98,7 @@ def generate(model: Any, width: int) -> Decode:
 
 
 def ctranslate2(model: Any, width: int, precision: str, threads: int) -> Decode:
-    """A Marian model in CTranslate2, on the same device, its words the numbers of the tokens."""
+    """Return a Marian model in CTranslate2, on the same device, its words the numbers of the tokens."""
     from ctranslate2 import Translator
     from ctranslate2.converters.transformers import BartLoader
 

@@ -27,7 +27,7 @@ class Setting:
 
     @property
     def heads(self) -> int:
-        """Heads of 64 features where the size allows it, else one."""
+        """Return heads of 64 features where the size allows it, else one."""
         return self.size // HEAD if self.size >= HEAD and self.size % HEAD == 0 else 1
 
 
@@ -116,7 +116,7 @@ def _once(length: int, setting: Setting) -> int:
 
 
 def dilated_layers(length: int, kernel: int) -> int:
-    """Layers with dilations 1, k, k², … until the ends meet: L of them reach k^L − 1 positions back.
+    """Return layers with dilations 1, k, k², … until the ends meet: L of them reach k^L − 1 positions back.
 
     >>> [dilated_layers(length, 3) for length in (2, 3, 4, 9, 10)]
     [1, 1, 2, 2, 3]
@@ -175,7 +175,7 @@ class Met:
 
 @torch.no_grad()
 def meet(kind: Kind, length: int, setting: Setting) -> Met:
-    """Layers and steps after which the last position depends on the first, counted by running them.
+    """Return layers and steps after which the last position depends on the first, counted by running them.
 
     Two sequences differ at the first position. After each layer, the positions at which its outputs differ are those
     that the change has reached, and there the next layer's inputs are made to differ as much as before: a change that
@@ -199,12 +199,12 @@ def meet(kind: Kind, length: int, setting: Setting) -> Met:
 
 
 def _differ(one: Tensor, other: Tensor) -> Tensor:
-    """Where two sequences of vectors differ by more than rounding."""
+    """Return where two sequences of vectors differ by more than rounding."""
     return (one - other).abs().amax(-1) > ROUNDING
 
 
 def _recurrent_steps(x: Tensor) -> int:
-    """Steps of a GRU's cell from the first position to the last, whose state must depend on the first one."""
+    """Return steps of a GRU's cell from the first position to the last, whose state must depend on the first one."""
     cell, state, steps = nn.GRUCell(2, 2).double(), x.new_zeros(2, 2), 0
     reached = torch.tensor(True)  # the first step reads the position that differs
     for vector in x[0]:

@@ -76,7 +76,7 @@ def layers(
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Lengths as they are given, shortest first."""
+    """Return lengths as they are given, shortest first."""
     parts = text.split(",")
     found = sorted({int(part) for part in parts if part.strip().isdecimal()})
     if not all(part.strip().isdecimal() for part in parts) or found[0] < 2 or found[-1] > LONGEST:
@@ -88,7 +88,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def run(lengths: Sequence[int], setting: Setting, *, device: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """What `--json` prints: the machine, the setting, and what was measured of each kind at each length."""
+    """Return what `--json` prints: the machine, the setting, and what was measured of each kind at each length."""
     points: dict[str, list[Point]] = {kind.name: [] for kind in KINDS}
     for length in lengths:
         for kind in KINDS:
@@ -112,7 +112,7 @@ def run(lengths: Sequence[int], setting: Setting, *, device: str, say: Callable[
 
 
 def _too_much(kind: Kind, length: int, setting: Setting, device: str, before: list[Point]) -> str | None:
-    """Why a length is left out, where it is."""
+    """Return why a length is left out, where it is."""
     matrix = setting.heads * length**2 * DTYPES[device].itemsize
     if kind.forms_matrix and matrix > MATRICES[device]:
         return f"its matrix of weights would take {size(matrix)}"
@@ -154,7 +154,8 @@ def _time(length: int, setting: Setting, device: str, points: dict[str, Point], 
 
 
 def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) -> tuple[Run, Run]:
-    """A forward pass without gradients, and one with its backward pass, of the layer at some depth of a stack."""
+    """Return a forward pass without gradients, and one with its backward pass, of the layer at some depth of a
+    stack."""
     torch.manual_seed(0)
     layer = kind.make(setting, depth).to(device=device, dtype=DTYPES[device])
     x = torch.randn(1, length, setting.size, device=device, dtype=DTYPES[device], requires_grad=True)
@@ -184,7 +185,7 @@ def _remember(points: dict[str, list[Point]], setting: Setting, say: Callable[[s
 
 
 def _summary(kind: Kind, points: list[Point], setting: Setting) -> dict[str, Any]:
-    """One kind in the record."""
+    """Return one kind in the record."""
     with torch.device("meta"):
         parameters = sum(each.numel() for each in kind.make(setting, 0).parameters())
     timed = [(point.length, point.training) for point in points if point.training]
@@ -212,7 +213,7 @@ FIGURES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
 
 
 def rows(record: dict[str, Any], figure: str) -> list[list[str]]:
-    """The cells of a figure's table: a row for each kind, a column for each length."""
+    """Return the cells of a figure's table: a row for each kind, a column for each length."""
     _, order, written = FIGURES[figure]
     return [
         [
@@ -226,12 +227,12 @@ def rows(record: dict[str, Any], figure: str) -> list[list[str]]:
 
 
 def columns(record: dict[str, Any], figure: str) -> list[str]:
-    """The heads of a figure's table."""
+    """Return the heads of a figure's table."""
     return ["layer", "order", *(f"{length:,}" for length in record["lengths"])] + ["grew as"] * (figure == "training")
 
 
 def left_out(record: dict[str, Any]) -> list[str]:
-    """What was not measured and why, a line for each kind and reason."""
+    """Return what was not measured and why, a line for each kind and reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for kind in record["kinds"]:
         for point in kind["points"]:
@@ -241,7 +242,7 @@ def left_out(record: dict[str, Any]) -> list[str]:
 
 
 def what(record: dict[str, Any]) -> str:
-    """The setting in one line."""
+    """Return the setting in one line."""
     setting = record["setting"]
     return (
         f"one sequence, {setting['size']} features, {setting['heads']} heads, kernel {setting['kernel']}, restricted "
@@ -266,7 +267,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a part of a page, with its drawing beside it."""
+    """Return the record as a part of a page, with its drawing beside it."""
     device = record["device"]
     best = "medians" if device == "cuda" else "the best"
     lines = [f"### {'GPU' if device == 'cuda' else 'CPU'}", ""]
@@ -284,7 +285,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def drawing(record: dict[str, Any]) -> str:
-    """The record as curves: training time, memory, steps."""
+    """Return the record as curves: training time, memory, steps."""
 
     def lines(figure: str, unit: int = 1) -> dict[str, list[tuple[float, float]]]:
         found = {
@@ -311,7 +312,7 @@ def write(record: dict[str, Any], out: Path) -> list[Path]:
 
 
 def _peaks(setting: Setting, wanted: list[tuple[str, int, int]]) -> dict[str, int]:
-    """Peaks of training calls, by name and length; each call runs once before, so that libraries load."""
+    """Return peaks of training calls, by name and length; each call runs once before, so that libraries load."""
     by_name = {kind.name: kind for kind in KINDS}
     contenders = {
         f"{name} {length}": lambda name=name, length=length, depth=depth: calls(

@@ -37,12 +37,12 @@ class Axis(NamedTuple):
     high: int
 
     def share(self, value: float) -> float:
-        """The position of a value on the axis, from 0 to 1."""
+        """Return the position of a value on the axis, from 0 to 1."""
         return (math.log(value, self.base) - self.low) / (self.high - self.low)
 
 
 def axis(values: Sequence[float], base: float) -> Axis:
-    """The powers around some values above 0.
+    """Return the powers around some values above 0.
 
     >>> axis([3.0, 40.0], 10.0)
     Axis(base=10.0, low=0, high=2)
@@ -52,7 +52,7 @@ def axis(values: Sequence[float], base: float) -> Axis:
 
 
 def svg(panels: Sequence[Panel], *, title: str, note: str = "") -> str:
-    """The drawing: one colour for a name in all panels.
+    """Return the drawing: one colour for a name in all panels.
 
     >>> drawing = svg([Panel("a < b", {"R&D": [(1.0, 2.0), (2.0, 4.0)]}, str)], title="Costs")
     >>> "a &lt; b" in drawing, "R&amp;D" in drawing

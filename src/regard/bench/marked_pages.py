@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_part(page: Path, name: str, body: str, *, title: str) -> Path:
-    """The part called `name` of a page gets this body; a page or a part that is not there is added.
+    """Return the part called `name` of a page gets this body; a page or a part that is not there is added.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     page = write_part(Path(folder) / "page.md", "cpu", "1 ms", title="Times")

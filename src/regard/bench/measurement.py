@@ -42,7 +42,7 @@ class Found:
 
 
 def measure(case: Case, *, quick: bool, say: Callable[[str], None]) -> list[Found]:
-    """Every contender of a case, in its order."""
+    """Return every contender of a case, in its order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads or threads)
     try:
@@ -138,7 +138,8 @@ def _turns(
 
 
 def times(runs: dict[str, Run], device: str) -> dict[str, float]:
-    """Seconds of each call, which has been called before: readings in turns, for a second each or a few calls."""
+    """Return seconds of each call, which has been called before: readings in turns, for a second each or a few
+    calls."""
     readings = {name: [_seconds(run, 1, device)] for name, run in runs.items()}
     numbers = {name: max(1, round(BATCH / each[0])) for name, each in readings.items()}
     rounds, budget, settle = (21, 0.4, statistics.median) if device == "cuda" else (5, 1.0, min)
@@ -147,7 +148,7 @@ def times(runs: dict[str, Run], device: str) -> dict[str, float]:
 
 
 def orders(count: int) -> list[list[int]]:
-    """Orders in which each item follows each other one equally often (Williams 1949).
+    """Return orders in which each item follows each other one equally often (Williams 1949).
 
     A call that heats the processor leaves another clock than one that waits for memory, and in rotated
     or seeded lists the same calls always follow the same ones.
@@ -161,7 +162,7 @@ def orders(count: int) -> list[list[int]]:
 
 
 def _seconds(run: Run, number: int, device: str) -> float:
-    """Time of one call, the mean of `number` in a row after a warm-up call, which meets cold caches.
+    """Return time of one call, the mean of `number` in a row after a warm-up call, which meets cold caches.
 
     On a GPU the clock starts when that one ends: the next has been enqueued meanwhile, as in any sequence of calls.
     """
@@ -185,7 +186,7 @@ def _seconds(run: Run, number: int, device: str) -> float:
 
 
 def _errors(output: Tensor, truth: Tensor | None) -> tuple[float | None, float | None]:
-    """The largest error, which in half precision is dominated by large outputs, and the error by norm."""
+    """Return the largest error, which in half precision is dominated by large outputs, and the error by norm."""
     if truth is None:
         return None, None
     off = output[..., ROWS, :].double() - truth
@@ -193,7 +194,7 @@ def _errors(output: Tensor, truth: Tensor | None) -> tuple[float | None, float |
 
 
 def cuda_memory(run: Run) -> int:
-    """Bytes beyond what was allocated before the call, at its peak."""
+    """Return bytes beyond what was allocated before the call, at its peak."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -203,7 +204,7 @@ def cuda_memory(run: Run) -> int:
 
 
 def why(problem: Exception) -> str:
-    """Why a contender did not run, in a few words."""
+    """Return why a contender did not run, in a few words."""
     if isinstance(problem, ModuleNotFoundError):
         return f"{(problem.name or str(problem)).partition('.')[0]} is not installed"
     if isinstance(problem, torch.OutOfMemoryError):
@@ -213,7 +214,7 @@ def why(problem: Exception) -> str:
 
 
 def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str], None]) -> list[Found]:
-    """The same with peaks from a process of their own."""
+    """Return the same with peaks from a process of their own."""
     names = {one.name: (one.seconds or 0.0) < LARGE for one in found if one.seconds is not None}
     arguments = [case.name, json.dumps(names), json.dumps(quick)]
     apart = peaks_apart("regard.bench.measurement", arguments, say) if names else {}
@@ -221,7 +222,8 @@ def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str
 
 
 def peaks_apart(module: str, arguments: list[str], say: Callable[[str], None]) -> dict[str, int]:
-    """What a module, run as a program, prints as JSON on its last line: peaks by name; empty where none can be had.
+    """Return what a module, run as a program, prints as JSON on its last line: peaks by name; empty where none can be
+    had.
 
     In that process the allocator returns freed blocks at once. An ordinary process keeps them, so a later peak
     would hide in what is resident already; it is also the faster one, so times are not taken there.
@@ -248,7 +250,7 @@ def _resident(what: str) -> int:
 
 
 def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -> dict[str, int]:
-    """Bytes beyond what was resident, for each contender named; True first calls it once to load and compile."""
+    """Return bytes beyond what was resident, for each contender named; True first calls it once to load and compile."""
     found = {}
     for name, warm in names.items():
         run = contenders[name]()

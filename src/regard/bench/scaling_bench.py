@@ -88,7 +88,7 @@ def _usual(device: str) -> tuple[int, ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Numbers of workers as they are given; one worker is always among them, as the constants come from it."""
+    """Return numbers of workers as they are given; one worker is always among them, as the constants come from it."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 1 <= int(part) <= 64 for part in parts):
         raise typer.BadParameter(
@@ -99,7 +99,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def run(sizes: Sequence[int], *, device: str, steps: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """What `--json` prints: the machine, its constants, what was measured beside what the model says, and forecasts."""
+    """Return what `--json` prints: the machine, its constants, what was measured beside what the model says, and
+    forecasts."""
     places = {1: "process"}
     found = {}
     for count in sizes:
@@ -120,7 +121,7 @@ def run(sizes: Sequence[int], *, device: str, steps: int, say: Callable[[str], N
 
 
 def _group(count: int, device: str, steps: int) -> list[dict[str, Any]]:
-    """What each of so many processes measured."""
+    """Return what each of so many processes measured."""
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.json"
         cases = [
@@ -148,7 +149,7 @@ def _group(count: int, device: str, steps: int) -> list[dict[str, Any]]:
 
 
 def _ended(started: list[subprocess.Popen[bytes]]) -> bool:
-    """Whether all processes ended well; when one fails, or time is up, the others are ended too."""
+    """Return whether all processes ended well; when one fails, or time is up, the others are ended too."""
     until = time.monotonic() + PATIENCE
     while any(one.poll() is None for one in started):
         if any(one.poll() for one in started) or time.monotonic() > until:
@@ -162,7 +163,8 @@ def _ended(started: list[subprocess.Popen[bytes]]) -> bool:
 
 
 def fitted(found: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Machine]:
-    """The constants: of a step from plain training in one process, of the links from all-reduces of each group."""
+    """Return the constants: of a step from plain training in one process, of the links from all-reduces of each
+    group."""
     plain = [case for case in found[1][0]["cases"] if case["way"] == "plain"]
     models = [Model(**case["model"]) for case in plain]
     work = [case["tokens"] * model.flops(case["length"]) for case, model in zip(plain, models, strict=True)]
@@ -200,7 +202,7 @@ def fitted(found: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Mac
 
 
 def _added(way: str, cases: Sequence[dict[str, Any]]) -> float:
-    """Seconds that each layer takes longer in a process group of one than without: the median over the cases."""
+    """Return seconds that each layer takes longer in a process group of one than without: the median over the cases."""
     plain, grouped = ([case for case in cases if case["way"] == one] for one in ("plain", way))
     pairs = zip(plain, grouped, strict=True)
     return max(0.0, float(np.median([(b["seconds"] - a["seconds"]) / a["model"]["layers"] for a, b in pairs])))
@@ -214,7 +216,7 @@ def _link(measured: Sequence[tuple[int, float]], count: int) -> Link:
 
 
 def nonnegative(features: Sequence[Sequence[int | float]], values: Sequence[int | float]) -> list[float]:
-    """The coefficients, none below 0, with the least sum of squared relative errors.
+    """Return the coefficients, none below 0, with the least sum of squared relative errors.
 
     >>> [round(one, 6) for one in nonnegative([[1, 1], [1, 2], [1, 4]], [3.0, 5.0, 9.0])]
     [1.0, 2.0]
@@ -238,7 +240,7 @@ def _cores() -> int:
 
 
 def _compared(processes: list[dict[str, Any]], constants: Machine, count: int) -> list[dict[str, Any]]:
-    """Each case of a group: measured, and by the cost model."""
+    """Return each case of a group: measured, and by the cost model."""
     rows = []
     for cases in zip(*(one["cases"] for one in processes), strict=True):
         case, model = cases[0], Model(**cases[0]["model"])
@@ -277,7 +279,8 @@ def _profile(one: Machine) -> Machine:
 
 
 def forecasts(large: Machine) -> list[dict[str, Any]]:
-    """What many devices would give: the batch grows with them, and with context parallelism the sequence does."""
+    """Return what many devices would give: the batch grows with them, and with context parallelism the sequence
+    does."""
     rows = []
     for model in LARGE:
         for way in ("ddp", "fsdp2", "context"):
@@ -302,7 +305,7 @@ def forecasts(large: Machine) -> list[dict[str, Any]]:
 
 
 def _finite(constants: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity."""
+    """Return JSON has no infinity."""
     return {
         name: _finite(value) if isinstance(value, dict) else None if value == float("inf") else value
         for name, value in constants.items()
@@ -315,7 +318,7 @@ NAMES = {"plain": "no group", "ddp": "DDP", "fsdp2": "FSDP2", "context": "contex
 
 
 def rows(record: dict[str, Any]) -> list[list[str]]:
-    """The cells of the measured table: a figure, and behind it what the cost model says."""
+    """Return the cells of the measured table: a figure, and behind it what the cost model says."""
 
     def both(row: dict[str, Any], figure: str, written: Callable[[float], str]) -> str:
         measured = row["measured"][figure]
@@ -337,7 +340,7 @@ def rows(record: dict[str, Any]) -> list[list[str]]:
 
 
 def forecast_rows(record: dict[str, Any]) -> list[list[str]]:
-    """The cells of the table of forecasts."""
+    """Return the cells of the table of forecasts."""
     return [
         [
             row["model"],
@@ -392,7 +395,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a part of a page."""
+    """Return the record as a part of a page."""
     lines = [f"`regard bench scaling --device {record['device']}`; {header(record)}.", ""]
     for note, heads, cells in zip(
         _notes(record), (HEADS, FORECAST), (rows(record), forecast_rows(record)), strict=True

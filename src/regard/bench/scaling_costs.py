@@ -36,7 +36,8 @@ class Model:
         return self.layer_parameters + 2 * self.vocabulary * self.size + 2 * self.size
 
     def flops(self, length: int) -> float:
-        """Floating-point operations of a token, forward and backward: 6 of each weight, 6 L n d of causal attention."""
+        """Return floating-point operations of a token, forward and backward: 6 of each weight, 6 L n d of causal
+        attention."""
         weights = 12 * self.layers * self.size**2 + self.vocabulary * self.size
         return 6.0 * weights + 6.0 * self.layers * length * self.size
 
@@ -98,7 +99,7 @@ class Cost:
 
 
 def reduced(size: float, devices: int) -> float:
-    """Bytes that each device sends in an all-reduce of `size` bytes: 2 (N − 1) / N of them.
+    """Return bytes that each device sends in an all-reduce of `size` bytes: 2 (N − 1) / N of them.
 
     >>> reduced(100.0, 4)
     150.0
@@ -107,7 +108,7 @@ def reduced(size: float, devices: int) -> float:
 
 
 def exchanged(machine: Machine, size: float, devices: int, *, passes: int = 2) -> float:
-    """Seconds of an all-reduce (2 passes), or of an all-gather or reduce-scatter (1), of `size` bytes.
+    """Return seconds of an all-reduce (2 passes), or of an all-gather or reduce-scatter (1), of `size` bytes.
 
     Within a node each device sends (m − 1) / m of the bytes, m devices a node; between M nodes each device sends
     (M − 1) / M of its m-th part. Messages take 2 log₂ N steps of latency, as in trees.
@@ -120,7 +121,7 @@ def exchanged(machine: Machine, size: float, devices: int, *, passes: int = 2) -
 
 
 def ring(work: Work, machine: Machine, devices: int) -> float:
-    """Bytes that a device sends for causal attention in a balanced ring, on average, forward and backward.
+    """Return bytes that a device sends for causal attention in a balanced ring, on average, forward and backward.
 
     Of m = n / N positions with u bytes of keys and values each, 3/4 (N − 1) m u forward and 3/2 (N − 1) m u backward,
     in each layer (docs/parallel.md).
@@ -131,7 +132,7 @@ def ring(work: Work, machine: Machine, devices: int) -> float:
 
 
 def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
-    """The cost of a step on N devices."""
+    """Return the cost of a step on N devices."""
     model = work.model
     mine = work.tokens / devices
     whole, layers = FLOAT * model.parameters, FLOAT * model.layer_parameters

@@ -69,7 +69,7 @@ class LanguageModel(nn.Module):
 
 
 def token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-    """Cross-entropy summed over the tokens of a batch (tokens, targets)."""
+    """Return cross-entropy summed over the tokens of a batch (tokens, targets)."""
     tokens, targets = batch
     return Loss(
         F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten(), reduction="sum"), targets.numel()
@@ -124,12 +124,12 @@ class Trainer:
         self.optimizer.step()
 
     def states(self) -> dict[str, int]:
-        """Bytes of this worker's parameters, gradients and optimiser state."""
+        """Return bytes of this worker's parameters, gradients and optimiser state."""
         return state_bytes(self.model, self.optimizer)
 
 
 def measured(way: str, work: Work, workers: Workers, device: torch.device, steps: int) -> dict[str, Any]:
-    """The best time of a step, the bytes sent in one, and the memory.
+    """Return the best time of a step, the bytes sent in one, and the memory.
 
     On a CPU the time is that of the processor: what other programs take does not count.
     """
@@ -158,7 +158,7 @@ def measured(way: str, work: Work, workers: Workers, device: torch.device, steps
 
 
 def probes(workers: Workers, device: torch.device) -> dict[str, float]:
-    """Seconds of an all-reduce, by its bytes: the best of several. On a CPU, of the processor as above."""
+    """Return seconds of an all-reduce, by its bytes: the best of several. On a CPU, of the processor as above."""
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     found: dict[str, float] = {}
     for size in PROBES:
@@ -183,7 +183,10 @@ def synchronize(device: torch.device, workers: Workers) -> None:
 
 
 def sent_bytes() -> int | None:
-    """Bytes that the TCP sockets of this process have sent: gloo's traffic. None where the system does not count."""
+    """Return bytes that the TCP sockets of this process have sent: gloo's traffic.
+
+    None where the system does not count.
+    """
     if not sys.platform.startswith("linux"):
         return None
     total = 0
@@ -202,7 +205,7 @@ def sent_bytes() -> int | None:
 
 
 def memory_now(device: torch.device) -> int:
-    """Bytes in use: allocated on a GPU, resident on a CPU."""
+    """Return bytes in use: allocated on a GPU, resident on a CPU."""
     gc.collect()
     if device.type == "cuda":
         return torch.cuda.memory_allocated()
@@ -220,7 +223,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most bytes in use since then."""
+    """Return the most bytes in use since then."""
     return torch.cuda.max_memory_allocated() if device.type == "cuda" else _status("VmHWM")
 
 

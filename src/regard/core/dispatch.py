@@ -1,10 +1,10 @@
-"""Which code serves a call: one table of backends, asked from the top.
+"""Dispatch: one table of backends, tried in order, decides which code computes a call.
 
-`auto` takes the first backend that does not refuse a call and is worth it there; a backend asked for by name serves or
-raises. What a backend refuses whatever the shapes is in the table (devices, normalisers, kinds of scores); the rest is
-in its module's `refuses` and `not_worth_it`, which give their reason in words. `plain` is a shortcut past the table for
-the commonest calls, which would take longer to describe than to compute; it runs the kernel that the table would choose
-(a test holds that).
+`auto` takes the first backend that supports the call and is likely to be the fastest; a backend chosen by name runs or
+raises. Conditions that do not depend on shapes (devices, normalisers, kinds of scores) are in the table; the others are
+in the backend's `refuses` and `not_worth_it`, which return their reason as a sentence. `plain` is a shortcut for the
+most frequent calls, for which building a `Problem` would take longer than the kernel; it runs the kernel that the table
+would choose (a test checks this).
 """
 
 import difflib
@@ -16,9 +16,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from regard.core.backends import additive, blocked, flex, reference, sdpa, short, torch_sdpa
+from regard.core.backends import additive, blocked, flex, ranges, reference, sdpa, short, torch_sdpa
 from regard.core.backends.result import Result
-from regard.core.masks import Band
+from regard.core.masks import And, Band, Mask, Padding, Segments
 from regard.core.nonfinite import quickly_finite
 from regard.core.normalizers import Softmax
 from regard.core.problem import Problem
@@ -29,12 +29,12 @@ from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute a call. `products` and `additive` name the only kind of scores it takes."""
+    """A backend. `products` and `additive` restrict it to one kind of scores."""
 
     module: ModuleType
     serves: str
-    devices: tuple[str, ...] = ()  # () is every device
-    softmax: bool = False  # no other normaliser
+    devices: tuple[str, ...] = ()  # empty: every device
+    softmax: bool = False  # whether softmax is the only supported normaliser
     products: bool = False
     additive: bool = False
 
@@ -44,7 +44,7 @@ class Backend:
 
     @property
     def working_bytes(self) -> Callable[[Problem], int]:
-        """Memory beside inputs and output."""
+        """Return the bytes of working memory beside inputs and output."""
         return self.module.working_bytes
 
     @property
@@ -52,11 +52,11 @@ class Backend:
         return self.module.attend
 
     def kernel(self, problem: Problem) -> str:
-        """The name of the code that would run."""
+        """Return the name of the code that would run."""
         return reference.NAME if problem.empty else self.module.kernel(problem)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Why it does not compute this, if it does not."""
+        """Return the reason why the backend cannot compute the problem, or None."""
         if self.module is not reference and transformed() and (reason := self._no_rules(problem)):
             return reason
         if self.additive and not isinstance(problem.score, Additive):
@@ -70,7 +70,7 @@ class Backend:
         return self.module.refuses(problem)
 
     def _no_rules(self, problem: Problem) -> str | None:
-        """Why torch.func does not follow it."""
+        """Return the reason why the backend cannot run inside torch.func, or None."""
         if self.module is not sdpa:
             return "torch.func has no rules for its loops and kernels"
         if problem.request is not None:
@@ -82,13 +82,13 @@ class Backend:
         return None
 
     def not_worth_it(self, problem: Problem) -> str | None:
-        """Why another backend is faster, if one is."""
+        """Return the reason why another backend is faster, or None."""
         if self.module is reference:
             return None
         if problem.empty:
             return "nothing to compute: the plain form is the fastest"
-        # All weights are a matrix of that size themselves: it is no loss to form them plainly, unless a score makes
-        # more.
+        # If all weights are requested, a matrix of that size is allocated in any case, so the reference costs no more
+        # memory unless the score needs intermediate tensors.
         weights = math.prod(problem.shape) * problem.dtype.itemsize
         if isinstance(problem.request, Full) and reference.working_bytes(problem) <= 5 * weights:
             return "all weights are asked for: the plain form has them anyway"
@@ -109,7 +109,7 @@ BACKENDS = {
 
 
 def choose(problem: Problem, name: str, refused: dict[str, str]) -> Backend:
-    """The backend for a problem; the reasons of those before it are written to `refused`."""
+    """Return the backend for a problem; the reasons of refused backends are added to `refused`."""
     if name != "auto":
         return _named(problem, name)
     for backend in BACKENDS.values():
@@ -131,9 +131,10 @@ def _named(problem: Problem, name: object) -> Backend:
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object) -> Tensor | None:
-    """The output of a plain call, by the kernel that the table would choose; None where it must be asked.
+    """Return the output of a simple call by the kernel that the table would choose; None where the table must decide.
 
-    Plain is softmax over equal shapes, scaled dot with no mask or a band; on CUDA additive scores without a mask too.
+    A simple call is softmax of scaled dot products with equal shapes and no mask or a band; on CUDA also with lengths
+    and segments, and additive scores without a mask.
     """
     if type(normalize) is not Softmax or not type(query) is type(key) is type(value) is Tensor or transformed():
         return None
@@ -143,7 +144,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: o
         return additive.directly(query, key, value, score)
     if type(score) is not ScaledDot or score.softcap is not None:
         return None
-    if mask is not None and type(mask) is not Band:
+    if mask is not None and type(mask) is not Band and not (query.is_cuda and type(mask) in (And, Padding, Segments)):
         return None
     shape, keys = query.shape, key.shape
     if (
@@ -165,7 +166,9 @@ def plain(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: o
         if keys[2] < sdpa.FEW and not query.is_cuda and not _finite(query, key):
             return None
         return torch_sdpa.attend(query, key, value, scale=score.scale)
-    assert isinstance(mask, Band)
+    if not isinstance(mask, Band):
+        assert isinstance(mask, Mask)
+        return ranges.directly(query, key, value, mask, score.scale)
     if mask.low is None and mask.high == 0:
         if not query.is_cuda and not _finite(query, key, value):
             return None
@@ -176,7 +179,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: o
 
 
 def _finite(*tensors: Tensor) -> bool:
-    """Can the numbers be inspected, and is none of them NaN or Inf, which a kernel might carry past a mask?"""
+    """Return whether the values can be inspected and hold no NaN or Inf, which a kernel might carry past a mask."""
     if tensors[0].device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        return False  # autocast would make other numbers of them
+        return False  # autocast would change the values
     return quickly_finite(*tensors)

@@ -1,4 +1,4 @@
-"""Local attention (Luong et al. 2015, section 3.2): a position is locked first, then a window around it is weighed.
+"""Local attention (Luong et al. 2015, section 3.2): a position is chosen first, then a window around it is attended.
 
 The position may be learned, and differ for every query: only the keys in the window are gathered and scored, so time
 and memory are O(q · window) whatever the length of the memory.
@@ -30,9 +30,9 @@ def local_attention(
 ) -> Attended:
     """softmax over the keys within `reach` of each query's centre p, times exp(−(s − p)² / 2σ²) with σ = reach / 2.
 
-    As in the paper the product is not renormalised; the Gaussian is what teaches the centre, which gets its gradient
-    through it. `gaussian=False` with centre = position is the monotonic kind (local-m). The weights returned are
-    (…, h, q, 2 · reach + 1), for positions ⌈p − reach⌉ onwards; those outside the window or the memory are 0.
+    As in the paper the product is not renormalised; the centre gets its gradient through the Gaussian. `gaussian=False`
+    with centre = position is the monotonic kind (local-m). The weights returned are (…, h, q, 2 · reach + 1), for
+    positions ⌈p − reach⌉ onwards; those outside the window or the memory are 0.
 
     >>> x = torch.eye(5)[None]
     >>> near = local_attention(x, x, x, torch.arange(5.0)[None], reach=1, gaussian=False)
@@ -50,7 +50,8 @@ def local_attention(
         )
     if lengths is not None:
         check_lengths(extent(lengths), keys, "lengths of local_attention()")
-        lengths = lengths.clamp_max(keys)  # on a device they are not inspected: what is beyond the keys is not read
+        # Lengths on a device are not inspected, so they are limited to the number of keys.
+        lengths = lengths.clamp_max(keys)
     centre = centre.expand(query.shape[:-1])
     first = torch.ceil(centre.detach() - reach).long()
     position = first.unsqueeze(-1) + torch.arange(2 * reach + 1, device=query.device)  # (…, h, q, window)
@@ -58,7 +59,7 @@ def local_attention(
     allowed = (position >= 0) & (position < end) & (position <= centre.detach().unsqueeze(-1) + reach)
     inside = position.clamp(0, max(0, keys - 1))
     near_key, near_value = (_gathered(tensor, inside) for tensor in (key, value))
-    # Each query is a memory of its own now: (…, h, q, 1, d) against (…, h, q, window, d).
+    # Each query now has its own keys: (…, h, q, 1, d) against (…, h, q, window, d).
     found = gathered_attention(
         query.unsqueeze(-2), near_key, near_value, score=score, mask=allowed.unsqueeze(-2), weights=full()
     )
@@ -67,12 +68,12 @@ def local_attention(
     weights = weights.squeeze(-2)
     if gaussian:
         weights = weights * torch.exp((position - centre.unsqueeze(-1)).square() * (-2.0 / reach**2)).to(weights.dtype)
-    safe = torch.where(allowed.unsqueeze(-1), near_value, 0)  # not even 0 · NaN of what is outside
+    safe = torch.where(allowed.unsqueeze(-1), near_value, 0)  # excludes even 0 · NaN of values outside of the window
     return Attended((weights.unsqueeze(-2) @ safe).squeeze(-2), weights)
 
 
 def _gathered(tensor: Tensor, position: Tensor) -> Tensor:
-    """(…, k, d) at positions (…, q, window): (…, q, window, d)."""
+    """Gather (…, k, d) at positions (…, q, window) into (…, q, window, d)."""
     index = (
         position.flatten(-2)
         .unsqueeze(-1)

@@ -1,6 +1,6 @@
-"""Weights on request by kernels on CUDA: summaries of softmax weights at about half the cost of a forward pass.
+"""Requested summaries of softmax weights by Triton kernels, at about half the cost of a forward pass.
 
-`recompute` has the same for every mechanism and device, a block of rows at a time; it is the specification.
+`recompute` computes the same for every mechanism and device; it is the specification.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ from regard.core.requests import Entropy, LogSumExp, Received, Top, TopWeights
 from regard.core.transforms import transformed
 from regard.kernels.availability import TRITON
 
-_SIZE = 256  # of queries and keys, whose tiles lie in registers and shared memory whole
-_COUNT = 32  # of the largest weights
-_PROGRAMS = 65_535  # on the second axis of a launch
+_SIZE = 256  # the largest query and key size: whole tiles are in registers and shared memory
+_COUNT = 32  # the largest number of weights that `top` may request
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
 def serves(problem: Problem) -> bool:
-    """Do the kernels compute what is requested?"""
+    """Return whether the kernels can compute what is requested."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
         return False
     if not isinstance(problem.request, (Entropy, LogSumExp, Received, TopWeights)) or problem.empty:
@@ -42,12 +42,12 @@ def serves(problem: Problem) -> bool:
 
 
 def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
-    """What the problem requests, in float32; `lse` (…, h, q) is the log-sum-exp of the scores where it is known."""
-    from regard.kernels.triton import weight_summaries as kernels  # imports Triton: only where it is used
+    """Return what the problem requests, in float32; `lse` (…, h, q) is the log-sum-exp of the scores if known."""
+    from regard.kernels.triton import weight_summaries as kernels  # imported here, because it imports Triton
 
     problem = zero_masked_keys(problem)
     product, request, lead = problem.score.as_product(problem.query, problem.key), problem.request, problem.shape[:-2]
-    assert product is not None  # serves() has said so
+    assert product is not None  # checked by serves()
     query, key = (t.reshape(-1, *t.shape[-3:]) for t in (product.query, product.key))
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     pairs = _pairs(problem, (*query.shape[:3], key.shape[2]))
@@ -64,7 +64,7 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
 
 
 def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
-    """Mask and bias as the kernels take them."""
+    """Return mask and bias as the kernels take them."""
     from regard.kernels.triton.additive.operator import kernel_pairs
 
     lead = problem.query.shape[:-3]
@@ -79,7 +79,7 @@ def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
     (low, high), lengths, table = given.pop("band"), given["lengths"], numbers.get("relative")
     if lengths is not None:
         given["lengths"] = lengths.long().clamp_max(shape[-1]).int().contiguous()
-    if given["query_ids"] is not None:  # of any width, but of one
+    if given["query_ids"] is not None:  # both ids need one dtype, of any width
         wide = torch.promote_types(given["query_ids"].dtype, given["key_ids"].dtype)
         given |= {name: given[name].to(wide).contiguous() for name in ("query_ids", "key_ids")}
     table = None if table is None else table.contiguous()

@@ -23,7 +23,7 @@ class Record(NamedTuple):
 
 
 def records(path: Path) -> Iterator[Record]:
-    """The entries of a .json or .jsonl file, in order; blank lines are passed over.
+    """Yield the entries of a .json or .jsonl file, in order; blank lines are passed over.
 
     A file of lines is read in constant memory, and a line that is no JSON is the fault of that line alone. Of a file
     that is one array the text is read at once, and its entries one by one; where it is no JSON, a DataError has the
@@ -52,7 +52,7 @@ def _parsed(where: str, text: str) -> Record:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a line is a complete value: the file then has one value on each line."""
+    """Return whether a line is a complete value: the file then has one value on each line."""
     try:
         json.loads(text)
     except (json.JSONDecodeError, RecursionError):
@@ -78,7 +78,7 @@ def _entries(path: Path) -> Iterator[Any]:
 
 
 def _parsed_array(text: str) -> Iterator[Any]:
-    """What json.loads would return, one entry at a time."""
+    """Yield what json.loads would return, one entry at a time."""
     decode = json.JSONDecoder().raw_decode
     place = _past_space(text, text.index("[") + 1)
     if text[place : place + 1] == "]":

@@ -99,7 +99,7 @@ class Numbers(Sequence[list[int]]):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many numbers each list has."""
+        """Return the number of numbers that each list has."""
         return np.diff(np.array(self._ends, np.int64), prepend=0)
 
 
@@ -122,7 +122,7 @@ class Distinct:
         self._digests += blake2b(text.encode("utf-8", _ERRORS), digest_size=16).digest()
 
     def numbered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where each different text stands first, in that order, and for each text its number among them."""
+        """Return where each different text stands first, in that order, and for each text its number among them."""
         _, first, number = np.unique(self.digests, return_index=True, return_inverse=True)
         order = np.argsort(first)
         rank = np.empty_like(order)
@@ -131,6 +131,6 @@ class Distinct:
 
     @property
     def digests(self) -> NDArray[Any]:
-        """The digests, which can be sorted and searched."""
+        """Return the digests, which can be sorted and searched."""
         # NumPy drops zero bytes at the end of such texts, alike in both sides of a comparison: all have 16 bytes.
         return np.frombuffer(bytes(self._digests), "S16")

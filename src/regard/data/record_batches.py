@@ -22,12 +22,12 @@ class PaddedBatch:
     """
 
     def to(self, device: torch.device | str) -> Any:
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         return type(self)(*(getattr(self, one.name).to(device, non_blocking=True) for one in fields(self)))  # type: ignore
 
 
 def padded(records: Sequence[Record], fills: Mapping[str, int | float], *, grid: int = 1, rows: int = 0) -> Any:
-    """Records as one batch; its attributes are the fields of the records.
+    """Return records as one batch; its attributes are the fields of the records.
 
     A number becomes an entry of a tensor (b,). A sequence of a field named in `fills` is padded with that value to
     (b, n, …), and its lengths are the attribute `<name>_lengths` (b,). Any other array is stacked and must have one
@@ -85,7 +85,7 @@ def _stack(name: str, values: Sequence[NDArray[Any]], count: int) -> Tensor:
 
 
 def _kind(values: Sequence[NDArray[Any]]) -> Any:
-    """The type of a column; an empty list has none and is ignored."""
+    """Return the type of a column; an empty list has none and is ignored."""
     filled = [value for value in values if value.size] or values[:1]
     kind = np.result_type(*(value.dtype for value in filled))
     if kind == np.float64:
@@ -146,13 +146,13 @@ class RecordBatches:
             yield batch if mine else self._idle(batch)
 
     def _fitting(self, widest: int) -> int:
-        """How many rows a share of a batch of such records is filled up to."""
+        """Return the number of rows that a share of a batch of such records is filled up to."""
         if self._grid == 1:
             return 0
         return -(-(self._tokens // (-(-widest // self._grid) * self._grid)) // self._ranks)
 
     def state(self) -> dict[str, Any]:
-        """The position in the order, for a checkpoint."""
+        """Return the position in the order, for a checkpoint."""
         return self._order.state()
 
     def resume(self, state: dict[str, Any]) -> None:

@@ -28,11 +28,11 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Target tokens to learn, the end marks among them."""
+        """Return target tokens to learn, the end marks among them."""
         return int(self.target_lengths.sum())
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         return Batch(*(getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__))
 
 
@@ -47,7 +47,7 @@ def collate(
     grid: int = 1,
     rows: int = 0,
 ) -> Batch:
-    """Pairs of token numbers as one padded batch; begin and end marks are added here.
+    """Return pairs of token numbers as one padded batch; begin and end marks are added here.
 
     Without `source_end` the sources have no end mark, which a model could attend instead of a word. Padded lengths are
     multiples of `grid`, and rows of nothing but padding, of which nothing is learned, make up `rows` rows: so batches
@@ -78,7 +78,7 @@ def collate(
 def _table(
     rows: Sequence[Ids], fill: int, grid: int, least: int, *, first: int | None = None, last: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows padded to one length, and their lengths, each with an optional mark before or after it."""
+    """Return rows padded to one length, and their lengths, each with an optional mark before or after it."""
     count = max(len(rows), least)
     lengths = np.zeros(count, np.int64)
     lengths[: len(rows)] = [len(row) for row in rows]
@@ -144,7 +144,7 @@ class TokenBatches:
 
     @property
     def epoch(self) -> int:
-        """The epoch that iterating gives next, or is in the middle of; from 0."""
+        """Return the epoch that iterating gives next, or is in the middle of; from 0."""
         return self._epoch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -158,7 +158,7 @@ class TokenBatches:
         self._epoch, self._position = self._epoch + 1, 0
 
     def batches(self, epoch: int) -> Iterator[list[int]]:
-        """All batches of an epoch for this rank, independent of the iteration."""
+        """Yield all batches of an epoch for this rank, independent of the iteration."""
         waiting: list[list[int]] = []
         for batch in self._all(epoch):
             waiting.append(batch)
@@ -167,11 +167,11 @@ class TokenBatches:
                 waiting = []
 
     def count(self, epoch: int = 0) -> int:
-        """How many batches an epoch has for this rank."""
+        """Return the number of batches that an epoch has for this rank."""
         return sum(1 for _ in self.batches(epoch))
 
     def state(self) -> dict[str, Any]:
-        """The position of the iteration: plain numbers, for a checkpoint."""
+        """Return the position of the iteration: plain numbers, for a checkpoint."""
         return {**self._facts(), "epoch": self._epoch, "position": self._position}
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -208,7 +208,7 @@ class TokenBatches:
 
 
 def _cut(widths: NDArray[np.int32], tokens: int) -> list[int]:
-    """Where to cut a sorted list so that each piece, padded, has at most so many tokens on either side."""
+    """Return where to cut a sorted list so that each piece, padded, has at most so many tokens on either side."""
     cuts = [0]
     widest = 0
     for place, width in enumerate(widths.tolist()):

@@ -17,11 +17,11 @@ class Places(NamedTuple):
     columns: tuple[int, ...] | None
 
     def chosen(self, found: Tensor) -> Tensor:
-        """The columns of some rows that are there."""
+        """Return the columns of some rows that are there."""
         return found if self.columns is None else found.index_select(-1, torch.tensor(self.columns))
 
     def row_numbers(self, rows: Tensor) -> Tensor:
-        """Where rows of the part are in the whole."""
+        """Return where rows of the part are in the whole."""
         return rows if self.rows is None else torch.tensor(self.rows)[rows]
 
     @property
@@ -62,7 +62,7 @@ class Part:
 
     @property
     def rest(self) -> Tensor | None:
-        """The sum of the weights that a file does not contain, (1, heads, rows); None if it contains all."""
+        """Return the sum of the weights that a file does not contain, (1, heads, rows); None if it contains all."""
         rest = getattr(self._source, "rest", None)
         if rest is None:
             return None

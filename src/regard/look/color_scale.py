@@ -28,7 +28,8 @@ DARK = Scale((0.25, 0.86), (0.02, 0.10), odd=(255, 105, 200), odd_ink=(0, 0, 0))
 
 
 def shade(share: float, scale: Scale) -> RGB:
-    """The colour of a weight, `share` being its part of the largest one, from 0 to 1, or to −1 for a negative one.
+    """Return the colour of a weight, `share` being its part of the largest one, from 0 to 1, or to −1 for a negative
+    one.
 
     NaN and infinite weights have a separate colour.
 
@@ -44,7 +45,7 @@ def shade(share: float, scale: Scale) -> RGB:
 
 
 def ink(share: float, scale: Scale) -> RGB:
-    """Text that can be read on `shade(share, scale)`: black on pale, white on deep.
+    """Return text that can be read on `shade(share, scale)`: black on pale, white on deep.
 
     The two swap at the lightness where they contrast equally, at 4.5 : 1, the least that WCAG asks of small text.
 
@@ -57,7 +58,7 @@ def ink(share: float, scale: Scale) -> RGB:
 
 
 def hexadecimal(color: RGB) -> str:
-    """The colour as CSS writes it.
+    """Return the colour as CSS writes it.
 
     >>> hexadecimal((255, 0, 128))
     '#ff0080'

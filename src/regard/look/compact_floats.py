@@ -23,7 +23,7 @@ class Exact:
         self.shape, self.device = tensor.shape, tensor.device
 
     def take(self, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """A part of the tensor; `part` may index, but not compute."""
+        """Return a part of the tensor; `part` may index, but not compute."""
         return part(self._tensor)
 
     def holds(self) -> list[Tensor]:
@@ -50,7 +50,7 @@ class Short:
                 self._high[item, head], self._low[item, head] = _split(tensor[item, head])
 
     def take(self, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """A part of the tensor, in float32."""
+        """Return a part of the tensor, in float32."""
         return _joined(part(self._high), part(self._low))
 
     def holds(self) -> list[Tensor]:
@@ -86,7 +86,10 @@ class Shorter(NamedTuple):
 
 
 def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None:
-    """Both in 24 bits a number; None if that saves nothing. `scale` is that of the scores, if they are a product."""
+    """Return both in 24 bits a number; None if that saves nothing.
+
+    `scale` is that of the scores, if they are a product.
+    """
     if not isinstance(query, Exact) or not isinstance(key, Exact):
         return None
     [old_query], [old_key] = query.holds(), key.holds()
@@ -106,7 +109,7 @@ def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None
 
 
 def worst_score(query: Tensor, key: Tensor, scale: float) -> float:
-    """The largest error of scale · q·k over all pairs: |scale| · 2⁻¹⁵ · largest ‖q‖ · largest ‖k‖ · 1.1."""
+    """Return the largest error of scale · q·k over all pairs: |scale| · 2⁻¹⁵ · largest ‖q‖ · largest ‖k‖ · 1.1."""
     sizes = [float(torch.linalg.vector_norm(tensor.nan_to_num(0, 0, 0), dim=-1).max()) for tensor in (query, key)]
     # Both are rounded; the factor 1.1 covers the product of the two roundings, and the rounding of this figure.
     return abs(scale) * 2.2 * ROUNDING * sizes[0] * sizes[1]

@@ -30,7 +30,7 @@ class Curve:
 
     @property
     def area(self) -> float:
-        """The area under the curve by the trapezoid rule: its mean height, as fractions run from 0 to 1.
+        """Return the area under the curve by the trapezoid rule: its mean height, as fractions run from 0 to 1.
 
         >>> Curve((0.0, 0.5, 1.0), (4.0, 2.0, 0.0)).area
         2.0
@@ -47,7 +47,7 @@ class Faithfulness:
     sufficiency: dict[str, Curve]
 
     def gain(self, over: str = "random") -> float:
-        """How much better the map is than another ordering: the gain in deletion plus the gain in sufficiency.
+        """Return how much better the map is than another ordering: the gain in deletion plus the gain in sufficiency.
 
         0 means no better than `over`, a negative number worse.
         """

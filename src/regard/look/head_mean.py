@@ -46,7 +46,7 @@ class WithMean:
 
     @property
     def rest(self) -> Tensor | None:
-        """What the weights that a file did not keep come to, (b, heads, rows); None where it kept all."""
+        """Return what the weights that a file did not keep come to, (b, heads, rows); None where it kept all."""
         known = getattr(self._source, "rest", None)
         return None if known is None else torch.cat([known, known.mean(1, keepdim=True)], 1)
 
@@ -56,7 +56,7 @@ class WithMean:
 
 
 def with_mean(record: Record) -> Record:
-    """The record with the mean over its heads as a last one; a record of one head as it is.
+    """Return the record with the mean over its heads as a last one; a record of one head as it is.
 
     >>> from regard.look.attention_records import Given
     >>> two = Record("layer", "given", Given(torch.tensor([[[[1.0, 0.0]], [[0.5, 0.5]]]])))

@@ -70,7 +70,7 @@ def svg(
     title: str = "Attention weights",
     highest: float | None = None,
 ) -> Drawing:
-    """The weights as one SVG drawing, light or dark as the reader's screen is.
+    """Return the weights as one SVG drawing, light or dark as the reader's screen is.
 
     `highest` is the weight with the deepest colour; the largest one there is, unless given. Numbers stand in the
     cells when there is room for them, and each cell tells its own in a tooltip. A notebook shows the drawing.
@@ -114,7 +114,7 @@ def html(
     caption: str = "",
     highest: float | None = None,
 ) -> Document:
-    """A page around the drawing that opens anywhere: one file, no scripts, nothing fetched.
+    """Return a page around the drawing that opens anywhere: one file, no scripts, nothing fetched.
 
     >>> page = html([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"], caption="a < b")
     >>> "a &lt; b" in page, "<script" in page
@@ -143,7 +143,7 @@ def terminal(
     color: bool = False,
     highest: float | None = None,
 ) -> str:
-    """The weights as lines of text: coloured cells where the terminal has colours, shaded blocks where not.
+    """Return the weights as lines of text: coloured cells where the terminal has colours, shaded blocks where not.
 
     >>> print(terminal([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"]))
              Tom      Jerry
@@ -165,7 +165,7 @@ def _entry(weight: float) -> str:
 
 
 def number(weight: float, form: str = ".2f") -> str:
-    """A weight as it is written: also NaN, ∞ and −∞.
+    """Return a weight as it is written: also NaN, ∞ and −∞.
 
     >>> [number(weight) for weight in (0.5, -0.25, float("nan"), float("-inf"))]
     ['0.50', '−0.25', 'NaN', '−∞']
@@ -177,12 +177,12 @@ def number(weight: float, form: str = ".2f") -> str:
 
 
 def largest(weights: Iterable[float]) -> float:
-    """The largest finite |weight|; 1 where there is none but 0."""
+    """Return the largest finite |weight|; 1 where there is none but 0."""
     return max((abs(weight) for weight in weights if math.isfinite(weight)), default=0.0) or 1.0
 
 
 def share_of(weight: float, highest: float) -> float:
-    """A weight's part of the highest, from −1 to 1; NaN for what is NaN or infinite."""
+    """Return a weight's part of the highest, from −1 to 1; NaN for what is NaN or infinite."""
     return max(-1.0, min(1.0, weight / highest)) if math.isfinite(weight) else math.nan
 
 
@@ -298,7 +298,7 @@ def _pad(text: str, width: int) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns the text takes in a terminal: Chinese characters take two, combining marks none."""
+    """Return columns the text takes in a terminal: Chinese characters take two, combining marks none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in text
@@ -310,5 +310,5 @@ def _short(label: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text that is safe in markup; control characters, which XML forbids even escaped, become �."""
+    """Return text that is safe in markup; control characters, which XML forbids even escaped, become �."""
     return markup.escape("".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text))

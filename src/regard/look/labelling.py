@@ -8,7 +8,7 @@ from regard.look.labels import Labels
 
 
 def named(records: Sequence[Record], name: str) -> list[Record]:
-    """The records of exactly that name; if there are none, those whose name matches it as a pattern."""
+    """Return the records of exactly that name; if there are none, those whose name matches it as a pattern."""
     return [record for record in records if record.name == name] or [
         record for record in records if fnmatchcase(record.name, name)
     ]
@@ -45,7 +45,7 @@ def put(
 def _plan(
     record: Record, what: str, labels: Sequence[Labels], batch: int | Sequence[int] | None
 ) -> list[Labels | None]:
-    """The labels of each sequence of a record as they will be."""
+    """Return the labels of each sequence of a record as they will be."""
     if batch is not None:
         items = [batch] if isinstance(batch, int) else list(batch)
         if len(labels) not in (1, len(items)):
@@ -68,7 +68,7 @@ def _plan(
 
 
 def in_a_row(parts: Sequence[Labels | None]) -> Labels | None:
-    """The labels of calls whose rows are joined; None if one of them has none."""
+    """Return the labels of calls whose rows are joined; None if one of them has none."""
     if any(part is None or part.extra for part in parts):
         return None
     known = [part for part in parts if part is not None]

@@ -71,7 +71,7 @@ class Labels:
         return len(self.items)
 
     def trimmed(self) -> "Labels":
-        """The labels without padding.
+        """Return the labels without padding.
 
         >>> Labels("tokens", ("a", "b", "[PAD]"), shown=(0, 1)).trimmed().items
         ('a', 'b')
@@ -84,7 +84,8 @@ class Labels:
 
 
 def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, special: Sequence[str] = ()) -> Labels:
-    """Names for the patches of an image, (rows, columns) of them, row by row; `special` tokens stand before them.
+    """Return names for the patches of an image, (rows, columns) of them, row by row; `special` tokens stand before
+    them.
 
     A patch is named by its row and column, from 0. `image` is a picture as Pillow has it, a file, or the bytes of one.
 
@@ -102,7 +103,7 @@ def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, speci
 def glimpses(
     items: Sequence[str], places: Sequence[tuple[float, float]], seen: "Sequence[Sequence[Any]]", sides: Sequence[float]
 ) -> Labels:
-    """Names for the glimpses of an image, with where each was and what it saw.
+    """Return names for the glimpses of an image, with where each was and what it saw.
 
     `places` are (x, y) as shares of the image's width and height, from its upper left corner; `seen` has for each
     glimpse a patch (height, width) of numbers from 0 to 1 for each scale, and `sides` how wide the part of the image is
@@ -143,7 +144,7 @@ Labelling = Labels | Sequence[Any] | Mapping[str, Any] | Any
 
 
 def as_labels(given: Labelling) -> Labels:
-    """The labels of one sequence: as they are, a list of strings, (tokenizer, ids), or an encoding.
+    """Return the labels of one sequence: as they are, a list of strings, (tokenizer, ids), or an encoding.
 
     >>> as_labels(["Tom", "runs"]).kind
     'list'
@@ -155,7 +156,7 @@ def as_labels(given: Labelling) -> Labels:
 
 
 def labels_of(given: Labelling) -> list[Labels]:
-    """The labels of each sequence, from anything that `Trace.label` takes.
+    """Return the labels of each sequence, from anything that `Trace.label` takes.
 
     >>> [labels.items for labels in labels_of([["Tom", "runs"], ["It", "rains"]])]
     [('Tom', 'runs'), ('It', 'rains')]

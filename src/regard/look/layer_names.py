@@ -28,7 +28,7 @@ class _Path(NamedTuple):
 
 
 def layer_names(names: Sequence[str]) -> list[Words | None]:
-    """The words of each name; None for a name that is no path of a numbered layer, which is shown as it is.
+    """Return the words of each name; None for a name that is no path of a numbered layer, which is shown as it is.
 
     >>> layer_names(["encoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.0.SelfAttention",
     ...              "decoder.block.0.layer.1.EncDecAttention"])
@@ -56,7 +56,7 @@ def layer_names(names: Sequence[str]) -> list[Words | None]:
 
 
 def stack_of(name: str) -> str | None:
-    """The path with the number of the layer left open: one for all layers of a stack; None for other names.
+    """Return the path with the number of the layer left open: one for all layers of a stack; None for other names.
 
     >>> stack_of("encoder.layer.11.attention.self")
     'encoder.layer.*.attention.self'
@@ -90,7 +90,7 @@ def _said(path: _Path, crossed: set[Words], numbers: Words) -> Words:
 
 
 def _varying(paths: Sequence[_Path]) -> set[str]:
-    """The parts that some of the paths have and others do not."""
+    """Return the parts that some of the paths have and others do not."""
     each = [set(path.others) for path in paths]
     return set.union(*each) - set.intersection(*each)
 

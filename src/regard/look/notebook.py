@@ -34,14 +34,15 @@ class Displayed:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook: a shell in a terminal shows no HTML."""
+    """Return whether this process is the kernel of a notebook: a shell in a terminal shows no HTML."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
 def framed(page: str, *, height: int) -> str:
-    """A page in a frame, which keeps its style apart from the notebook's; `height` in pixels until the page is drawn.
+    """Return a page in a frame, which keeps its style apart from the notebook's; `height` in pixels until the page is
+    drawn.
 
     >>> framed("<body>a</body>", height=200).count("<iframe")
     1

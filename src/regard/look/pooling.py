@@ -48,7 +48,7 @@ class Pool:
 
 
 def pooled(weights: Tensor, high: int, wide: int) -> Tensor:
-    """A map as the means of high × wide cells."""
+    """Return a map as the means of high × wide cells."""
     rows, columns = weights.shape
     pool = Pool(rows, columns, high, wide, "mean")
     pool.add(0, weights)

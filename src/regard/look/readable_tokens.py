@@ -19,7 +19,8 @@ _METASPACE = "▁"
 
 @functools.cache
 def byte_letters() -> dict[str, int]:
-    """The byte behind each letter of byte-level BPE (GPT-2): printable ones are themselves, others follow from 256."""
+    """Return the byte behind each letter of byte-level BPE (GPT-2): printable ones are themselves, others follow from
+    256."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -28,7 +29,7 @@ def byte_letters() -> dict[str, int]:
 def readable(
     pieces: Sequence[str], literal: Sequence[bool] | None = None, *, byte_level: bool | None = None
 ) -> list[str]:
-    """The pieces of one sequence as text; those that are `literal` (special tokens) stay as they are.
+    """Return the pieces of one sequence as text; those that are `literal` (special tokens) stay as they are.
 
     `byte_level` says whether letters stand for bytes; if None, this is inferred from the pieces.
 
@@ -48,7 +49,7 @@ def readable(
 
 
 def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
-    r"""The labels of pieces by the bytes that each of them writes; empty where there are none.
+    r"""Return the labels of pieces by the bytes that each of them writes; empty where there are none.
 
     >>> from_bytes([b"To", b"m \xe6\xb1", b"\xa4"])
     ['To', '·m 汤⟨1/2⟩', '汤⟨2/2⟩']
@@ -71,7 +72,8 @@ def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
 
 
 def from_offsets(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> list[str]:
-    """The parts of a text that each piece stands for; a piece of nothing, such as a special token, keeps its name.
+    """Return the parts of a text that each piece stands for; a piece of nothing, such as a special token, keeps its
+    name.
 
     >>> from_offsets("Jumping 汤", [(0, 0), (0, 4), (4, 7), (8, 9), (8, 9)], ["[CLS]", "jump", "##ing", "æ±", "¤"])
     ['[CLS]', 'Jump', '·ing', '汤⟨1/2⟩', '汤⟨2/2⟩']
@@ -86,7 +88,7 @@ class _Cover(NamedTuple):
 
 
 def _labelled(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """The label of each piece, given the characters that it has a part of; empty for a piece of no character."""
+    """Return the label of each piece, given the characters that it has a part of; empty for a piece of no character."""
     covers: dict[int, _Cover] = {}
     for n, span in enumerate(spans):
         for place in range(*span):
@@ -111,12 +113,12 @@ def _part(character: str, piece: int, cover: _Cover) -> str:
 
 
 def _in_word(character: str) -> bool:
-    """Whether it is a letter or digit of a script that puts blanks between words."""
+    """Return whether it is a letter or digit of a script that puts blanks between words."""
     return character.isalnum() and unicodedata.east_asian_width(character) not in "WF"
 
 
 def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
-    """The text of a piece, with the blank before a word; None if it must be shown unchanged."""
+    """Return the text of a piece, with the blank before a word; None if it must be shown unchanged."""
     if by_bytes:
         letters = byte_letters()
         return bytes(letters[c] for c in piece) if all(c in letters for c in piece) else None
@@ -130,7 +132,7 @@ def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
 
 
 def _is_byte_level(pieces: Sequence[str]) -> bool:
-    """Whether letters stand for bytes: all are of that alphabet, and the bytes decode to another text."""
+    """Return whether letters stand for bytes: all are of that alphabet, and the bytes decode to another text."""
     letters, whole = byte_letters(), "".join(pieces)
     if whole.isascii() or not all(c in letters for c in whole):
         return False
@@ -142,7 +144,7 @@ def _is_byte_level(pieces: Sequence[str]) -> bool:
 
 
 def _runs(raw: Sequence[bytes | None]) -> list[list[int]]:
-    """Neighbouring pieces that write one text."""
+    """Return neighbouring pieces that write one text."""
     runs: list[list[int]] = [[]]
     for n, data in enumerate(raw):
         if data is not None:

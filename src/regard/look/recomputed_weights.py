@@ -21,13 +21,13 @@ _PAIR_NUMBERS = 2**25  # the size of intermediate tensors of a score that comput
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """The tensor to store: itself, or a copy if it may be modified later or belongs to a larger storage."""
+    """Return the tensor to store: itself, or a copy if it may be modified later or belongs to a larger storage."""
     tensor = tensor.detach()
     return tensor.clone(memory_format=torch.contiguous_format) if lent(tensor) else tensor
 
 
 def lent(tensor: Tensor) -> bool:
-    """Whether it is part of a larger tensor, or has been written into before, as a cache: it may change again.
+    """Return whether it is part of a larger tensor, or has been written into before, as a cache: it may change again.
 
     In inference mode torch does not count writes, so there every tensor is assumed to change.
     """
@@ -36,7 +36,7 @@ def lent(tensor: Tensor) -> bool:
 
 
 def _frozen(tensor: Tensor) -> Tensor:
-    """A copy of a parameter: training will change it."""
+    """Return a copy of a parameter: training will change it."""
     return tensor.detach().clone() if tensor.requires_grad else tensor
 
 
@@ -83,11 +83,11 @@ class Pairs:
         return list({t.untyped_storage().data_ptr(): t for t in (*self.numbers(), *self._kept.tensors)}.values())
 
     def numbers(self) -> list[Tensor]:
-        """What queries and keys take."""
+        """Return what queries and keys take."""
         return [*self._query.holds(), *self._key.holds()]
 
     def short(self) -> Shortened | None:
-        """The same with fewer bits; None if that is impossible or saves nothing."""
+        """Return the same with fewer bits; None if that is impossible or saves nothing."""
         score = self._problem.score
         if isinstance(score, Custom):  # its error cannot be bounded
             return None
@@ -123,7 +123,7 @@ class Pairs:
 
     @torch.no_grad()
     def block(self, batch: slice, heads: range, rows: Tensor, columns: range | None = None) -> Tensor:
-        """The weights (batch, heads, rows, keys) of a part, on the device of the queries, in full precision."""
+        """Return the weights (batch, heads, rows, keys) of a part, on the device of the queries, in full precision."""
         problem = self._problem
         columns = range(self._key.shape[-2]) if columns is None else columns
         with torch.autocast(self._query.device.type, enabled=False):
@@ -159,7 +159,7 @@ class Pairs:
         return _of_heads(problem.score, heads, self._query.shape[1])(query, key.to(problem.dtype))
 
     def _part(self, found: Tensor, batch: slice, heads: range) -> Tensor:
-        """The part of something that broadcasts to the scores (*leading, h, rows, keys)."""
+        """Return the part of something that broadcasts to the scores (*leading, h, rows, keys)."""
         if len(self._lead) > 1 and found.ndim > 3:
             own = found.shape[-3:]
             found = found.expand(*self._lead, *own).reshape(-1, *own)
@@ -171,12 +171,12 @@ class Pairs:
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    """A tensor of that shape that takes no memory, where only the shape counts."""
+    """Return a tensor of that shape that takes no memory, where only the shape counts."""
     return tensor.new_zeros(()).expand(tensor.shape)
 
 
 def _of_heads(score: Score, heads: range, count: int) -> Score:
-    """The score with the vectors or matrices of some heads, where it has one for each."""
+    """Return the score with the vectors or matrices of some heads, where it has one for each."""
     axes = 2 if isinstance(score, Additive) else 3 if isinstance(score, Bilinear) else math.inf
     return score.holding(
         lambda tensor: tensor[heads.start : heads.stop] if tensor.ndim == axes and tensor.shape[0] == count else tensor
@@ -220,11 +220,11 @@ class Modified:
         return self.numbers()
 
     def numbers(self) -> list[Tensor]:
-        """What queries and keys take."""
+        """Return what queries and keys take."""
         return [*self._query.holds(), *self._key.holds()]
 
     def short(self) -> Shortened | None:
-        """The same with fewer bits; None if that saves nothing."""
+        """Return the same with fewer bits; None if that saves nothing."""
         found = shorter(self._query, self._key, None)
         if found is None:
             return None
@@ -260,7 +260,7 @@ class Modified:
 
 
 def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
-    """A function of (score,) batch, head, query, key over all of them."""
+    """Return a function of (score,) batch, head, query, key over all of them."""
 
     def along(axis: int, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def mapped(*arguments: Any) -> Tensor:

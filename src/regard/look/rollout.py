@@ -9,7 +9,7 @@ from regard.look.attention_records import Record
 
 
 def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5, gradients: bool = False) -> Tensor:
-    """How much of each input position reaches each output position, (q, k), over square self-attention in order.
+    """Return how much of each input position reaches each output position, (q, k), over square self-attention in order.
 
     Each layer passes on Â = (1 − r) · mean of the heads + r · I, rows brought to sum 1; the product of all layers is
     the rollout (Abnar & Zuidema 2020, section 3). With `gradients` each layer adds the mean of [A ⊙ ∂L/∂A]₊ times

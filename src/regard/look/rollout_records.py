@@ -50,7 +50,7 @@ class Rolled:
 
 
 def with_rollouts(records: Sequence[Record]) -> list[Record]:
-    """The records, then the rollout of each stack of at least two layers of square self-attention.
+    """Return the records, then the rollout of each stack of at least two layers of square self-attention.
 
     >>> from regard.look.attention_records import Given
     >>> swap = torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])
@@ -90,7 +90,8 @@ def _can(layers: Sequence[Record]) -> bool:
 
 
 def _places(layer: Record) -> list[tuple[tuple[int, ...] | None, ...]]:
-    """The positions of each axis that are no padding, for each sequence: rows and columns must agree in all of them."""
+    """Return the positions of each axis that are no padding, for each sequence: rows and columns must agree in all of
+    them."""
     axes = [layer.labels(batch=item) for item in range(layer.batch)]
     rows = tuple(None if each.rows is None else each.rows.shown for each in axes)
     columns = tuple(None if each.columns is None else each.columns.shown for each in axes)

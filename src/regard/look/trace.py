@@ -61,7 +61,8 @@ class Trace:
         columns: Labelling | None = None,
         batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """A trace of plain weights: for each name a tensor (heads, q, k) or (b, heads, q, k); labels as in `label`."""
+        """Return a trace of plain weights: for each name a tensor (heads, q, k) or (b, heads, q, k); labels as in
+        `label`."""
         records = []
         for name, tensor in weights.items():
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim not in (3, 4):
@@ -81,7 +82,7 @@ class Trace:
         return iter(self.records)
 
     def __getitem__(self, place: str | tuple[str, int]) -> Record:
-        """The record of a name (its first call), or of (name, call)."""
+        """Return the record of a name (its first call), or of (name, call)."""
         name, call = (place, None) if isinstance(place, str) else place
         calls = [record for record in self.records if record.name == name]
         for record in calls:
@@ -101,16 +102,16 @@ class Trace:
 
     @property
     def names(self) -> list[str]:
-        """Every module name, once, in the order of the first calls."""
+        """Return every module name, once, in the order of the first calls."""
         return list(dict.fromkeys(record.name for record in self.records))
 
     @property
     def nbytes(self) -> int:
-        """Memory held by all records."""
+        """Return memory held by all records."""
         return nbytes(tensor for record in self.records for tensor in record.holds())
 
     def select(self, pattern: str) -> "Trace":
-        """The records of a name, or else those whose name matches a pattern such as `encoder.*`."""
+        """Return the records of a name, or else those whose name matches a pattern such as `encoder.*`."""
         return Trace(self.title, named(self.records, pattern), self.dropped, parts=self.parts)
 
     def label(
@@ -172,15 +173,16 @@ class Trace:
 
     @property
     def sequences(self) -> int:
-        """The number of sequences of the largest batch."""
+        """Return the number of sequences of the largest batch."""
         return max((record.batch for record in self.records), default=0)
 
     def rollout(
         self, *, of: str | None = None, batch: int = 0, residual: float = 0.5, gradients: bool = False
     ) -> Tensor:
-        """Attention through all layers, (q, k), of one sequence without its padding; see `regard.look.rollout`.
+        """Return attention through all layers, (q, k), of one sequence without its padding; see `regard.look.rollout`.
 
-        `of` chooses layers by a name or a pattern.
+        `of` chooses layers by a name or a pattern. All chosen layers are multiplied, so choose one stack of
+        self-attention: of an encoder-decoder model `of="encoder.*"`, for example.
         """
         return rollout(
             self._chosen(of),
@@ -190,17 +192,25 @@ class Trace:
         )
 
     def save(self, path: str | Path, **options: int) -> Path:
-        """Write the trace to one safetensors file: half precision; large maps by their largest weights."""
+        """Write the trace to one safetensors file: half precision; large maps by their largest weights.
+
+        A record of more than `whole` weights (2²¹ unless given) is large: of each of its rows the file has the `top`
+        largest weights (32), and of each head a map of `overview` × `overview` cells (128).
+        """
         return write(path, self.title, self.records, self.dropped, **options)
 
     @classmethod
     def load(cls, path: str | Path, *, limit: int = LARGEST_FILE) -> "Trace":
-        """A trace from a file; ValueError if the file is not valid."""
+        """Return a trace from a file; ValueError if the file is not valid."""
         title, records, dropped = read(path, limit=limit)
         return cls(title, records, dropped)
 
     def html(self, path: str | Path, **options: Any) -> Path:
-        """Write a standalone page: one file that fetches nothing and opens anywhere."""
+        """Write a standalone page: one file that fetches nothing and opens anywhere.
+
+        Options are `title`, `language` ("en" or "zh") and `batch`, the sequences that the page contains: a number or
+        several; by default all, or the first ones if the page would become too large.
+        """
         target = Path(path)
         target.write_text(self._page(**options), encoding="utf-8")
         return target
@@ -247,7 +257,8 @@ class Trace:
         return drawings.png(chosen, path, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
 
     def _named(self, record: Record) -> str | None:
-        """What a drawing calls the record: the trace's title where the drawing shows everything, else the layer."""
+        """Return what a drawing calls the record: the trace's title where the drawing shows everything, else the
+        layer."""
         whole = len(self.records) == 1 and record.heads == record.batch == 1 and self.title != _UNTITLED
         return self.title if whole else self._said(record)
 
@@ -263,7 +274,7 @@ class Trace:
         webbrowser.open(self.html(Path(folder) / "trace.html", **options).as_uri())
 
     def _repr_html_(self, **options: Any) -> str:
-        """The page in a notebook, in an iframe that separates its style from the notebook's."""
+        """Return the page in a notebook, in an iframe that separates its style from the notebook's."""
         return framed(self._page(**options), height=860)
 
     def _page(self, **options: Any) -> str:
@@ -272,7 +283,7 @@ class Trace:
         return page(self, **options)
 
     def _chosen(self, of: "str | tuple[str, int] | Record | None") -> list[Record]:
-        """The selected records: all, one, those of a name, or those that match a pattern."""
+        """Return the selected records: all, one, those of a name, or those that match a pattern."""
         if of is None:
             chosen = list(self.records)
         elif isinstance(of, str):
@@ -284,7 +295,7 @@ class Trace:
         return chosen
 
     def _said(self, record: Record) -> str | None:
-        """The layer of a record in words; None where its name is none of a layer."""
+        """Return the layer of a record in words; None where its name is none of a layer."""
         words = dict(zip(self.names, layer_names(self.names), strict=True))[record.name]
         return None if words is None else " ".join(words)
 

@@ -153,13 +153,13 @@ def _halved(values: Tensor) -> Tensor:
 
 
 def _narrow(parts: list[Tensor]) -> Tensor:
-    """Parts of one tensor: in half precision if each of them is."""
+    """Return parts of one tensor: in half precision if each of them is."""
     wide = any(part.dtype == torch.float32 for part in parts)
     return torch.stack([part.float() for part in parts] if wide else parts)
 
 
 def _largest(record: Record, top: int, overview: int) -> dict[str, Tensor]:
-    """The tensors stored for a large map; indices are int16 where they fit."""
+    """Return the tensors stored for a large map; indices are int16 where they fit."""
     narrow = torch.int16 if record.keys < 2**15 else torch.int32
     parts: dict[str, list[Tensor]] = {name: [] for name in _PARTS}
     for item in range(record.batch):
@@ -182,7 +182,7 @@ _PARTS = ("values", "indices", "rest", "received", "entropy", "overview")
 
 
 def _rest(record: Record, head: int, item: int, kept: Tensor) -> Tensor:
-    """The sum of the weights of each row that are not stored."""
+    """Return the sum of the weights of each row that are not stored."""
     known = getattr(record.source, "rest", None)
     step = max(1, 2**22 // max(1, record.keys))
     parts = []
@@ -230,7 +230,7 @@ def _replace(path: Path, data: bytes) -> Path:
 
 
 def read(path: str | Path, *, limit: int = LARGEST_FILE) -> tuple[str, list[Record], list[str]]:
-    """Title, records and dropped calls of a trace file; ValueError says what is wrong with an invalid one."""
+    """Return title, records and dropped calls of a trace file; ValueError says what is wrong with an invalid one."""
     path = Path(path)
     size = path.stat().st_size
     if size > limit:
@@ -280,7 +280,7 @@ _SHARED = "an older file: one list of labels for all sequences, which may be the
 def _label(
     labels: list[Labels], place: int | list[int | None] | None, batch: int, length: int, index: int
 ) -> list[Labels | None]:
-    """The labels of each sequence."""
+    """Return the labels of each sequence."""
     if isinstance(place, list):
         if len(place) != batch:
             raise ValueError(f"record {index} has labels for {len(place)} of {batch} sequences")
@@ -320,7 +320,7 @@ def _labels(described: LabelsDocument, tensors: Mapping[str, Tensor]) -> Labels:
 
 
 def _tensor(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of the file, if it agrees with the description; float16 may also be float32."""
+    """Return a tensor of the file, if it agrees with the description; float16 may also be float32."""
     tensor = tensors.get(name)
     if tensor is None:
         raise ValueError(f"tensor {name} is missing")

@@ -63,7 +63,7 @@ class TraceDocument(_Strict):
 
 
 def check(path: Path) -> TraceDocument:
-    """The description in a trace file, read without the tensors; ValueError if there is none."""
+    """Return the description in a trace file, read without the tensors; ValueError if there is none."""
     with path.open("rb") as file:
         start = file.read(8)
         length = min(int.from_bytes(start, "little"), _HEADER + 1)
@@ -75,7 +75,7 @@ def check(path: Path) -> TraceDocument:
 
 
 def description(data: bytes, size: int) -> TraceDocument:
-    """The description in the header of a safetensors file of `size` bytes, of which `data` is the beginning."""
+    """Return the description in the header of a safetensors file of `size` bytes, of which `data` is the beginning."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(_HEADER, size - 8, len(data) - 8):
         raise ValueError("its header does not fit the file")

@@ -211,7 +211,7 @@ class _Eye(TorchFunctionMode):
         self.trace.records.append(record)
 
     def _made(self, name: str, kind: str, number: int, call: Call) -> tuple[Record, bool]:
-        """The record of a call, and whether there is room for it."""
+        """Return the record of a call, and whether there is room for it."""
         record = Record(name, kind, call.source, call=number, scale=call.scale, note=call.note, checked=checked(call))
         new = sum(size for place, size in _sizes(record).items() if place not in self._held)
         return record, self._bytes + new <= self._limit
@@ -229,12 +229,12 @@ class _Eye(TorchFunctionMode):
             say("no attention was seen: the model did not run while it was watched, has none, or `keep` left it out")
 
     def _where(self) -> str | None:
-        """The name of the innermost module of the model that is running; None if another model's is."""
+        """Return the name of the innermost module of the model that is running; None if another model's is."""
         owner = self._module()
         return "" if owner is None else self._names.get(id(owner))
 
     def _module(self) -> nn.Module | None:
-        """The innermost module of the model that is running, else of another one, else None."""
+        """Return the innermost module of the model that is running, else of another one, else None."""
         frame: FrameType | None = sys._getframe(2)
         foreign = None
         while frame is not None:
@@ -250,7 +250,7 @@ class _Eye(TorchFunctionMode):
 
 
 def _sizes(record: Record) -> dict[int, int]:
-    """Bytes of each storage that a record holds, by its address."""
+    """Return bytes of each storage that a record holds, by its address."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in record.holds()}
 
 

@@ -40,7 +40,7 @@ def create(
     port: int = 7788,
     limits: Limits = LIMITS,
 ) -> "FastAPI":
-    """The application over runs and traces; it only serves requests to `host` and `port`.
+    """Return the application over runs and traces; it only serves requests to `host` and `port`.
 
     >>> create(port=7788).title
     'regard studio'
@@ -240,7 +240,7 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
     toys: list[Translates] = []
 
     def available() -> list[Translates | None]:
-        """The translator of each run; toy translators are added if no run translates."""
+        """Return the translator of each run; toy translators are added if no run translates."""
         given = translators(runs)
         if not any(given) and not toys:  # something to show before anything was trained
             from regard.studio import toy_translator
@@ -289,7 +289,7 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
 
 
 async def _body(request: "Request", model: type[Body]) -> Body:
-    """The validated body of a request, or a `RefusedError` that says what is wrong with it."""
+    """Return the validated body of a request, or a `RefusedError` that says what is wrong with it."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RefusedError("the body must be application/json", 415)
     try:
@@ -313,7 +313,7 @@ def _whole(text: str, name: str) -> int:
 
 
 def _png_size(data: bytes) -> tuple[int, int]:
-    """Width and height from the header of a PNG file, by which a browser allocates memory."""
+    """Return width and height from the header of a PNG file, by which a browser allocates memory."""
     if len(data) < 24 or not data.startswith(b"\x89PNG\r\n\x1a\n") or data[12:16] != b"IHDR":
         raise RefusedError("a picture of a trace must be a PNG file")
     width, height = struct.unpack(">II", data[16:24])

@@ -44,7 +44,7 @@ LIMITS = Limits()
 
 
 def within(value: int, low: int, high: int, name: str) -> int:
-    """The number, or a `RefusedError` that names it.
+    """Return the number, or a `RefusedError` that names it.
 
     >>> within(3, 0, 7, "head")
     3

@@ -37,7 +37,8 @@ class Grid:
         self.cells, self.at, self.block, self.read = cells, at, block, read
 
     def packed(self, type: Literal["uint8", "float16"]) -> tuple[bytes, str]:
-        """The numbers divided by the largest, in bytes or half floats, and a JSON header that says how to read them.
+        """Return the numbers divided by the largest, in bytes or half floats, and a JSON header that says how to read
+        them.
 
         NaN, infinite and negative numbers are sent as half floats, which can represent them.
         """
@@ -67,7 +68,7 @@ class Grid:
 
 
 def whole(record: Record, head: int, batch: int = 0) -> Grid:
-    """The whole map in at most CELLS × CELLS cells."""
+    """Return the whole map in at most CELLS × CELLS cells."""
     record = _inside(record, head, batch)
     known = getattr(record.source, "overview", None)  # a large map from a file includes one
     if known is not None and known(0, head) is not None and max(record.queries, record.keys) > CELLS:
@@ -78,7 +79,7 @@ def whole(record: Record, head: int, batch: int = 0) -> Grid:
 
 
 def tile(record: Record, head: int, row: int, column: int, rows: int, columns: int, batch: int = 0) -> Grid:
-    """The part of a map that begins at (row, column), pooled to about CELLS × CELLS cells."""
+    """Return the part of a map that begins at (row, column), pooled to about CELLS × CELLS cells."""
     record = _inside(record, head, batch)
     within(row, 0, record.queries - 1, "row")
     within(column, 0, record.keys - 1, "column")
@@ -100,14 +101,14 @@ def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
 
 
 def row(record: Record, head: int, at: int, batch: int = 0) -> Float[Tensor, "k"]:
-    """The exact weights of one query."""
+    """Return the exact weights of one query."""
     record = _inside(record, head, batch)
     within(at, 0, record.queries - 1, "row")
     return _rows(record, head, [at])[0]
 
 
 def received(record: Record, head: int, batch: int = 0) -> Float[Tensor, "k"]:
-    """The mean weight that each key receives. Of a large map, over an even sample of the rows."""
+    """Return the mean weight that each key receives. Of a large map, over an even sample of the rows."""
     record = _inside(record, head, batch)
     known = getattr(record.source, "received", None)
     if known is not None and known(0) is not None:
@@ -123,12 +124,12 @@ def received(record: Record, head: int, batch: int = 0) -> Float[Tensor, "k"]:
 
 
 def is_sampled(record: Record) -> bool:
-    """Whether the picture of the whole map reads only some of its rows."""
+    """Return whether the picture of the whole map reads only some of its rows."""
     return max(record.queries, record.keys) > CELLS and record.queries * record.keys > OVERVIEW
 
 
 def _inside(record: Record, head: int, batch: int) -> Record:
-    """One sequence of a record, without its padding; the head after the last is the mean of several."""
+    """Return one sequence of a record, without its padding; the head after the last is the mean of several."""
     within(head, 0, record.heads - (record.heads < 2), "head")
     within(batch, 0, record.batch - 1, "batch")
     one = record.sequence(batch)
@@ -136,7 +137,7 @@ def _inside(record: Record, head: int, batch: int) -> Record:
 
 
 def _heads(record: Record) -> int:
-    """How many heads must be computed for one: all of them for their mean."""
+    """Return the number of heads that must be computed for one: all of them for their mean."""
     return record.heads - 1 if isinstance(record.source, WithMean) else 1
 
 
@@ -154,7 +155,8 @@ def _part(record: Record, head: int, part: tuple[int, int, int, int], work: int)
 def _pooled(
     record: Record, head: int, rows: range, block: tuple[int, int], work: int, pool: Pool | None = None
 ) -> tuple[Float[Tensor, "r c"], int]:
-    """Means over blocks of some rows and all keys, or another pool; and how many rows of each block were read."""
+    """Return means over blocks of some rows and all keys, or another pool; and how many rows of each block were
+    read."""
     pool = pool or _mean
     blocks = math.ceil(len(rows) / block[0])
     read = min(block[0], max(1, work // max(1, blocks * record.keys)))
@@ -178,7 +180,7 @@ def _rows(record: Record, head: int, rows: slice | list[int]) -> Float[Tensor, "
 
 
 def _mean(weights: Float[Tensor, "q k"], block: tuple[int, int]) -> Float[Tensor, "r c"]:
-    """Means over blocks; those at the edges are over fewer weights."""
+    """Return means over blocks; those at the edges are over fewer weights."""
     return weights if block == (1, 1) or not weights.numel() else F.avg_pool2d(weights[None], block, ceil_mode=True)[0]
 
 

@@ -63,7 +63,7 @@ class Curves:
     lock: Lock = field(default_factory=Lock)
 
     def read(self) -> dict[str, Any]:
-        """Every curve, and whether more of the file is to be read."""
+        """Return every curve, and whether more of the file is to be read."""
         with self.lock:
             more = self._advance()
             listed = [

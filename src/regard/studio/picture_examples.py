@@ -32,7 +32,7 @@ CAPTION: list[tuple[str, dict[int, float]]] = [
 
 
 def image() -> Example:
-    """A caption over 14 × 14 patches: a patch's features are the shares of each thing that is drawn in it."""
+    """Return a caption over 14 × 14 patches: a patch's features are the shares of each thing that is drawn in it."""
     pixels = _things()
     shares = torch.stack([(pixels == thing).float() for thing in range(len(COLOURS))])
     step = SIDE // PATCHES
@@ -62,7 +62,7 @@ VOICE = {
 
 
 def sound() -> Example:
-    """Letters over the frames of a synthetic voice: which frames each letter was spoken in is known."""
+    """Return letters over the frames of a synthetic voice: which frames each letter was spoken in is known."""
     wave, spans = _speak()
     power = torch.stft(wave, 256, HOP, window=torch.hann_window(256), return_complex=True).abs()[:BINS] + 1e-3
     loudness = power.log10()
@@ -87,7 +87,7 @@ def sound() -> Example:
 
 
 def _things() -> Tensor:
-    """Which thing is drawn in each pixel."""
+    """Return which thing is drawn in each pixel."""
     from PIL import Image, ImageDraw
 
     canvas = Image.new("L", (SIDE, SIDE), SKY)
@@ -103,7 +103,7 @@ def _coloured(things: Tensor) -> Tensor:
 
 
 def _speak() -> tuple[Float[Tensor, "n"], list[tuple[float, float]]]:
-    """A voice of two formants a letter, and when each letter begins and ends, in seconds."""
+    """Return a voice of two formants a letter, and when each letter begins and ends, in seconds."""
     generator = torch.Generator().manual_seed(3)
     parts, now = [torch.zeros(RATE // 16)], 1 / 16
     spans: list[tuple[float, float]] = []

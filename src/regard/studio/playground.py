@@ -55,7 +55,7 @@ class Sentence(BaseModel):
 
 
 def answer(question: Question) -> dict[str, object]:
-    """The three stages: scores (h, q, k), weights (h, q, k), output (h, q, e), and the call that gives them."""
+    """Return the three stages: scores (h, q, k), weights (h, q, k), output (h, q, e), and the call that gives them."""
     import torch
 
     from regard.core.attention import attention, explain
@@ -91,7 +91,7 @@ def answer(question: Question) -> dict[str, object]:
 
 
 def embed(sentence: Sentence) -> dict[str, object]:
-    """A vector for each word, made of its letters: words that are spelled alike get vectors that are alike.
+    """Return a vector for each word, made of its letters: words that are spelled alike get vectors that are alike.
 
     >>> made = embed(Sentence(text="Tom, 汤姆", size=2))
     >>> made["tokens"]
@@ -104,7 +104,7 @@ def embed(sentence: Sentence) -> dict[str, object]:
 
 
 def _letters(token: str, size: int) -> list[float]:
-    """The sum of a fixed random vector for every run of one to three letters, at length 2, in two decimals."""
+    """Return the sum of a fixed random vector for every run of one to three letters, at length 2, in two decimals."""
     marked = f"^{token}$"
     runs = [marked[start : start + length] for length in (1, 2, 3) for start in range(len(marked) - length + 1)]
     total = [0.0] * size
@@ -116,7 +116,7 @@ def _letters(token: str, size: int) -> list[float]:
 
 
 def _check(question: Question, values: list[list[float]]) -> int:
-    """The size of a query and key, or a `RefusedError`."""
+    """Return the size of a query and key, or a `RefusedError`."""
     size = len(question.query[0])
     for name, vectors, expected in (
         ("query", question.query, size),
@@ -143,7 +143,7 @@ def _split(vectors: list[list[float]], heads: int) -> "Tensor":
 
 
 def _score(question: Question, size: int) -> tuple["Score", dict[str, "Tensor"]]:
-    """The score, divided by the temperature, and its parameters."""
+    """Return the score, divided by the temperature, and its parameters."""
     import torch
 
     from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
@@ -192,7 +192,8 @@ def _mask(question: Question) -> "Mask | None":
 
 
 def _code(question: Question, values: list[list[float]], parameters: dict[str, "Tensor"]) -> str:
-    """The same as a program that can be pasted: imports, vectors, what the score learned, the call, its result."""
+    """Return the same as a program that can be pasted: imports, vectors, what the score learned, the call, its
+    result."""
     size, cold = len(question.query[0]) // question.heads, 1 / question.temperature
     scaled = {"dot": cold, "scaled_dot": cold / math.sqrt(size)}
     if question.score == "cosine":
@@ -224,7 +225,7 @@ def _code(question: Question, values: list[list[float]], parameters: dict[str, "
 
 
 def _tensor(name: str, numbers: list[Any]) -> str:
-    """A tensor as Python: a matrix of several rows has a line for each of them."""
+    """Return a tensor as Python: a matrix of several rows has a line for each of them."""
     if not isinstance(numbers[0], list):
         return f"{name} = torch.tensor({_list(numbers)})"
     if len(numbers) == 1:
@@ -233,5 +234,5 @@ def _tensor(name: str, numbers: list[Any]) -> str:
 
 
 def _list(numbers: list[float]) -> str:
-    """Numbers as Python floats, with the fewest digits that give the same float32."""
+    """Return numbers as Python floats, with the fewest digits that give the same float32."""
     return "[" + ", ".join(repr(float(str(np.float32(number)))) for number in numbers) + "]"

@@ -33,12 +33,12 @@ class Asks(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether it has weights."""
+        """Return whether it has weights."""
         ...
 
     @property
     def more(self) -> Any:
-        """Further functions of its task."""
+        """Return further functions of its task."""
         ...
 
     def ask(self, inputs: Mapping[str, Any]) -> "Prediction": ...
@@ -53,7 +53,7 @@ class Asked(BaseModel):
 
 
 def answer(runs: Sequence[Any], asked: Asked, store: TraceStore, limits: Limits = LIMITS) -> dict[str, Any]:
-    """The answer of a run, its record, and the id of its stored trace."""
+    """Return the answer of a run, its record, and the id of its stored trace."""
     from regard.train.run_directory import RunError
 
     run = run_at(runs, asked.run)
@@ -98,14 +98,14 @@ def _example_trace(run: Any) -> "Trace":
 
 
 def run_at(runs: Sequence[Any], number: int) -> Any:
-    """The run of a number, if it can predict."""
+    """Return the run of a number, if it can predict."""
     if number >= len(runs) or not isinstance(runs[number], Asks):
         raise RefusedError(f"there is no run {number} that can be asked", 404)
     return runs[number]
 
 
 def kept_at(runs: Sequence[Any], number: int) -> "LiveRun":
-    """The run of a number, if it is in a directory."""
+    """Return the run of a number, if it is in a directory."""
     run = run_at(runs, number)
     if getattr(run, "run", None) is None:
         raise RefusedError(f"run {number} has no directory", 404)
@@ -158,7 +158,7 @@ def _decoded(name: str, text: str, most: int) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """A record as valid JSON: non-finite numbers become null.
+    """Return a record as valid JSON: non-finite numbers become null.
 
     >>> plain({"score": float("nan"), "pair": (1, "a")})
     {'score': None, 'pair': [1, 'a']}

@@ -65,7 +65,7 @@ def serve(
 
 
 def server(app: "FastAPI") -> "uvicorn.Server":
-    """The web server around an application: quiet, bounded, without websockets."""
+    """Return the web server around an application: quiet, bounded, without websockets."""
     import uvicorn
 
     settings = uvicorn.Config(
@@ -85,7 +85,7 @@ def server(app: "FastAPI") -> "uvicorn.Server":
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, or an OSError that says what to do."""
+    """Return a listening socket, or an OSError that says what to do."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:

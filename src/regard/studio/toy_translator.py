@@ -37,7 +37,7 @@ STOP = "。"
 
 
 def toys() -> "list[Toy]":
-    """Two translators that differ in the normaliser only, for comparison."""
+    """Return two translators that differ in the normaliser only, for comparison."""
     return [Toy(), Toy("toy, sparsemax", Sparsemax(), 0.4)]
 
 
@@ -60,7 +60,7 @@ class Toy:
     sharpness: float = 1.0
 
     def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Translation:
-        """The best hypotheses that begin with the tokens forced."""
+        """Return the best hypotheses that begin with the tokens forced."""
         source = re.findall(r"\w+|[^\w\s]", text)
         if not 1 <= len(source) <= 40:
             raise ValueError(f"the toy translates from 1 to 40 words, got {len(source)}")
@@ -76,7 +76,7 @@ class Toy:
         return Translation(tuple(source), tuple(sentence.told(list(forced), steps, hypothesis) for hypothesis in found))
 
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """The probability of a word of a translation when only some words of the source are kept."""
+        """Return the probability of a word of a translation when only some words of the source are kept."""
         source = re.findall(r"\w+|[^\w\s]", text)
         known = {row: self._chance([word for word, there in zip(source, row, strict=True) if there], target, place)
                  for row in {tuple(row) for row in kept.tolist()}}  # fmt: skip
@@ -114,7 +114,7 @@ class _Sentence:
         self.rank = torch.empty(len(source)).scatter(0, torch.tensor(wanted), torch.arange(float(len(source))))
 
     def number(self, token: str) -> int:
-        """A token of the vocabulary; an unknown one is added, and belongs to no source word."""
+        """Return a token of the vocabulary; an unknown one is added, and belongs to no source word."""
         if token == STOP:
             raise ValueError(f"a translation cannot be forced to end: {STOP!r} was among the forced tokens")
         if token not in self.vocabulary:
@@ -145,7 +145,7 @@ class _Sentence:
         return SimpleNamespace(logits=words.log(), state=_State(covered), weights=weights[:, 0])
 
     def told(self, forced: list[str], steps: list[SimpleNamespace], hypothesis: Hypothesis) -> Translated:
-        """A hypothesis in words, with the alternatives at each position."""
+        """Return a hypothesis in words, with the alternatives at each position."""
         numbers = [self.number(token) for token in forced]
         tokens = [*numbers, *hypothesis.tokens]
         start, state = torch.tensor([self.stop]), _State(torch.zeros(1, len(self.source)))

@@ -14,7 +14,8 @@ FEW = 4_000_000  # weights of a record up to which its heads are summed up at on
 
 
 def described(example: Example, batch: int = 0) -> dict[str, Any]:
-    """Titles, shapes and labels of one sequence, the entropy of heads where it is cheap, and records with a model."""
+    """Return titles, shapes and labels of one sequence, the entropy of heads where it is cheap, and records with a
+    model."""
     count = max(1, example.trace.sequences)
     within(batch, 0, count - 1, "batch")
     listed = range(max(batch + 1, min(count, LISTED)))

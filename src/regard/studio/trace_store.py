@@ -45,11 +45,11 @@ class TraceStore:
             self.stored[name] = StoredTrace(name, title, "example", _example(name))
 
     def list(self) -> list[StoredTrace]:
-        """All traces, in order."""
+        """Return all traces, in order."""
         return list(self.stored.values())
 
     def __getitem__(self, id: str) -> "Example":
-        """The trace of an id, opened."""
+        """Return the trace of an id, opened."""
         entry = self.stored.get(id) if re.fullmatch(r"[a-z0-9-]{1,40}", id) else None
         if entry is None:
             raise RefusedError(f"no trace has the id {id[:40]!r}: there is {', '.join(self.stored)}", 404)
@@ -136,5 +136,5 @@ def _opener(trace: "Trace | Path") -> Callable[[], "Example"]:
 
 
 def without_paths(error: Exception) -> str:
-    """The message of an error without paths of this machine."""
+    """Return the message of an error without paths of this machine."""
     return re.sub(r"(/[\w.+-]+){2,}", "the file", str(error))[:300]

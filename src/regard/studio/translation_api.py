@@ -73,13 +73,13 @@ class Ask(BaseModel):
 
 
 def translators(runs: Sequence[Any]) -> "list[Translates | None]":
-    """The interactive translator of each run: the run itself, or what its task provides."""
+    """Return the interactive translator of each run: the run itself, or what its task provides."""
     offered = [run if isinstance(run, Translates) else getattr(run, "more", None) for run in runs]
     return [one if isinstance(one, Translates) else None for one in offered]
 
 
 def translate(runs: Sequence[Translates | None], ask: Ask) -> dict[str, object]:
-    """The answer of a run, as JSON."""
+    """Return the answer of a run, as JSON."""
     run = _run(runs, ask.run)
     try:
         found = run.translate(ask.text, beams=ask.beams, forced=tuple(ask.forced))
@@ -119,7 +119,7 @@ def judge(runs: Sequence[Translates | None], asked: Judge) -> "Faithfulness":
 
 
 def open_run(path: Path) -> "LiveRun":
-    """The run in a directory; it may still be training."""
+    """Return the run in a directory; it may still be training."""
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is neither a trace nor a run: a run is a directory with a config.json")
     from regard.tasks import live_runs
@@ -137,7 +137,7 @@ def _run(runs: Sequence[Translates | None], number: int) -> Translates:
 
 
 def _beam(beam: Any) -> dict[str, object]:
-    """A `Translated`, or a task's own record with the same fields."""
+    """Return a `Translated`, or a task's own record with the same fields."""
     return {
         "tokens": list(beam.tokens),
         "logProb": beam.log_prob,

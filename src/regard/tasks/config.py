@@ -111,7 +111,8 @@ FILES = Need("data.files", bool, "files (--data)")
 
 
 def shared_needs(hard: Need, soft: Need) -> Needs:
-    """What the settings of every task need; `hard` and `soft` say when attention is hard, and when it has weights."""
+    """Return what the settings of every task need; `hard` and `soft` say when attention is hard, and when it has
+    weights."""
     penalized = Need("learning.penalty", lambda name: name != "none", "a penalty (learning.penalty)")
     return {
         "data.train": (WORLD,),

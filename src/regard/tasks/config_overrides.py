@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 def changed(
     config: Config, settings: Mapping[str, str], *, aliases: Mapping[str, str] | None = None, needs: Needs | None = None
 ) -> Config:
-    """The configuration with these fields set, checked as a whole; one of them that has no effect is an error.
+    """Return the configuration with these fields set, checked as a whole; one of them that has no effect is an error.
 
     >>> from regard.train.train_settings import TrainSettings
     >>> changed(TrainSettings(), {"steps": "12", "schedule": "cosine"}).steps
@@ -71,7 +71,7 @@ def changed(
 
 
 def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[str, str]) -> TaskConfig:
-    """A preset of a task with the given data and settings; a setting may select the preset."""
+    """Return a preset of a task with the given data and settings; a setting may select the preset."""
     for name, presets in task.choosing.items():
         chosen = presets.get(settings.get(name, ""), preset)
         preset = chosen if preset not in presets.values() else preset
@@ -88,7 +88,8 @@ def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[s
 
 
 def recorded(task: Task, config: TaskConfig) -> dict[str, Any]:
-    """The configuration as JSON: data files by their absolute paths, and no settings that have no effect in it."""
+    """Return the configuration as JSON: data files by their absolute paths, and no settings that have no effect in
+    it."""
     files = tuple(path.absolute() for path in config.data.files)
     config = config.model_copy(update={"data": config.data.model_copy(update={"files": files})})
     tree = config.model_dump(mode="json")
@@ -119,7 +120,7 @@ def _shown(value: object) -> str:
 
 
 def listed(config: BaseModel) -> list[Setting]:
-    """Every setting of a configuration, in the order of its fields: those that say what they mean.
+    """Return every setting of a configuration, in the order of its fields: those that say what they mean.
 
     >>> from regard.train.train_settings import TrainSettings
     >>> [one.name for one in listed(TrainSettings())][:3]
@@ -178,7 +179,7 @@ def _nearest(key: str, known: Mapping[str, Setting]) -> list[str]:
 
 
 def _grouped(known: Mapping[str, Setting]) -> str:
-    """The names, those of one part on lines of their own."""
+    """Return the names, those of one part on lines of their own."""
     groups: dict[str, list[str]] = {}
     for name in known:
         part, _, last = name.rpartition(".")
@@ -199,7 +200,7 @@ def _wrapped(part: str, names: list[str], margin: int, wide: int = 76) -> Iterat
 
 
 def _complaint(error: Mapping[str, Any], known: Mapping[str, Setting]) -> str:
-    """The expected and the given value of a setting."""
+    """Return the expected and the given value of a setting."""
     path = [str(part) for part in error["loc"]]
     if error["type"] == "value_error":  # of several settings together: the message names them
         return _expected(error, None)
@@ -237,7 +238,7 @@ def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _value(text: str) -> Any:
-    """JSON where it is JSON (numbers, true, null, lists), else the text itself."""
+    """Return JSON where it is JSON (numbers, true, null, lists), else the text itself."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # Python also refuses whole numbers of thousands of digits

@@ -11,7 +11,8 @@ Score = Callable[[Tensor], Tensor]
 
 @torch.no_grad()
 def deletion(answers: Iterable[tuple[Tensor, Score]], *, seed: int = 1) -> dict[str, float]:
-    """The log-probability that the answer loses without the key of the largest weight, and without a random other one.
+    """Return the log-probability that the answer loses without the key of the largest weight, and without a random
+    other one.
 
     An answer comes with its weights (k,) over the keys. Weights that point at what matters make the first loss much
     larger than the second.

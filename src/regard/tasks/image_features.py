@@ -28,7 +28,7 @@ def cached_maps(
     flip: bool = False,
     say: Callable[[str], Any] = print,
 ) -> Maps:
-    """The maps of all pictures of a store, (n, channels, rows, columns) in half precision, memory-mapped.
+    """Return the maps of all pictures of a store, (n, channels, rows, columns) in half precision, memory-mapped.
 
     `function` computes the maps of pictures (b, 3, height, width), bytes; `name` identifies it. With `flip` the maps of
     the mirrored pictures follow. A file that was written for the same pictures and the same name is used as it is.

@@ -24,23 +24,23 @@ class LiveRun:
 
     @property
     def name(self) -> str:
-        """The name of the run's directory."""
+        """Return the name of the run's directory."""
         return self.run.path.resolve().name
 
     @property
     def ready(self) -> bool:
-        """Whether there are weights to load."""
+        """Return whether there are weights to load."""
         return self._loaded is not None or self._newest() is not None
 
     @property
     def weights(self) -> str | None:
-        """Which weights are loaded; None before the first checkpoint."""
+        """Return which weights are loaded; None before the first checkpoint."""
         loaded = self.loaded()
         return None if loaded is None else loaded.weights
 
     @property
     def more(self) -> Any:
-        """Further functions of the task, such as forced prefixes; None if there are none."""
+        """Return further functions of the task, such as forced prefixes; None if there are none."""
         with self._lock:
             try:
                 return None if self.loaded() is None else self._more
@@ -48,7 +48,8 @@ class LiveRun:
                 return None
 
     def ask(self, inputs: Mapping[str, Any]) -> Prediction:
-        """The answer to one input, given by the names of the task's inputs; `InputError` says what is wrong with it."""
+        """Return the answer to one input, given by the names of the task's inputs; `InputError` says what is wrong with
+        it."""
         with self._lock:  # a predictor serves one question at a time
             loaded = self.loaded()
             if loaded is None:
@@ -59,7 +60,7 @@ class LiveRun:
         return answer
 
     def loaded(self) -> Loaded | None:
-        """The predictor with the newest weights; None before the first checkpoint."""
+        """Return the predictor with the newest weights; None before the first checkpoint."""
         with self._lock:
             newest = self._newest()
             if newest is None or newest == self._version:
@@ -75,7 +76,7 @@ class LiveRun:
             return loaded
 
     def _newest(self) -> tuple[Any, ...] | None:
-        """A value that changes when newer weights are written."""
+        """Return a value that changes when newer weights are written."""
         if self.run.model_path.is_file():
             status = self.run.model_path.stat()
             return status.st_mtime_ns, status.st_size
@@ -84,7 +85,7 @@ class LiveRun:
 
 
 def open_run(path: Path) -> LiveRun:
-    """The run in a directory. One that has no weights yet can be opened; one that is damaged is an error."""
+    """Return the run in a directory. One that has no weights yet can be opened; one that is damaged is an error."""
     run = Run.open(path)
     live = LiveRun(run, task_of(run))
     run.config_as(live.task.config)

@@ -76,20 +76,20 @@ class Prediction(Protocol):
 
     @property
     def answer(self) -> str:
-        """The answer as text."""
+        """Return the answer as text."""
         ...
 
     @property
     def line(self) -> str:
-        """The answer as one line of output, with its most important details."""
+        """Return the answer as one line of output, with its most important details."""
         ...
 
     def record(self) -> dict[str, Any]:
-        """The same as JSON: the answer, its probability or score, the weights with their labels."""
+        """Return the same as JSON: the answer, its probability or score, the weights with their labels."""
         ...
 
     def trace(self) -> Trace | None:
-        """The weights with labels; None where the model has no attention."""
+        """Return the weights with labels; None where the model has no attention."""
         ...
 
 
@@ -99,11 +99,11 @@ class Predictor(Protocol):
 
     @property
     def network(self) -> nn.Module:
-        """The network, whose self-attention is shown beside the task's own maps."""
+        """Return the network, whose self-attention is shown beside the task's own maps."""
         ...
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], **options: Any) -> list[Prediction | InputError]:
-        """One answer for each input, in their order; an error for an input that cannot be answered."""
+        """Return one answer for each input, in their order; an error for an input that cannot be answered."""
         ...
 
 
@@ -207,5 +207,5 @@ class Task:
     validated: int = 200  # examples that `validate` gets
 
     def figure(self, name: str) -> Figure | None:
-        """The `Figure` of a key of a result; None if the key is not a figure."""
+        """Return the `Figure` of a key of a result; None if the key is not a figure."""
         return next((one for one in self.figures if one.name == name), None)

@@ -31,7 +31,7 @@ def word_outcome(
     attention: bool,
     credit: Credit = "word",
 ) -> Outcome:
-    """The loss of a model's output against the target (b, t), −100 where there is none.
+    """Return the loss of a model's output against the target (b, t), −100 where there is none.
 
     With `attention` also the weights, and the samples of hard attention: each is rewarded with the log-probability of
     its own word, of its word and all later ones (`credit="rest"`), or of the whole text (`credit="caption"`, Xu et al.
@@ -60,7 +60,7 @@ def word_outcome(
 
 
 def credited(own: Tensor, credit: Credit) -> Tensor:
-    """The reward of each sample from the log-probabilities (b, t) of the words.
+    """Return the reward of each sample from the log-probabilities (b, t) of the words.
 
     >>> own = torch.tensor([[-1.0, -2.0, -4.0]])
     >>> credited(own, "rest"), credited(own, "caption")

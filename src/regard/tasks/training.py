@@ -119,7 +119,10 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
 
 
 def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, workers: Workers) -> Material:
-    """The data of the run. From files, the first worker builds the codec and writes an index, which the others read."""
+    """Return the data of the run.
+
+    From files, the first worker builds the codec and writes an index, which the others read.
+    """
     # Weights need the codec they were trained with; without any weights, an interrupted start begins again.
     trained = bool(run.checkpoints.steps()) or run.model_path.is_file()
 
@@ -147,13 +150,13 @@ def _in_trees() -> None:
 
 
 def gathered_layers(network: nn.Module) -> Iterator[nn.Module]:
-    """The layers that a sharded network gathers one by one; everything else it gathers for the whole step."""
+    """Return the layers that a sharded network gathers one by one; everything else it gathers for the whole step."""
     _in_trees()
     return (one for one in network.modules() if isinstance(one, TransformerEncoderLayer | TransformerDecoderLayer))
 
 
 def _quicker(task: Task, config: TaskConfig) -> str:
-    """A hint to a preset that takes minutes on a CPU, if the run is on one and uses a larger preset."""
+    """Return a hint to a preset that takes minutes on a CPU, if the run is on one and uses a larger preset."""
     tiny = task.presets.get("tiny")
     if tiny is None or config.preset == "tiny" or torch.cuda.is_available():
         return ""
@@ -187,7 +190,8 @@ class TaskLoss:
 
 
 def batches(task: Task, config: TaskConfig, material: Material, workers: Workers = ALONE) -> RecordBatches:
-    """The training batches, in the order of the configuration's seed; of several workers, this one's share of each."""
+    """Return the training batches, in the order of the configuration's seed; of several workers, this one's share of
+    each."""
     longest = max(int(np.max(column)) for column in material.lengths)  # records of length 1 all have one shape
     return RecordBatches(
         material.records,
@@ -210,7 +214,7 @@ def _held_out(task: Task, config: TaskConfig, material: Material) -> list[Any]:
 
 
 def _renewed(task: Task, stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration in the current format, with the defaults of settings that it lacks."""
+    """Return a stored configuration in the current format, with the defaults of settings that it lacks."""
     try:
         return recorded(task, task.config.model_validate(stored))
     except ValueError:  # of another task, or edited by hand: compared as it is
@@ -218,7 +222,7 @@ def _renewed(task: Task, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts(config: TaskConfig, material: Material, network: nn.Module, fitted: Fitted, seconds: float) -> dict[str, Any]:
-    """The facts of a result about the run, besides its figures."""
+    """Return the facts of a result about the run, besides its figures."""
     return {
         "task": config.task,
         "data": material.about,

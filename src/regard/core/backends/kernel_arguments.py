@@ -1,4 +1,4 @@
-"""Mask and bias of a call as tensors and numbers, for Triton kernels that judge each pair themselves."""
+"""Mask and bias of a call as tensors and numbers, for Triton kernels that evaluate them pair by pair."""
 
 import functools
 from typing import Any
@@ -12,9 +12,9 @@ from regard.core.problem import Problem
 
 
 def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
-    """The mask as the kernels take it."""
+    """Return the mask as the kernels take it."""
     found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # refused before
+    assert found is not None  # the caller has checked this
     pairs: dict[str, Any] = {"band": (found.low, found.high)}
     if found.lengths is not None:
         pairs["lengths"] = found.lengths.expand(*lead, 1).reshape(-1)
@@ -27,14 +27,14 @@ def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
 
 
 def bias_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
-    """The bias as the kernels take it."""
+    """Return the bias as the kernels take it."""
     heads, bias = problem.shape[-3], problem.bias
     if isinstance(bias, DenseBias):
         return {"bias": _four_axes(bias.tensor, lead)}
     if bias is None or (isinstance(bias, Relative) and bias.offset == 0):
         return {} if bias is None else {"relative": bias.table.expand(heads, -1)}
-    assert isinstance(bias, Rule)  # refused before
-    # A rule as a table of all distances j - i that matter: as long as the sequences, not as large as their pairs.
+    assert isinstance(bias, Rule)  # the caller has checked this
+    # A bias rule becomes a table over all distances j - i that occur: its size is linear in the length.
     reach = bias.reach if isinstance(bias, Relative) else max(problem.shape[-2:])
     far = reach + abs(bias.offset)
     table = bias.values(range(1), range(-far, far + 1), torch.float32).squeeze(-2)
@@ -42,7 +42,7 @@ def bias_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
 
 
 def _four_axes(tensor: Tensor, lead: torch.Size) -> Tensor:
-    """(batch, heads, queries, keys), with ones where the tensor broadcasts."""
+    """Return the tensor as (batch, heads, queries, keys), with 1 on axes that broadcast."""
     if len(lead) < 2:
         return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
     return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])

@@ -1,4 +1,4 @@
-"""What a backend gives back."""
+"""The record that a backend returns."""
 
 from typing import NamedTuple
 
@@ -8,10 +8,10 @@ from regard.core.requests import Top
 
 
 class Result(NamedTuple):
-    """Output and, where they apply, the weights asked, the log-probability and index of hard choices."""
+    """The output and, where they apply, requested weights, and the log-probability and index of hard choices."""
 
     output: Tensor
     weights: Tensor | Top | None = None
     log_prob: Tensor | None = None
     chosen: Tensor | None = None
-    lse: Tensor | None = None  # log-sum-exp of each row of scores, (…, h, q), where the backend has it
+    lse: Tensor | None = None  # log-sum-exp of each row of scores, (…, h, q), if the backend computes it

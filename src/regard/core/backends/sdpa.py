@@ -1,8 +1,9 @@
-"""Dot products through torch's fused kernels, `F.scaled_dot_product_attention`; masks in the form it computes fastest.
+"""Dot-product attention by `F.scaled_dot_product_attention`, with each mask in the form that its kernels run fastest.
 
 Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
 `is_causal`, a mask of keys alone one row, a window a band at the cost of its width; any other is made for a block of
-queries at a time, over the span of keys that block can see (on a GPU blocks are large: 2²⁶ entries of the mask).
+queries at a time, over the span of keys that block can see (on a GPU blocks are large: 2²⁶ entries of the mask). On the
+CPU padding and documents are cut into sequences, each a call without a mask.
 """
 
 import math
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import summaries
-from regard.core.backends import banded, decoding_step, reference, torch_sdpa
+from regard.core.backends import banded, decoding_step, reference, sequences, torch_sdpa
 from regard.core.backends.block_grid import survey
 from regard.core.backends.result import Result
 from regard.core.biases import Rule
@@ -26,14 +27,14 @@ from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
 
 NAME = "sdpa"
-FEW = 16  # keys: with fewer, torch's kernels on the CPU return 0 for a query of NaN
-_MASK_NUMBERS = 2**22  # entries of a mask made at a time
-_CUDA_NUMBERS = 2**26  # the same on a GPU, which has many threads to feed and whose memory is quick
-_COLUMNS = 128  # keys in one step of the search for the span that is visible
+FEW = 16  # with fewer keys than this, torch's CPU kernels return 0 for a query of NaN
+_MASK_NUMBERS = 2**22  # entries of a mask built at a time
+_CUDA_NUMBERS = 2**26  # the same on a GPU, which needs larger blocks to be busy
+_COLUMNS = 128  # number of keys in one step of the search for visible keys
 
 
 def refuses(problem: Problem) -> str | None:
-    """Why torch's kernels do not compute this, if they do not."""
+    """Return the reason why torch's kernels cannot compute the problem, or None."""
     if problem.dropout > 0.0 and problem.generator is not None:
         return "its dropout takes no generator"
     if problem.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -50,7 +51,8 @@ def refuses(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Where torch would form the whole matrix itself, or a product would have to fit float16 on the way."""
+    """Return a reason where torch would form the whole matrix, or an intermediate product could overflow float16; or
+    None."""
     if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
         return "query times weight can overflow float16"
     if plain(problem) and working_bytes(problem) > _affordable(problem.device):
@@ -59,18 +61,21 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def _affordable(device: torch.device) -> int:
-    """How large a matrix may be before another backend is taken. On a GPU the others are fifty times slower."""
+    """Return the largest matrix that torch may form.
+
+    On a GPU the limit is high: other backends are fifty times slower.
+    """
     if device.type != "cuda":
         return reference.SMALL
     return 2**31 if torch.compiler.is_compiling() else torch.cuda.get_device_properties(device).total_memory // 16
 
 
 def working_bytes(problem: Problem) -> int:
-    """A mask for a block of queries at most, unless torch falls back to its plain path."""
+    """Return the working memory: the mask of a block of queries, unless torch falls back to its math path."""
     if plain(problem):
         return 2 * math.prod(problem.shape) * problem.query.element_size()
     found = clauses(problem.mask, *problem.shape[-2:])
-    if problem.bias is None and _needs_no_block(found):
+    if (problem.bias is None and _needs_no_block(found)) or _sequences(problem, found) is not None:
         return 0
     if problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:]):
         key_bytes = math.prod(problem.key.shape) // problem.shape[-1] * problem.key.element_size()
@@ -82,19 +87,19 @@ def working_bytes(problem: Problem) -> int:
 
 
 def has_rules(problem: Problem) -> bool:
-    """Are there rules for CUDA's kernels in vmap? In half precision, without a tensor for mask or bias."""
+    """Return whether torch can vmap the CUDA kernel: in half precision, without a tensor as mask or bias."""
     if problem.bias is not None or problem.query.dtype not in HALF:
         return False
     return problem.mask is None or _is_causal_alone(clauses(problem.mask, *problem.shape[-2:]))
 
 
 def plain(problem: Problem) -> bool:
-    """Will torch form the whole matrix? For a bias that is learned it does, on the CPU for dropout too."""
+    """Return whether torch will form the whole matrix, as for a learned bias, and on the CPU for dropout."""
     return problem.bias_learned or (problem.dropout > 0.0 and problem.device.type == "cpu")
 
 
 def kernel(problem: Problem) -> str:
-    """The kernel that torch picks: flash, efficient, cudnn or math; a decoding step on CUDA has one of its own."""
+    """Return the name of the kernel: torch's flash, efficient, cudnn or math, or our kernel for decoding steps."""
     found = clauses(problem.mask, *problem.shape[-2:])
     if _is_step(problem, found):
         return "triton decode"
@@ -116,7 +121,7 @@ def kernel(problem: Problem) -> str:
 
 
 def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Tensors for which torch picks the same kernel as for the real ones; no number is computed."""
+    """Return tensors for which torch picks the same kernel as for the real ones, without computing any values."""
     size = max(problem.query.shape[-1], problem.value.shape[-1])
     tensors = (problem.query, problem.key, problem.value)
     if all(t.ndim == 4 and t.shape[-1] == size for t in tensors):
@@ -130,21 +135,21 @@ def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _is_step(problem: Problem, found: Clauses | None) -> bool:
-    """A padded memory would have to be cleaned at every step; the kernel for steps does not read its padding."""
+    """Return whether the decoding kernel runs, which never loads padding, so the memory needs no cleaning."""
     return found is not None and found.lengths is not None and decoding_step.serves(problem)
 
 
 def attend(problem: Problem) -> Result:
-    """Attention by torch's fused kernels."""
+    """Compute attention by torch's fused kernels."""
     if isinstance(problem.request, LogSumExp) and (result := _with_log_sum_exp(problem)) is not None:
         return result
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
     step = _is_step(problem, found)
-    if not step:  # before any product with the keys: in the backward pass 0 · NaN would be NaN
+    if not step:  # clean before any product with the keys: in the backward pass 0 · NaN would be NaN
         problem = zero_masked_keys(problem)
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # refuses() has said so
+    assert product is not None  # checked by refuses()
     if step:
         return Result(decoding_step.attend(problem, product.query, product.key, None, product.scale))
     if product.query is not problem.query or product.key is not problem.key:
@@ -153,7 +158,7 @@ def attend(problem: Problem) -> Result:
 
     lse: Tensor | None = None
     banding = problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:])
-    # The padding rows of a band's last block may have no key to attend.
+    # The last block of a band is padded with rows that may have no key to attend.
     emptied = _wants_full_rows(problem.device) and (banding or not _every_row_sees(found, *problem.shape[-2:]))
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
@@ -170,11 +175,15 @@ def attend(problem: Problem) -> Result:
         )
         return output if filled is None else torch.where(filled, output, 0)
 
-    if problem.bias is None and found is not None and _needs_no_block(found):
+    calls = _sequences(problem, found)
+    if calls is not None:
+        output = sequences.attend(query, key, value, calls, kernel)
+    elif problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
         both = None
-        if mask is None and problem.dropout == 0.0 and summaries.serves(problem):  # which begin with the log-sum-exp
+        # The summary kernels need the log-sum-exp.
+        if mask is None and problem.dropout == 0.0 and summaries.serves(problem):
             both = torch_sdpa.attend_with_lse(query, key, value, causal=found.banded, scale=product.scale)
         if both is not None:
             output, lse = both[0], both[1].reshape(problem.shape[:-1])
@@ -194,20 +203,27 @@ def attend(problem: Problem) -> Result:
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]), lse=lse)
 
 
+def _sequences(problem: Problem, found: Clauses | None) -> list[sequences.Packed] | None:
+    """The calls, one for each sequence, where lengths and ids can be read without waiting for a device."""
+    if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
+        return None
+    return sequences.packed(found, problem.shape)
+
+
 def _with_log_sum_exp(problem: Problem) -> Result | None:
-    """Output and log-sum-exp from one kernel, where there is one that gives both."""
+    """Return output and log-sum-exp from one kernel, or None if no kernel returns both."""
     if torch.compiler.is_compiling():
         return None
-    from regard.core.backends import flash  # which imports this module
+    from regard.core.backends import flash  # imported here, because flash imports this module
 
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # refuses() has said so
+    assert product is not None  # checked by refuses()
     plain = replace(problem, query=product.query, key=product.key, score=ScaledDot(product.scale))
     return flash.attend(plain) if flash.serves(plain) else None
 
 
 def _needs_no_block(found: Clauses | None) -> bool:
-    """Is the mask nothing, `is_causal` alone, or one row for all queries?"""
+    """Return whether the mask is absent, `is_causal` alone, or one row for all queries."""
     return found is not None and (found.by_key or _is_causal_alone(found))
 
 
@@ -218,16 +234,16 @@ def _is_causal_alone(found: Clauses | None) -> bool:
 
 
 def _wants_full_rows(device: torch.device) -> bool:
-    """Must a row with nothing to attend be kept from the kernels?
+    """Return whether rows with nothing to attend must be hidden from the kernels.
 
-    cuDNN takes a bool mask as the lowest number: such a row gets the mean of the values and, at some lengths, NaN for
-    gradients (pytorch#196678). The CPU's kernels give 0.
+    cuDNN replaces masked scores by the lowest number, so such a row gets the mean of the values and, at some lengths,
+    NaN for gradients (pytorch#196678). The CPU kernels return 0.
     """
     return device.type != "cpu"
 
 
 def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
-    """Is it certain, without reading any tensor, that each row has a key to attend?"""
+    """Return whether every row has a key to attend for certain, judged without inspecting any tensor."""
     if found is None or found.lengths is not None or len(found.segments) > 0 or len(found.dense) > 0:
         return False
     low, high = 1 - queries if found.low is None else found.low, keys - 1 if found.high is None else found.high
@@ -235,7 +251,7 @@ def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
 
 
 def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Four axes, and equal sizes: columns of zeros change neither scores nor the first columns of the output."""
+    """Return inputs with four axes and equal sizes: zero columns change neither scores nor the first output columns."""
     size = max(problem.query.shape[-1], problem.value.shape[-1])
     tensors = (problem.query, problem.key, problem.value)
     query, key, value = (t if t.ndim == 4 else t.flatten(0, -4) if t.ndim > 4 else t.unsqueeze(0) for t in tensors)
@@ -244,7 +260,7 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
-    """Blocks of queries, each with the span of keys it can see."""
+    """Yield blocks of queries, each with the range of keys that it may attend."""
     queries, keys = problem.shape[-2:]
     rows = cut(queries, _rows_at_once(problem))
     if problem.mask is None or len(rows) < 2:
@@ -259,7 +275,7 @@ def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
 
 
 def _rows_at_once(problem: Problem) -> int:
-    """How many queries a block has: on the CPU few, for few keys may be all that they can see."""
+    """Return the number of queries in a block: small on the CPU, because fewer queries may attend fewer keys."""
     queries, keys = problem.shape[-2:]
     if problem.device.type != "cpu":
         return min(queries, max(64, _CUDA_NUMBERS // max(1, keys * problem.matrices)))
@@ -270,22 +286,22 @@ def _rows_at_once(problem: Problem) -> int:
 
 
 def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
-    """Mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
+    """Return mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
     allowed = problem.mask.allowed(rows, columns, problem.device) if problem.mask is not None else None
     if problem.bias is None:
         return None if allowed is None else four_axes(allowed, problem)
-    # The CPU's kernels take a float32 bias beside half-precision queries; CUDA's want the queries' own dtype.
+    # CPU kernels accept a float32 bias with half-precision queries; CUDA kernels require the queries' dtype.
     cpu = problem.device.type == "cpu"
     numbers = problem.bias.values(rows, columns, problem.dtype if cpu else problem.query.dtype)
     if allowed is not None:
         numbers = torch.where(allowed, numbers, -math.inf)
     elif not cpu and isinstance(problem.bias, Rule):
-        numbers = numbers.contiguous()  # its rows are not aligned in memory
+        numbers = numbers.contiguous()  # the CPU kernels need aligned rows
     return four_axes(numbers, problem)
 
 
 def four_axes(tensor: Tensor, problem: Problem) -> Tensor:
-    """(batch, heads, rows, columns), with ones kept where the tensor broadcasts."""
+    """Return the tensor as (batch, heads, rows, columns), with 1 on axes that broadcast."""
     lead = problem.query.shape[:-3]
     if tensor.ndim < 4:
         return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))

@@ -1,8 +1,8 @@
 """Short sequences on CUDA, each head in one tile of a Triton kernel: a few dozen queries and keys, softmax, dropout.
 
-torch's kernels are made for long sequences: at 32 queries and keys most of what they compute is padding, and drawing
-dropout for that padding costs more than the attention. Scores are scale · Q' K'ᵀ, as for `sdpa`; masks are causality
-and keys that are masked for every query, by lengths or one by one. Masked keys are never read.
+torch's kernels are made for long sequences: at 32 queries and keys most of what they compute is padding, and sampling
+dropout for that padding costs more than the attention. Scores are scale · Q' K'ᵀ, as for `sdpa`; masks may be causal,
+or hide keys from every query, by lengths or one by one. Masked keys are never loaded.
 """
 
 import functools
@@ -20,13 +20,13 @@ from regard.core.scores import Bilinear, Dot, ScaledDot
 from regard.kernels.availability import TRITON
 
 NAME = "short"
-_LENGTH = 64  # queries and keys that fit one tile
+_LENGTH = 64  # the largest number of queries and of keys, so that one tile holds them
 _SIZE = 128
-_HEADS = 512  # from so many on, the time saved exceeds the cost of the call on the host
+_HEADS = 512  # the number of heads from which on the time saved exceeds the overhead of the call
 
 
 def refuses(problem: Problem) -> str | None:
-    """Why the kernel does not compute this, if it does not."""
+    """Return the reason why the kernel cannot compute the problem, or None."""
     if not TRITON:
         return "Triton is not installed"
     if problem.query.dtype not in HALF:
@@ -37,7 +37,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def _does_not_fit(problem: Problem) -> str | None:
-    """Why the shapes are not those of the kernel."""
+    """Return the reason why the kernel cannot take the shapes, or None."""
     queries, keys = problem.shape[-2:]
     if not (0 < queries <= _LENGTH and 0 < keys <= _LENGTH):
         return f"at most {_LENGTH} queries and keys, got {queries} and {keys}"
@@ -50,7 +50,7 @@ def _does_not_fit(problem: Problem) -> str | None:
 
 
 def _mask_refused(problem: Problem) -> str | None:
-    """Why the kernel cannot evaluate the mask."""
+    """Return the reason why the kernel cannot evaluate the mask, or None."""
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None:
         return "it takes masks without | and ~"
@@ -62,7 +62,7 @@ def _mask_refused(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Where another kernel starts sooner, or a product would have to fit float16 on the way."""
+    """Return a reason where another kernel is faster, or an intermediate product could overflow float16; or None."""
     if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
         return "query times weight can overflow float16"
     if decoding_step.serves(problem):
@@ -75,39 +75,41 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def many(query: Tensor, keys: int) -> bool:
-    """Are these so many short sequences, (…, q, d), that even without dropout and padding the kernel is faster?"""
+    """Return whether there are so many short sequences (…, q, d) that the kernel is faster even without dropout and
+    padding."""
     queries, size = query.shape[-2:]
     fits = decoding_step.MOST < queries <= _LENGTH and keys <= _LENGTH and size <= _SIZE
     return fits and query.dtype in HALF and math.prod(query.shape[:-2]) >= _HEADS and TRITON
 
 
 def working_bytes(problem: Problem) -> int:
-    """Nothing beside inputs and output."""
+    """Return 0: the kernel needs no working memory."""
     return 0
 
 
 def kernel(problem: Problem) -> str:
-    """`regard.kernels.triton.short_attention`."""
+    """Return the name of the kernel."""
     return "triton short"
 
 
 def attend(problem: Problem) -> Result:
-    """Attention by the kernel."""
-    from regard.kernels.triton.short_attention import short_attention  # imports Triton: only where it is used
+    """Compute attention by the kernel."""
+    from regard.kernels.triton.short_attention import short_attention  # imported here, because it imports Triton
 
     if not isinstance(problem.score, (Dot, ScaledDot)):
-        # The kernel reads no padding, but other scores transform the keys first: its gradient would be 0 · NaN.
+        # The kernel never loads padding, but other scores transform the keys first, and their gradient would be 0 ·
+        # NaN.
         problem = zero_masked_keys(problem)
     product = problem.score.as_product(problem.query, problem.key)
     found = clauses(problem.mask, *problem.shape[-2:])
-    assert product is not None  # refuses() has said so
+    assert product is not None  # checked by refuses()
     assert found is not None
     lead, keys = problem.query.shape[:-3], problem.shape[-1]
     lengths = None if found.lengths is None else found.lengths.expand(*lead, 1).reshape(-1)
     mask = None
     if found.dense:
         mask = functools.reduce(torch.logical_and, found.dense).expand(*lead, 1, 1, keys).reshape(-1, keys)
-    # Drawn on the device, so that a captured graph draws anew at each replay.
+    # The seed is sampled on the device, so that each replay of a CUDA graph samples anew.
     seed = torch.randint(2**31 - 1, (1,), device=problem.device) if problem.dropout > 0.0 else None
     query, key, value = (_four_axes(t) for t in (product.query, product.key, problem.value))
     causal = found.high is not None

@@ -41,7 +41,7 @@ class _Header(NamedTuple):
 
 
 def read_sound(given: Path | bytes, rate: int, *, longest: float, name: str = "the sound") -> Samples:
-    """The samples of a file or of its bytes at `rate` samples a second, the mean of its channels.
+    """Return the samples of a file or of its bytes at `rate` samples a second, the mean of its channels.
 
     A `DataError` says what is wrong: no sound file, nothing in it, cut off, silent, clipped, or longer than `longest`
     seconds; the length is taken from the header, so that an hour is refused before it is read.
@@ -61,7 +61,7 @@ def read_sound(given: Path | bytes, rate: int, *, longest: float, name: str = "t
 
 
 def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
-    """Samples at another rate, by a windowed sinc that passes what both rates can hold.
+    """Return samples at another rate, by a windowed sinc that passes what both rates can hold.
 
     >>> same = resampled(np.ones(8, np.float32), 8000, 8000).tolist() == [1.0] * 8
     >>> same, len(resampled(np.ones(441, np.float32), 44100, 16000))
@@ -81,7 +81,8 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
 
 @functools.lru_cache(maxsize=8)
 def _kernel(new: int, old: int) -> tuple[Tensor, int]:
-    """Filters (new, 1, taps) whose phases are 1 / new of a sample apart, and how far they reach to either side."""
+    """Return filters (new, 1, taps) whose phases are 1 / new of a sample apart, and how far they reach to either
+    side."""
     cutoff = 0.97 * min(1.0, new / old)  # of the old rate's half: a little is left for the filter to fall in
     width = math.ceil(_ZEROS / cutoff)
     place = torch.arange(-width, width + old, dtype=torch.float64)
@@ -93,7 +94,7 @@ def _kernel(new: int, old: int) -> tuple[Tensor, int]:
 
 
 def wav_bytes(samples: Samples, rate: int) -> bytes:
-    """Samples as a WAV file of 16 bits."""
+    """Return samples as a WAV file of 16 bits."""
     data = np.clip(np.rint(np.asarray(samples) * 32767), -32768, 32767).astype("<i2").tobytes()
     form = struct.pack("<HHIIHH", _PCM, 1, rate, 2 * rate, 2, 16)
     body = b"WAVE" + b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data)) + data
@@ -114,7 +115,7 @@ def _wav(stream: Any, where: str, longest: float) -> tuple[Samples, int]:
 
 
 def _header(stream: Any, where: str) -> _Header:
-    """The chunks up to the samples; those that are not known are passed over."""
+    """Return the chunks up to the samples; those that are not known are passed over."""
     form: tuple[int, ...] | None = None
     while len(chunk := stream.read(8)) == 8:
         name, size = chunk[:4], struct.unpack("<I", chunk[4:])[0]
@@ -147,7 +148,7 @@ def _form(data: bytes, where: str) -> tuple[int, int, int, int]:
 
 
 def _numbers(raw: bytes, header: _Header) -> Samples:
-    """Bytes as numbers from −1 to 1."""
+    """Return bytes as numbers from −1 to 1."""
     if header.kind == _PCM and header.bits == 24:
         wide = np.zeros((len(raw) // 3, 4), np.uint8)
         wide[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)

@@ -62,7 +62,7 @@ class _Row(NamedTuple):
 
 
 def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFiles:
-    """Transcripts and their recordings, found by what is there.
+    """Return transcripts and their recordings, found by what is there.
 
     A folder has LibriSpeech's layout (`train-clean-100/19/198/19-198.trans.txt`, sounds beside it), or `train.tsv`,
     `valid.tsv` and `test.tsv`, or `transcripts.tsv`; a path may also be such a file itself. In a TSV the columns are
@@ -89,7 +89,7 @@ def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFile
 
 
 def _kept(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_faults: bool) -> list[SpokenFile]:
-    """The rows that have a sound and a text; what is wrong with another is an error, or counted."""
+    """Return the rows that have a sound and a text; what is wrong with another is an error, or counted."""
     found: list[SpokenFile] = []
     for row in rows:
         tally["read"] += 1
@@ -109,7 +109,7 @@ def _kept(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_f
 
 
 def _find(name: str, folders: list[Path]) -> Path | None:
-    """The file of that name; its suffix may be left out."""
+    """Return the file of that name; its suffix may be left out."""
     if not name:
         return None
     ends = ("",) if Path(name).suffix.lower() in SUFFIXES else (*sorted(SUFFIXES), "")
@@ -174,7 +174,7 @@ def _chapter(path: Path) -> Iterator[_Row]:
 
 
 def _part(folders: tuple[str, ...]) -> str:
-    """The part that a folder such as dev-clean belongs to; train where none says."""
+    """Return the part that a folder such as dev-clean belongs to; train where none says."""
     for part, names in NAMES.items():
         if any(folder.split("-")[0] in names for folder in folders):
             return part

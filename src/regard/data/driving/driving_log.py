@@ -56,7 +56,8 @@ class DrivingLog:
         return f"{self.read:,} lines read, {len(self.frames):,} frames kept" + (reasons and f"; skipped: {reasons}")
 
     def without(self, places: Collection[int], reason: str) -> "DrivingLog":
-        """The log without some frames, counted as skipped; what follows one of them begins a stretch of its own."""
+        """Return the log without some frames, counted as skipped; what follows one of them begins a stretch of its
+        own."""
         kept: list[Frame] = []
         first = before = 0
         for place, frame in enumerate(self.frames):
@@ -78,7 +79,7 @@ class Blocks:
 
 
 def log_file(path: Path) -> Path:
-    """The log of a path: a CSV file itself, or the one in a folder."""
+    """Return the log of a path: a CSV file itself, or the one in a folder."""
     path = Path(path)
     if path.is_file():
         return path
@@ -93,7 +94,7 @@ def log_file(path: Path) -> Path:
 
 
 def load_driving_log(path: Path, *, skip_faults: bool = False) -> DrivingLog:
-    """The frames of a driving log: a CSV file, or a folder with one.
+    """Return the frames of a driving log: a CSV file, or a folder with one.
 
     The columns are found by the header: the picture is `center` (or `image`, `frame`, `file`, `path`), the numbers are
     `steering`, `throttle` and `brake`, others are not read. A file without a header has the columns of the Udacity
@@ -139,7 +140,8 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _columns(path: Path, line: int, cells: Sequence[str]) -> dict[str, int]:
-    """Where the picture and the controls stand, from the first line: a header, or the columns of the simulator."""
+    """Return where the picture and the controls stand, from the first line: a header, or the columns of the
+    simulator."""
     names = [cell.strip().lower() for cell in cells]
     if "steering" not in names:
         names = list(_PLAIN)
@@ -157,7 +159,7 @@ def _columns(path: Path, line: int, cells: Sequence[str]) -> dict[str, int]:
 def _frame(
     cells: Sequence[str], columns: dict[str, int], pictures: "_Pictures", line: int, first: int
 ) -> tuple[str, str, Frame | None]:
-    """The frame of a line; or the short reason why there is none, and the words for an error."""
+    """Return the frame of a line; or the short reason why there is none, and the words for an error."""
     if len(cells) <= max(columns.values()):
         return "short line", f"expected at least {max(columns.values()) + 1} columns, found {len(cells)}", None
     for name in CONTROLS:
@@ -192,7 +194,7 @@ class _Pictures:
         }
 
     def find(self, written: str) -> Path | None:
-        """The picture of a path or a name; of a path from elsewhere, also with backslashes, the name counts."""
+        """Return the picture of a path or a name; of a path from elsewhere, also with backslashes, the name counts."""
         path = self._root / written
         if "/" in written and path.is_file():
             return path
@@ -203,7 +205,8 @@ class _Pictures:
 
 
 def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, seed: int) -> Blocks:
-    """Parts of so many frames in contiguous blocks of `block` frames; the seed decides which block is in which part.
+    """Return parts of so many frames in contiguous blocks of `block` frames; the seed decides which block is in which
+    part.
 
     As many whole blocks are held out as `valid` and `test` frames need, a fifth of all blocks for each at most. Where
     the part changes, the first `gap` frames of the block after it are in no part; they serve as history only.
@@ -236,5 +239,5 @@ def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, see
 
 
 def history(frames: Sequence[Frame], place: int, length: int) -> list[int]:
-    """The places of the `length` frames that end with this one, oldest first; fewer where its stretch begins."""
+    """Return the places of the `length` frames that end with this one, oldest first; fewer where its stretch begins."""
     return list(range(max(frames[place].first, place + 1 - length), place + 1))

@@ -34,7 +34,7 @@ class SceneError(ValueError):
 
 
 def parse_scene(value: Any) -> Scenes:
-    """One scene of JSON with all of its objects; `SceneError` says what is wrong with it.
+    """Return one scene of JSON with all of its objects; `SceneError` says what is wrong with it.
 
     >>> scene = parse_scene({"ego": {"speed": 9, "limit": 12}, "objects": []})
     >>> scene.ego.tolist(), scene.present.shape
@@ -104,7 +104,7 @@ def _names(fields: Mapping[str, Any]) -> str:
 
 
 def scene_json(scenes: Scenes, row: int) -> dict[str, Any]:
-    """One of some scenes as JSON."""
+    """Return one of some scenes as JSON."""
     names = ("x", "y", "heading", "speed", "limit")
     found: dict[str, Any] = {"ego": {name: _short(value) for name, value in zip(names, scenes.ego[row], strict=True)}}
     found["objects"] = [
@@ -125,7 +125,7 @@ def _short(value: float) -> float:
 
 
 def decided_json(recorded: Recorded, row: int) -> dict[str, Any]:
-    """A scene with its decision as JSON."""
+    """Return a scene with its decision as JSON."""
     decisions = recorded.decisions
     there = np.flatnonzero(recorded.scenes.present[row])
     return {
@@ -143,7 +143,7 @@ def write_scenes(path: Path, recorded: Recorded) -> None:
 
 
 def nearest(scenes: Scenes, most: int) -> tuple[Scenes, np.ndarray]:
-    """Scenes with the nearest objects alone, as many as `most` places, and which those were."""
+    """Return scenes with the nearest objects alone, as many as `most` places, and which those were."""
     apart = scenes.place - scenes.ego[:, None, :2]
     far = np.where(scenes.present, np.hypot(apart[..., 0], apart[..., 1]), np.inf)
     order = np.argsort(far, 1, kind="stable")[:, :most]
@@ -160,7 +160,7 @@ def _wide(values: np.ndarray, most: int) -> np.ndarray:
 
 
 def stacked(scenes: Sequence[Scenes]) -> Scenes:
-    """Scenes that have as many places for objects each as one."""
+    """Return scenes that have as many places for objects each as one."""
     names = ("ego", "kind", "size", "place", "velocity", "heading", "present")
     return Scenes(*(np.concatenate([getattr(one, name) for one in scenes]) for name in names))
 
@@ -176,12 +176,12 @@ class SceneFiles:
 
 
 def scene_files(path: Path) -> dict[str, Path]:
-    """The file of each part: one file is all of "train"."""
+    """Return the file of each part: one file is all of "train"."""
     return part_files(Path(path), "scenes", SUFFIXES)
 
 
 def load_scenes(path: Path, *, seen: int) -> SceneFiles:
-    """Scenes with decisions of a JSON or JSONL file, or of a folder with train, valid and test files.
+    """Return scenes with decisions of a JSON or JSONL file, or of a folder with train, valid and test files.
 
     A scene that cannot be read is an error that names the file and the line.
     """
@@ -215,7 +215,7 @@ def _read(path: Path, seen: int, tally: Counter[str]) -> Recorded | None:
 
 
 def joined_decisions(scenes: Scenes, decided: Iterable[tuple[int, float, np.ndarray]]) -> Recorded:
-    """Scenes with the decisions of each."""
+    """Return scenes with the decisions of each."""
     actions, steering, forced = zip(*decided, strict=True)
     decisions = Decisions(np.array(actions), np.array(steering, float), np.stack(forced))
     nowhere = np.full(len(scenes), -1)

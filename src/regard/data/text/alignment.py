@@ -27,7 +27,7 @@ class Gold:
     possible: frozenset[Link]
 
     def reversed(self) -> "Gold":
-        """The same links from the target's side."""
+        """Return the same links from the target's side."""
         return Gold(frozenset(link[::-1] for link in self.sure), frozenset(link[::-1] for link in self.possible))
 
 
@@ -55,7 +55,7 @@ def parse_links(text: str, *, first: int = 1) -> Gold:
 
 
 def read_links(path: Path, *, first: int = 1) -> list[Gold]:
-    """A file of gold alignments, a sentence a line; an empty line is a sentence without links."""
+    """Return a file of gold alignments, a sentence a line; an empty line is a sentence without links."""
     found = []
     for line in lines(path):
         try:
@@ -86,7 +86,8 @@ def alignment_error_rate(predicted: Iterable[Links], sure: Iterable[Links], poss
 def words_of_weights(
     weights: Float[Tensor, "t s"], *, source: Sequence[int] | None = None, target: Sequence[int] | None = None
 ) -> Float[Tensor, "words others"]:
-    """Weights between pieces as weights between words: summed over a source word's pieces, averaged over a target's.
+    """Return weights between pieces as weights between words: summed over a source word's pieces, averaged over a
+    target's.
 
     `source` and `target` give the word of each piece; None: each piece is a word. Columns and rows after
     those (end marks) are left out. A target word keeps the share of its attention that went to source words.
@@ -117,7 +118,7 @@ def links_from_weights(
     target: Sequence[int] | None = None,
     least: float = 0.0,
 ) -> set[Link]:
-    """Each target word's link to the source word it attends most, (source, target); none below or at `least`.
+    """Return each target word's link to the source word it attends most, (source, target); none below or at `least`.
 
     >>> sorted(links_from_weights(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])))
     [(0, 0), (2, 1)]
@@ -136,7 +137,7 @@ def links_from_weights(
 def joined_links(
     forward: Links, backward: Links, *, way: Literal["intersection", "union", "grow"] = "grow"
 ) -> set[Link]:
-    """Links (source, target) of two models, one for each direction, as one set (after Och and Ney 2003).
+    """Return links (source, target) of two models, one for each direction, as one set (after Och and Ney 2003).
 
     `backward` are those of the reversed model, turned to (source, target). "grow" starts from the links that both have
     and adds, next to links it has, those of one side alone whose source or target word has no link yet.
@@ -160,7 +161,7 @@ def joined_links(
 
 
 def _grows(link: Link, found: set[Link], sources: set[int], targets: set[int]) -> bool:
-    """Whether a word of the link has none yet, and a link that was found is next to it, corners counted."""
+    """Return whether a word of the link has none yet, and a link that was found is next to it, corners counted."""
     if link[0] in sources and link[1] in targets:
         return False
     return any((link[0] + i, link[1] + j) in found for i in (-1, 0, 1) for j in (-1, 0, 1))

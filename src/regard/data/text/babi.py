@@ -34,7 +34,7 @@ class _Told(NamedTuple):
 def load_stories(
     path: Path, *, candidates: Sequence[str] = (), longest: int | None = None, skip_faults: bool = False
 ) -> tuple[list[Asked], QuestionReport]:
-    """The questions of a file; `candidates`, those of the training file, stand at the end of every story.
+    """Return the questions of a file; `candidates`, those of the training file, stand at the end of every story.
 
     An answer that is not among them keeps its question, without a span: it can only be answered wrongly.
     """
@@ -46,7 +46,8 @@ def load_stories(
 
 
 def candidates(path: Path, *, skip_faults: bool = False) -> tuple[str, ...]:
-    """The answers that stories must end with, in alphabetical order; none where supporting sentences hold them all."""
+    """Return the answers that stories must end with, in alphabetical order; none where supporting sentences hold them
+    all."""
     tally = Tally(path, None, skip_faults)
     known = [told for told in _questions(path) if not tally.refuses(told.place, told.fault)]
     if all(_located(told, ())[0] is not None for told in known):
@@ -55,7 +56,7 @@ def candidates(path: Path, *, skip_faults: bool = False) -> tuple[str, ...]:
 
 
 def _located(told: _Told, candidates: tuple[str, ...]) -> tuple[Asked | None, str]:
-    """The question with its span and a remark; or None and why it is left out."""
+    """Return the question with its span and a remark; or None and why it is left out."""
     passage = Passage.joined(told.sentences, whole=candidates)
     if not told.sentences:
         return None, "empty passage"
@@ -80,7 +81,7 @@ def _with_span(asked: Asked, place: int, count: int) -> Asked:
 
 
 def _questions(path: Path) -> Iterator[_Told]:
-    """The questions of all stories; a new story begins where the numbers begin anew."""
+    """Yield the questions of all stories; a new story begins where the numbers begin anew."""
     told: dict[int, str] = {}
     before = 0
     for line in lines(path):

@@ -27,7 +27,8 @@ SMALLEST = 256 + len(_SPECIALS)
 
 @functools.cache
 def _byte_letters() -> dict[str, int]:
-    """The byte behind each letter of byte-level BPE: printable ones are themselves, others follow from 256 on."""
+    """Return the byte behind each letter of byte-level BPE: printable ones are themselves, others follow from 256
+    on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -59,20 +60,20 @@ class Subwords:
 
     @property
     def size(self) -> int:
-        """How many numbers there are."""
+        """Return the number of numbers that there are."""
         return self.model.get_vocab_size(with_added_tokens=True)
 
     @property
     def key(self) -> str:
-        """A name of what it does: the same tokenizer has the same key everywhere."""
+        """Return a name of what it does: the same tokenizer has the same key everywhere."""
         return hashlib.sha256(self.model.to_str().encode()).hexdigest()[:20]
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of a text."""
+        """Return the numbers of a text."""
         return [number for part in parts_of(text) for number in self._encoded(part).ids]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers of many texts, on all cores."""
+        """Return the numbers of many texts, on all cores."""
         parts = [parts_of(text) for text in texts]
         flat = [part for one in parts for part in one]
         found = iter(self.model.encode_batch_fast(flat, add_special_tokens=False))
@@ -82,7 +83,7 @@ class Subwords:
         return self.model.encode(text, add_special_tokens=False)
 
     def loosened(self, dropout: float) -> "Subwords":
-        """The same sub-words, found with each merge left out with this probability (Provilkov et al. 2020).
+        """Return the same sub-words, found with each merge left out with this probability (Provilkov et al. 2020).
 
         A word is then cut in many ways, and a model that learns from all of them learns its parts better. Randomness is
         the tokenizer library's own: it cannot be seeded.
@@ -99,7 +100,7 @@ class Subwords:
         return Subwords(Tokenizer.from_str(json.dumps(described)))
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """The text of these numbers, up to the end mark."""
+        """Return the text of these numbers, up to the end mark."""
         kept = []
         for number in numbers:
             if number == self.eos:
@@ -109,7 +110,7 @@ class Subwords:
         return self.model.decode(kept, skip_special_tokens=True)
 
     def label(self, number: int) -> str:
-        """A sub-word as people read it; bytes that are only a part of a character are shown as such.
+        """Return a sub-word as people read it; bytes that are only a part of a character are shown as such.
 
         >>> subwords = train_bpe(["Tom"], size=270)
         >>> [subwords.label(number) for number in subwords.encode("To追")]
@@ -123,7 +124,7 @@ class Subwords:
         return "".join(f"<{ord(a) - 0xDC00:02X}>" if "\udc80" <= a <= "\udcff" else a for a in letters)
 
     def pieces(self, words: Sequence[str], *, separator: str = " ") -> tuple[list[int], list[int]]:
-        """The numbers of these words joined, and which word each piece belongs to.
+        """Return the numbers of these words joined, and which word each piece belongs to.
 
         >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=270)
         >>> subwords.pieces(("Tom", "jumps"))[1]
@@ -153,7 +154,7 @@ class Subwords:
         return numbers, owners
 
     def words(self, numbers: Sequence[int]) -> tuple[tuple[str, ...], list[int]]:
-        """The words that these numbers write, and which word each number belongs to; of no words, no owners.
+        """Return the words that these numbers write, and which word each number belongs to; of no words, no owners.
 
         A word is what stands between blanks. A Chinese or Japanese character is a word too, unless a sub-word joins it
         with its neighbours: a word is always a whole number of sub-words.
@@ -187,7 +188,7 @@ class Subwords:
         return (words, owners) if words[0] else ((), [])
 
     def _bytes(self, number: int) -> bytes:
-        """The bytes of a sub-word; the marks have none."""
+        """Return the bytes of a sub-word; the marks have none."""
         if number < len(_SPECIALS):
             return b""
         return bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")
@@ -205,7 +206,7 @@ class Subwords:
 
 
 def _begins_word(letters: str, start: int, place: int) -> bool:
-    """Whether a new word begins at this place of the letters, where the word before began at `start`."""
+    """Return whether a new word begins at this place of the letters, where the word before began at `start`."""
     if not letters[start:place].strip():  # only blanks so far: they go with the word after them
         return False
     before, here = letters[place - 1], letters[place]
@@ -213,12 +214,12 @@ def _begins_word(letters: str, start: int, place: int) -> bool:
 
 
 def _shown(letters: str) -> str:
-    """Letters with every stray byte as a replacement character."""
+    """Return letters with every stray byte as a replacement character."""
     return letters.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def train_bpe(texts: Iterable[str], *, size: int = 8000) -> Subwords:
-    """Sub-words of at most `size` numbers that write these texts shortest.
+    """Return sub-words of at most `size` numbers that write these texts shortest.
 
     Give both languages' texts for a shared tokenizer, or train one for each. A signal ends it at once, as it ends
     Python code: the tokenizer library would hold it back until all is learned.
@@ -240,7 +241,7 @@ def train_bpe(texts: Iterable[str], *, size: int = 8000) -> Subwords:
 
 
 def parts_of(text: str) -> list[str]:
-    """A text in parts of which no word is longer than 500 characters; nearly always the text as it is.
+    """Return a text in parts of which no word is longer than 500 characters; nearly always the text as it is.
 
     The time of the tokenizer library grows with the square of a word's length.
 
@@ -254,7 +255,7 @@ def parts_of(text: str) -> list[str]:
 
 
 def _until(stop: threading.Event, texts: Iterable[str]) -> Iterator[str]:
-    """The parts of the texts, until stopped."""
+    """Yield the parts of the texts, until stopped."""
     for text in texts:
         if stop.is_set():
             raise InterruptedError("learning sub-words was stopped")
@@ -303,7 +304,7 @@ class Codes:
 
     @classmethod
     def load(cls, directory: Path) -> "Codes":
-        """What `save` wrote."""
+        """Return what `save` wrote."""
         source = Subwords.load(directory / "tokenizer.json")
         other = directory / "tokenizer.target.json"
         return cls(source, Subwords.load(other) if other.is_file() else source)

@@ -33,7 +33,7 @@ class MergeDropout:
         self._draw = Random(seed).random
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers of many texts; the generator continues from call to call."""
+        """Return the numbers of many texts; the generator continues from call to call."""
         return [[n for part in parts_of(text) for n in self._part(part)] for text in texts]
 
     def _part(self, text: str) -> list[int]:

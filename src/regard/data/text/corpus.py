@@ -77,12 +77,12 @@ class TokenCorpus:
 
     @property
     def lengths_source(self) -> NDArray[np.int32]:
-        """How many tokens each source has."""
+        """Return the number of tokens that each source has."""
         return self._lengths(0)
 
     @property
     def lengths_target(self) -> NDArray[np.int32]:
-        """How many tokens each target has."""
+        """Return the number of tokens that each target has."""
         return self._lengths(1)
 
     def _lengths(self, side: int) -> NDArray[np.int32]:
@@ -102,7 +102,8 @@ def index(
     limits: Limits = EVERYTHING,
     skip_faults: bool = False,
 ) -> TextCorpus:
-    r"""The corpus of these files: made in `cache` the first time, opened from there as long as the files are the same.
+    r"""Return the corpus of these files: made in `cache` the first time, opened from there as long as the files are the
+    same.
 
     An incomplete corpus is never opened: a pass that was killed is repeated.
 
@@ -127,7 +128,7 @@ def index(
 
 
 def open_text(directory: Path) -> TextCorpus:
-    """A complete text corpus in its directory."""
+    """Return a complete text corpus in its directory."""
     found = json.loads((directory / "report.json").read_text(encoding="utf-8"))
     return TextCorpus(directory, _offsets(directory), Report(**found), _File(directory / "pairs.bin"))
 
@@ -145,7 +146,7 @@ def encode(
     cache: Path,
     by_content: bool = False,
 ) -> TokenCorpus:
-    """The corpus as token numbers, made once in `cache`.
+    """Return the corpus as token numbers, made once in `cache`.
 
     `source` and `target` turn a list of texts into lists of numbers below `size`; `key` is their hash. A random
     encoding is found `by_content`: also when the files were only copied or touched.
@@ -166,7 +167,7 @@ def _digest(corpus: TextCorpus) -> str:
 
 
 def open_tokens(directory: Path) -> TokenCorpus:
-    """A complete token corpus in its directory."""
+    """Return a complete token corpus in its directory."""
     dtype = np.dtype(json.loads((directory / "dtype.json").read_text(encoding="utf-8")))
     return TokenCorpus(directory, _offsets(directory), dtype, _File(directory / "pairs.bin"))
 
@@ -181,7 +182,7 @@ def _encoded(
 
 
 def _chunks(pairs: Iterable[Couple]) -> Iterator[list[Couple]]:
-    """Pairs in lists of at most 1,024, and fewer of long texts: a signal waits until a list is encoded."""
+    """Yield pairs in lists of at most 1,024, and fewer of long texts: a signal waits until a list is encoded."""
     chunk: list[Couple] = []
     characters = 0
     for pair in pairs:
@@ -263,7 +264,7 @@ def _name(kind: str, *facts: object) -> str:
 
 
 def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """The folder of that name in the cache. It is written under another name and renamed when it is complete."""
+    """Return the folder of that name in the cache. It is written under another name and renamed when it is complete."""
     folder = cache / name
     if folder.is_dir():
         check(folder)

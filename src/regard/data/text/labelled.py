@@ -69,7 +69,7 @@ class Reading:
 
 
 def read_labelled(path: Path, asked: Asked | None = None) -> Reading:
-    """The texts of one file, or of one folder with a folder of text files for each class."""
+    """Return the texts of one file, or of one folder with a folder of text files for each class."""
     asked = Asked() if asked is None else asked
     tally: Counter[str] = Counter()
     guesses: list[str] = []
@@ -106,7 +106,7 @@ _KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "json", ".ndjso
 
 
 def _kind(path: Path) -> str:
-    """How a file is written: by its suffix, else by its first line."""
+    """Return how a file is written: by its suffix, else by its first line."""
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if suffixes and suffixes[-1].lower() in _KINDS:
         return _KINDS[suffixes[-1].lower()]
@@ -125,13 +125,13 @@ class _Cells(NamedTuple):
 
 
 def _tsv_rows(path: Path, longest: int) -> Iterator[_Cells]:
-    """Cells parted by tabs; quotes are text."""
+    """Yield cells parted by tabs; quotes are text."""
     for line in text_lines(path, longest=longest):
         yield _Cells(line.number, line.text.split("\t") if line.text.strip() else [], line.fault)
 
 
 def _csv_rows(path: Path, longest: int) -> Iterator[_Cells]:
-    """Cells as spreadsheets write them: in quotes where they hold commas, quotes or line ends."""
+    """Yield cells as spreadsheets write them: in quotes where they hold commas, quotes or line ends."""
     faults: dict[int, str] = {}
 
     def fed() -> Iterator[str]:
@@ -184,7 +184,7 @@ def _checked(line: int, text: str, label: str) -> Row:
 
 
 def _by_blank(path: Path, asked: Asked) -> Iterator[Row]:
-    """A label, a blank, a text: as the sentences of the Stanford Sentiment Treebank are passed around."""
+    """Yield a label, a blank, a text: as the sentences of the Stanford Sentiment Treebank are passed around."""
     for line in text_lines(path, longest=asked.longest):
         label, _, text = line.text.strip().partition(" ")
         if line.fault or not label:
@@ -262,12 +262,12 @@ def _sort(value: Any) -> str:
 
 
 def class_folders(path: Path) -> list[Path]:
-    """The folders of a folder that hold text files: its classes."""
+    """Return the folders of a folder that hold text files: its classes."""
     return sorted(folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.txt")))
 
 
 def _folder(path: Path, asked: Asked) -> Iterator[tuple[Path, Row]]:
-    """A text file is a text, and its folder the label."""
+    """Yield a text file is a text, and its folder the label."""
     for folder in class_folders(path):
         for file in sorted(folder.glob("*.txt")):
             lines = list(text_lines(file, longest=asked.longest))

@@ -21,7 +21,7 @@ class Line(NamedTuple):
 
 
 def lines(path: Path, *, longest: int = LONGEST_LINE) -> Iterator[Line]:
-    """Lines of a text file without surrounding blanks; a line of more than `longest` bytes is a fault."""
+    """Yield lines of a text file without surrounding blanks; a line of more than `longest` bytes is a fault."""
     for number, text, fault in text_lines(path, longest=longest, too_long="a line of more than {:,} bytes"):
         yield Line(number, text.strip(_BLANKS), fault)
 
@@ -29,7 +29,7 @@ def lines(path: Path, *, longest: int = LONGEST_LINE) -> Iterator[Line]:
 def text_lines(
     path: Path, *, longest: int = LONGEST, too_long: str = "the line is longer than {:,} bytes"
 ) -> Iterator[Line]:
-    """The lines of a UTF-8 file; one that is too long or not UTF-8 has a fault, and reading continues.
+    """Yield the lines of a UTF-8 file; one that is too long or not UTF-8 has a fault, and reading continues.
 
     Only a line feed ends a line: other characters that Unicode calls line breaks do occur inside sentences. A byte
     order mark is left out.

@@ -42,11 +42,11 @@ class Rows(Protocol):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Every file that is read."""
+        """Return every file that is read."""
         ...
 
     def rows(self) -> Iterator[Row]:
-        """The lines, in order, in constant memory."""
+        """Return the lines, in order, in constant memory."""
         ...
 
 
@@ -74,7 +74,7 @@ class Limits:
             raise ValueError(f"ratio is of the longer to the shorter side, at least 1, not {self.ratio}")
 
     def refuses(self, source: str, target: str) -> str:
-        """Why a pair is left out; empty when it is kept."""
+        """Return why a pair is left out; empty when it is kept."""
         if not source or not target:
             return "empty"
         if self == EVERYTHING:
@@ -129,11 +129,11 @@ class TwoFiles:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Both files."""
+        """Return both files."""
         return self.source, self.target
 
     def rows(self) -> Iterator[Row]:
-        """Both files side by side; blank lines at the end of one of them are no disagreement."""
+        """Yield both files side by side; blank lines at the end of one of them are no disagreement."""
         blank = Line(0, "")
         rest: list[int] = [0, 0]  # lines that only one of the files has
         number = 0
@@ -173,11 +173,11 @@ class Tsv:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The one file."""
+        """Return the one file."""
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
-        """A row of the table is a pair."""
+        """Yield a row of the table is a pair."""
         first: tuple[int, int] | None = None  # the first row's line, and how many cells it has
         for line in lines(self.path):
             cells = line.text.split("\t")
@@ -198,7 +198,7 @@ class Tsv:
                 yield Row(self.path, line.number, source, target, ignored=self._others(len(cells)))
 
     def _fault(self, count: int, first: tuple[int, int]) -> str:
-        """The fault of a row of `count` cells."""
+        """Return the fault of a row of `count` cells."""
         line, expected = first
         if count <= max(self.columns):
             return f"expected at least {max(self.columns) + 1} columns parted by tabs, found {count}"
@@ -207,7 +207,7 @@ class Tsv:
         return ""
 
     def _others(self, count: int) -> str:
-        """The columns of so many that are not read, counted from 1."""
+        """Return the columns of so many that are not read, counted from 1."""
         others = [str(column + 1) for column in range(count) if column not in self.columns]
         if len(others) > 8:
             others = [*others[:7], f"{len(others) - 7} others"]
@@ -223,11 +223,11 @@ class Jsonl:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The one file."""
+        """Return the one file."""
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
-        """An object is a pair; it may have other fields, as records do, and they are not read."""
+        """Yield an object is a pair; it may have other fields, as records do, and they are not read."""
         for line in lines(self.path):
             if line.fault:
                 yield Row(self.path, line.number, fault=line.fault)
@@ -256,7 +256,8 @@ class Jsonl:
 
 
 def find_rows(paths: tuple[Path, ...] | list[Path]) -> TwoFiles | Tsv | Jsonl:
-    """How to read these paths, by their number and their suffix: two files, or one .tsv or .jsonl, each maybe .gz.
+    """Return how to read these paths, by their number and their suffix: two files, or one .tsv or .jsonl, each maybe
+    .gz.
 
     >>> find_rows([Path("train.en.gz"), Path("train.zh.gz")])
     TwoFiles(source=...Path('train.en.gz'), target=...Path('train.zh.gz'))
@@ -277,7 +278,7 @@ def find_rows(paths: tuple[Path, ...] | list[Path]) -> TwoFiles | Tsv | Jsonl:
 def read_pairs(
     rows: Rows, *, limits: Limits = EVERYTHING, skip_faults: bool = False, tally: Counter[str] | None = None
 ) -> Iterator[Couple]:
-    """The pairs that are kept, in order and in constant memory.
+    """Yield the pairs that are kept, in order and in constant memory.
 
     A fault (bad UTF-8, a missing column, no JSON) is a DataError, or is skipped and counted with `skip_faults`. A line
     of more than a mebibyte is one too, but with a limit to the length it is too long like others.
@@ -301,14 +302,14 @@ def read_pairs(
 
 
 def load_pairs(rows: Rows, *, limits: Limits = EVERYTHING, skip_faults: bool = False) -> tuple[list[Couple], Report]:
-    """All pairs at once, with the report: for files that fit in memory."""
+    """Return all pairs at once, with the report: for files that fit in memory."""
     tally: Counter[str] = Counter()
     pairs = list(read_pairs(rows, limits=limits, skip_faults=skip_faults, tally=tally))
     return pairs, report(tally)
 
 
 def report(tally: Counter[str]) -> Report:
-    """The record of a tally, reasons in alphabetical order."""
+    """Return the record of a tally, reasons in alphabetical order."""
     ignored = {name.removeprefix(_IGNORED): tally[name] for name in sorted(tally) if name.startswith(_IGNORED)}
     others = {"read", "kept", *(_IGNORED + name for name in ignored)}
     skipped = {reason: tally[reason] for reason in sorted(tally) if reason not in others}
@@ -324,7 +325,7 @@ def _check_some(rows: Rows, tally: Counter[str]) -> None:
 
 
 def count_words(text: str) -> int:
-    """Words of a text; a Chinese or Japanese character is a word.
+    """Return words of a text; a Chinese or Japanese character is a word.
 
     >>> count_words("Tom chases Jerry ."), count_words("汤姆追逐Jerry 。")
     (4, 6)

@@ -36,7 +36,7 @@ class Asked:
 
     @property
     def asked_text(self) -> str:
-        """The question as text: its words, with no blank before its mark."""
+        """Return the question as text: its words, with no blank before its mark."""
         return " ".join(self.question).replace(" ?", "?")
 
 
@@ -77,7 +77,7 @@ class Entry(NamedTuple):
 def load_questions(
     path: Path, *, longest: int | None = None, candidates: Sequence[str] = (), skip_faults: bool = False
 ) -> tuple[list[Asked], QuestionReport]:
-    """The questions of a file: .json is SQuAD's, .jsonl an object a line, .txt is bAbI's; each maybe .gz.
+    """Return the questions of a file: .json is SQuAD's, .jsonl an object a line, .txt is bAbI's; each maybe .gz.
 
     Passages of more than `longest` words are left out. `candidates` are answers that bAbI stories end with. A fault
     (bad UTF-8, no JSON, a missing key) is a DataError, or is skipped and counted with `skip_faults`.
@@ -135,7 +135,7 @@ class Tally:
             self.answers[remark] += 1
 
     def finish(self) -> tuple[list[Asked], QuestionReport]:
-        """The questions and the report; a file that gives none is an error."""
+        """Return the questions and the report; a file that gives none is an error."""
         made = QuestionReport(
             self.read, len(self.kept), dict(sorted(self.answers.items())), dict(sorted(self.skipped.items()))
         )
@@ -147,7 +147,7 @@ class Tally:
 
 
 def _located(entry: Entry, passage: Passage) -> tuple[Asked | None, str]:
-    """The question with the words of its first answer, and a remark; or None and why it is left out."""
+    """Return the question with the words of its first answer, and a remark; or None and why it is left out."""
     if not passage.words:
         return None, "empty passage"
     asked = words(entry.question)
@@ -168,7 +168,7 @@ def _located(entry: Entry, passage: Passage) -> tuple[Asked | None, str]:
 
 
 def _occurrence(passage: str, text: str, start: int | None) -> int | None:
-    """The position of the answer: at `start`, else the nearest to it; the first one if there is no start."""
+    """Return the position of the answer: at `start`, else the nearest to it; the first one if there is no start."""
     if start is not None and passage[max(start, 0) : max(start, 0) + len(text)] == text:
         return start
     places = []
@@ -180,7 +180,7 @@ def _occurrence(passage: str, text: str, start: int | None) -> int | None:
 
 
 def _by_line(path: Path) -> Iterator[Entry]:
-    """One JSON object a line with passage or context, question, and answer or answers."""
+    """Yield one JSON object a line with passage or context, question, and answer or answers."""
     for line in lines(path):
         place = f"{path}:{line.number}"
         if line.fault:
@@ -191,7 +191,7 @@ def _by_line(path: Path) -> Iterator[Entry]:
 
 
 def _decoded(text: str) -> tuple[Any, str]:
-    """A JSON object, or what is wrong with it."""
+    """Return a JSON object, or what is wrong with it."""
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
@@ -204,7 +204,7 @@ def _decoded(text: str) -> tuple[Any, str]:
 
 
 def _squad(path: Path) -> Iterator[Entry]:
-    """One JSON object: data › paragraphs › context and qas › question and answers › text and answer_start."""
+    """Yield one JSON object: data › paragraphs › context and qas › question and answers › text and answer_start."""
     told: list[str] = []
     for line in lines(path):
         if line.fault:
@@ -223,7 +223,7 @@ def _squad(path: Path) -> Iterator[Entry]:
 
 
 def _items(path: str, place: str, record: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The elements of a list in a record, each with its place."""
+    """Yield the elements of a list in a record, each with its place."""
     where = f"{path}: {place}" if place else path
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
@@ -235,7 +235,7 @@ def _items(path: str, place: str, record: Any, name: str) -> Iterator[tuple[str,
 
 
 def _entry(place: str, about: Any, asked: Any) -> Entry:
-    """One question, from the object that holds the passage and the object that holds the question."""
+    """Return one question, from the object that holds the passage and the object that holds the question."""
     if not isinstance(asked, dict):
         return Entry(place, fault=f"expected a JSON object, found {type(asked).__name__}")
     passage = next((about[name] for name in _PASSAGES if name in about), None)
@@ -250,7 +250,8 @@ def _entry(place: str, about: Any, asked: Any) -> Entry:
 
 
 def _answers(asked: dict[str, Any]) -> tuple[tuple[tuple[str, int | None], ...], str]:
-    """Texts and starts: of "answer" and "answer_start", or of "answers" as SQuAD or the hub's tables write them."""
+    """Return texts and starts: of "answer" and "answer_start", or of "answers" as SQuAD or the hub's tables write
+    them."""
     found = asked.get("answers", asked.get("answer"))
     if isinstance(found, str):
         found = [{"text": found, "answer_start": asked.get("answer_start")}]

@@ -28,7 +28,7 @@ class Columns(NamedTuple):
 def find_columns(
     path: Path, rows: Sequence[Sequence[str]], *, text: str | None = None, label: str | None = None
 ) -> Columns:
-    """The columns of a table by its first rows. A name or a number that is not there is an error.
+    """Return the columns of a table by its first rows. A name or a number that is not there is an error.
 
     >>> find_columns(Path("a.csv"), [["id", "review", "sentiment"], ["1", "Not bad.", "pos"]])
     Columns(text=1, label=2, header=True, guess="text is the column 'review', label is the column 'sentiment'")
@@ -59,7 +59,7 @@ def find_columns(
 
 
 def find_field(path: Path, line: int, names: Iterable[str], given: str | None, known: Sequence[str], role: str) -> str:
-    """The name of a record's field, as given or the first one known."""
+    """Return the name of a record's field, as given or the first one known."""
     names = list(names)
     if given is not None:
         if given not in names:

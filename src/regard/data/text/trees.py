@@ -15,7 +15,7 @@ class Phrase(NamedTuple):
 
 
 def phrases_of(tree: str) -> list[Phrase]:
-    """The whole sentence first, then every phrase in it, words included.
+    """Return the whole sentence first, then every phrase in it, words included.
 
     >>> phrases_of("(3 (2 not) (1 bad))")
     [Phrase(text='not bad', label='3'), Phrase(text='not', label='2'), Phrase(text='bad', label='1')]

@@ -38,22 +38,22 @@ class Vocabulary:
 
     @classmethod
     def build(cls, sentences: Iterable[Sequence[str]], *, size: int | None = None) -> "Vocabulary":
-        """The words of these sentences, the most frequent first (the alphabet breaks ties), at most `size`."""
+        """Return the words of these sentences, the most frequent first (the alphabet breaks ties), at most `size`."""
         counts = Counter(word for sentence in sentences for word in sentence)
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
         return cls(tuple(ordered[:size]))
 
     @property
     def size(self) -> int:
-        """How many numbers there are."""
+        """Return the number of numbers that there are."""
         return len(self.numbers)
 
     def encode(self, words: Sequence[str]) -> list[int]:
-        """The numbers of these words."""
+        """Return the numbers of these words."""
         return [self.numbers.get(word, self.unknown) for word in words]
 
     def decode(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        """The words of these numbers, up to the end mark, without padding and begin."""
+        """Return the words of these numbers, up to the end mark, without padding and begin."""
         found = []
         for number in numbers:
             if number == self.eos:
@@ -63,7 +63,7 @@ class Vocabulary:
         return tuple(found)
 
     def pieces(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The numbers of these words, and which word each belongs to: here, one each."""
+        """Return the numbers of these words, and which word each belongs to: here, one each."""
         return self.encode(words), list(range(len(words)))
 
     def save(self, path: Path) -> None:
@@ -75,7 +75,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
-        """The vocabulary of a tokenizer.json that `save` wrote."""
+        """Return the vocabulary of a tokenizer.json that `save` wrote."""
         numbers = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
         ordered = sorted(numbers, key=lambda word: numbers[word])
         if tuple(ordered[: len(SPECIALS)]) != SPECIALS:

@@ -52,7 +52,7 @@ class CaptionFiles:
 
 
 def load_captions(path: Path, *, skip_faults: bool = False) -> CaptionFiles:
-    """Captions and their pictures, found by what is there.
+    """Return captions and their pictures, found by what is there.
 
     A folder holds Flickr8k's files (`*.token.txt`, `*trainImages.txt` …), or `train.tsv`, `valid.tsv` and `test.tsv`,
     or `captions.tsv`; a path may also be such a file itself. In a TSV the columns are picture and caption, in a JSONL
@@ -103,7 +103,7 @@ class _Collection:
         self._path_of.append(len(self._paths) - 1)
 
     def images(self) -> Found:
-        """The pictures with their captions."""
+        """Return the pictures with their captions."""
         first, number = self._digests.numbered()
         picture_of = number[np.array(self._path_of, np.int64)]
         order = np.argsort(picture_of, kind="stable")
@@ -161,7 +161,7 @@ def _of_table(path: Path) -> Iterator[_Caption]:
 
 
 def _of_record(record: Record) -> Iterator[_Caption]:
-    """The captions of one object; all of them stand on its line."""
+    """Yield the captions of one object; all of them stand on its line."""
     value = record.value
     if record.fault:
         yield _Caption(record.where, fault=record.fault)
@@ -209,7 +209,7 @@ def _picked(images: Found, places: list[int]) -> Found:
 
 
 def _list(folder: Path, end: str) -> dict[str, str]:
-    """The names of a list, and where each of them stands."""
+    """Return the names of a list, and where each of them stands."""
     names: dict[str, str] = {}
     for path in sorted(folder.glob(f"*{end}")):
         for line in lines(path):

@@ -33,7 +33,7 @@ class Labelled:
 
 
 def read_idx(path: Path, *, most_bytes: int = MOST_BYTES) -> NDArray[Any]:
-    """The numbers of one idx file, in the byte order of this machine.
+    """Return the numbers of one idx file, in the byte order of this machine.
 
     A file that is truncated, too long, of another format or larger than `most_bytes` is a DataError that names it.
     """
@@ -43,7 +43,7 @@ def read_idx(path: Path, *, most_bytes: int = MOST_BYTES) -> NDArray[Any]:
 
 
 def read_labelled(images: Path, labels: Path) -> Labelled:
-    """Pictures and labels that belong together: as many of the one as of the other."""
+    """Return pictures and labels that belong together: as many of the one as of the other."""
     pictures, marks = read_idx(images), read_idx(labels)
     if pictures.ndim != 3 or pictures.dtype != np.uint8:
         raise DataError(f"{images}: expected pictures as bytes on 3 axes, found {pictures.dtype} on {pictures.ndim}")
@@ -57,7 +57,8 @@ def read_labelled(images: Path, labels: Path) -> Labelled:
 
 
 def load_mnist(folder: Path) -> dict[str, Labelled]:
-    """The parts "train" and "test" of a folder with MNIST's four files, under their usual names, gzipped or not."""
+    """Return the parts "train" and "test" of a folder with MNIST's four files, under their usual names, gzipped or
+    not."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")

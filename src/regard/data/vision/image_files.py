@@ -51,7 +51,8 @@ def decode(
     most_pixels: int = MOST_PIXELS,
     name: str = "these bytes",
 ) -> Pixels:
-    """The picture in a file or in bytes as RGB, (3, height, width); `size` is (height, width), None keeps its own.
+    """Return the picture in a file or in bytes as RGB, (3, height, width); `size` is (height, width), None keeps its
+    own.
 
     `fit` is how another shape of picture fits: "crop" fills the size and cuts what stands over on two sides,
     "letterbox" shows all of it with grey beside. A picture is turned upright by its EXIF orientation; of an animation
@@ -96,7 +97,7 @@ def decode(
 
 
 def _opened(source: Path | str | bytes, most_pixels: int) -> "Image":
-    """The picture with its header read; a decompression bomb is rejected before any pixel is decoded."""
+    """Return the picture with its header read; a decompression bomb is rejected before any pixel is decoded."""
     from PIL import Image
 
     if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
@@ -118,7 +119,7 @@ def _opened(source: Path | str | bytes, most_pixels: int) -> "Image":
 
 
 def _eight_bits(image: "Image") -> "Image":
-    """RGB of any mode."""
+    """Return RGB of any mode."""
     from PIL import Image
 
     if image.mode == "F":
@@ -138,7 +139,7 @@ def _eight_bits(image: "Image") -> "Image":
 
 
 def _orientation(image: "Image") -> int:
-    """The EXIF orientation; 1, upright, where there is none or it cannot be read."""
+    """Return the EXIF orientation; 1, upright, where there is none or it cannot be read."""
     with _HEADER, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damaged EXIF data; the pixels are good
         try:

@@ -23,11 +23,11 @@ class ImageFolders:
 
     @classmethod
     def beside(cls, folder: Path) -> "ImageFolders":
-        """The folder of pictures in a folder of data, and that folder itself."""
+        """Return the folder of pictures in a folder of data, and that folder itself."""
         return cls([*(folder / name for name in _FOLDERS if (folder / name).is_dir()), folder])
 
     def find(self, name: str) -> Path | None:
-        """The file of that name; its suffix may be left out."""
+        """Return the file of that name; its suffix may be left out."""
         if name not in self._known:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
@@ -51,7 +51,8 @@ class ImageFolders:
 
 
 def part_files(path: Path, name: str, suffixes: Sequence[str]) -> dict[str, Path]:
-    """The data files of a path, by part: a file is all of "train"; a folder has a file a part, or one of that name."""
+    """Return the data files of a path, by part: a file is all of "train"; a folder has a file a part, or one of that
+    name."""
     known = [*suffixes, *(f"{suffix}.gz" for suffix in suffixes)]
     if path.is_file():
         if not path.name.endswith(tuple(known)):

@@ -49,7 +49,7 @@ class QuestionFiles:
 
 
 def load_image_questions(path: Path, *, skip_faults: bool = False) -> QuestionFiles:
-    """Questions and their pictures, found by what is there.
+    """Return questions and their pictures, found by what is there.
 
     A folder holds easy-VQA's layout (`train/questions.json`, `train/images/`, `test/…`), or `train.json`, `valid.json`
     and `test.json`, or `questions.json`; `.jsonl` too; a path may also be such a file itself. An entry is an object
@@ -70,7 +70,7 @@ def load_image_questions(path: Path, *, skip_faults: bool = False) -> QuestionFi
 
 
 def answer_list(questions: Iterable[ImageQuestion], *, most: int | None = None) -> tuple[str, ...]:
-    """The answers, the most frequent first; `most` keeps so many of them."""
+    """Return the answers, the most frequent first; `most` keeps so many of them."""
     counted = Counter(item.answer for item in questions)
     return tuple(sorted(counted, key=lambda answer: (-counted[answer], answer))[:most])
 
@@ -83,7 +83,7 @@ class Pictures(NamedTuple):
 
 
 def pictures_of(questions: Sequence[ImageQuestion]) -> Pictures:
-    """The pictures that the questions are about."""
+    """Return the pictures that the questions are about."""
     digests = Distinct()
     for item in questions:
         digests.append(str(item.image))
@@ -94,7 +94,7 @@ def pictures_of(questions: Sequence[ImageQuestion]) -> Pictures:
 def hold_out(
     questions: Sequence[ImageQuestion], *, valid: int, test: int, seed: int = 0
 ) -> tuple[Sequence[ImageQuestion], Sequence[ImageQuestion], Sequence[ImageQuestion]]:
-    """Questions in three parts, for training, for validation and for test, so that no picture is in two of them.
+    """Return questions in three parts, for training, for validation and for test, so that no picture is in two of them.
 
     `valid` and `test` are numbers of pictures.
     """
@@ -116,7 +116,7 @@ def hold_out(
 
 
 def _packed(items: Iterable[ImageQuestion]) -> Sequence[ImageQuestion]:
-    """The same questions as texts in few buffers."""
+    """Return the same questions as texts in few buffers."""
     images, questions, answers = Texts(), Texts(), Texts()
     for item in items:
         images.append(str(item.image))
@@ -126,7 +126,7 @@ def _packed(items: Iterable[ImageQuestion]) -> Sequence[ImageQuestion]:
 
 
 def question_files(path: Path) -> dict[str, Path]:
-    """The file of questions of each part; easy-VQA has a folder a part."""
+    """Return the file of questions of each part; easy-VQA has a folder a part."""
     own = {
         part: path / name / f"questions{suffix}"
         for part in PARTS
@@ -159,7 +159,7 @@ def _kept(path: Path, tally: Counter[str], skip_faults: bool) -> Iterable[ImageQ
 
 
 def _entry(value: Any) -> dict[str, str] | str:
-    """Image, question and answer of an entry as texts, or what is wrong with it."""
+    """Return image, question and answer of an entry as texts, or what is wrong with it."""
     if isinstance(value, list) and len(value) == 3:
         value = dict(zip(("question", "answer", "image"), value, strict=True))
     if not isinstance(value, dict):

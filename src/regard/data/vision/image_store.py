@@ -52,7 +52,10 @@ class ImageStore:
         return len(self.paths)
 
     def __getitem__(self, place: int) -> Pixels:
-        """A copy of one picture. It is read, not mapped, so that pages read do not count as memory of the process."""
+        """Return a copy of one picture.
+
+        It is read, not mapped, so that pages read do not count as memory of the process.
+        """
         if not -len(self) <= place < len(self):
             raise IndexError(f"picture {place} of a store of {len(self)}")
         place %= len(self)
@@ -76,7 +79,8 @@ class ImageStore:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """All pictures of the file, memory-mapped and unchecked, (rows, 3, height, width); `rows` leads to them."""
+        """Return all pictures of the file, memory-mapped and unchecked, (rows, 3, height, width); `rows` leads to
+        them."""
         return np.memmap(self.folder / "pixels.bin", np.uint8, "r").reshape(-1, 3, *self.size)
 
 
@@ -106,7 +110,7 @@ def store_images(
     progress: Progress = lambda done, total: None,
     threads: int = 2,
 ) -> ImageStore:
-    """The pictures of these files at (height, width), decoded now or found in `cache` from an earlier time.
+    """Return the pictures of these files at (height, width), decoded now or found in `cache` from an earlier time.
 
     A file that cannot be decoded is a DataError, or with `skip_faults` a fault of the store. `progress` is called with
     how many of how many pictures are there. A second process that wants the same pictures waits for the first.
@@ -139,7 +143,7 @@ def store_images(
 
 
 def _rows_of(wanted: Digests, known: NDArray[Any]) -> NDArray[np.int64]:
-    """The row of each digest among the known ones; -1 where it is not there."""
+    """Return the row of each digest among the known ones; -1 where it is not there."""
     if not len(known):
         return np.full(len(wanted), -1)
     order = np.argsort(known["source"])
@@ -153,7 +157,7 @@ def _first_of_each(digests: Digests, places: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _digest(path: Path) -> bytes:
-    """What a row was made from, in 16 bytes: another file, size or time of change gives another digest."""
+    """Return what a row was made from, in 16 bytes: another file, size or time of change gives another digest."""
     place = os.path.abspath(path)  # resolving links would cost more than everything else for a large store
     try:
         known = os.stat(place)
@@ -164,7 +168,7 @@ def _digest(path: Path) -> bytes:
 
 
 def _decoded(path: Path, *, size: tuple[int, int], fit: str, most_pixels: int) -> Pixels | str:
-    """The picture, or the reason why it cannot be decoded."""
+    """Return the picture, or the reason why it cannot be decoded."""
     try:
         return decode(path, size, fit=fit, most_pixels=most_pixels)
     except DataError as error:
@@ -174,7 +178,8 @@ def _decoded(path: Path, *, size: tuple[int, int], fit: str, most_pixels: int) -
 def _chunks(
     paths: Sequence[Path], missing: NDArray[np.int64], opened: Callable[[Path], Pixels | str], threads: int
 ) -> Iterator[tuple[NDArray[np.int64], list[Any]]]:
-    """The places of what is missing and what is there, a few at a time; Pillow decodes in several threads at once."""
+    """Yield the places of what is missing and what is there, a few at a time; Pillow decodes in several threads at
+    once."""
     with ThreadPoolExecutor(threads) as pool:
         for begin in range(0, len(missing), _CHUNK):
             places = missing[begin : begin + _CHUNK]
@@ -197,7 +202,7 @@ def _append(folder: Path, digests: Digests, pictures: Sequence[Pixels]) -> int:
 
 
 def _rows(folder: Path, count: int) -> NDArray[Any]:
-    """The rows whose pixels are complete; the incomplete end of a killed pass is cut off."""
+    """Return the rows whose pixels are complete; the incomplete end of a killed pass is cut off."""
     pixels, index = folder / "pixels.bin", folder / "rows.bin"
     for path in (pixels, index):
         path.touch()

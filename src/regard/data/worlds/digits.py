@@ -43,7 +43,7 @@ class Splits:
 
 
 def digits(seed: int, *, count: int, layout: str = "plain") -> Iterator[Digit]:
-    """Digits with labels equally likely; the same seed gives the same digits, everywhere.
+    """Return digits with labels equally likely; the same seed gives the same digits, everywhere.
 
     >>> [digit] = digits(1, count=1, layout="cluttered")
     >>> digit.image.shape, digit
@@ -68,7 +68,7 @@ def splits(seed: int, *, train: int, valid: int, test: int, layout: str = "plain
 
 
 def write(label: int, random: Random, *, noise: float = 6.0) -> Digit:
-    """One digit on 28×28, with its own slant, turn, proportions, thickness and unsteadiness of the pen."""
+    """Return one digit on 28×28, with its own slant, turn, proportions, thickness and unsteadiness of the pen."""
     starts, ends = _segments(label, random)
     half = random.uniform(0.95, 1.75)
     distance = _distance(starts, ends)
@@ -84,7 +84,8 @@ def write(label: int, random: Random, *, noise: float = 6.0) -> Digit:
 def on_canvas(
     image: Image, random: Random, *, side: int = 60, clutter: Sequence[Image] = (), pieces: int = PIECES
 ) -> tuple[Image, Box]:
-    """A picture (1, h, w) somewhere on a black canvas, and the box of its strokes there; also for digits of MNIST.
+    """Return a picture (1, h, w) somewhere on a black canvas, and the box of its strokes there; also for digits of
+    MNIST.
 
     `clutter` are other pictures: `pieces` 8×8 cuttings of them stand around the box, never in it.
     """
@@ -105,7 +106,7 @@ def on_canvas(
 
 
 def ink_box(image: Image) -> Box:
-    """The box of everything brighter than paper in a picture (h, w); the whole picture where nothing is.
+    """Return the box of everything brighter than paper in a picture (h, w); the whole picture where nothing is.
 
     >>> image = np.zeros((5, 7), np.uint8)
     >>> image[1:3, 4] = 255
@@ -153,7 +154,7 @@ def _make(random: Random, layout: str, pool: Sequence[Image]) -> Digit:
 
 
 def _piece(image: Image, random: Random) -> Image:
-    """A cutting that has strokes in it."""
+    """Return a cutting that has strokes in it."""
     left, top, right, bottom = ink_box(image[0])
     row = random.randrange(top, max(top, bottom - PIECE) + 1)
     column = random.randrange(left, max(left, right - PIECE) + 1)
@@ -162,7 +163,7 @@ def _piece(image: Image, random: Random) -> Image:
 
 
 def _beside(box: Box, side: int, random: Random) -> tuple[int, int]:
-    """Where a piece touches no pixel of the box: row and column of its corner."""
+    """Return where a piece touches no pixel of the box: row and column of its corner."""
     left, top, right, bottom = box
     if max(left, top, side - right, side - bottom) < PIECE:
         raise ValueError(f"no clutter of {PIECE} pixels fits beside a digit of {box} on a canvas of {side}")
@@ -187,7 +188,7 @@ def _distance(starts: Values, ends: Values) -> Values:
 
 
 def _segments(label: int, random: Random) -> tuple[Values, Values]:
-    """The pieces of stroke of one digit in pixels: unsteady, slanted, turned, and fitted into the picture."""
+    """Return the pieces of stroke of one digit in pixels: unsteady, slanted, turned, and fitted into the picture."""
     variants = _GLYPHS[label]
     strokes = [_smooth(path, random) for path in variants[random.randrange(len(variants))]]
     points = np.concatenate(strokes)
@@ -208,7 +209,7 @@ def _segments(label: int, random: Random) -> tuple[Values, Values]:
 
 
 def _smooth(path: Path, random: Random) -> Values:
-    """A smooth curve (Catmull-Rom) through the points of a stroke, each moved a little."""
+    """Return a smooth curve (Catmull-Rom) through the points of a stroke, each moved a little."""
     points = np.array([(x + random.gauss(0, 0.022), y + random.gauss(0, 0.022)) for x, y in path])
     if len(points) == 2:
         return points
@@ -221,7 +222,7 @@ def _smooth(path: Path, random: Random) -> Values:
 
 
 def _arc(x: float, y: float, rx: float, ry: float, first: int, last: int, count: int = 8) -> Path:
-    """Points of an ellipse; angles in degrees, 0 to the right, clockwise because y points down."""
+    """Return points of an ellipse; angles in degrees, 0 to the right, clockwise because y points down."""
     angles = [math.radians(first + (last - first) * number / (count - 1)) for number in range(count)]
     return [(x + rx * math.cos(angle), y + ry * math.sin(angle)) for angle in angles]
 

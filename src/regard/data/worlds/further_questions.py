@@ -41,7 +41,7 @@ def further(scene: Scene, random: Random, *, count: int, forms: Sequence[str] = 
 
 
 def _alone(scene: Scene, name: Callable[[Shape], str]) -> list[Shape]:
-    """The shapes whose name no other shape of the scene has."""
+    """Return the shapes whose name no other shape of the scene has."""
     names = Counter(map(name, scene.objects))
     return [shape for shape in scene.objects if names[name(shape)] == 1]
 

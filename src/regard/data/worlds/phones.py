@@ -17,7 +17,7 @@ class Phone(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int | float, ...]:
-        """All but the length."""
+        """Return all but the length."""
         return self[:7]
 
 

@@ -41,11 +41,11 @@ class Dice:
         return self.random.random() < probability * self.rich
 
     def pick(self, things: Sequence[Thing]) -> Thing:
-        """One of them, all equally likely."""
+        """Return one of them, all equally likely."""
         return things[int(self.random.random() * len(things))]
 
     def fresh(self, things: Sequence[Thing]) -> Thing:
-        """One of them that this sentence has not used yet, where there is one."""
+        """Return one of them that this sentence has not used yet, where there is one."""
         choice = self.pick(things)
         for _ in range(4):
             if choice not in self.used:
@@ -55,7 +55,7 @@ class Dice:
         return choice
 
     def weigh(self, weights: Mapping[Thing, float]) -> Thing:
-        """One key of the mapping, as likely as its weight."""
+        """Return one key of the mapping, as likely as its weight."""
         left = self.random.random() * sum(weights.values())
         for thing, weight in weights.items():
             left -= weight
@@ -65,5 +65,5 @@ class Dice:
 
 
 def tokens(text: str) -> list[Token]:
-    """English words apart, each a token."""
+    """Return English words apart, each a token."""
     return [Token(word) for word in text.split()]

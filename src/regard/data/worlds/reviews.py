@@ -107,7 +107,7 @@ def splits(
 
 
 def text_of(words: Sequence[str], language: Language = "en") -> str:
-    """Words as one writes them.
+    """Return words as one writes them.
 
     >>> text_of(("i", "found", "it", "dull", ",", "not", "bad", "."))
     'I found it dull, not bad.'
@@ -145,7 +145,7 @@ class _Writer:
         self.grammar: Grammar = GRAMMARS[language]
 
     def review(self, length: int) -> Review:
-        """One review of about so many words: the sentence that decides among others that do not."""
+        """Return one review of about so many words: the sentence that decides among others that do not."""
         label = self._pick(CLASSES[self.labels])
         sentences = [self._judgement(label)]
         # In half of the texts the other party is there too, without an opinion. Were it in all, nothing would tell the
@@ -174,7 +174,7 @@ class _Writer:
         return self._opinion(positive)
 
     def _opinion(self, positive: bool) -> list[_Word]:
-        """One clause that judges: with an opinion word, a negated one of the other polarity, or a measure."""
+        """Return one clause that judges: with an opinion word, a negated one of the other polarity, or a measure."""
         kind = self.random.random()
         if kind < 0.08:
             return self._fill(self._pick(self.grammar.enough if positive else self.grammar.excess))
@@ -199,7 +199,7 @@ class _Writer:
         return {"holder": holder, "object": self._pick(entries["own_object"]) if own else holder}
 
     def _aside(self) -> list[_Word]:
-        """A sentence that decides nothing."""
+        """Return a sentence that decides nothing."""
         kind = self.random.random()
         if self.labels == "subjectivity":
             if kind < 0.5:
@@ -238,7 +238,7 @@ class _Writer:
 
 
 def unseen(negation: str, opinion: str) -> bool:
-    """Whether a pair of negation and opinion word is kept out of training: one in five, by a checksum.
+    """Return whether a pair of negation and opinion word is kept out of training: one in five, by a checksum.
 
     >>> [word for word in ("good", "great", "dull", "weak", "bold", "warm", "rude") if unseen("not", word)]
     ['good', 'bold', 'warm']
@@ -247,7 +247,7 @@ def unseen(negation: str, opinion: str) -> bool:
 
 
 def _negation(words: Sequence[_Word], opinion: str, language: Language) -> str:
-    """The starred words of a clause before its opinion word."""
+    """Return the starred words of a clause before its opinion word."""
     gap = "" if language == "zh" else " "
     return gap.join(word.text for word in words if word.starred).removesuffix(opinion).strip()
 
@@ -257,7 +257,7 @@ def _names_author(pattern: str) -> bool:
 
 
 def _articles(words: list[_Word]) -> list[_Word]:
-    """An before a vowel."""
+    """Return an before a vowel."""
     return [
         word._replace(text="an") if word.text == "a" and after and after.text[0] in "aeiou" else word
         for word, after in zip(words, [*words[1:], None], strict=True)
@@ -269,7 +269,7 @@ def _unstarred(words: list[_Word]) -> list[_Word]:
 
 
 def _distinct(writer: _Writer, count: int, lengths: tuple[int, int], seen: set[tuple[str, ...]]) -> Iterator[Review]:
-    """Reviews of a length within `lengths` that have not been seen; each is marked as seen."""
+    """Yield reviews of a length within `lengths` that have not been seen; each is marked as seen."""
     low, high = lengths
     tries = 0
     while count > 0:

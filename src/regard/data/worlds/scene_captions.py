@@ -71,7 +71,7 @@ def splits(
 
 
 def caption(objects: Sequence[Shape]) -> tuple[tuple[str, ...], tuple[Regions | None, ...]] | None:
-    """Words and regions for the shapes of a scene; None where they are no two groups that clearly lie apart.
+    """Return words and regions for the shapes of a scene; None where they are no two groups that clearly lie apart.
 
     >>> circle, star = Shape("circle", "red", "large", (4, 9, 20, 25)), Shape("star", "blue", "small", (30, 12, 40, 22))
     >>> words, regions = caption([star, circle])
@@ -135,12 +135,12 @@ def _make(dice: Dice, objects: tuple[int, int], size: int) -> Captioned | None:
 
 
 def _each(descriptions: Sequence[Words], counts: Sequence[int]) -> list[Words]:
-    """The description of each shape."""
+    """Return the description of each shape."""
     return [words for words, count in zip(descriptions, counts, strict=True) for _ in range(count)]
 
 
 def _grouping(dice: Dice, total: int) -> tuple[int, ...]:
-    """How `total` shapes fall into one group or two."""
+    """Return how `total` shapes fall into one group or two."""
     most = len(NUMBERS)
     if total == 1 or (total <= most and dice.chance(0.3)):
         return (total,)
@@ -149,7 +149,7 @@ def _grouping(dice: Dice, total: int) -> tuple[int, ...]:
 
 
 def _descriptions(dice: Dice, groups: int) -> list[Words]:
-    """Size, colour and kind of each group; no two alike in both colour and kind."""
+    """Return size, colour and kind of each group; no two alike in both colour and kind."""
     chosen: list[Words] = []
     while len(chosen) < groups:
         colour, kind = dice.pick(tuple(COLOURS)), dice.pick(KINDS)

@@ -92,12 +92,12 @@ def splits(
 
 
 def answers() -> tuple[str, ...]:
-    """Every answer of this world, in a fixed order."""
+    """Return every answer of this world, in a fixed order."""
     return (*COLOURS, *KINDS, *COUNTS, "yes", "no", *PLACES)
 
 
 def written(words: Sequence[str]) -> str:
-    """A question as one writes it.
+    """Return a question as one writes it.
 
     >>> written(("what", "colour", "is", "the", "star", "?"))
     'What colour is the star?'
@@ -107,7 +107,7 @@ def written(words: Sequence[str]) -> str:
 
 
 def question_words(text: str) -> tuple[str, ...]:
-    """A question as this world writes it: lower case, the question mark apart.
+    """Return a question as this world writes it: lower case, the question mark apart.
 
     >>> question_words("What color is the star?")
     ('what', 'colour', 'is', 'the', 'star', '?')
@@ -151,7 +151,7 @@ def _some_look(dice: Dice) -> Look:
 
 
 def _others(dice: Dice, looks: dict[int, Look], total: int, allowed: Callable[[Look], bool]) -> list[Look]:
-    """The looks of all spots: those given, and any that are `allowed` for the rest."""
+    """Return the looks of all spots: those given, and any that are `allowed` for the rest."""
     filled = []
     for number in range(total):
         look = looks.get(number)
@@ -191,7 +191,7 @@ def _ask_count(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 
 
 def _alike(dice: Dice, look: Look, by_kind: bool) -> Look:
-    """A look that shares the kind, or the colour."""
+    """Return a look that shares the kind, or the colour."""
     other = _some_look(dice)
     return (other[0], look[1]) if by_kind else (look[0], other[1])
 
@@ -218,7 +218,7 @@ def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
 
 
 def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
-    """Where is the star? Shapes near the middle are not asked about."""
+    """Return where is the star? Shapes near the middle are not asked about."""
     wanted = dice.pick(PLACES)
     there = [number for number, spot in enumerate(placed) if place(box_of(spot), size) == wanted]
     if not there:
@@ -230,7 +230,7 @@ def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 
 
 def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
-    """What is left of the red circle? Exactly one shape is, and no other might be thought to be."""
+    """Return what is left of the red circle? Exactly one shape is, and no other might be thought to be."""
     wanted = dice.pick(RELATIONS)
     anchor = dice.pick(range(len(placed)))
     around = {number: relation(box_of(spot), box_of(placed[anchor])) for number, spot in enumerate(placed)}
@@ -245,7 +245,7 @@ def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 
 
 def _ask_comparison(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
-    """A yes/no question about the relative position of two objects ("is the star left of the circle ?")."""
+    """Return a yes/no question about the relative position of two objects ("is the star left of the circle ?")."""
     found = relation(box_of(placed[0]), box_of(placed[1]))
     if found is None:
         return None

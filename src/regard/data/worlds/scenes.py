@@ -37,7 +37,7 @@ Described = TypeVar("Described", bound=HasScene)
 
 
 def spots(dice: Dice, sizes: Sequence[str], *, size: int) -> list[Spot] | None:
-    """A spot for a shape of each size word in a picture of `size` pixels a side; None where they did not fit."""
+    """Return a spot for a shape of each size word in a picture of `size` pixels a side; None where they did not fit."""
     placed: list[Spot] = []
     for word in sizes:
         low, high = RADII[word]
@@ -60,19 +60,20 @@ def _apart(x: float, y: float, radius: float, other: Spot) -> bool:
 
 
 def size_words(dice: Dice, count: int) -> list[str]:
-    """A size for each of `count` shapes; where there are many, few are large, or they would not fit."""
+    """Return a size for each of `count` shapes; where there are many, few are large, or they would not fit."""
     large = 0.5 if count <= 2 else 1.2 / count
     return [SIZES[1] if dice.chance(large) else SIZES[0] for _ in range(count)]
 
 
 def box_of(spot: Spot) -> Box:
-    """The pixels around a spot that its shape is drawn in, whatever its kind; the drawn box is about this one."""
+    """Return the pixels around a spot that its shape is drawn in, whatever its kind; the drawn box is about this
+    one."""
     x, y, radius, _ = spot
     return int(x - radius), int(y - radius), int(x + radius) + 1, int(y + radius) + 1
 
 
 def around(boxes: Iterable[Box]) -> Box:
-    """The smallest box that holds all of these.
+    """Return the smallest box that holds all of these.
 
     >>> around([(2, 3, 5, 7), (4, 1, 6, 4)])
     (2, 1, 6, 7)
@@ -82,7 +83,7 @@ def around(boxes: Iterable[Box]) -> Box:
 
 
 def relation(first: Box, second: Box) -> str | None:
-    """How the first box lies to the second; None where no word is clearly right.
+    """Return how the first box lies to the second; None where no word is clearly right.
 
     >>> relation((2, 10, 8, 16), (20, 8, 30, 18)), relation((2, 30, 8, 36), (4, 8, 12, 18))
     ('left of', 'below')
@@ -100,7 +101,7 @@ def relation(first: Box, second: Box) -> str | None:
 
 
 def place(box: Box, size: int) -> str | None:
-    """The quarter of the picture that a box stands in; None where it is near the middle.
+    """Return the quarter of the picture that a box stands in; None where it is near the middle.
 
     >>> place((4, 30, 12, 38), 48), place((4, 20, 12, 28), 48)
     ('bottom left', None)

@@ -27,7 +27,7 @@ class Splits:
 
 
 def example() -> Pair:
-    """The first sentence of the world.
+    """Return the first sentence of the world.
 
     >>> pair = example()
     >>> english_text(pair.source), chinese_text(pair.target), sorted(pair.links)
@@ -88,7 +88,7 @@ def splits(
 
 
 def words(text: str) -> tuple[str, ...]:
-    """English text as this world writes it: words apart, contractions in full, no capital but in names.
+    """Return English text as this world writes it: words apart, contractions in full, no capital but in names.
 
     >>> words("The teacher's dog didn't chase Tom.")
     ('the', 'teacher', "'s", 'dog', 'did', 'not', 'chase', 'Tom', '.')
@@ -105,7 +105,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def english_text(words: Sequence[str]) -> str:
-    """Words as one writes them: Tom's dog sleeps.
+    """Return words as one writes them: Tom's dog sleeps.
 
     >>> english_text(("the", "cat", "sees", "Tom", "'s", "dog", "."))
     "The cat sees Tom's dog."
@@ -133,7 +133,7 @@ _CAPITALS = {"I", *(word for name in NAMES for word in name.split())}
 
 
 def _distinct(random: Random, count: int, lengths: tuple[int, int], seen: set[tuple[str, ...]]) -> Iterator[Pair]:
-    """Pairs of which neither side has been seen; each is marked as seen."""
+    """Yield pairs of which neither side has been seen; each is marked as seen."""
     tries = 0
     while count > 0:
         pair = _sentence(random, lengths)
@@ -149,7 +149,7 @@ def _distinct(random: Random, count: int, lengths: tuple[int, int], seen: set[tu
 
 
 def _sentence(random: Random, lengths: tuple[int, int]) -> Pair:
-    """One sentence. The length to aim at is drawn first, so that long ones are not left to chance."""
+    """Return one sentence. The length to aim at is drawn first, so that long ones are not left to chance."""
     low, high = lengths
     for _ in range(_TRIES):
         made = compose(random, low + int((high - low + 1) * random.random() ** 1.6))

@@ -54,7 +54,7 @@ class Shape:
 
     @property
     def centre(self) -> tuple[float, float]:
-        """The middle of the box, x before y."""
+        """Return the middle of the box, x before y."""
         left, top, right, bottom = self.box
         return (left + right) / 2, (top + bottom) / 2
 
@@ -70,7 +70,7 @@ class Scene:
 def draw(
     things: list[tuple[str, str, Spot]], random: Random, *, size: int = 48, noise: float = 9.0, plain: bool = False
 ) -> Scene:
-    """The scene of these things (kind, colour, spot), in this order; `plain` means one flat grey behind them.
+    """Return the scene of these things (kind, colour, spot), in this order; `plain` means one flat grey behind them.
 
     >>> scene = draw([("circle", "red", Spot(20.0, 24.0, 8.0, "large"))], Random(1))
     >>> scene.image.shape, scene.objects
@@ -134,7 +134,7 @@ def _distance(kind: str, x: Values, y: Values, radius: float) -> Values:
 
 @cache
 def _outline(kind: str) -> tuple[Values, Values]:
-    """The edges of a polygon of radius 1: where each starts and ends; y points down."""
+    """Return the edges of a polygon of radius 1: where each starts and ends; y points down."""
     if kind == "square":
         corners = [(-0.86, -0.86), (0.86, -0.86), (0.86, 0.86), (-0.86, 0.86)]
     elif kind == "triangle":

@@ -32,17 +32,17 @@ class Story:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of all sentences."""
+        """Return the words of all sentences."""
         return tuple(word for sentence in self.sentences for word in sentence)
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """The words of the answer."""
+        """Return the words of the answer."""
         return self.words[self.span[0] : self.span[1] + 1]
 
     @property
     def answering(self) -> int:
-        """The number of the sentence that holds the answer."""
+        """Return the number of the sentence that holds the answer."""
         left = self.span[0]
         for number, sentence in enumerate(self.sentences):
             if left < len(sentence):
@@ -52,7 +52,7 @@ class Story:
 
     @property
     def passage(self) -> str:
-        """The story as one writes it."""
+        """Return the story as one writes it."""
         return " ".join(map(written, self.sentences))
 
 
@@ -70,7 +70,7 @@ class Splits:
 
 
 def example() -> Story:
-    """One story, made by hand.
+    """Return one story, made by hand.
 
     >>> story = example()
     >>> story.passage
@@ -126,7 +126,7 @@ def splits(
 
 
 def written(words: Sequence[str]) -> str:
-    """Words as one writes them.
+    """Return words as one writes them.
 
     >>> written(("Where", "is", "the", "ball", "?"))
     'Where is the ball?'
@@ -166,7 +166,7 @@ def _some(dice: Dice, names: Sequence[str], count: int) -> list[str]:
 
 
 def _told(dice: Dice, length: int) -> Story | None:
-    """A story of so many sentences with a question, or None where nothing can be asked.
+    """Return a story of so many sentences with a question, or None where nothing can be asked.
 
     One sentence answers nothing. It is added after the question is chosen, so that the answer's words occur twice.
     """
@@ -243,7 +243,8 @@ def _occurrences(told: Sequence[Sentence], answer: tuple[str, ...]) -> int:
 
 
 def _find(words: Sequence[str], part: tuple[str, ...]) -> int | None:
-    """Where these words begin in a sentence; the last time they occur, for a receiver is named after the giver."""
+    """Return where these words begin in a sentence; the last time they occur, for a receiver is named after the
+    giver."""
     starts = [start for start in range(len(words) - len(part) + 1) if tuple(words[start : start + len(part)]) == part]
     return starts[-1] if starts else None
 

@@ -53,12 +53,12 @@ class World:
         return self.told[-1]
 
     def place(self, person: str) -> str | None:
-        """The place of a person, as far as the story states it."""
+        """Return the place of a person, as far as the story states it."""
         visits = self.visits.get(person)
         return visits[-1][0] if visits else None
 
     def held(self, person: str) -> list[str]:
-        """The objects in a person's hands."""
+        """Return the objects in a person's hands."""
         return [thing for thing, (holder, _) in self.holder.items() if holder == person]
 
 
@@ -132,13 +132,13 @@ EVENTS: dict[Callable[[World], None], float] = {
 
 
 def anything(world: World) -> tuple[str, ...]:
-    """Words for someone or something of this story."""
+    """Return words for someone or something of this story."""
     nouns = (f"the {noun}" for noun in (*world.places, *world.objects))
     return tuple(world.dice.pick([*world.people, *nouns, world.dice.pick(NUMBERS)]).split())
 
 
 def aside(world: World, about: tuple[str, ...]) -> str:
-    """A sentence that names these words and answers no question."""
+    """Return a sentence that names these words and answers no question."""
     pick, name = world.dice.pick, " ".join(about)
     if name in NUMBERS:
         return f"{pick(world.people)} waited {name} hours"

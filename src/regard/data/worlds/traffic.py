@@ -52,11 +52,11 @@ class Traffic:
 
     @property
     def running(self) -> NDArray[np.bool_]:
-        """Which drives have not ended."""
+        """Return which drives have not ended."""
         return ~self.collided & (self.ego[:, 0] < LENGTH)
 
     def observe(self) -> Scenes:
-        """What is seen of each drive: the nearest objects, from the nearest on."""
+        """Return what is seen of each drive: the nearest objects, from the nearest on."""
         apart = self._place - self.ego[:, None, :2]
         ahead, beside = apart[..., 0], np.abs(self._place[..., 1])
         seen = self._script.real & (ahead < _BEFORE) & (ahead > -_BEHIND) & (beside < _SIDE)
@@ -106,7 +106,7 @@ class Traffic:
         self._since = np.where(begins, 0.0, self._since)
 
     def _following(self, wanted: Values) -> Values:
-        """The speed of who drives behind the ego vehicle: a second and two metres of distance."""
+        """Return the speed of who drives behind the ego vehicle: a second and two metres of distance."""
         gap = self.ego[:, None, 0] - self._place[..., 0] - (EGO[0] + self._script.size[..., 0]) / 2
         speed = np.minimum(wanted[..., 0], np.maximum(gap - 2.0, 0.0))
         return np.stack([speed, np.zeros_like(speed)], -1)
@@ -119,7 +119,7 @@ class Traffic:
 
 
 def _headings(velocity: Values, before: Values) -> Values:
-    """Where objects face: along their velocity; who stands still faces as before."""
+    """Return where objects face: along their velocity; who stands still faces as before."""
     moving = np.hypot(velocity[..., 0], velocity[..., 1]) > 0.3
     return np.where(moving, np.arctan2(velocity[..., 1], velocity[..., 0]), before)
 
@@ -132,7 +132,7 @@ class Driven(NamedTuple):
     hit: NDArray[np.int64]
 
     def figures(self) -> dict[str, float]:
-        """Collisions per 100 km, the share of each road that was driven, and how many km that was.
+        """Return collisions per 100 km, the share of each road that was driven, and how many km that was.
 
         >>> Driven(np.array([450.0, 50.0]), np.array([False, True]), np.array([-1, 0])).figures()
         {'collisions_per_100km': 200.0, 'progress': 0.5556, 'km': 0.5}
@@ -146,7 +146,7 @@ class Driven(NamedTuple):
 
 
 def drive(roads: Sequence[Road], policy: Policy, *, seen: int = SEEN, steps: int = STEPS) -> Driven:
-    """The closed loop: what a policy does on these roads, all at once."""
+    """Return the closed loop: what a policy does on these roads, all at once."""
     traffic = Traffic(roads, seen)
     for _ in range(steps):
         if not traffic.running.any():
@@ -157,7 +157,7 @@ def drive(roads: Sequence[Road], policy: Policy, *, seen: int = SEEN, steps: int
 
 
 def expert_policy(scenes: Scenes) -> tuple[Action, Values]:
-    """What the expert does."""
+    """Return what the expert does."""
     found = expert(scenes)
     return found.action, found.steering
 
@@ -178,7 +178,8 @@ def random_policy(seed: int) -> Policy:
 
 
 def disturbed_policy(seed: int) -> Policy:
-    """The expert, disturbed now and then for a second or so: states that a learner comes to by its own mistakes."""
+    """Return the expert, disturbed now and then for a second or so: states that a learner comes to by its own
+    mistakes."""
     generator = np.random.Generator(np.random.PCG64([seed, 5]))
     left = np.zeros(0, np.int64)
     action, steering = np.zeros(0, np.int64), np.zeros(0)

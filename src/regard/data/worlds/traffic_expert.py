@@ -29,9 +29,11 @@ _DIFFERS = 0.1  # of steering: a smaller difference is no other decision
 
 @dataclass(frozen=True, eq=False)
 class Scenes:
-    """Traffic scenes as arrays. `ego` (n, 5) is x, y, heading, speed and the speed to drive; of the objects `place`
-    and `velocity` are (n, s, 2), `size` (n, s, 2) length and width, `heading` and `kind` (n, s); `present` says which
-    of the s places hold an object."""
+    """Traffic scenes as arrays.
+
+    `ego` (n, 5) is x, y, heading, speed and the speed to drive; of the objects `place` and `velocity` are (n, s, 2),
+    `size` (n, s, 2) length and width, `heading` and `kind` (n, s); `present` says which of the s places hold an object.
+    """
 
     ego: Values
     kind: NDArray[np.int64]
@@ -46,13 +48,13 @@ class Scenes:
 
     @property
     def extent(self) -> Values:
-        """How long each object is along x and along y (n, s, 2)."""
+        """Return how long each object is along x and along y (n, s, 2)."""
         cosine, sine = np.abs(np.cos(self.heading)), np.abs(np.sin(self.heading))
         long, wide = self.size[..., 0], self.size[..., 1]
         return np.stack([cosine * long + sine * wide, sine * long + cosine * wide], -1)
 
     def take(self, rows: NDArray[np.int64]) -> "Scenes":
-        """Some of the scenes."""
+        """Return some of the scenes."""
         parts: tuple[Any, ...] = (
             *(self.ego, self.kind, self.size, self.place, self.velocity, self.heading, self.present),
         )
@@ -61,8 +63,10 @@ class Scenes:
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """What to do in each scene. `forced` (n, s) are the objects without which the action or the steering would be
-    another one."""
+    """What to do in each scene.
+
+    `forced` (n, s) are the objects without which the action or the steering would be another one.
+    """
 
     action: NDArray[np.int64]
     steering: Values
@@ -70,7 +74,7 @@ class Decisions:
 
 
 def time_to_collision(apart: Values, closing: Values, reach: Values) -> Values:
-    """Seconds until two boxes touch that move straight on; infinite where they never do.
+    """Return seconds until two boxes touch that move straight on; infinite where they never do.
 
     `apart` (…, 2) is where the other one's middle is, `closing` (…, 2) its velocity less one's own, and `reach` (…, 2)
     the distance of the middles along each axis at which they touch.
@@ -89,7 +93,7 @@ def time_to_collision(apart: Values, closing: Values, reach: Values) -> Values:
 
 
 def expert(scenes: Scenes) -> Decisions:
-    """The decision in each scene, and the objects that force it."""
+    """Return the decision in each scene, and the objects that force it."""
     _, y, heading, speed, limit = scenes.ego.T
     target = _targets(scenes)
     free = np.where(speed < limit - 0.5, 2, np.where(speed > limit + 1.0, 0, 1))
@@ -103,7 +107,7 @@ def expert(scenes: Scenes) -> Decisions:
 
 
 def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The least of each row (n, s) and of `free` (n,); and the same without each of the columns."""
+    """Return the least of each row (n, s) and of `free` (n,); and the same without each of the columns."""
     if not values.shape[1]:
         return free, values
     lowest = np.minimum(values.min(1), free)
@@ -115,7 +119,7 @@ def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDAr
 
 
 def _targets(scenes: Scenes) -> Values:
-    """Where each object alone would have the ego vehicle drive: y, at most 0 (n, s)."""
+    """Return where each object alone would have the ego vehicle drive: y, at most 0 (n, s)."""
     x, speed = scenes.ego[:, 0, None], scenes.velocity
     ahead = scenes.place[..., 0] - x
     edge = scenes.place[..., 1] - scenes.extent[..., 1] / 2
@@ -127,7 +131,7 @@ def _targets(scenes: Scenes) -> Values:
 
 
 def _permitted(scenes: Scenes, target: Values) -> NDArray[np.int64]:
-    """The fastest action that each object permits (n, s): the first without a collision within the horizon."""
+    """Return the fastest action that each object permits (n, s): the first without a collision within the horizon."""
     x, y, _, speed, _ = (column[:, None] for column in scenes.ego.T)
     ahead = scenes.place[..., 0] - x
     # Steering moves the ego vehicle sideways by a metre in `_LOOK` metres, towards where it passes the object.
@@ -145,6 +149,6 @@ def _permitted(scenes: Scenes, target: Values) -> NDArray[np.int64]:
 
 
 def _steering(aim: Values, y: Values, heading: Values) -> Values:
-    """Steering towards y = `aim`, from −1 (left) to 1."""
+    """Return steering towards y = `aim`, from −1 (left) to 1."""
     wanted = np.clip((aim - y) / _LOOK, -_TURN, _TURN)
     return np.clip((wanted - heading) / _ALONG / CURVE, -1.0, 1.0)

@@ -60,7 +60,9 @@ class Road(NamedTuple):
 
 
 def road(seed: int | str, number: int, *, busy: float = 1.0) -> Road:
-    """Road `number` of a world; the same seed and number give the same road, everywhere. `busy` multiplies traffic.
+    """Return road `number` of a world; the same seed and number give the same road, everywhere.
+
+    `busy` multiplies traffic.
 
     >>> road(1, 0).name, road(1, 0) == road(1, 0), road(1, 0) == road(2, 0)
     ('merge', True, False)
@@ -101,7 +103,8 @@ def _bystanders(random: Random, count: int) -> list[Mover]:
 
 
 def _straight(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
-    """A vehicle ahead that brakes now and then, cyclists, parked cars beside the road, walkers on the pavement."""
+    """Return a vehicle ahead that brakes now and then, cyclists, parked cars beside the road, walkers on the
+    pavement."""
     movers = []
     start = random.uniform(18, 45)
     for _ in range(round(random.choice((1, 1, 2)) * busy)):
@@ -151,7 +154,7 @@ def _stepping(random: Random, x: float, far: float) -> Mover:
 
 
 def _crossing(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
-    """Crossings whose traffic does not wait, with people on zebra crossings before them."""
+    """Return crossings whose traffic does not wait, with people on zebra crossings before them."""
     movers: list[Mover] = []
     crossings: list[float] = []
     zebras: list[float] = []
@@ -177,7 +180,7 @@ def _crossing(random: Random, limit: float, busy: float) -> tuple[list[Mover], M
 
 
 def _merge(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
-    """Ramps from the right whose vehicles come into the lane, each at its own distance."""
+    """Return ramps from the right whose vehicles come into the lane, each at its own distance."""
     movers: list[Mover] = []
     ramps: list[float] = []
     for x in _events(random, busy)[::2]:
@@ -226,7 +229,7 @@ class Scripts:
 
 
 def scripts(roads: Sequence[Road]) -> Scripts:
-    """Roads as arrays, so that all of them are driven at once."""
+    """Return roads as arrays, so that all of them are driven at once."""
     most = max(1, *(len(one.movers) for one in roads))
     shape = (len(roads), most)
     found: dict[str, Any] = {

@@ -31,7 +31,7 @@ class Utterance:
 
     @property
     def text(self) -> str:
-        """What is said."""
+        """Return what is said."""
         return " ".join(self.words)
 
 
@@ -73,7 +73,7 @@ class Splits:
 def utterances(
     seed: int | Sequence[int], *, count: int, words: tuple[int, int] = (1, 5), rate: int = 8000
 ) -> Iterator[Utterance]:
-    """Utterances of so many words, each by another voice; the same seed gives the same ones.
+    """Yield utterances of so many words, each by another voice; the same seed gives the same ones.
 
     >>> [item.text for item in utterances(5, count=2)]
     ['left zero left eight', 'up right three']
@@ -112,7 +112,7 @@ def splits(
 
 
 def spoken(words: Sequence[str], voice: Voice, random: np.random.Generator, *, rate: int = 8000) -> Utterance:
-    """Words by a voice, with pauses around them; what the voice leaves open is drawn by `random`."""
+    """Return words by a voice, with pauses around them; what the voice leaves open is drawn by `random`."""
     plan = _Plan(voice, random)
     plan.pause(random.uniform(0.06, 0.2))
     for place, word in enumerate(words):
@@ -164,7 +164,8 @@ class _Plan:
         self.word_times.append((round(first, 4), round(self.now, 4)))
 
     def frames(self) -> NDArray[np.float64]:
-        """A row for each frame: three formants, loudness of the voice, loudness, centre and width of the noise."""
+        """Return a row for each frame: three formants, loudness of the voice, loudness, centre and width of the
+        noise."""
         table = np.array([phone.numbers for phone in self._phones])
         rows = np.repeat(table, self._frames, 0)
         for column in range(rows.shape[1]):
@@ -175,7 +176,7 @@ class _Plan:
 
 
 def _sounding(frames: NDArray[np.float64], voice: Voice, random: np.random.Generator, rate: int) -> NDArray[np.float32]:
-    """Samples of frames: pulses and noise, filtered frame by frame and added up under overlapping windows."""
+    """Return samples of frames: pulses and noise, filtered frame by frame and added up under overlapping windows."""
     hop, size = round(_HOP * rate), 2 ** round(np.log2(_SIZE * rate * 1.6))
     count = len(frames) * hop
     pulses = _pulses(count, voice, random, rate)
@@ -201,7 +202,7 @@ def _sounding(frames: NDArray[np.float64], voice: Voice, random: np.random.Gener
 
 
 def _pulses(count: int, voice: Voice, random: np.random.Generator, rate: int) -> NDArray[np.float64]:
-    """One pulse a period of a pitch that falls a little and wavers."""
+    """Return one pulse a period of a pitch that falls a little and wavers."""
     time = np.arange(count + 2048) / rate
     fall = 1 - random.uniform(0.0, 0.12) * time / time[-1]
     waver = 1 + 0.03 * np.sin(2 * np.pi * random.uniform(1.5, 4) * time + random.uniform(0, 6.3))
@@ -214,7 +215,7 @@ def _pulses(count: int, voice: Voice, random: np.random.Generator, rate: int) ->
 def _responses(
     frames: NDArray[np.float64], hertz: NDArray[np.float64], voice: Voice
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How much of each frequency the mouth lets through in each frame: of the voice, and of the noise."""
+    """Return how much of each frequency the mouth lets through in each frame: of the voice, and of the noise."""
     formants = frames[:, :3] * voice.formants
     widths = np.array([60.0, 90.0, 140.0])
     near = 1 / (1 + ((hertz - formants[..., None]) / widths[:, None]) ** 2)

@@ -1,4 +1,4 @@
-/* The loops over all pairs of additive attention on a CPU, float32. Plain twins: `_eager_*` in exponential.py.
+/* The loops over all pairs of additive attention on a CPU, float32. Reference: `_eager_*` in exponential.py.
  *
  * far   A = e^{2q}, B = e^{2k}:          tanh(q + k) = 1 - 2 r with r = 1 / (1 + A B), derivative 4 r (1 - r)
  * near  A = e^{2q} - 1, B = e^{2k} - 1:  tanh(q + k) = p / (p + 2) with p = A + B (1 + A), derivative 1 - tanh^2
@@ -37,7 +37,7 @@ typedef __m256 vec;
 #define MIN(a, b) _mm256_min_ps(a, b)
 #define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define FNMA(a, b, c) _mm256_fnmadd_ps(a, b, c)
-static inline vec inverse_guess(vec x) { /* 12 bits, then 23: the step below brings the rest */
+static inline vec inverse_guess(vec x) { /* accurate to 12 bits; the Newton step below gives 23 */
     vec r = _mm256_rcp_ps(x);
     return _mm256_mul_ps(r, _mm256_fnmadd_ps(x, r, _mm256_set1_ps(2.0f)));
 }
@@ -63,13 +63,13 @@ typedef float vec;
 static inline float sum(vec x) { return x; }
 #endif
 
-#define COLUMNS 4 /* taken together, so that a row's numbers are loaded once for all of them */
-#define TOGETHER 4 /* vectors of features whose sums are taken at once */
-#define HUGE_ONE 1e37f /* inf would make NaN of the Newton step; the inverse of this is 0 beside any other term */
+#define COLUMNS 4 /* columns computed together, so that a row is loaded once for all of them */
+#define TOGETHER 4 /* number of feature vectors summed at once */
+#define HUGE_ONE 1e37f /* replaces inf, which would give NaN in the Newton step; its inverse is negligible */
 
 int regard_lanes(void) { return LANES; }
 
-/* 1 / x for 1 <= x: a guess and one step of Newton's. */
+/* 1 / x for 1 <= x: an estimate and one Newton step. */
 static inline vec inverse(vec x) {
     vec r = GUESS(x);
     return MUL(r, FNMA(x, r, ALL(2.0f)));
@@ -123,10 +123,10 @@ typedef struct {
 SCORES(far_score_row, far_r, FAR_SCORE)
 SCORES(near_score_row, near_tanh, NEAR_SCORE)
 
-/* Of a row, for each feature: first = sum over columns of ds tanh', second = sum of ds tanh.
+/* For one row and each feature: first = sum over columns of ds tanh', second = sum of ds tanh.
  *
  * TERMS(a, b, ds, slope, plain) adds one column to the two sums. Several vectors of features are summed at once, so
- * that no addition waits for the last one. */
+ * that no addition waits for the previous one. */
 #define SUMS(NAME, TERMS, SLOPE, PLAIN)                                                             \
     static void NAME(const void *given, long z, long i) {                                           \
         const job *j = given;                                                                       \
@@ -194,13 +194,13 @@ static void *take_blocks(void *given) {
 
 static void run(job *j, long threads) {
     long rows = j->slices * j->n_rows;
-    /* Blocks of about 0.1 ms, and at least four for each thread where there are that many rows. */
+    /* A block takes about 0.1 ms; there are at least four for each thread, if there are enough rows. */
     long pairs = j->n_columns * j->features > 0 ? j->n_columns * j->features : 1;
     long most = rows / (4 * threads) > 1 ? rows / (4 * threads) : 1;
     j->block = (1 << 19) / pairs > 1 ? (1 << 19) / pairs : 1;
     if (j->block > most) j->block = most;
     if (threads > (rows + j->block - 1) / j->block) threads = (rows + j->block - 1) / j->block;
-#ifdef _OPENMP /* the threads of torch, which spin after its own loops and would keep others off their cores */
+#ifdef _OPENMP /* torch's own threads: they spin after its loops, so further threads would compete with them for cores */
 #pragma omp parallel for schedule(dynamic, j->block) num_threads(threads)
     for (long at = 0; at < rows; at++) j->work(j, at / j->n_rows, at % j->n_rows);
 #else

@@ -1,4 +1,4 @@
-"""The loops of `exponential` over all pairs as compiled C: scores, and the sums of their gradients."""
+"""The pair loops of `exponential` in compiled C: scores, and the sums of their gradients."""
 
 import ctypes
 from collections.abc import Callable
@@ -13,12 +13,13 @@ _FILE = "pair_loops.c"
 
 
 def available() -> bool:
-    """Is there a compiler, or a library that it made before?"""
+    """Return whether there is a C compiler, or a library compiled before."""
     return library(__package__ or "", _FILE) is not None
 
 
 def scores(near: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """(z, q, k) scores of rows (z, q, f) and columns (z, k, f) with weights (z, f); must equal `_eager_scores`."""
+    """Return (z, q, k) scores of rows (z, q, f) and columns (z, k, f) with weights (z, f); must equal
+    `_eager_scores`."""
     name = "regard_near_scores" if near else "regard_far_scores"
 
     def run(rows: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ def scores(near: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Σ_j ds tanh' and Σ_j ds tanh, (z, q, f) each; must equal `_eager_sums`."""
+    """Return Σ_j ds tanh' and Σ_j ds tanh, (z, q, f) each; must equal `_eager_sums`."""
     name = "regard_near_sums" if near else "regard_far_sums"
 
     def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,9 +46,9 @@ def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]
 
 
 def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Features padded with zeros to whole vectors of the processor: they add 0 to every sum."""
+    """Return features padded with zeros to whole SIMD vectors: zeros add nothing to any sum."""
     loaded = library(__package__ or "", _FILE)
-    assert loaded is not None  # available() has said so
+    assert loaded is not None  # checked by available()
     missing = -tensors[0].shape[-1] % int(loaded.regard_lanes())
     return tuple(F.pad(t, (0, missing)) if missing else t for t in tensors)
 

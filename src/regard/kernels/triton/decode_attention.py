@@ -1,8 +1,8 @@
 """One decoding step in one launch: a few queries against a long memory, additive or dot scores.
 
-A step has too few queries to fill a GPU with tiles of them, so the memory is cut instead: each program reads a stretch
-of keys and values once, and where there are several stretches a second launch joins them by their log-sum-exp. Keys
-beyond a sequence's length and keys that are closed are not read at all, so nothing in padding can matter.
+A step has too few queries to fill a GPU with tiles of them, so the memory is split instead: each program loads a range
+of keys and values once, and if there are several ranges, a second launch merges them by their log-sum-exp. Padded and
+masked keys are never loaded, so their values do not matter.
 """
 
 import torch
@@ -25,7 +25,7 @@ def _step(
     ADDITIVE: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr,
     BK: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Row `program_id(0)` of (batch · heads · queries) against stretch `program_id(1)` of the keys."""
+    """Compute row `program_id(0)` of (batch · heads · queries) against range `program_id(1)` of the keys."""
     row, part = tl.program_id(0), tl.program_id(1)
     i = row % queries
     h = (row // queries) % heads
@@ -59,7 +59,8 @@ def _step(
                 scores += tl.sum(_tanh(x[None, :] + k) * w[None, :], 1)
             else:
                 scores += tl.sum(x[None, :] * k, 1)
-        scores = tl.where(inside, (scores * scale).to(tl.float32), float("-inf"))  # a compiler passes float64
+        # torch.compile may pass the scale as float64.
+        scores = tl.where(inside, (scores * scale).to(tl.float32), float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 0))
         pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # no key so far
         weights = tl.exp(scores - pivot)
@@ -84,7 +85,7 @@ def _step(
 
 @triton.jit
 def _join(parts, bests, totals, output, e_size, splits, BS: tl.constexpr, BE: tl.constexpr):
-    """The stretches of one row as one: each fades to the best score of all."""
+    """Merge the ranges of one row, each scaled by its best score relative to the best of all."""
     row = tl.program_id(0).to(tl.int64)
     s, e = tl.arange(0, BS), tl.arange(0, BE)
     best = tl.load(bests + row * splits + s, mask=s < splits, other=float("-inf"))
@@ -111,11 +112,12 @@ def decode(
     scale: float,
     workers: int,
 ) -> Tensor:
-    """query (b, h, q, f) with few q, key (b, g, k, f), value (b, g, k, e) → output (b, h, q, e).
+    """Attend query (b, h, q, f) with few q, key (b, g, k, f), value (b, g, k, e) → output (b, h, q, e).
 
-    With `weight` (f,) or (h, f) the score is additive, else scale · ⟨q, k⟩. `lengths` (b,), `mask` (b, k) of the
-    keys that may be read. `workers` is how many programs the device runs at once: as many stretches are made as keep
-    them busy. The plain function: `regard.core.backends.reference` with `Additive(weight)` or `ScaledDot(scale)`.
+    With `weight` (f,) or (h, f) the score is additive, else scale · ⟨q, k⟩. `lengths` (b,) and `mask` (b, k) select the
+    keys that may be attended. `workers` is the number of programs that the device runs at once, and determines the
+    number of ranges. Reference implementation: `regard.core.backends.reference` with `Additive(weight)` or
+    `ScaledDot(scale)`.
     """
     batch, heads, queries, f_size = query.shape
     keys, e_size = value.shape[-2:]

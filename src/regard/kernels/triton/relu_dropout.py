@@ -1,6 +1,6 @@
-"""relu and dropout at once, with four random numbers from each draw: torch's compiler uses one of them.
+"""relu and dropout in one kernel, with four random numbers per Philox call, of which torch's compiler uses one.
 
-The output tells what was kept, so there is no mask to write and to read again.
+The output shows which entries were dropped, so no mask is stored.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def _relu_dropout(x, out, seed, numbers, dropout, BLOCK: tl.constexpr):
 
 @torch.library.custom_op("regard::relu_dropout", mutates_args=())
 def relu_dropout(x: Tensor, seed: Tensor, dropout: float) -> Tensor:
-    """`torch.dropout(torch.relu(x), dropout, True)`, with random numbers of its own."""
+    """Return `torch.dropout(torch.relu(x), dropout, True)`, with its own random numbers."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _relu_dropout[(triton.cdiv(x.numel(), _BLOCK),)](x, out, seed, x.numel(), dropout, BLOCK=_BLOCK, num_warps=4)

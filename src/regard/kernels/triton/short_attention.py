@@ -1,7 +1,7 @@
-"""Attention over short sequences in one tile for each head: nothing is kept but the inputs, dropout is drawn again.
+"""Attention over short sequences in one tile for each head: only the inputs are stored, and dropout is regenerated.
 
-P = softmax(scale · Q Kᵀ), O = (P ⊙ M) V with M what dropout keeps; the backward pass makes P and M again from the
-same seed.
+P = softmax(scale · Q Kᵀ), O = (P ⊙ M) V with the dropout mask M; the backward pass recomputes P and M from the same
+seed.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @triton.jit
 def _mixed(x):
-    """32 bits, each of which depends on every bit of x (a finaliser of two multiplications)."""
+    """Return 32 bits, each of which depends on every bit of x (a finaliser of two multiplications)."""
     x = x ^ (x >> 16)
     x = x * tl.full((), 0x7FEB352D, tl.uint32)
     x = x ^ (x >> 15)
@@ -24,11 +24,12 @@ def _mixed(x):
 
 @triton.jit
 def _kept(seed, head, BQ: tl.constexpr, BK: tl.constexpr, dropout):
-    """1 / (1 - p) where a pair is kept, else 0: a hash of seed, head, i and j, and of nothing else.
+    """Return 1 / (1 - p) where a pair is not dropped, else 0: a hash of seed, head, i and j alone. Both kernels must
 
-    Both kernels must drop the same pairs, however a compiler lays their tiles out. Four draws from each call of a
-    generator, put side by side by join and reshape, were no slower and agreed when interpreted, but with them a model
-    did not learn on a GPU.
+    drop the same pairs, whatever the layout of their tiles. Four random numbers per generator call, interleaved by join
+    and
+
+    reshape, were as fast and agreed in the interpreter, but with them a model did not learn on a GPU.
     """
     i = tl.arange(0, BQ)[:, None]
     j = tl.arange(0, BK)[None, :]
@@ -42,7 +43,8 @@ def _kept(seed, head, BQ: tl.constexpr, BK: tl.constexpr, dropout):
 def _open(
     lengths, mask, b, queries, keys, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BK: tl.constexpr
 ):
-    """Which keys of the sequence some query may attend; what is closed is never read, so nothing in it can leak."""
+    """Return which keys of the sequence some query may attend; masked keys are never loaded, so their values cannot
+    leak."""
     j = tl.arange(0, BK)
     inside = j < keys
     if CAUSAL:
@@ -56,7 +58,7 @@ def _open(
 
 @triton.jit
 def _weights(q, k, inside, scale, CAUSAL: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
-    """Softmax of the scores; a row with nothing to attend is zeros."""
+    """Return the softmax of the scores; a row with nothing to attend is zeros."""
     i = tl.arange(0, BQ)[:, None]
     j = tl.arange(0, BK)[None, :]
     seen = inside[None, :] & (i >= 0)
@@ -149,9 +151,9 @@ def short_attention(
     causal: bool,
     dropout: float,
 ) -> Tensor:
-    """query (b, h, q, d), key and value (b, h, k, d), lengths (b,), mask (b, k), seed (1,) → (b, h, q, d).
+    """Attend query (b, h, q, d), key and value (b, h, k, d), lengths (b,), mask (b, k), seed (1,) → (b, h, q, d).
 
-    The plain function: `torch.nn.functional.scaled_dot_product_attention`, zeros for a row with no keys.
+    Reference implementation: `torch.nn.functional.scaled_dot_product_attention`, zeros for a row with no keys.
     """
     query, key, value = (_plain(x) for x in (query, key, value))
     output = _like_rows(query)
@@ -182,7 +184,7 @@ def short_attention_backward(
     causal: bool,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     query, key, value, grad = (_plain(x) for x in (query, key, value, grad))
     to_query, to_key, to_value = (_like_rows(x) for x in (query, key, value))
     _backward[(query.shape[0] * query.shape[1],)](
@@ -214,7 +216,7 @@ short_attention.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _tiles(query: Tensor, key: Tensor) -> dict[str, int]:
-    """Powers of two from 16 that hold everything; a warp is enough for tiles of 32."""
+    """Return tile sizes, powers of two from 16, and the number of warps; one warp suffices for tiles of 32."""
     sides = [max(16, triton.next_power_of_2(n)) for n in (query.shape[3], query.shape[2], key.shape[2])]
     warps = 1 if max(sides[1:]) <= 32 else 4
     return {"D": sides[0], "SIZE": query.shape[3], "BQ": sides[1], "BK": sides[2], "num_warps": warps}
@@ -225,7 +227,7 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def _packed(tensor: Tensor | None) -> Tensor | None:
-    """Without gaps, as the kernel counts."""
+    """Return the tensor with contiguous rows, as the kernel requires."""
     return None if tensor is None else tensor.contiguous()
 
 
@@ -234,6 +236,6 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 
 
 def _like_rows(x: Tensor) -> Tensor:
-    """Empty, (b, h, n, d) in the order (b, n, h, d): heads side by side, as the next product wants them."""
+    """Allocate (b, h, n, d) in memory order (b, n, h, d): heads are adjacent for the next matrix product."""
     b, h, n, d = x.shape
     return torch.empty(b, n, h, d, dtype=x.dtype, device=x.device).transpose(1, 2)

@@ -56,7 +56,7 @@ class Recorder(Protocol):
         ...
 
     def heads(self, count: int) -> int | None:
-        """The number of heads in an axis of `count` sequences and heads; None if unknown."""
+        """Return the number of heads in an axis of `count` sequences and heads; None if unknown."""
         ...
 
     def inside(self, heads: int) -> AbstractContextManager[None]:
@@ -73,7 +73,7 @@ class Recorder(Protocol):
 
     @property
     def count(self) -> int:
-        """The number of calls captured so far."""
+        """Return the number of calls captured so far."""
         ...
 
 
@@ -129,13 +129,13 @@ class Settled:
         return [self._found, self._output]
 
     def of(self, batch: int) -> float:
-        """The largest difference over the largest output."""
+        """Return the largest difference over the largest output."""
         found, output = self._found[batch], self._output[batch].to(self._found.dtype)
         return float((found - output).abs().max() / output.abs().max().clamp_min(torch.finfo(output.dtype).tiny))
 
 
 def checked(call: Call) -> Checked | Settled | None:
-    """The check of a call on some rows, with the weights that the record shows; None if it would be meaningless.
+    """Return the check of a call on some rows, with the weights that the record shows; None if it would be meaningless.
 
     Small values are stored and compared when requested, which does not delay the model; large ones at once.
     """
@@ -151,7 +151,7 @@ def checked(call: Call) -> Checked | Settled | None:
 
 
 def shortened(call: Call) -> Call | None:
-    """The call with its queries and keys in fewer bits, with a note about it; None if that saves nothing."""
+    """Return the call with its queries and keys in fewer bits, with a note about it; None if that saves nothing."""
     found = call.source.short() if isinstance(call.source, Pairs | Modified) else None
     if found is None:
         return None
@@ -159,7 +159,7 @@ def shortened(call: Call) -> Call | None:
 
 
 def spread(tensor: Tensor, heads: int) -> Tensor:
-    """Values with each head repeated for the query heads that share it."""
+    """Return values with each head repeated for the query heads that share it."""
     group = heads // max(1, tensor.shape[1])
     return tensor if group <= 1 else tensor.repeat_interleave(group, 1)
 

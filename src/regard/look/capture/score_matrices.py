@@ -44,7 +44,7 @@ class Scores:
 
 
 def first(done: Done) -> Scores | None:
-    """Scores, if a product of two tensors can be scores."""
+    """Return scores, if a product of two tensors can be scores."""
     result = done.result
     if (
         done.function not in PRODUCT
@@ -61,12 +61,12 @@ def first(done: Done) -> Scores | None:
 
 
 def worth_it(matrix: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Whether the matrix is large, and larger than queries and keys."""
+    """Return whether the matrix is large, and larger than queries and keys."""
     return matrix.numel() >= LARGE and matrix.numel() > query.numel() + key.numel()
 
 
 def next_of(scores: Scores, done: Done) -> Scores | None:
-    """The scores after one more operation, or None if the operation is not one of those tracked."""
+    """Return the scores after one more operation, or None if the operation is not one of those tracked."""
     function, args, kwargs, _ = done
     if function in ROUNDED:
         return scores
@@ -88,7 +88,7 @@ def _closes(fill: Any, dtype: torch.dtype) -> bool:
 
 
 def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) -> Pairs | None:
-    """The same weights from queries and keys; None if rows of the two do not agree."""
+    """Return the same weights from queries and keys; None if rows of the two do not agree."""
     scores.kept.check()
     query, key = four_axes(scores.query, heads), four_axes(scores.key, heads)
     shape = (*query.shape[:3], key.shape[2])
@@ -112,6 +112,6 @@ def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) ->
 
 
 def _fitting(tensor: Tensor, heads: int | None) -> Tensor:
-    """A mask or bias for scores (b, h, q, k); (b·h, q, k) has heads in its first axis."""
+    """Return a mask or bias for scores (b, h, q, k); (b·h, q, k) has heads in its first axis."""
     folded = tensor.ndim == 3 and heads is not None and tensor.shape[0] > 1 and tensor.shape[0] % heads == 0
     return four_axes(tensor, heads) if folded else tensor

@@ -227,7 +227,7 @@ def seen_einsum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
 
 
 def handlers(tags: Tags[Tag]) -> dict[Function, Handler]:
-    """A handler for each function, over one set of tags."""
+    """Return a handler for each function, over one set of tags."""
 
     lines: Tags[Scores] = Tags()
 

@@ -105,7 +105,7 @@ def _as_is(output: Tensor) -> Tensor:
 
 
 def _mask(module: Any, given: Any, queries: int, keys: int, options: dict[str, Any]) -> Mask | Tensor | None:
-    """The mask that a flash kernel applies: padding, causal aligned to the end, a window."""
+    """Return the mask that a flash kernel applies: padding, causal aligned to the end, a window."""
     if isinstance(given, Tensor) and given.ndim == 4:
         return given[..., :keys]
     is_causal = options.get("is_causal")

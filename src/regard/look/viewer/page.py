@@ -26,7 +26,7 @@ def page(
     language: str = "en",
     batch: int | Sequence[int] | None = None,
 ) -> str:
-    """A standalone page of one trace, or of two side by side.
+    """Return a standalone page of one trace, or of two side by side.
 
     It contains every sequence of a batch, or the first ones if the page would become too large, and a menu of them;
     `batch` selects others.
@@ -66,7 +66,7 @@ def page(
 
 
 def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, told: bool) -> Iterator[str]:
-    """The data of a trace: for each sequence a description, its records and its pictures, numbered through."""
+    """Yield the data of a trace: for each sequence a description, its records and its pictures, numbered through."""
     records = pictures = 0
     for number, item in enumerate(sequences):
         packed = pack(trace, batch=item, budget=budget, sequences=sequences)
@@ -82,7 +82,7 @@ def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, t
 
 
 def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
-    """The sequences that a page contains."""
+    """Return the sequences that a page contains."""
     count = max(1, trace.sequences)
     if batch is None:
         cells = sum(record.heads * min(record.queries, WHOLE) * min(record.keys, WHOLE) for record in trace.records)
@@ -98,7 +98,7 @@ def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
 
 
 def _by_step(trace: Trace) -> Trace:
-    """Steps of generation, each a call with one row, as one map; labelled calls stay separate."""
+    """Return steps of generation, each a call with one row, as one map; labelled calls stay separate."""
     steps = any(record.call > 0 and record.queries == 1 for record in trace.records)
     named = any(
         labels is not None for record in trace.records for n in range(record.batch) for labels in record.labels(batch=n)
@@ -111,7 +111,8 @@ def _with_rollouts(trace: Trace) -> Trace:
 
 
 def bundle() -> str:
-    """The viewer's modules as one script: each in a function of its own, called in the order they need each other.
+    """Return the viewer's modules as one script: each in a function of its own, called in the order they need each
+    other.
 
     Only named imports from the same folder and named exports, a line each, are supported.
     """
@@ -126,7 +127,7 @@ def bundle() -> str:
 
 
 def _in_order(name: str, known: list[str]) -> Iterator[str]:
-    """A module after those that it imports, each once."""
+    """Yield a module after those that it imports, each once."""
     known.append(name)
     for needed in _IMPORT.findall((FOLDER / name).read_text(encoding="utf-8")):
         if needed[1] not in known:
@@ -135,6 +136,6 @@ def _in_order(name: str, known: list[str]) -> Iterator[str]:
 
 
 def _block(kind: str, trace: int, index: int, data: bytes) -> str:
-    """Data in an inert script element: base64 cannot contain an end tag."""
+    """Return data in an inert script element: base64 cannot contain an end tag."""
     text = base64.b64encode(data).decode()
     return f'<script type="text/plain" data-{kind}="{trace}-{index}">{text}</script>'

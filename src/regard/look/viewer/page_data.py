@@ -51,7 +51,7 @@ class Budget:
 
     @classmethod
     def of(cls, traces: Sequence[Trace], sequences: int = 1) -> "Budget":
-        """The budget of a page that shows that many sequences of each trace."""
+        """Return the budget of a page that shows that many sequences of each trace."""
         records = [record for trace in traces for record in trace.records for _ in range(sequences)]
         maps = [(record, record.heads + (record.heads > 1)) for record in records]  # with the mean over the heads
         weights = sum(heads * record.queries * record.keys for record, heads in maps if is_whole(record))
@@ -81,7 +81,7 @@ class Odd(NamedTuple):
         return Odd(self.nan + other.nan, self.infinite + other.infinite, self.negative + other.negative)
 
     def told(self) -> str | None:
-        """A sentence about them; None if there are none.
+        """Return a sentence about them; None if there are none.
 
         >>> Odd(3, 0, 1).told()
         'Of the weights 3 are NaN, 1 negative.'
@@ -115,18 +115,19 @@ class Packed:
 
 
 def is_whole(record: Record) -> bool:
-    """Whether every weight of a record is stored."""
+    """Return whether every weight of a record is stored."""
     return max(record.queries, record.keys) <= WHOLE
 
 
 def one_of(record: Record, batch: int) -> tuple[int, Record]:
-    """A sequence of a record without its padding, and its index; the last one if the record has fewer."""
+    """Return a sequence of a record without its padding, and its index; the last one if the record has fewer."""
     item = max(0, min(batch, record.batch - 1))
     return item, record.sequence(item) if record.batch else record
 
 
 def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = None) -> Json:
-    """The description of one sequence of a trace, without computing weights; `sequences` are those to choose from.
+    """Return the description of one sequence of a trace, without computing weights; `sequences` are those to choose
+    from.
 
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"])
     >>> about(trace)["records"][0]["rows"], about(trace)["labels"][0]["items"]
@@ -177,7 +178,7 @@ def _spoken(records: Sequence[Record]) -> list[tuple[str, Words | None]]:
 
 
 def beginning(trace: Trace, batch: int, longest: int = 40) -> str:
-    """The first words of a sequence, for a menu; empty if nothing is labelled."""
+    """Return the first words of a sequence, for a menu; empty if nothing is labelled."""
     for record in trace.records:
         axes = record.labels(batch=batch) if batch < record.batch else ()
         for labels in axes:
@@ -188,7 +189,7 @@ def beginning(trace: Trace, batch: int, longest: int = 40) -> str:
 
 
 def sentences(*parts: str | None) -> str | None:
-    """Notes joined as sentences; None if there are none.
+    """Return notes joined as sentences; None if there are none.
 
     >>> sentences("dropout was active", None, "Sequence 1 of 2 is shown.")
     'Dropout was active. Sequence 1 of 2 is shown.'
@@ -198,7 +199,7 @@ def sentences(*parts: str | None) -> str | None:
 
 
 def pictures(trace: Trace, *, batch: int = 0) -> dict[str, bytes]:
-    """The PNG files of the labels, by the labels' positions in `about`."""
+    """Return the PNG files of the labels, by the labels' positions in `about`."""
     labels: list[Labels] = []
     for record in trace.records:
         _, one = one_of(record, batch)
@@ -211,7 +212,7 @@ def pictures(trace: Trace, *, batch: int = 0) -> dict[str, bytes]:
 def pack(
     trace: Trace, *, batch: int = 0, budget: Budget | None = None, sequences: Sequence[int] | None = None
 ) -> Packed:
-    """Everything a page needs of one sequence of a trace."""
+    """Return everything a page needs of one sequence of a trace."""
     budget = budget or Budget.of([trace])
     description = about(trace, batch=batch, sequences=sequences)
     thumbnails: list[bytes] = []
@@ -239,12 +240,12 @@ def pack(
 
 
 def as_json(value: Mapping[str, Any]) -> str:
-    """JSON that JavaScript reads: no NaN."""
+    """Return JSON that JavaScript reads: no NaN."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _thumbnails(small: Tensor, *, odd: bool) -> tuple[bytes, list[float]]:
-    """Each head in at most 32 × 32 cells, as roots of shares of its largest |weight|; and that of each head.
+    """Return each head in at most 32 × 32 cells, as roots of shares of its largest |weight|; and that of each head.
 
     A square root keeps small weights apart in 8 bits. For a map with odd weights they are signed half floats, which
     keep NaN and infinite weights.
@@ -256,7 +257,7 @@ def _thumbnails(small: Tensor, *, odd: bool) -> tuple[bytes, list[float]]:
 
 
 def _pack_odd(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
-    """A map with NaN, infinite or negative weights: half floats of shares of the largest |weight|."""
+    """Return a map with NaN, infinite or negative weights: half floats of shares of the largest |weight|."""
     whole = is_whole(record)
     stride = 1 if whole else budget.stride
     kept = 0 if whole else min(budget.kept, record.keys)
@@ -278,12 +279,12 @@ def _pack_odd(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> t
 
 
 def _peak(values: Tensor) -> float:
-    """The largest finite |value|; 1 where there is none."""
+    """Return the largest finite |value|; 1 where there is none."""
     return float(values.abs().nan_to_num(0.0, 0.0, 0.0).amax()) or 1.0 if values.numel() else 1.0
 
 
 def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
-    """Every weight: the largest of each row to 16 bits, the others in 255 steps up to the next largest."""
+    """Return every weight: the largest of each row to 16 bits, the others in 255 steps up to the next largest."""
     weights = _sane(record.weights())
     kept = min(KEPT, record.keys)
     best = weights.topk(min(kept + 1, record.keys), -1)
@@ -303,7 +304,7 @@ def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) ->
 
 
 def _pack_long(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
-    """The means of blocks of weights, and the largest weights of each row."""
+    """Return the means of blocks of weights, and the largest weights of each row."""
     steps = (cells.amax(-1) / 255).clamp_min(1e-30)
     codes = (cells / steps[..., None]).round()
     kept = min(budget.kept, record.keys)
@@ -331,7 +332,7 @@ def _written(
     largest: Tensor,
     codes: Tensor,
 ) -> tuple[Json, bytes]:
-    """The arrays one after another, each from a multiple of four bytes, in the order source.js reads them."""
+    """Return the arrays one after another, each from a multiple of four bytes, in the order source.js reads them."""
     *steps, received = rows
     places = indices.to(torch.uint32 if record.keys > 65536 else torch.uint16)
     arrays = [*(row.float() for row in steps), received.float() / max(1, record.queries), places, largest, codes]
@@ -347,7 +348,8 @@ def _written(
 
 
 def _swept(record: Record, heads: int) -> _Swept:
-    """Statistics of a record of one sequence, in one pass over its rows; odd weights are counted in the first `heads`.
+    """Return statistics of a record of one sequence, in one pass over its rows; odd weights are counted in the first
+    `heads`.
 
     A distance is Σ w·|i − j|, on average over the rows. With a cache there are more keys than queries: the last query
     is at the position of the last key.
@@ -402,7 +404,7 @@ class _Largest:
 
 
 def _place(label: Labels | None, labels: list[Labels]) -> int | None:
-    """The index of a label in the list; a new one is appended."""
+    """Return the index of a label in the list; a new one is appended."""
     if label is None:
         return None
     for place, known in enumerate(labels):
@@ -430,7 +432,7 @@ def _picture(label: Labels) -> bytes | None:
 
 
 def _sane(weights: Tensor) -> Tensor:
-    """Weights with rounding errors below zero set to zero."""
+    """Return weights with rounding errors below zero set to zero."""
     return weights.float().clamp_min(0)
 
 

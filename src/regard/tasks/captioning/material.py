@@ -31,7 +31,7 @@ class Example:
     maps: Any = None  # of a frozen backbone, if computed
 
     def pixels(self, size: int) -> Pixels:
-        """The picture at the size of the model."""
+        """Return the picture at the size of the model."""
         return decode(self.image, (size, size)) if isinstance(self.image, Path) else self.image
 
 
@@ -59,16 +59,16 @@ def _example(item: Captioned) -> Example:
 
 
 def first_picture(examples: Sequence[Example], size: int) -> Pixels | None:
-    """A picture for the example of the run."""
+    """Return a picture for the example of the run."""
     return examples[0].pixels(size) if examples else None
 
 
 def encode(codec: CaptionCodec, example: Example, config: CaptioningConfig) -> Record:
-    """An example as input of the network, with its first caption."""
+    """Return an example as input of the network, with its first caption."""
     image = example.pixels(config.data.picture) if example.maps is None else np.asarray(example.maps)
     return record(image, codec.vocabulary.encode(example.captions[0])[: config.data.longest])
 
 
 def record(image: Any, caption: list[int]) -> Record:
-    """A picture or its feature map, the decoder's input, and its target."""
+    """Return a picture or its feature map, the decoder's input, and its target."""
     return {"image": image, "prefix": [BOS, *caption], "target": [*caption, EOS]}

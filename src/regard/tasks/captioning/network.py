@@ -66,22 +66,25 @@ class PictureEncoder(nn.Module):
         return memory if self.summary is None else replace(memory, summary=self.summary(maps))
 
     def maps(self, pixels: Tensor) -> Tensor:
-        """The backbone's map of each picture (b, channels, rows, columns)."""
+        """Return the backbone's map of each picture (b, channels, rows, columns)."""
         return maps_of(self.encoder.backbone, pixels)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of cells."""
+        """Return rows and columns of cells."""
         return self.encoder.grid(height, width)
 
 
 def maps_of(backbone: nn.Module, pixels: Tensor) -> Tensor:
-    """The map of pictures given as bytes, in the scale of numbers that the backbone expects."""
+    """Return the map of pictures given as bytes, in the scale of numbers that the backbone expects."""
     wide = pixels.float().div(255.0) if isinstance(backbone, EfficientNetLite0) else scaled(pixels)
     return backbone(wide)
 
 
 def backbone_of(settings: ModelSettings, *, trained: bool = False) -> nn.Module:
-    """The convolutional network. A loaded run has its own weights: only training needs the package of weights."""
+    """Return the convolutional network.
+
+    A loaded run has its own weights: only training needs the package of weights.
+    """
     if settings.encoder == "residual":
         return ResidualNetwork(widths=settings.widths, blocks=settings.blocks, patch=settings.patch)
     meta = torch.get_default_device().type == "meta"  # a count of parameters needs no weights
@@ -91,7 +94,7 @@ def backbone_of(settings: ModelSettings, *, trained: bool = False) -> nn.Module:
 
 
 def build(settings: ModelSettings, vocabulary: int, *, learning: LearningSettings = _LEARNING) -> EncoderDecoder:
-    """A captioner for so many words.
+    """Return a captioner for so many words.
 
     With `attention="none"` the word vectors are wider, so that it has as many parameters as it would with attention.
     """
@@ -131,7 +134,7 @@ def _attention(settings: ModelSettings, learning: LearningSettings) -> Attention
 
 
 def _twin_embedding(settings: ModelSettings, vocabulary: int) -> int:
-    """The size of word vectors that makes up for the parameters of additive attention."""
+    """Return the size of word vectors that makes up for the parameters of additive attention."""
     plain = settings.embedding or settings.size
 
     def count(**changes: Any) -> int:

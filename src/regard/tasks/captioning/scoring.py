@@ -53,7 +53,7 @@ def _ngrams(words: Words, n: int) -> Counter[Words]:
 
 
 def text_figures(captions: Sequence[Words], references: Sequence[Sequence[Words]]) -> dict[str, Any]:
-    """The share of captions that are a reference, and BLEU-1 to BLEU-4."""
+    """Return the share of captions that are a reference, and BLEU-1 to BLEU-4."""
     exact = sum(caption in several for caption, several in zip(captions, references, strict=True))
     figures: dict[str, Any] = {"exact": round(exact / max(1, len(captions)), 4)}
     for n, value in enumerate(corpus_bleu(captions, references), 1):
@@ -74,7 +74,7 @@ def sacrebleu_figures(captions: Sequence[str], references: Sequence[Sequence[str
 
 
 def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: CaptioningConfig, explain: bool) -> Judged:
-    """BLEU and the share of right captions; where regions are known, pointing."""
+    """Return BLEU and the share of right captions; where regions are known, pointing."""
     images = predictor.images(examples)
     captions = predictor.search(images)
     references = [one.captions for one in examples]
@@ -88,7 +88,8 @@ def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: Capt
 
 
 def pointing(predictor: CaptionPredictor, examples: Sequence[Example], images: Sequence[Any]) -> dict[str, Any]:
-    """The share of content words whose largest weight lies in their region, read while the gold caption is written."""
+    """Return the share of content words whose largest weight lies in their region, read while the gold caption is
+    written."""
     size = (predictor.config.data.picture,) * 2
     hits: list[bool] = []
     known = [(one, image) for one, image in zip(examples, images, strict=True) if one.regions]
@@ -106,7 +107,8 @@ def pointing(predictor: CaptionPredictor, examples: Sequence[Example], images: S
 
 
 def faithfulness(predictor: CaptionPredictor, captions: Sequence[Caption]) -> dict[str, float]:
-    """How much log-probability a word loses when the cell it attends most is covered, and when another one is."""
+    """Return how much log-probability a word loses when the cell it attends most is covered, and when another one
+    is."""
     return deletion(
         (caption.weights[place], predictor.score_of(caption, place))
         for caption in captions

@@ -24,11 +24,12 @@ class DrivingCodec:
 
     @property
     def features(self) -> int:
-        """Numbers of an object: what it is, where it is, how it moves, and how the ego vehicle does."""
+        """Return numbers of an object: what it is, where it is, how it moves, and how the ego vehicle does."""
         return 1 + len(self.kinds) + _NUMBERS
 
     def encode(self, scenes: Scenes) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Scenes (n, s) as features (n, 1 + s, f) with the ego vehicle first, and which of the rows are there."""
+        """Return scenes (n, s) as features (n, 1 + s, f) with the ego vehicle first, and which of the rows are
+        there."""
         count, most = scenes.present.shape
         x, y, heading, speed, limit = scenes.ego.T
         found = np.zeros((count, 1 + most, self.features), np.float32)
@@ -42,7 +43,8 @@ class DrivingCodec:
         return np.where(present[..., None], found, 0), present
 
     def _relative(self, scenes: Scenes, x: NDArray[Any], y: NDArray[Any], speed: NDArray[Any]) -> NDArray[Any]:
-        """Objects as the ego vehicle sees them: coarse and fine distances, velocities, and half of their size."""
+        """Return objects as the ego vehicle sees them: coarse and fine distances, velocities, and half of their
+        size."""
         ahead, beside = scenes.place[..., 0] - x, scenes.place[..., 1] - y
         along, across = scenes.velocity[..., 0], scenes.velocity[..., 1]
         extent = scenes.extent
@@ -57,6 +59,6 @@ class DrivingCodec:
 
     @classmethod
     def load(cls, directory: Path) -> "DrivingCodec":
-        """The codec that `save` wrote."""
+        """Return the codec that `save` wrote."""
         facts = json.loads((directory / FILE).read_text(encoding="utf-8"))
         return cls(tuple(map(str, facts["kinds"])), int(facts["objects"]))

@@ -41,7 +41,8 @@ Policy = Callable[[Any, Scene], int]  # an action for the environment and its sc
 
 
 def make(name: str, *, frequency: int | None = None) -> Any:
-    """The environment of that name with its own rewards, traffic and actions, and vehicles all around as vectors.
+    """Return the environment of that name with its own rewards, traffic and actions, and vehicles all around as
+    vectors.
 
     `frequency`: simulation steps a second; None: as many as the environment has (15). Fewer are faster.
     """
@@ -63,7 +64,7 @@ def make(name: str, *, frequency: int | None = None) -> Any:
 
 
 def planned(env: Any, plan: Plan) -> NDArray[np.float64]:
-    """The value of each action: the reward of some decisions in a copy of the simulator, −∞ where unavailable.
+    """Return the value of each action: the reward of some decisions in a copy of the simulator, −∞ where unavailable.
 
     After the action, the better of keeping the speed and speeding up is counted. A crash costs one reward for each
     decision of the plan; an arrival earns one for each decision that is left.
@@ -93,7 +94,7 @@ def _rollout(env: Any, action: int, then: int, horizon: int) -> float:
 
 
 def seen(env: Any, observation: Scene) -> Scene:
-    """An observation as a scene; how far the ego vehicle has come along a highway means nothing."""
+    """Return an observation as a scene; how far the ego vehicle has come along a highway means nothing."""
     scene = observation.astype(np.float32)
     if env.spec.id == "highway-v0":
         scene[0, FEATURES.index("x")] = 0.0
@@ -101,7 +102,8 @@ def seen(env: Any, observation: Scene) -> Scene:
 
 
 def network_of(actions: int, *, size: int = 64, layers: int = 1, heads: int = 2) -> Driver:
-    """The network of the driving task over objects, for so many actions: vehicles are what the ego vehicle attends.
+    """Return the network of the driving task over objects, for so many actions: vehicles are what the ego vehicle
+    attends.
 
     >>> decided(network_of(5), torch.zeros(2, 4, len(FEATURES))).logits.shape
     torch.Size([2, 5])
@@ -111,7 +113,7 @@ def network_of(actions: int, *, size: int = 64, layers: int = 1, heads: int = 2)
 
 
 def decided(network: Driver, scenes: Tensor, *, weights: Request | None = None) -> Controlled:
-    """What a network does in scenes (b, vehicles, features).
+    """Return what a network does in scenes (b, vehicles, features).
 
     Each vehicle is given the ego vehicle's features beside its own: whether two paths meet depends on both.
     """
@@ -122,12 +124,12 @@ def decided(network: Driver, scenes: Tensor, *, weights: Request | None = None) 
 
 @torch.no_grad()
 def looked(network: Driver, scene: Scene, *, weights: Request | None = None) -> Controlled:
-    """What a network does in one scene."""
+    """Return what a network does in one scene."""
     return decided(network, torch.from_numpy(scene)[None], weights=weights)
 
 
 def driver_of(name: str, network: Driver | None = None) -> Policy | None:
-    """The driver of that name: `random`, `idle`, `network` with the network given; None for `planner`."""
+    """Return the driver of that name: `random`, `idle`, `network` with the network given; None for `planner`."""
     if name == "random":
         return lambda env, scene: int(env.np_random.integers(env.action_space.n))
     if name == "idle":
@@ -159,7 +161,7 @@ class Episode:
 
 
 def drive(env: Any, driver: Policy | None, seed: int, *, judged: bool = False, explore: float = 0.0) -> Episode:
-    """One episode; without a driver the planner drives.
+    """Return one episode; without a driver the planner drives.
 
     With `judged` the planner says the values of all actions in each scene, whoever drives. A share `explore` of the
     actions is random, so that scenes after mistakes are judged too.

@@ -18,7 +18,7 @@ _CROSSING = "intersection-v0"
 
 
 def watched(env: Any, network: Driver, seed: int) -> Trace:
-    """An episode that the network drives: a row for each decision over the vehicles that it saw."""
+    """Return an episode that the network drives: a row for each decision over the vehicles that it saw."""
     scene = seen(env, env.reset(seed=seed)[0])
     known: dict[int, Any] = {}  # vehicles by their identity, in the order in which they were seen
     moments: list[dict[int, tuple[float, list[float]]]] = []
@@ -61,7 +61,7 @@ def _trace(title: str, rows: list[str], moments: list[Any], ego: list[float], kn
 
 
 def _others(env: Any) -> list[Any]:
-    """The vehicles of a scene in its order, without the ego vehicle."""
+    """Return the vehicles of a scene in its order, without the ego vehicle."""
     near = env.road.close_objects_to(
         env.vehicle, env.PERCEPTION_DISTANCE, count=VEHICLES - 1, see_behind=True, sort=True, vehicles_only=False
     )
@@ -69,7 +69,7 @@ def _others(env: Any) -> list[Any]:
 
 
 def _drawn(env: Any, vehicle: Any) -> list[float]:
-    """Place, heading, speed and size on a page, where the ego vehicle sets out to the right."""
+    """Return place, heading, speed and size on a page, where the ego vehicle sets out to the right."""
     (x, y), heading = vehicle.position, vehicle.heading
     if env.spec.id == _CROSSING:  # there it sets out upwards
         x, y, heading = -y, x, heading + np.pi / 2
@@ -79,7 +79,7 @@ def _drawn(env: Any, vehicle: Any) -> list[float]:
 
 
 def _lanes(env: Any) -> list[float]:
-    """The lines of the road, from left to right."""
+    """Return the lines of the road, from left to right."""
     if env.spec.id == _CROSSING:
         return [-4.0, 0.0, 4.0]
     count = env.config["lanes_count"]

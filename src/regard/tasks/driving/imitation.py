@@ -48,7 +48,7 @@ class Errand:
 
 
 def run_errand(errand: Errand) -> list[Episode]:
-    """The episodes of an errand."""
+    """Return the episodes of an errand."""
     torch.set_num_threads(1)
     env = make(errand.environment, frequency=errand.frequency)
     network = None
@@ -61,7 +61,7 @@ def run_errand(errand: Errand) -> list[Episode]:
 
 
 def targets(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The planner's values (n, actions) as probabilities: actions that are equally good are equally right.
+    """Return the planner's values (n, actions) as probabilities: actions that are equally good are equally right.
 
     >>> targets(np.array([[1.0, 1.0, -np.inf]])).tolist()
     [[0.5, 0.5, 0.0]]
@@ -85,7 +85,7 @@ class Decisions:
 
     @classmethod
     def of(cls, episodes: Iterable[Episode]) -> "Decisions":
-        """Those of some judged episodes."""
+        """Return those of some judged episodes."""
         given = list(episodes)
         return cls(
             np.stack([scene for one in given for scene in one.scenes]),
@@ -98,13 +98,13 @@ class Decisions:
 
     @classmethod
     def load(cls, path: Path) -> "Decisions":
-        """Those of a file."""
+        """Return those of a file."""
         with np.load(path) as found:
             return cls(found["scenes"], found["values"])
 
 
 def learn(decisions: Decisions, *, steps: int, seed: int, batch: int = 256) -> Driver:
-    """A network that learned the planner's values: cross-entropy, and the value that its choice would lose."""
+    """Return a network that learned the planner's values: cross-entropy, and the value that its choice would lose."""
     torch.manual_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     values = decisions.values
@@ -155,7 +155,7 @@ class Fleet:
     def drive(
         self, driver: str, seeds: range, *, judged: bool = False, network: Driver | None = None, **others: Any
     ) -> Iterator[Episode]:
-        """One episode for each seed, begun now, in the order of the seeds; `judged` by the planner."""
+        """Return one episode for each seed, begun now, in the order of the seeds; `judged` by the planner."""
         state = None if network is None else {name: value.numpy() for name, value in network.state_dict().items()}
         errands = [Errand(self.environment, driver, (seed,), judged, state, **others) for seed in seeds]
         return self._watched(driver, self.pool.imap(run_errand, errands), len(errands))
@@ -180,7 +180,7 @@ def imitate(
     seed: int,
     frequency: int,
 ) -> tuple[Driver, Decisions]:
-    """A network that learned in so many rounds of so many episodes, and the decisions it learned from.
+    """Return a network that learned in so many rounds of so many episodes, and the decisions it learned from.
 
     The first round is the planner's own driving, or what is `known` already. `kept` is the file of the decisions,
     written after each round.

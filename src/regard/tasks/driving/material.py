@@ -32,19 +32,19 @@ class Example:
 
     @property
     def forced(self) -> NDArray[np.bool_]:
-        """Which objects force the decision."""
+        """Return which objects force the decision."""
         return self.recorded.decisions.forced[self.place]
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The example as the input of a predictor."""
+        """Return the example as the input of a predictor."""
         if self.road is not None:
             return {"scene": {"road": self.road}}
         return {"scene": scene_json(self.recorded.scenes, self.place)}
 
 
 def gathered(examples: Sequence[Example]) -> Recorded:
-    """The scenes and decisions of examples that are of one recording."""
+    """Return the scenes and decisions of examples that are of one recording."""
     recorded = examples[0].recorded
     return _part(recorded, np.array([one.place for one in examples]))
 
@@ -71,7 +71,7 @@ class Records(Sequence[dict[str, Any]]):
 def make_material(
     config: DrivingConfig, cache: Path, codec: DrivingCodec | None, say: Callable[[str], None]
 ) -> Material:
-    """The scenes of a run; `cache` is not needed."""
+    """Return the scenes of a run; `cache` is not needed."""
     codec = codec or DrivingCodec(objects=config.data.objects)
     return _files(config.data, codec, say) if config.data.files else _world(config.data, codec)
 
@@ -146,17 +146,17 @@ def _material(
 
 
 def encode(codec: DrivingCodec, example: Example) -> dict[str, Any]:
-    """An example as input of the network."""
+    """Return an example as input of the network."""
     return Records(codec, gathered([example]))[0]
 
 
 def input_files(config: DrivingConfig) -> list[Path]:
-    """The files of scenes that a run reads."""
+    """Return the files of scenes that a run reads."""
     return list(scene_files(_path(config.data.files)).values()) if config.data.files else []
 
 
 def examples_of(paths: Sequence[Path], config: DrivingConfig, codec: DrivingCodec) -> tuple[list[Example], str]:
-    """The scenes of other files: of a folder with parts, its test part."""
+    """Return the scenes of other files: of a folder with parts, its test part."""
     found = load_scenes(_path(paths), seen=codec.objects)
     part = found.test or found.valid or found.train
     assert part is not None
@@ -164,5 +164,5 @@ def examples_of(paths: Sequence[Path], config: DrivingConfig, codec: DrivingCode
 
 
 def as_scenes(examples: Sequence[Example]) -> Scenes:
-    """The scenes of examples."""
+    """Return the scenes of examples."""
     return gathered(examples).scenes

@@ -30,14 +30,15 @@ class Driver(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Controlled:
-        """What to do in scenes (b, 1 + objects, features); weights are (b, 1, 1 + objects), the ego's own is 0."""
+        """Return what to do in scenes (b, 1 + objects, features); weights are (b, 1, 1 + objects), the ego's own is
+        0."""
         memory = self.encoder(objects, present)
         others = present & (torch.arange(present.shape[1], device=present.device) > 0)
         return self.controller(Memory(memory.keys, memory.values, others, memory.summary), weights=weights)
 
 
 def build(settings: ModelSettings, features: int, *, learning: LearningSettings = _LEARNING) -> Driver:
-    """A driver for objects with `features` features."""
+    """Return a driver for objects with `features` features."""
     encoder = SceneEncoder(
         *(features, settings.size), hidden_size=settings.hidden, layers=settings.layers, dropout=settings.dropout
     )

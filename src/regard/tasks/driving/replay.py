@@ -58,18 +58,19 @@ class Replay:
 
     @property
     def answer(self) -> str:
-        """How the drive ended."""
+        """Return how the drive ended."""
         if self.hit is not None:
             return f"collision with a {self.hit} after {self.metres:.0f} m"
         return f"no collision on {self.metres:.0f} m"
 
     @property
     def line(self) -> str:
-        """How the drive ended, and after how long."""
+        """Return how the drive ended, and after how long."""
         return f"{self.answer}, {self.seconds:.0f} s"
 
     def record(self) -> dict[str, Any]:
-        """The drive as JSON: of each step the action, the steering, and the weights of the objects that were seen."""
+        """Return the drive as JSON: of each step the action, the steering, and the weights of the objects that were
+        seen."""
         steps = [
             {
                 "seconds": round(one.step * STEP, 1),
@@ -90,7 +91,7 @@ class Replay:
         return {self.names[n]: round(float(w), 4) for n, w in zip(one.objects, one.weights, strict=True)}
 
     def trace(self) -> Trace | None:
-        """A row for each step over the objects that were seen during the drive."""
+        """Return a row for each step over the objects that were seen during the drive."""
         shown = [one for one in self.moments if one.weights is not None and len(one.objects)]
         if not shown:
             return None
@@ -114,7 +115,7 @@ def scene_labels(
     places: Sequence[Sequence[int]] | None = None,
     count: int = 0,
 ) -> dict[str, list[float]]:
-    """Numbers that a page draws scenes with, one after another: each has `count` objects, some of them absent.
+    """Return numbers that a page draws scenes with, one after another: each has `count` objects, some of them absent.
 
     `ego` are x, y, heading and speed of each scene; `places` says which of the `count` the present objects are.
     """
@@ -140,7 +141,7 @@ def _rounded(values: NDArray[Any]) -> list[float]:
 
 
 def road_of(value: Any) -> int | None:
-    """The number of the road to drive, where a drive is asked for."""
+    """Return the number of the road to drive, where a drive is asked for."""
     if not isinstance(value, Mapping) or "road" not in value or "objects" in value:
         return None
     number = value["road"]
@@ -150,7 +151,7 @@ def road_of(value: Any) -> int | None:
 
 
 def replay(decide: Decide, seed: int, number: int, *, seen: int) -> Replay:
-    """The drive of a model on road `number` of the world of that seed."""
+    """Return the drive of a model on road `number` of the world of that seed."""
     made = road(seed, number)
     traffic = Traffic([made], seen)
     moments = []
@@ -171,7 +172,7 @@ def replay(decide: Decide, seed: int, number: int, *, seen: int) -> Replay:
 
 
 def _names(kinds: Sequence[str]) -> list[str]:
-    """Names of the objects of a road: the kind and a number."""
+    """Return names of the objects of a road: the kind and a number."""
     seen = dict.fromkeys(kinds, 0)
     names = []
     for kind in kinds:

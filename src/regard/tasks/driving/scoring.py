@@ -20,12 +20,13 @@ _DRIVEN = 500_000  # number of the first road of the closed loop: no scene of an
 
 
 def agreement(chances: NDArray[Any], recorded: Recorded) -> float:
-    """The share of scenes in which the most probable action is the one that was taken."""
+    """Return the share of scenes in which the most probable action is the one that was taken."""
     return float((chances.argmax(1) == recorded.decisions.action).mean())
 
 
 def pointing(weights: NDArray[Any], recorded: Recorded) -> tuple[float, int] | None:
-    """The share of forced decisions whose largest weight lies on an object that forces them, and how many there are."""
+    """Return the share of forced decisions whose largest weight lies on an object that forces them, and how many there
+    are."""
     forced = recorded.decisions.forced
     judged = forced.any(1)
     if not judged.any():
@@ -36,7 +37,7 @@ def pointing(weights: NDArray[Any], recorded: Recorded) -> tuple[float, int] | N
 
 
 def closed_loop(predictor: DrivingPredictor, config: DrivingConfig) -> dict[str, Any]:
-    """The model, the expert, a random and an idle policy on the same roads."""
+    """Return the model, the expert, a random and an idle policy on the same roads."""
     data = config.data
     roads = [road(data.seed, number) for number in range(_DRIVEN, _DRIVEN + data.drives)]
     seen = predictor.codec.objects

@@ -61,7 +61,8 @@ def _outcome(network: Any, batch: Any, config: DrivingConfig, attention: bool) -
 
 
 def _object_outcome(network: Any, batch: Any, config: DrivingConfig, attention: bool) -> Outcome:
-    """Cross-entropy of the action and the squared error of the steering; both are rewards of hard choices too."""
+    """Return cross-entropy of the action and the squared error of the steering; both are rewards of hard choices
+    too."""
     done = network(batch.objects, batch.present, weights=full() if attention else None)
     wrong = F.cross_entropy(done.logits.float(), batch.action, reduction="none")
     wrong = wrong + config.learning.steering_weight * (done.controls[:, 0].float() - batch.steering).square()

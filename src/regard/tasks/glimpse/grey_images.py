@@ -10,7 +10,7 @@ from regard.tasks.image_inputs import Size, read_picture
 
 
 def read_grey(given: Any, size: Size) -> Pixels:
-    """An input as grey pixels (1, height, width), by the brightness of its colours."""
+    """Return an input as grey pixels (1, height, width), by the brightness of its colours."""
     colours = read_picture(given, size).astype(np.float32)
     return np.rint(colours.mean(0, keepdims=True)).astype(np.uint8)
 

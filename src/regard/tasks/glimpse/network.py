@@ -35,18 +35,18 @@ class Gazer(nn.Module):
         return places_of(images, steps)
 
     def looks(self) -> int:
-        """How many different places of an image are looked at."""
+        """Return the number of different that places of an image are looked at."""
         return 1 if self.gaze == "none" else self.model.steps
 
     def pixels_read(self, height: int, width: int) -> float:
-        """Numbers that the retina takes from an image, as a share of the image's own; another look at the same place
-        takes nothing new."""
+        """Return numbers that the retina takes from an image, as a share of the image's own; another look at the same
+        place takes nothing new."""
         retina = self.model.glimpse
         return self.looks() * retina.scales * retina.size**2 / (height * width)
 
 
 def places_of(images: UInt8[Tensor, "b 1 height width"], steps: int) -> Float[Tensor, "b steps 2"]:
-    """Random places that depend on the image alone: the same in any batch and on any device.
+    """Return random places that depend on the image alone: the same in any batch and on any device.
 
     >>> image = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4)
     >>> torch.equal(places_of(image, 3), places_of(image.expand(2, -1, -1, -1), 3)[1:])
@@ -64,7 +64,7 @@ def places_of(images: UInt8[Tensor, "b 1 height width"], steps: int) -> Float[Te
 
 
 def build(settings: ModelSettings, classes: int) -> Gazer:
-    """A model that looks at grey images and tells so many classes apart."""
+    """Return a model that looks at grey images and tells so many classes apart."""
     model = RecurrentVisualAttention(
         classes,
         glimpse=Glimpse(settings.glimpse, settings.scales, factor=settings.factor),

@@ -13,7 +13,8 @@ _GRAIN = 16  # brightness of the paper of the built-in world is below it
 def placed(
     images: UInt8[Tensor, "b 1 height width"], side: int, *, shift: int = 0, clutter: bool = False, grain: bool = False
 ) -> UInt8[Tensor, "b 1 side side"]:
-    """Each image somewhere on a black canvas of side × side, as `on_canvas` of the digits' world does one by one.
+    """Return each image somewhere on a black canvas of side × side, as `on_canvas` of the digits' world does one by
+    one.
 
     An image as large as the canvas moves by at most `shift` pixels. With `clutter`, pieces of the batch's other images
     stand beside each digit. With `grain` the paper is as in the built-in world. Random numbers are of the device's own
@@ -43,7 +44,7 @@ def placed(
 
 
 def _below(limits: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-    """A random whole number from 0 to below each limit."""
+    """Return a random whole number from 0 to below each limit."""
     return (torch.rand(limits.shape, device=limits.device) * limits).long().minimum(limits - 1)
 
 
@@ -61,7 +62,7 @@ def _index(shape: tuple[int, ...], top: Tensor, left: Tensor) -> tuple[Tensor, T
 
 
 def ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
-    """The box of what is brighter than paper: left, top, right, bottom, as `ink_box` finds it in one image."""
+    """Return the box of what is brighter than paper: left, top, right, bottom, as `ink_box` finds it in one image."""
     ink = images > INK
     edges = []
     for axis in (1, 2):  # of columns, then of rows

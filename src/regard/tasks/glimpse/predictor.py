@@ -29,9 +29,12 @@ _REGIONS: Grid = (5, 5)  # of an image, one of which is covered to measure faith
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """The class of an image. `places` (steps, 2) are where the gaze went, (x, y) from −1 to 1; `chances` (steps,
-    classes) are the probabilities after each glimpse; `patches` (steps, scales, size, size) is what it saw there; and
-    `shares` (steps, height, width) how much each pixel is of that."""
+    """The class of an image.
+
+    `places` (steps, 2) are where the gaze went, (x, y) from −1 to 1; `chances` (steps, classes) are the probabilities
+    after each glimpse; `patches` (steps, scales, size, size) is what it saw there; and `shares` (steps, height, width)
+    how much each pixel is of that.
+    """
 
     image: Pixels
     classes: tuple[str, ...]
@@ -44,7 +47,7 @@ class Seen:
 
     @property
     def answer(self) -> str:
-        """The most probable class after the last glimpse."""
+        """Return the most probable class after the last glimpse."""
         return self.classes[int(self.chances[-1].argmax())]
 
     @property
@@ -53,16 +56,16 @@ class Seen:
 
     @property
     def line(self) -> str:
-        """The class, its probability, and how much was read for it."""
+        """Return the class, its probability, and how much was read for it."""
         read = f"{len(self.places)} glimpses, {self.pixels_read:.2f} of the pixels read"
         return f"{self.answer} {self.probability:.2f}: {read}"
 
     def _steps(self) -> list[tuple[str, float]]:
-        """The answer after each glimpse and its probability."""
+        """Return the answer after each glimpse and its probability."""
         return [(self.classes[int(row.argmax())], float(row.max())) for row in self.chances]
 
     def record(self) -> dict[str, Any]:
-        """The answer as JSON; places are in pixels, from the upper left corner."""
+        """Return the answer as JSON; places are in pixels, from the upper left corner."""
         high, wide = self.image.shape[1:]
         return {
             "answer": self.answer,
@@ -83,7 +86,7 @@ class Seen:
         }
 
     def trace(self) -> Trace | None:
-        """How much of each cell of the image every glimpse read, with the path of the gaze."""
+        """Return how much of each cell of the image every glimpse read, with the path of the gaze."""
         high, wide = (-(-length // _CELL) for length in self.image.shape[1:])
         cells = F.interpolate(self.shares.unsqueeze(1), size=(high * _CELL, wide * _CELL), mode="nearest")
         weights = F.avg_pool2d(cells, _CELL).flatten(1)
@@ -109,7 +112,7 @@ class GlimpsePredictor:
         return next(self.network.parameters()).device
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
-        """The classes of images, in their order; an error for a file that is no picture."""
+        """Return the classes of images, in their order; an error for a file that is no picture."""
         read: list[Pixels | InputError] = []
         for one in inputs:
             try:
@@ -122,7 +125,7 @@ class GlimpsePredictor:
     @shareable
     @torch.no_grad()
     def look(self, images: Sequence[Pixels]) -> list[Seen]:
-        """What some images are taken for, and where the gaze went."""
+        """Return what some images are taken for, and where the gaze went."""
         retina = self.network.model.glimpse
         found: list[Seen] = []
         sides = tuple(retina.size * retina.factor**scale for scale in range(retina.scales))
@@ -143,7 +146,7 @@ class GlimpsePredictor:
         return found
 
     def _patches(self, whole: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """What each glimpse saw, (b, steps, scales, size, size), and the share of each pixel in it."""
+        """Return what each glimpse saw, (b, steps, scales, size, size), and the share of each pixel in it."""
         patches: list[Tensor] = []
         shares: list[Tensor] = []
         for place in places.unbind(1):
@@ -156,7 +159,7 @@ class GlimpsePredictor:
     @shareable
     @torch.no_grad()
     def classes(self, images: Sequence[Pixels]) -> list[str]:
-        """The classes alone, quickly."""
+        """Return the classes alone, quickly."""
         found: list[str] = []
         for first in range(0, len(images), _ROWS):
             whole = torch.from_numpy(np.stack(images[first : first + _ROWS])).to(self.device)
@@ -164,11 +167,11 @@ class GlimpsePredictor:
         return found
 
     def regions(self, seen: Seen) -> Tensor:
-        """How much of each of the image's regions was read."""
+        """Return how much of each of the image's regions was read."""
         return F.adaptive_avg_pool2d(seen.shares.sum(0)[None], _REGIONS).flatten()
 
     def score_of(self, seen: Seen) -> Score:
-        """The log-probability of the answer with some regions of the image covered by its mean brightness."""
+        """Return the log-probability of the answer with some regions of the image covered by its mean brightness."""
         best = int(seen.chances[-1].argmax())
 
         def score(kept: Tensor) -> Tensor:

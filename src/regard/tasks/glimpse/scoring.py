@@ -15,7 +15,7 @@ _EXPLAINED = 100  # images whose faithfulness is measured
 
 
 def inside(place: Sequence[float], box: Box, size: Size) -> bool:
-    """Whether a place (x, y) from −1 to 1 lies inside a box (left, top, right, bottom in pixels).
+    """Return whether a place (x, y) from −1 to 1 lies inside a box (left, top, right, bottom in pixels).
 
     >>> inside((0.0, -0.5), (29, 14, 31, 16), (60, 60))  # the pixel (30, 15)
     True
@@ -26,12 +26,12 @@ def inside(place: Sequence[float], box: Box, size: Size) -> bool:
 
 
 def accuracy(found: Sequence[Seen], examples: Sequence[Example]) -> float:
-    """The share of images whose class is right."""
+    """Return the share of images whose class is right."""
     return sum(one.answer == example.label for one, example in zip(found, examples, strict=True)) / max(1, len(found))
 
 
 def judge(predictor: GlimpsePredictor, examples: Sequence[Example], config: GlimpseConfig, explain: bool) -> Judged:
-    """Accuracy, the share of pixels read, and how often the last gaze is on the digit."""
+    """Return accuracy, the share of pixels read, and how often the last gaze is on the digit."""
     found = predictor.look([one.image for one in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(found, examples), 4), "images": len(examples)}
     size = predictor.codec.size

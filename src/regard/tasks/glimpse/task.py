@@ -24,8 +24,9 @@ def _collate(records: Sequence[dict[str, Any]], config: GlimpseConfig, *, grid: 
 
 
 def _outcome(network: Gazer, batch: Any, config: GlimpseConfig, attention: bool) -> Outcome:
-    """The loss has its own REINFORCE term: the model has a baseline for each move, and what is chosen are places. So
-    `log_prob` and `reward` of the outcome, for single choices of a key with a moving baseline, stay empty."""
+    """Return the loss has its own REINFORCE term: the model has a baseline for each move, and what is chosen are
+    places. So `log_prob` and `reward` of the outcome, for single choices of a key with a moving baseline, stay
+    empty."""
     count = batch.real.sum()
     if not network.training:
         found = stepwise_loss(network(batch.image), batch.label, counted=batch.real)
@@ -48,7 +49,7 @@ def _outcome(network: Gazer, batch: Any, config: GlimpseConfig, attention: bool)
 
 
 def _on_canvas(images: Any, config: GlimpseConfig) -> Any:
-    """Images of a training batch where the layout wants them, each time elsewhere."""
+    """Return images of a training batch where the layout wants them, each time elsewhere."""
     layout = config.data.layout
     if layout != "plain":
         return placed(images, SIDES[layout], clutter=layout == "cluttered", grain=not config.data.files)

@@ -25,26 +25,26 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The answer, exactly as it stands in the passage."""
+        """Return the answer, exactly as it stands in the passage."""
         return self.passage.between(*self.span)
 
     @property
     def offsets(self) -> tuple[int, int]:
-        """The characters of the answer: passage.text[start:end]."""
+        """Return the characters of the answer: passage.text[start:end]."""
         return self.passage.places[self.span[0]][0], self.passage.places[self.span[1]][1]
 
     @property
     def sentence(self) -> int:
-        """The number of the sentence in which the answer begins, from 0."""
+        """Return the number of the sentence in which the answer begins, from 0."""
         return self.passage.sentences[self.span[0]]
 
     @property
     def pointed(self) -> int:
-        """The word with the largest weight."""
+        """Return the word with the largest weight."""
         return max(range(len(self.weights)), key=self.weights.__getitem__)
 
     def record(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """Return the same as JSON."""
         start, end = self.offsets
         return {
             "answer": self.text,
@@ -60,7 +60,7 @@ class Answer:
 
 @torch.no_grad()
 def answers(pointed: Pointed, passages: Sequence[Passage], *, longest: int) -> list[Answer]:
-    """The best span of each passage, of at most `longest` words."""
+    """Return the best span of each passage, of at most `longest` words."""
     spans = best_span(pointed.start_logits, pointed.end_logits, longest=longest)
     starts, ends = (logits.float().softmax(-1) for logits in (pointed.start_logits, pointed.end_logits))
     chance = starts.gather(1, spans.start.unsqueeze(1)) * ends.gather(1, spans.end.unsqueeze(1))

@@ -32,7 +32,8 @@ class ReadingCodec:
     def build(
         cls, questions: Iterable[Asked], *, size: int | None = None, rare: int = 1, candidates: Sequence[str] = ()
     ) -> "ReadingCodec":
-        """The words of these questions and their passages, without capitals, that occur at least `rare` times."""
+        """Return the words of these questions and their passages, without capitals, that occur at least `rare`
+        times."""
         counts: dict[str, int] = {}
         seen: set[int] = set()
         for asked in questions:
@@ -44,7 +45,7 @@ class ReadingCodec:
         return cls(Vocabulary(tuple(kept[:size])), tuple(candidates))
 
     def passage(self, text: str) -> Passage:
-        """A text as a passage, with the candidates after it."""
+        """Return a text as a passage, with the candidates after it."""
         plain = Passage.of(text)
         if not self.candidates:
             return plain
@@ -58,13 +59,13 @@ class ReadingCodec:
 
     @classmethod
     def load(cls, directory: Path) -> "ReadingCodec":
-        """The codec that `save` wrote."""
+        """Return the codec that `save` wrote."""
         record = json.loads((directory / "codec.json").read_text(encoding="utf-8"))
         return cls(Vocabulary.load(directory / "tokenizer.json"), tuple(record["candidates"]))
 
 
 def asked(story: Story) -> Asked:
-    """A story of the world as any other question."""
+    """Return a story of the world as any other question."""
     passage = Passage.joined([written(sentence) for sentence in story.sentences])
     return Asked(passage, words(written(story.question)), (written(story.answer),), story.span, story.support)
 
@@ -72,7 +73,8 @@ def asked(story: Story) -> Asked:
 def encode(
     codec: ReadingCodec, asked: Asked, *, exact_match: bool = True, characters: bool = False
 ) -> dict[str, Numbers | NDArray[np.float32] | int]:
-    """A question as a record: word numbers, features and letters of both texts, and the span (-1: there is none).
+    """Return a question as a record: word numbers, features and letters of both texts, and the span (-1: there is
+    none).
 
     Fields of the passage are `passage`, `passage_features` and `passage_letters`; of the question the same.
     """
@@ -100,7 +102,7 @@ def _features(text: Sequence[str], other: Sequence[str], firsts: Sequence[bool])
 
 
 def _letters(word: str) -> Numbers:
-    """Numbers of a word's letters, 0 for none; of a long word the first half and the last half."""
+    """Return numbers of a word's letters, 0 for none; of a long word the first half and the last half."""
     if len(word) > LETTERS:
         word = word[: LETTERS // 2] + word[-LETTERS // 2 :]
     numbers = [1 + ord(letter) % (ALPHABET - 1) for letter in word]

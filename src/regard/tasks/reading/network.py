@@ -30,7 +30,7 @@ class Texts:
 
     @classmethod
     def of(cls, batch: Any, name: str) -> "Texts":
-        """The passages or the questions of a batch of records that `encode` made."""
+        """Return the passages or the questions of a batch of records that `encode` made."""
         words, lengths = getattr(batch, name), getattr(batch, f"{name}_lengths")
         mask = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(-1)
         return cls(words, mask, getattr(batch, f"{name}_features"), getattr(batch, f"{name}_letters", None))
@@ -71,11 +71,11 @@ class Reader(nn.Module):
         self.aligned_words = settings.align == "words"
 
     def forward(self, passage: Texts, question: Texts, *, weights: Request | None = None) -> Pointed:
-        """Scores of each word of a passage as the first and the last of the answer."""
+        """Return scores of each word of a passage as the first and the last of the answer."""
         return self.pointer(self.encode(passage), self.encode(question), weights=weights)
 
     def encode(self, texts: Texts) -> Memory:
-        """The states of the words."""
+        """Return the states of the words."""
         vectors = self.embedding(texts.words)
         parts = [vectors, texts.features]
         if self.letters is not None:
@@ -102,7 +102,8 @@ class _Letters(nn.Module):
 
 
 def build(settings: ModelSettings, vocabulary: int, *, normalize: Normalizer | None = None) -> Reader:
-    """A reader for so many words; `normalize` takes the place of softmax, or of the hard choice, in the alignment.
+    """Return a reader for so many words; `normalize` takes the place of softmax, or of the hard choice, in the
+    alignment.
 
     Without attention, the states are made wider until there are as many parameters as with it.
     """
@@ -113,7 +114,7 @@ def build(settings: ModelSettings, vocabulary: int, *, normalize: Normalizer | N
 
 
 def _twin_size(settings: ModelSettings, vocabulary: int) -> int:
-    """The size at which the reader without attention comes nearest to the one with it in parameters."""
+    """Return the size at which the reader without attention comes nearest to the one with it in parameters."""
     wanted = _count(settings.model_copy(update={"attention": "dot"}), vocabulary, settings.size)
     sizes = range(settings.size, 2 * settings.size + 1)
     return min(sizes, key=lambda size: abs(_count(settings, vocabulary, size) - wanted))

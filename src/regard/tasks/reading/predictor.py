@@ -29,7 +29,7 @@ PADS = dict.fromkeys(
 
 
 def collated(records: Sequence[Mapping[str, Any]], *, grid: int = 1, rows: int = 0) -> Any:
-    """Records as a batch."""
+    """Return records as a batch."""
     return padded(list(records), dict.fromkeys(PADS, 0), grid=grid, rows=rows)
 
 
@@ -43,20 +43,20 @@ class Found:
 
     @property
     def answer(self) -> str:
-        """The words of the passage that answer."""
+        """Return the words of the passage that answer."""
         return self.found.text
 
     @property
     def line(self) -> str:
-        """The answer with its probability."""
+        """Return the answer with its probability."""
         return f"{self.answer} {self.found.probability:.2f}"
 
     def record(self) -> dict[str, Any]:
-        """The answer as JSON, with its characters in the passage, its sentence, and the pointer's weights."""
+        """Return the answer as JSON, with its characters in the passage, its sentence, and the pointer's weights."""
         return {"question": self.asked.asked_text, **self.found.record()}
 
     def trace(self) -> Trace | None:
-        """Where the answer starts, over the passage; and which words of the question each word attends."""
+        """Return where the answer starts, over the passage; and which words of the question each word attends."""
         passage, question = list(self.found.passage.words), list(self.asked.question)
         maps = {"answer": torch.tensor(self.found.weights)[None, None]}
         if self.alignment is not None:
@@ -81,7 +81,8 @@ class ReadingPredictor:
         return next(self.network.parameters()).device
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Found | InputError]:
-        """Answers to questions, in their order; an error for a passage or a question without words, or too long."""
+        """Return answers to questions, in their order; an error for a passage or a question without words, or too
+        long."""
         found: list[Found | InputError | None] = []
         good: list[Asked] = []
         for one in inputs:
@@ -99,7 +100,7 @@ class ReadingPredictor:
     @shareable
     @torch.no_grad()
     def read(self, questions: Sequence[Asked], *, weights: bool = True) -> list[Found]:
-        """Answers to questions; those whose passages are of like length are read together."""
+        """Return answers to questions; those whose passages are of like length are read together."""
         records = [encoded(self.codec, one, self.config) for one in questions]
         found: dict[int, Found] = {}
         training = self.network.training
@@ -117,7 +118,7 @@ class ReadingPredictor:
         return [found[place] for place in range(len(questions))]
 
     def score_of(self, found: Found) -> Score:
-        """The log-probability of an answer's first word with other words of the passage unknown.
+        """Return the log-probability of an answer's first word with other words of the passage unknown.
 
         Words are made unknown and not left out, so that the answer keeps its place.
         """

@@ -12,7 +12,7 @@ _MARKS = str.maketrans("", "", string.punctuation + "。，、！？；：「」
 
 
 def normal(text: str) -> str:
-    """Text as it is compared: lower case, no punctuation, no articles, single blanks.
+    """Return text as it is compared: lower case, no punctuation, no articles, single blanks.
 
     >>> normal("The  Denver-Broncos!")
     'denverbroncos'
@@ -31,7 +31,7 @@ def exact_match(answer: str, references: Iterable[str]) -> float:
 
 
 def f1(answer: str, references: Iterable[str]) -> float:
-    """The harmonic mean of precision and recall over words, the best over the references.
+    """Return the harmonic mean of precision and recall over words, the best over the references.
 
     A Chinese or Japanese character is a word. Where one side has no word at all, both must have none.
 
@@ -51,7 +51,7 @@ def _f1(answer: str, reference: str) -> float:
 
 
 def scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The means of exact match and F1, from 0 to 1.
+    """Return the means of exact match and F1, from 0 to 1.
 
     >>> scores(["the kitchen", "red ball"], [["kitchen"], ["ball"]])
     {'exact_match': 0.5, 'f1': 0.8333333333333333}
@@ -66,7 +66,7 @@ def scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[
 
 
 def pointing(places: Sequence[int], sentences: Sequence[Sequence[int]], answering: Sequence[int]) -> float:
-    """The share of questions whose most likely first word, `places`, lies in the sentence that answers.
+    """Return the share of questions whose most likely first word, `places`, lies in the sentence that answers.
 
     `sentences` says for each passage which sentence each of its words is in.
 

@@ -76,7 +76,7 @@ def _judge(predictor: ReadingPredictor, questions: Sequence[Asked], config: Read
 
 
 def _beside(found: Any) -> list[float]:
-    """The pointer's weights without those of the answer's first word, which is what is asked for."""
+    """Return the pointer's weights without those of the answer's first word, which is what is asked for."""
     first = found.found.span[0]
     return [0.0 if place == first else weight for place, weight in enumerate(found.found.weights)]
 

@@ -20,7 +20,7 @@ class SentimentCodec:
     stop: tuple[int, ...] = ()  # tokens that are read, but never attended
 
     def encode(self, text: str) -> tuple[list[int], list[Span]]:
-        """The numbers of a text's first tokens, and where they stand."""
+        """Return the numbers of a text's first tokens, and where they stand."""
         coded = self.coder.encode(text)
         return coded.numbers[: self.longest], coded.spans[: self.longest]
 

@@ -30,7 +30,7 @@ class Example:
 def make_material(
     config: SentimentConfig, cache: Path, codec: SentimentCodec | None, say: Callable[[str], None]
 ) -> Material:
-    """The texts of a run; `cache` is not needed, for texts are short."""
+    """Return the texts of a run; `cache` is not needed, for texts are short."""
     return _files(config, codec, say) if config.data.files else _world(config, codec)
 
 
@@ -97,12 +97,12 @@ def _material(
 
 
 def encode(codec: SentimentCodec, example: Example) -> dict[str, Any]:
-    """An example as input of the network."""
+    """Return an example as input of the network."""
     return {"text": codec.encode(example.text)[0], "label": codec.classes.index(example.label)}
 
 
 def input_files(config: SentimentConfig) -> list[Path]:
-    """Every file that a run reads."""
+    """Return every file that a run reads."""
     if not config.data.files:
         return []
     found = find_parts(Path(config.data.files[0])).values()
@@ -110,6 +110,6 @@ def input_files(config: SentimentConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: SentimentConfig, codec: SentimentCodec) -> tuple[list[Example], str]:
-    """The labelled texts of other files: of a folder with parts, its test part."""
+    """Return the labelled texts of other files: of a folder with parts, its test part."""
     reading = parts_of_test(paths, _asked(config.data), codec.classes)
     return [_labelled(row) for row in reading.rows], str(reading)

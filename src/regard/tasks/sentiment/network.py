@@ -48,7 +48,7 @@ class TextClassifier(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Classified:
-        """Scores of the classes of some texts, and the requested weights, (b, looks, k)."""
+        """Return scores of the classes of some texts, and the requested weights, (b, looks, k)."""
         if self.training and self.word_dropout:
             dropped = torch.rand(source.shape, device=source.device) < self.word_dropout
             source = source.masked_fill(dropped, self.unknown)
@@ -67,7 +67,7 @@ def build(
     stop: Bool[Tensor, " v"] | None = None,
     learning: LearningSettings = _LEARNING,
 ) -> TextClassifier:
-    """A classifier of texts of so many different tokens into so many classes; `stop` as `stop_words` finds them.
+    """Return a classifier of texts of so many different tokens into so many classes; `stop` as `stop_words` finds them.
 
     With `attention="none"` the summary of the encoder decides, after a hidden layer that holds as many parameters as
     the attention would.
@@ -82,7 +82,7 @@ def build(
 
 
 def stop_words(texts: Iterable[Sequence[int]], vocabulary_size: int, share: float) -> Bool[Tensor, " v"]:
-    """The tokens that occur in more than this share of the texts.
+    """Return the tokens that occur in more than this share of the texts.
 
     >>> stop_words([[4, 5], [4, 6], [4, 4, 7]], 8, 0.5).nonzero().flatten()
     tensor([4])
@@ -111,7 +111,7 @@ def _fixed(
 
 
 def count_parameters(model: nn.Module) -> int:
-    """The number of parameters of a model."""
+    """Return the number of parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -15,7 +15,7 @@ _EXPLAINED = 100  # texts whose faithfulness is measured
 
 
 def accuracy(verdicts: Sequence[Verdict], examples: Sequence[Example]) -> float:
-    """The share of texts whose class is right."""
+    """Return the share of texts whose class is right."""
     right = sum(verdict.answer == example.label for verdict, example in zip(verdicts, examples, strict=True))
     return right / max(1, len(examples))
 
@@ -31,7 +31,7 @@ def rationale_f1(verdict: Verdict, example: Example, *, characters: bool) -> flo
 
 
 def judge(predictor: SentimentPredictor, examples: Sequence[Example], config: SentimentConfig, explain: bool) -> Judged:
-    """Accuracy, and where the decisive words are known, rationale F1."""
+    """Return accuracy, and where the decisive words are known, rationale F1."""
     examples = [example for example in examples if predictor.codec.encode(example.text)[0]]
     verdicts = predictor.classify([example.text for example in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(verdicts, examples), 4), "texts": len(examples)}

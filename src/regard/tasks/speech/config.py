@@ -107,12 +107,12 @@ class SpeechConfig(TaskConfig):
 
     @property
     def step(self) -> float:
-        """Seconds of a step of the encoder."""
+        """Return seconds of a step of the encoder."""
         return self.features.hop * self.reduction
 
     @property
     def reduction(self) -> int:
-        """Frames to a step of the encoder."""
+        """Return frames to a step of the encoder."""
         return self.model.stack * 2**self.model.pyramid
 
     @model_validator(mode="after")

@@ -37,7 +37,7 @@ class Recorded(Sequence[Record]):
 
 
 def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, say: Say) -> Material:
-    """The recordings of a run; the features of those to learn from are kept in the folder `cache`."""
+    """Return the recordings of a run; the features of those to learn from are kept in the folder `cache`."""
     settings = config.data
     if not settings.files:
         return world_material(config, codec)
@@ -60,7 +60,7 @@ def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, 
 
 
 def only(files: Sequence[Path]) -> Path:
-    """The one path that there must be."""
+    """Return the one path that there must be."""
     if len(files) != 1:
         raise DataError(f"expected one folder or file of transcripts, got {len(files)}")
     return Path(files[0])
@@ -70,7 +70,8 @@ Part = Sequence[SpokenFile]
 
 
 def _parted(train: Part, valid: Part, test: Part, config: SpeechConfig) -> tuple[Part, Part, Part]:
-    """The parts; of files that bring no validation or test part, recordings of the training part are held out."""
+    """Return the parts; of files that bring no validation or test part, recordings of the training part are held
+    out."""
     rest = random.Random(config.data.seed).sample(train, len(train))
     for name, wanted in (("valid", config.data.valid), ("test", config.data.test)):
         if (valid if name == "valid" else test) or not train:
@@ -84,7 +85,7 @@ def _parted(train: Part, valid: Part, test: Part, config: SpeechConfig) -> tuple
 
 
 def _with_features(part: Part, config: SpeechConfig, cache: Path, say: Say) -> list[Example | None]:
-    """The examples of a part, None for those that are left out: of each the features, in one file of the cache.
+    """Return the examples of a part, None for those that are left out: of each the features, in one file of the cache.
 
     A file that was written for the same recordings and settings is used as it is.
     """
@@ -127,7 +128,10 @@ def _write(path: Path, index: Path, part: Part, config: SpeechConfig, say: Say) 
 
 
 def _frames(one: SpokenFile, config: SpeechConfig, faults: Counter[str]) -> Frames | None:
-    """The features of a recording. One that cannot be used is an error with the line that names it, or is counted."""
+    """Return the features of a recording.
+
+    One that cannot be used is an error with the line that names it, or is counted.
+    """
     try:
         return _example(one, None, config).features(config)
     except DataError as error:
@@ -144,7 +148,7 @@ def _example(one: SpokenFile, frames: Frames | None, config: SpeechConfig) -> Ex
 
 
 def input_files(config: SpeechConfig) -> list[Path]:
-    """Every file that a run reads: transcripts and recordings."""
+    """Return every file that a run reads: transcripts and recordings."""
     if not config.data.files:
         return []
     found = load_transcripts(only(config.data.files), skip_faults=config.data.skip_faults)
@@ -152,7 +156,7 @@ def input_files(config: SpeechConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: SpeechConfig, codec: SpeechCodec) -> tuple[list[Example], str]:
-    """The recordings of other files: of a folder with parts, its test part."""
+    """Return the recordings of other files: of a folder with parts, its test part."""
     found = load_transcripts(only(paths), skip_faults=config.data.skip_faults)
     faults: Counter[str] = Counter()
     examples: list[Example] = []

@@ -23,14 +23,14 @@ def _layer(rate: int, bands: int, hop: float, window: float) -> LogMel:
 
 @torch.no_grad()
 def frames_of(samples: Samples, config: SpeechConfig) -> Frames:
-    """The features of a recording, in half precision: 1 is its loudest, −1 is 80 dB below."""
+    """Return the features of a recording, in half precision: 1 is its loudest, −1 is 80 dB below."""
     settings = config.features
     layer = _layer(config.data.rate, settings.bands, settings.hop, settings.window)
     return level(layer(torch.from_numpy(np.asarray(samples, np.float32))[None])[0]).half().numpy()
 
 
 def spectrogram(frames: Frames) -> bytes:
-    """Frames as a PNG picture: time to the right, pitch upwards, the louder the darker."""
+    """Return frames as a PNG picture: time to the right, pitch upwards, the louder the darker."""
     from PIL import Image
 
     wide = frames.astype(np.float32)
@@ -43,7 +43,7 @@ def spectrogram(frames: Frames) -> bytes:
 
 
 def heard(weights: Sequence[float], step: float) -> tuple[float, float, float]:
-    """Start, end and peak of a symbol in seconds: around its largest weight, down to half of it.
+    """Return start, end and peak of a symbol in seconds: around its largest weight, down to half of it.
 
     >>> heard([0.1, 0.4, 0.5, 0.0], 0.5)
     (0.5, 1.5, 1.25)

@@ -34,13 +34,13 @@ class Example:
     rate: int = 8000  # samples a second of a recording that is no file
 
     def samples(self, config: SpeechConfig) -> Samples:
-        """The recording at the rate of the model."""
+        """Return the recording at the rate of the model."""
         if isinstance(self.sound, Path):
             return read_sound(self.sound, config.data.rate, longest=config.data.seconds)
         return self.sound
 
     def features(self, config: SpeechConfig) -> Frames:
-        """The features of the recording."""
+        """Return the features of the recording."""
         return frames_of(self.samples(config), config) if self.frames is None else self.frames
 
     def gold(self, codec: SpeechCodec) -> Times:
@@ -71,31 +71,31 @@ def _example(item: Utterance, config: SpeechConfig) -> Example:
 
 
 def example_wav(examples: Sequence[Example], config: SpeechConfig) -> dict[str, bytes] | None:
-    """A recording for the example of the run, as a WAV file."""
+    """Return a recording for the example of the run, as a WAV file."""
     return {"sound": wav_bytes(examples[0].samples(config), config.data.rate)} if examples else None
 
 
 def asked(example: Example) -> dict[str, Any]:
-    """The input of an example: its file, or the bytes of one."""
+    """Return the input of an example: its file, or the bytes of one."""
     sound = example.sound
     return {"sound": sound if isinstance(sound, Path) else wav_bytes(sound, example.rate)}
 
 
 def lengths_of(records: Sequence[Record]) -> list[list[int]]:
-    """Frames and symbols of each record: both sides of a batch are padded."""
+    """Return frames and symbols of each record: both sides of a batch are padded."""
     return [[len(one[name]) for one in records] for name in ("frames", "target")]
 
 
 def encode(codec: SpeechCodec, example: Example, config: SpeechConfig) -> Record:
-    """An example as input of the network."""
+    """Return an example as input of the network."""
     return record(example.features(config), codec.numbers(example.words)[: config.data.longest])
 
 
 def record(frames: Frames, numbers: Sequence[int]) -> Record:
-    """Features, the decoder's input, and its target."""
+    """Return features, the decoder's input, and its target."""
     return {"frames": frames, "prefix": [BOS, *numbers], "target": [*numbers, EOS]}
 
 
 def collate(records: Sequence[Record], config: SpeechConfig, *, grid: int = 1, rows: int = 0) -> Any:
-    """Records as a batch; padding of frames is what is quietest."""
+    """Return records as a batch; padding of frames is what is quietest."""
     return padded(records, {"frames": -1.0, "prefix": PAD, "target": _NONE}, grid=grid, rows=rows)

@@ -41,7 +41,7 @@ class Listener(nn.Module):
 
 
 def build(config: SpeechConfig, vocabulary: int) -> EncoderDecoder:
-    """A recogniser for so many symbols.
+    """Return a recogniser for so many symbols.
 
     With `attention="none"` the symbols' vectors are wider, so that it has as many parameters as with attention.
     """

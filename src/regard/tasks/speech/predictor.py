@@ -48,7 +48,7 @@ class Word:
         return f"{mark}{self.text}{when} {self.probability:.2f}{mark}"
 
     def record(self) -> dict[str, Any]:
-        """The word as JSON."""
+        """Return the word as JSON."""
         found: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
         if self.start is not None and self.end is not None:
             found |= {"start": round(self.start, 3), "end": round(self.end, 3)}
@@ -74,12 +74,12 @@ class Transcript:
 
     @property
     def answer(self) -> str:
-        """The transcript."""
+        """Return the transcript."""
         return self.text
 
     @property
     def doubtful(self) -> int:
-        """The place of the least certain symbol."""
+        """Return the place of the least certain symbol."""
         return min(range(len(self.probabilities)), key=self.probabilities.__getitem__)
 
     @property
@@ -89,7 +89,7 @@ class Transcript:
 
     @property
     def words(self) -> list[Word]:
-        """The words, each with its seconds and its probability, which is the product of its letters'."""
+        """Return the words, each with its seconds and its probability, which is the product of its letters'."""
         found: list[list[int]] = [[]]
         for place, symbol in enumerate(self.symbols):
             if symbol == BLANK or (self.by == "words" and found[-1]):
@@ -112,12 +112,14 @@ class Transcript:
 
     @property
     def line(self) -> str:
-        """The transcript, and each word with its seconds and probability; the least certain between asterisks."""
+        """Return the transcript, and each word with its seconds and probability; the least certain between
+        asterisks."""
         words = ", ".join(map(str, self.words))
         return f"{self.text}  ({words})" if words else self.text
 
     def record(self) -> dict[str, Any]:
-        """The transcript as JSON: each symbol with its seconds and its probability, and the weights of the steps."""
+        """Return the transcript as JSON: each symbol with its seconds and its probability, and the weights of the
+        steps."""
         symbols = []
         for place, (symbol, chance) in enumerate(zip(self.symbols, self.probabilities, strict=True)):
             entry: dict[str, Any] = {"symbol": symbol, "probability": round(chance, 4)}
@@ -138,7 +140,7 @@ class Transcript:
         }
 
     def trace(self) -> Trace | None:
-        """The weights with the symbols at the rows and the recording's steps at the columns."""
+        """Return the weights with the symbols at the rows and the recording's steps at the columns."""
         if self.weights is None or not self.symbols:
             return None
         steps = self.weights.shape[1]
@@ -173,7 +175,7 @@ class SpeechPredictor:
         return next(self.network.parameters()).device
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None) -> list[Transcript | InputError]:
-        """Transcripts in the order of the inputs; an error for a sound that cannot be used."""
+        """Return transcripts in the order of the inputs; an error for a sound that cannot be used."""
         found: dict[int, Transcript | InputError] = {}
         good: dict[int, Samples] = {}
         for place, one in enumerate(inputs):
@@ -198,7 +200,10 @@ class SpeechPredictor:
     def search(
         self, features: Sequence[Frames], *, width: int | None = None, samples: Sequence[Samples] | None = None
     ) -> list[Transcript]:
-        """Transcripts of features, in their order; `samples` are stored with them. Several workers share the work."""
+        """Return transcripts of features, in their order; `samples` are stored with them.
+
+        Several workers share the work.
+        """
         both = list(zip(features, [None] * len(features) if samples is None else samples, strict=True))
         return in_shares(both, lambda part: self._search(part, width or self.config.decode.beam))
 
@@ -242,7 +247,7 @@ class SpeechPredictor:
     def read(
         self, features: Sequence[Frames], transcripts: Sequence[Sequence[int]]
     ) -> list[tuple[Tensor, Tensor | None]]:
-        """Log-probabilities (t,) of transcripts given by numbers, and the weights (t, k) of their symbols."""
+        """Return log-probabilities (t,) of transcripts given by numbers, and the weights (t, k) of their symbols."""
         found: dict[int, tuple[Tensor, Tensor | None]] = {}
         for places in groups_by_length([len(one) for one in features], tokens=_FRAMES):
             records = [record(features[place], transcripts[place]) for place in places]
@@ -258,7 +263,7 @@ class SpeechPredictor:
         return [found[place] for place in range(len(features))]
 
     def score_of(self, transcript: Transcript, place: int) -> Score:
-        """The log-probability of one symbol of a transcript with some steps of the recording silenced."""
+        """Return the log-probability of one symbol of a transcript with some steps of the recording silenced."""
 
         def score(kept: Tensor) -> Tensor:
             shown = kept.repeat_interleave(self.config.reduction, 1)[:, : len(transcript.frames)].numpy()

@@ -15,7 +15,7 @@ _EXPLAINED = 150  # symbols whose faithfulness is measured, in as many transcrip
 
 
 def wrong_symbols(said: Sequence[str], written: Sequence[str]) -> tuple[int, list[bool]]:
-    """The edit distance of two sequences, and which symbols of what was written are wrong in a shortest edit.
+    """Return the edit distance of two sequences, and which symbols of what was written are wrong in a shortest edit.
 
     >>> wrong_symbols("one two three".split(), "one too three four".split())
     (2, [False, True, False, True])
@@ -40,7 +40,7 @@ def wrong_symbols(said: Sequence[str], written: Sequence[str]) -> tuple[int, lis
 
 
 def error_rate(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
-    """Edits to all of what was said (first) from what was written (second), by the symbols said.
+    """Return edits to all of what was said (first) from what was written (second), by the symbols said.
 
     >>> error_rate([("one two".split(), "one".split()), ("three four".split(), "three four".split())])
     0.25
@@ -50,7 +50,7 @@ def error_rate(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
 
 
 def text_figures(transcripts: Sequence[Transcript], examples: Sequence[Example]) -> dict[str, Any]:
-    """Word and character error rates, and the share of transcripts without an error."""
+    """Return word and character error rates, and the share of transcripts without an error."""
     texts = [(" ".join(one.words), transcript.text) for one, transcript in zip(examples, transcripts, strict=True)]
     return {
         "wer": round(error_rate([(said.split(), written.split()) for said, written in texts]), 4),
@@ -60,7 +60,8 @@ def text_figures(transcripts: Sequence[Transcript], examples: Sequence[Example])
 
 
 def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: SpeechConfig, explain: bool) -> Judged:
-    """Error rates; where times are known, whether attention keeps to them; and whether doubt finds the errors."""
+    """Return error rates; where times are known, whether attention keeps to them; and whether doubt finds the
+    errors."""
     transcripts = predictor.search([one.features(config) for one in examples])
     metrics = text_figures(transcripts, examples)
     metrics["recordings"] = len(examples)
@@ -70,7 +71,8 @@ def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: Speec
 
 
 def pointing(predictor: SpeechPredictor, examples: Sequence[Example]) -> dict[str, Any]:
-    """The share of symbols whose largest weight is within 50 ms of their interval, with the gold text as input."""
+    """Return the share of symbols whose largest weight is within 50 ms of their interval, with the gold text as
+    input."""
     codec, step = predictor.codec, predictor.config.step
     known = [one for one in examples if one.gold(codec)]
     read = predictor.read(
@@ -103,7 +105,8 @@ def doubted(
 
 
 def faithfulness(predictor: SpeechPredictor, transcripts: Sequence[Transcript]) -> dict[str, float]:
-    """How much log-probability a symbol loses when the step it attends most is silenced, and when another one is."""
+    """Return how much log-probability a symbol loses when the step it attends most is silenced, and when another one
+    is."""
     places = (
         (transcript.weights[place], predictor.score_of(transcript, place))
         for transcript in transcripts

@@ -40,44 +40,44 @@ class Coder(Protocol):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The vocabulary sizes of source and target."""
+        """Return the vocabulary sizes of source and target."""
         ...
 
     @property
     def shared(self) -> bool:
-        """Whether both languages have the same numbers."""
+        """Return whether both languages have the same numbers."""
         ...
 
     def read(self, text: str) -> Reading:
-        """A source text."""
+        """Return a source text."""
         ...
 
     def read_words(self, words: Sequence[str]) -> Reading:
-        """A source that is cut into words already."""
+        """Return a source that is cut into words already."""
         ...
 
     def target(self, text: str) -> list[int]:
-        """The numbers of a target text."""
+        """Return the numbers of a target text."""
         ...
 
     def target_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The numbers of a target cut into words, and the word each belongs to."""
+        """Return the numbers of a target cut into words, and the word each belongs to."""
         ...
 
     def labels(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> tuple[str, ...]:
-        """What each target number stands for."""
+        """Return what each target number stands for."""
         ...
 
     def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
-        """The words of source numbers with their labels."""
+        """Return the words of source numbers with their labels."""
         ...
 
     def written_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
-        """The words of target numbers with their labels."""
+        """Return the words of target numbers with their labels."""
         ...
 
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
-        """The target text of these numbers; `weights` (t, s) tell where an unknown word may be copied from."""
+        """Return the target text of these numbers; `weights` (t, s) tell where an unknown word may be copied from."""
         ...
 
     def save(self, directory: Path) -> None:
@@ -174,12 +174,12 @@ class PieceCoder:
 
 
 def _shown(subwords: Subwords, numbers: Sequence[int]) -> tuple[str, ...]:
-    """Sub-words as people read them: characters, not the letters that stand for their bytes."""
+    """Return sub-words as people read them: characters, not the letters that stand for their bytes."""
     return as_labels((subwords, numbers)).items
 
 
 def load_coder(directory: Path, *, words: bool) -> Coder:
-    """The coder of a run."""
+    """Return the coder of a run."""
     if words:
         return WordCoder(
             Vocabulary.load(directory / "tokenizer.json"), Vocabulary.load(directory / "tokenizer.target.json")

@@ -145,7 +145,7 @@ class TranslationConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _languages(self) -> "TranslationConfig":
-        """The built-in world is English to Chinese, whatever the suffixes of files would be."""
+        """Return the built-in world is English to Chinese, whatever the suffixes of files would be."""
         if not self.data.files:
             object.__setattr__(self, "data", self.data.model_copy(update={"source": "en", "target": "zh"}))
         return self

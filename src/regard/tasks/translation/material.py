@@ -52,14 +52,14 @@ class _Chosen(Sequence[Any]):
 
 
 def make_material(config: TranslationConfig, cache: Path, codec: Coder | None, say: Callable[[str], None]) -> Material:
-    """The data of a run; files are indexed in `cache`, and a given `codec` is used instead of a new one."""
+    """Return the data of a run; files are indexed in `cache`, and a given `codec` is used instead of a new one."""
     if config.data.files:
         return file_material(config.data, cache, codec.codes if isinstance(codec, PieceCoder) else None, say=say)
     return world_material(config.data, codec if isinstance(codec, WordCoder) else None)
 
 
 def world_material(settings: DataSettings, known: WordCoder | None = None) -> Material:
-    """Sentences of the built-in grammar, with their gold links; `known` words instead of those that occur."""
+    """Return sentences of the built-in grammar, with their gold links; `known` words instead of those that occur."""
     _, longest = settings.lengths
     try:
         made = world.splits(
@@ -99,7 +99,7 @@ def _lengths(pairs: Sequence[tuple[Ids, Ids]]) -> tuple[NDArray[np.int32], NDArr
 def file_material(
     settings: DataSettings, cache: Path, known: Codes | None = None, *, say: Callable[[str], None] = lambda _: None
 ) -> Material:
-    """The user's files, indexed once in `cache` and read from there; `known` sub-words instead of new ones.
+    """Return the user's files, indexed once in `cache` and read from there; `known` sub-words instead of new ones.
 
     Long files take a minute for a million lines: `say` reports what is being done.
     """
@@ -135,13 +135,13 @@ def file_material(
 
 
 def _short(examples: Sequence[Example]) -> str | None:
-    """The example of the run: one of the first sentences that is short, but not the shortest."""
+    """Return the example of the run: one of the first sentences that is short, but not the shortest."""
     few = sorted((example.source for example in examples[:50] if example.source), key=len)
     return " ".join(few[len(few) // 4]) if few else None
 
 
 def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) -> list[TokenCorpus]:
-    """The corpus in sub-words, and with merge_dropout in other cuts of the same text too, drawn by the seed."""
+    """Return the corpus in sub-words, and with merge_dropout in other cuts of the same text too, drawn by the seed."""
     size, sides = max(codes.source.size, codes.target.size), (codes.source, codes.target)
     key = "".join(side.key for side in sides)
     found = [encode(corpus, *(side.encode_all for side in sides), size=size, key=key, cache=cache)]
@@ -168,7 +168,7 @@ def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) 
 
 
 def input_files(config: TranslationConfig) -> list[Path]:
-    """Every file that a run reads, gold links among them."""
+    """Return every file that a run reads, gold links among them."""
     settings = config.data
     if not settings.files:
         return []
@@ -203,7 +203,7 @@ def _examples(paths: Sequence[Path], settings: DataSettings | None = None) -> li
 
 
 def _links_beside(path: Path, settings: DataSettings) -> tuple[Path, bool] | None:
-    """The gold links of test.en, maybe .gz, and whether they name the target's word first.
+    """Return the gold links of test.en, maybe .gz, and whether they name the target's word first.
 
     They are in test.en-fr.links, which serves both directions, or in test.links, which names the source's word first.
     """
@@ -262,7 +262,7 @@ def _named(folder: Path, names: tuple[str, ...], settings: DataSettings) -> list
 
 
 def _split(corpus: TextCorpus, valid: int, test: int) -> tuple[NDArray[np.int64], tuple[list[Example], list[Example]]]:
-    """Rows to train on, and examples held out by source sentence: no source stands in two parts."""
+    """Return rows to train on, and examples held out by source sentence: no source stands in two parts."""
     if not valid and not test:
         return np.arange(len(corpus)), ([], [])
     # A number for each pair, never their texts together; equal sources have equal numbers.
@@ -279,7 +279,7 @@ def _split(corpus: TextCorpus, valid: int, test: int) -> tuple[NDArray[np.int64]
 
 
 def _place(text: str) -> float:
-    """A hash of a text between 0 and 1, the same in every process."""
+    """Return a hash of a text between 0 and 1, the same in every process."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 2**56
 
 

@@ -44,7 +44,7 @@ def judge(
 
 
 def text_figures(texts: Sequence[str], references: Sequence[str], tokenize: str = "auto") -> dict[str, Any]:
-    """BLEU and chrF, with the signature that makes them comparable."""
+    """Return BLEU and chrF, with the signature that makes them comparable."""
     import sacrebleu
 
     chosen = _tokenizer(references) if tokenize == "auto" else tokenize
@@ -69,7 +69,7 @@ def _tokenizer(references: Sequence[str]) -> str:
 
 
 def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str) -> list[dict[str, Any]]:
-    """BLEU of sources of like length."""
+    """Return BLEU of sources of like length."""
     found = []
     for low, high in zip((0, *_BUCKETS), (*_BUCKETS, 10**9), strict=False):
         part = [place for place, example in enumerate(examples) if low < len(example.source) <= high]
@@ -120,7 +120,7 @@ class Told(NamedTuple):
 def links_told(
     translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]
 ) -> dict[Told, list[set[Link]]]:
-    """The links of each example for all choices of weights; none without attention."""
+    """Return the links of each example for all choices of weights; none without attention."""
     found: dict[Told, list[set[Link]]] = {}
     for first in range(0, len(examples), _TOLD):
         part, read = examples[first : first + _TOLD], sources[first : first + _TOLD]
@@ -144,7 +144,7 @@ def links_told(
 
 
 def _weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
-    """The weights (b, h, t, s) of each layer for given targets; none without attention."""
+    """Return the weights (b, h, t, s) of each layer for given targets; none without attention."""
     model = translator.model
     training = model.training
     model.eval()
@@ -158,7 +158,7 @@ def _weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequen
 
 
 def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
-    """The log-probability of each piece of the targets given one position of the source alone, (b, t, s)."""
+    """Return the log-probability of each piece of the targets given one position of the source alone, (b, t, s)."""
     model = translator.model
     training = model.training
     model.eval()
@@ -176,7 +176,7 @@ def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Seq
 
 @torch.no_grad()
 def faithfulness(translator: Translator, translations: Sequence[Translation], *, seed: int = 1) -> dict[str, float]:
-    """The decrease of a word's log-probability when the source word of the largest weight is deleted.
+    """Return the decrease of a word's log-probability when the source word of the largest weight is deleted.
 
     Compared with the deletion of a random other one: for faithful weights the first is much larger.
     """
@@ -201,7 +201,7 @@ def faithfulness(translator: Translator, translations: Sequence[Translation], *,
 
 
 def _log_probs(translator: Translator, sources: Sequence[list[int]], numbers: Sequence[int]) -> Tensor:
-    """Log-probabilities (n, t) of the same target given each source, without dropout."""
+    """Return log-probabilities (n, t) of the same target given each source, without dropout."""
     model = translator.model
     training = model.training
     model.eval()

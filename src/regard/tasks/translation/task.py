@@ -73,7 +73,7 @@ def _loaded(
 
 
 def _validate(translator: Translator, examples: Sequence[Example], config: TranslationConfig) -> dict[str, float]:
-    """BLEU of greedy translations: enough to compare checkpoints by."""
+    """Return BLEU of greedy translations: enough to compare checkpoints by."""
     sources = [translator.coder.read_words(example.source) for example in examples]
     texts = [one.text for one in translator.search(sources, width=1, weights=False)]
     return {"bleu": text_figures(texts, [example.reference for example in examples], config.data.tokenize)["bleu"]}

@@ -21,11 +21,11 @@ class VqaCodec:
 
     @classmethod
     def build(cls, questions: Iterable[str], answers: Iterable[str]) -> "VqaCodec":
-        """The words of these questions, with all of these answers."""
+        """Return the words of these questions, with all of these answers."""
         return cls(Vocabulary.build([token.text for token in cut(one)] for one in questions), tuple(answers))
 
     def words(self, question: str) -> list[str]:
-        """The words of a question; a word that is known only in its other spelling is spelt so.
+        """Return the words of a question; a word that is known only in its other spelling is spelt so.
 
         >>> VqaCodec(Vocabulary(("colour", "?")), ()).words("Color?")
         ['colour', '?']
@@ -35,15 +35,15 @@ class VqaCodec:
         return [_SPELLINGS[word] if word not in known and _SPELLINGS.get(word) in known else word for word in words]
 
     def encode(self, question: str) -> list[int]:
-        """The numbers of a question's words."""
+        """Return the numbers of a question's words."""
         return self.vocabulary.encode(self.words(question))
 
     def unknown(self, question: str) -> list[str]:
-        """The words of a question that no training question has."""
+        """Return the words of a question that no training question has."""
         return [word for word in self.words(question) if word not in self.vocabulary.numbers]
 
     def label(self, answer: str) -> int:
-        """The number of an answer, -1 where it cannot be given."""
+        """Return the number of an answer, -1 where it cannot be given."""
         return self._labels.get(answer, -1)
 
     @cached_property
@@ -58,6 +58,6 @@ class VqaCodec:
 
     @classmethod
     def load(cls, directory: Path) -> "VqaCodec":
-        """The codec that `save` wrote."""
+        """Return the codec that `save` wrote."""
         facts = json.loads((directory / "codec.json").read_text(encoding="utf-8"))
         return cls(Vocabulary.load(directory / "tokenizer.json"), tuple(map(str, facts["answers"])))

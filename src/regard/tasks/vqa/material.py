@@ -54,12 +54,12 @@ class Example:
 
     @property
     def pixels(self) -> Pixels:
-        """The picture, (3, height, width)."""
+        """Return the picture, (3, height, width)."""
         return self.pictures[self.place]
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The example as the input of a predictor."""
+        """Return the example as the input of a predictor."""
         return {"image": self.path or png_of(self.pixels), "question": self.question}
 
 
@@ -109,7 +109,7 @@ class _Decoded(Sequence[Pixels]):
 
 
 def make_material(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable[[str], None]) -> Material:
-    """The questions of a run; decoded pictures of files are stored in `cache`."""
+    """Return the questions of a run; decoded pictures of files are stored in `cache`."""
     return _files(config, cache, codec, say) if config.data.files else _world(config, codec)
 
 
@@ -169,7 +169,7 @@ def _parted(
     test: Sequence[ImageQuestion],
     settings: DataSettings,
 ) -> tuple[Sequence[ImageQuestion], Sequence[ImageQuestion], Sequence[ImageQuestion]]:
-    """The parts; one that the files do not have is held out of training, at most a fifth of the pictures."""
+    """Return the parts; one that the files do not have is held out of training, at most a fifth of the pictures."""
     most = max(1, len(pictures_of(train).paths) // 5)
     counts = [0 if valid else min(settings.valid, most), 0 if test else min(settings.test, most)]
     train, held_valid, held_test = hold_out(train, valid=counts[0], test=counts[1], seed=settings.seed)
@@ -179,7 +179,8 @@ def _parted(
 def _examples(
     parts: Sequence[Sequence[ImageQuestion]], opened: Callable[[Sequence[Path]], Any]
 ) -> list[Sequence[Example]]:
-    """The examples of each part, made when they are asked for; all share the pictures that `opened` makes of files."""
+    """Return the examples of each part, made when they are asked for; all share the pictures that `opened` makes of
+    files."""
     begins = np.cumsum([0, *map(len, parts)]).tolist()
 
     def item(place: int) -> ImageQuestion:
@@ -208,12 +209,13 @@ def _material(codec: VqaCodec, parts: Parts, about: str) -> Material:
 
 
 def encode(codec: VqaCodec, one: Example) -> dict[str, Any]:
-    """An example as input of the network: a picture with one question."""
+    """Return an example as input of the network: a picture with one question."""
     return {"image": one.pixels, "question": (codec.encode(one.question),), "answer": (codec.label(one.answer),)}
 
 
 def collated(records: Sequence[dict[str, Any]], *, grid: int = 1, rows: int = 0) -> Any:
-    """Pictures with their questions as a batch: image (b, 3, h, w), question (b, n, m), answer (b, n), -1 for none."""
+    """Return pictures with their questions as a batch: image (b, 3, h, w), question (b, n, m), answer (b, n), -1 for
+    none."""
     longest = max(len(question) for record in records for question in record["question"])
     width = max(1, -(-longest // grid)) * grid
     columns = []
@@ -226,12 +228,12 @@ def collated(records: Sequence[dict[str, Any]], *, grid: int = 1, rows: int = 0)
 
 
 def input_files(config: VqaConfig) -> list[Path]:
-    """The files of questions that a run reads; the store of pictures checks these by itself."""
+    """Return the files of questions that a run reads; the store of pictures checks these by itself."""
     return list(question_files(_path(config.data.files)).values()) if config.data.files else []
 
 
 def examples_of(paths: Sequence[Path], config: VqaConfig, codec: VqaCodec) -> tuple[list[Example], str]:
-    """The questions of other files: of a folder with parts, its test part."""
+    """Return the questions of other files: of a folder with parts, its test part."""
     found = load_image_questions(_path(paths))
     items = found.test or found.valid or found.train
     [examples] = _examples([items], lambda images: _Decoded(images, config.data.picture))

@@ -32,7 +32,7 @@ class VisualAnswerer(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Stacked:
-        """The answers to n questions about each picture; words are numbers from 1, padding is 0."""
+        """Return the answers to n questions about each picture; words are numbers from 1, padding is 0."""
         lengths = (questions != 0).sum(-1)
         # A question of padding is read as one word, so that no row is empty; its answer is ignored.
         asked = self.question(questions.flatten(0, 1), lengths.flatten().clamp_min(1)).summary
@@ -45,14 +45,14 @@ class VisualAnswerer(nn.Module):
         return self.classifier(memory, query, weights=weights)
 
     def grid(self, side: int) -> Grid:
-        """Rows and columns of cells of a picture."""
+        """Return rows and columns of cells of a picture."""
         return (0, 0) if self.image is None else self.image.grid(side, side)
 
 
 def build(
     settings: ModelSettings, vocabulary: int, answers: int, *, learning: LearningSettings = _LEARNING
 ) -> VisualAnswerer:
-    """A model for so many words and answers.
+    """Return a model for so many words and answers.
 
     With `attention="none"` the classifier reads the mean of the cells, and its hidden layer has as many parameters as
     attention and its own hidden layer would have.
@@ -80,7 +80,7 @@ def build(
 
 
 def _twin_features(settings: ModelSettings, answers: int) -> int:
-    """The hidden size at which the classifier without attention has as many parameters as the one with it."""
+    """Return the hidden size at which the classifier without attention has as many parameters as the one with it."""
     with torch.device("meta"):
         twin = StackedClassifier(
             answers, memory_size=settings.size, hops=settings.hops, features=settings.features, counts=settings.counts

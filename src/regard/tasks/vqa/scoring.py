@@ -14,13 +14,13 @@ _EXPLAINED = 100  # questions whose faithfulness is measured
 
 
 def accuracy(seen: Sequence[Seen], examples: Sequence[Example]) -> float:
-    """The share of questions whose answer is right."""
+    """Return the share of questions whose answer is right."""
     right = sum(one.answer == example.answer for one, example in zip(seen, examples, strict=True))
     return right / max(1, len(examples))
 
 
 def accuracy_by_form(seen: Sequence[Seen], examples: Sequence[Example]) -> dict[str, float]:
-    """The accuracy for each form of question, where the forms are known."""
+    """Return the accuracy for each form of question, where the forms are known."""
     forms: dict[str, list[bool]] = {}
     for one, example in zip(seen, examples, strict=True):
         if example.form:
@@ -29,7 +29,7 @@ def accuracy_by_form(seen: Sequence[Seen], examples: Sequence[Example]) -> dict[
 
 
 def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
-    """The share of questions where the last hop's largest weight lies in a box that shows the answer.
+    """Return the share of questions where the last hop's largest weight lies in a box that shows the answer.
 
     Questions without such a box are left out; None where none is left.
     """
@@ -42,7 +42,7 @@ def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
 
 
 def judge(predictor: VqaPredictor, examples: Sequence[Example], config: VqaConfig, explain: bool) -> Judged:
-    """Accuracy, as a whole and by form, and pointing."""
+    """Return accuracy, as a whole and by form, and pointing."""
     seen = predictor.ask([(one.pixels, one.question) for one in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(seen, examples), 4), "questions": len(examples)}
     forms = accuracy_by_form(seen, examples)

@@ -33,7 +33,7 @@ class Adjective:
     living: str | None = None  # said of people and animals instead
 
     def word(self, kind: str) -> str:
-        """The Chinese word beside a noun of this kind: an old man is 老, an old chair is 旧."""
+        """Return the Chinese word beside a noun of this kind: an old man is 老, an old chair is 旧."""
         return self.living if self.living and kind in ("person", "kin", "animal") else self.chinese
 
 

@@ -36,7 +36,7 @@ class Nominal:
     heavy: bool = False  # it ends in a clause, to which whatever follows would belong
 
     def words(self) -> list[Made]:
-        """The whole phrase in Chinese."""
+        """Return the whole phrase in Chinese."""
         return self.lead + self.chinese
 
 
@@ -55,7 +55,7 @@ def pronoun(dice: Dice, *, subject: bool) -> Nominal:
 
 
 def bare(kind: str, dice: Dice) -> Nominal:
-    """Words without article: English, football, the piano."""
+    """Return words without article: English, football, the piano."""
     english = dice.pick(tuple(BARE[kind]))
     made = tokens(english)
     return Nominal(made, [Made(BARE[kind][english], (made[-1],), tuple(made[:-1]))], "is", kind)
@@ -81,7 +81,7 @@ def mass(kind: str, dice: Dice, *, definite: bool) -> Nominal:
 
 
 def common(dice: Dice, kind: str, determiners: Mapping[str, float], *, plain: bool = False) -> Nominal:
-    """A noun with its determiner and adjectives: a big red car, 一 辆 红色 的 大 汽车."""
+    """Return a noun with its determiner and adjectives: a big red car, 一 辆 红色 的 大 汽车."""
     noun = dice.fresh(NOUNS[kind])
     determiner = "owned" if kind == "kin" else dice.weigh(determiners)
     if determiner == "owned" and kind == "person" and noun.singular not in RELATED:
@@ -108,7 +108,7 @@ def common(dice: Dice, kind: str, determiners: Mapping[str, float], *, plain: bo
 def phrase(
     dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float], *, subject: bool = False, plain: bool = False
 ) -> Nominal:
-    """A noun phrase of one of these kinds; two people or two animals may be joined: Tom and Mary, 汤姆 和 玛丽."""
+    """Return a noun phrase of one of these kinds; two people or animals may be joined: Tom and Mary, 汤姆 和 玛丽."""
     kind = dice.pick(kinds)
     first = _single(dice, kind, determiners, subject=subject, plain=plain)
     if plain or kind not in ("person", "animal", "food", "text", "thing") or not dice.maybe(0.15):
@@ -161,7 +161,7 @@ def _adjective(word: Adjective, noun: Noun, head: Token, dice: Dice, *, plain: b
 
 
 def _determiner(dice: Dice, sort: str, noun: Noun, head: Token, following: str) -> tuple[list[Token], list[Made]]:
-    """The words before the adjectives; a number or 这 wants the noun's measure word."""
+    """Return the words before the adjectives; a number or 这 wants the noun's measure word."""
     if sort == "none":
         return [], []
     if sort == "owned":

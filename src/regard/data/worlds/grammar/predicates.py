@@ -51,12 +51,12 @@ class Frame:
 
 
 def _given(indefinite: bool) -> Mapping[str, float]:
-    """What is denied is something definite: 没有 吃 一 个 苹果 would be odd."""
+    """Return what is denied is something definite: 没有 吃 一 个 苹果 would be odd."""
     return OBJECT if indefinite else DEFINITE
 
 
 def frame(dice: Dice) -> Frame:
-    """A verb with its pattern, the everyday ones most often."""
+    """Return a verb with its pattern, the everyday ones most often."""
     return _PATTERNS[dice.weigh(_WEIGHTS)](dice)
 
 
@@ -71,7 +71,7 @@ def transitive(verb: Verb) -> Frame:
 
 
 def with_object(verb: Verb, thing: Nominal, kind: str) -> Predicate:
-    """The verb's Chinese word is chosen by its object: wear a coat, 穿; wear a hat, 戴."""
+    """Return the verb's Chinese word is chosen by its object: wear a coat, 穿; wear a hat, 戴."""
     return Predicate(thing.english, thing.words(), verb.chinese[kind], heavy=thing.heavy)
 
 

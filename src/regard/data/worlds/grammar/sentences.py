@@ -29,7 +29,7 @@ class Pair:
 
 
 def compose(random: Random, want: int) -> Pair:
-    """A sentence of about `want` English words."""
+    """Return a sentence of about `want` English words."""
     parts = _parts(random, want)
     dice = Dice(random, min(1.0, max(0.05, (want / parts - 4) / 7)))
     if parts == 1 and dice.chance(0.25):
@@ -48,7 +48,7 @@ def compose(random: Random, want: int) -> Pair:
 
 
 def pair(english: list[Token], chinese: list[Made]) -> Pair:
-    """The words of both sides and the links between their places."""
+    """Return the words of both sides and the links between their places."""
     at = {id(token): index for index, token in enumerate(english)}
     sure = [(at[id(token)], index) for index, made in enumerate(chinese) for token in made.sure]
     possible = [(at[id(token)], index) for index, made in enumerate(chinese) for token in made.possible]
@@ -63,7 +63,7 @@ _LINKS: dict[Link, Link] = {}
 
 
 def _parts(random: Random, want: int) -> int:
-    """How many clauses make about so many words."""
+    """Return the number of clauses that make about so many words."""
     if want < 9:
         return 1
     if want < 14:
@@ -74,7 +74,7 @@ def _parts(random: Random, want: int) -> int:
 
 
 def _told(dice: Dice, parts: int) -> Clause:
-    """A statement of so many clauses."""
+    """Return a statement of so many clauses."""
     if parts == 1:
         return _ALONE[dice.weigh(_WEIGHTS)](dice)
     join = dice.weigh({"and": 3.0, "but": 2.0, "that": 3.0, "to": 1.0 if parts == 2 else 0.0, "first": 4.0})
@@ -88,7 +88,7 @@ def _told(dice: Dice, parts: int) -> Clause:
 
 
 def _joined(join: str, left: Clause, right: Clause) -> Clause:
-    """A , and B: A ， B; A , but B: A ， 但是 B."""
+    """Return a , and B: A ， B; A , but B: A ， 但是 B."""
     comma, word = Token(","), Token(join)
     stop = Made("，", (comma,), (word,) if join == "and" else ())
     joined = [stop] if join == "and" else [stop, Made("但是", (word,))]
@@ -159,7 +159,7 @@ def _question(dice: Dice) -> Clause:
 
 
 def _whether(dice: Dice) -> Clause:
-    """A question for yes or no, asked about something that can be asked: there is a tense for it."""
+    """Return a question for yes or no, asked about something that can be asked: there is a tense for it."""
     return statement(dice, question=True, allowed="present past progressive perfect future can should want")
 
 

@@ -33,7 +33,7 @@ class Circumstance:
     early: Setting = field(default_factory=lambda: _NOTHING)
 
     def english(self) -> list[Token]:
-        """What follows the verb in English."""
+        """Return what follows the verb in English."""
         return [*self.manner.english, *self.company.english, *self.place.english, *self.late.english]
 
 
@@ -54,7 +54,7 @@ def statement(
 
 
 def tell(dice: Dice, chosen: Frame, subject: Nominal, told: Tense, *, early: bool) -> Clause:
-    """The clause of a subject and a frame, with such circumstances as suit them."""
+    """Return the clause of a subject and a frame, with such circumstances as suit them."""
     if told.name == "progressive" and dice.maybe(0.3):
         told = Tense("was", told.negative, told.question)
     predicate = chosen.complete(dice, told.indefinite, described)
@@ -71,7 +71,7 @@ def tell(dice: Dice, chosen: Frame, subject: Nominal, told: Tense, *, early: boo
 
 
 def verbal(group: Group, predicate: Predicate, told: Tense, verb: Verb, around: Circumstance) -> list[Made]:
-    """The Chinese from the negation to the object: 没有 在 公园 里 读 书."""
+    """Return the Chinese from the negation to the object: 没有 在 公园 里 读 书."""
     before, word = group.before, Made(predicate.verb, (group.main,))
     if verb is HAVING and told.negative:
         before = list[Made]()
@@ -98,7 +98,10 @@ def _spread(made: Made, tokens: tuple[Token, ...]) -> Made:
 def circumstance(
     dice: Dice, verb: Verb, predicate: Predicate, told: Tense, subject: Nominal, *, early: bool = False
 ) -> Circumstance:
-    """What the predicate leaves room for. After a clause inside the object nothing is added: it would belong there."""
+    """Return what the predicate leaves room for.
+
+    After a clause inside the object nothing is added: it would belong there.
+    """
     around = Circumstance()
     forced = told.name == "was"
     free = not predicate.heavy
@@ -127,7 +130,7 @@ def _company(dice: Dice) -> Setting:
 
 
 def described(dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float], *, subject: bool = False) -> Nominal:
-    """A noun phrase that may carry a clause or a place: the cat on the table, 桌子 上 的 猫."""
+    """Return a noun phrase that may carry a clause or a place: the cat on the table, 桌子 上 的 猫."""
     nominal = phrase(dice, kinds, determiners, subject=subject)
     if not nominal.open:
         return nominal

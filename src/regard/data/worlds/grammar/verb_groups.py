@@ -39,12 +39,12 @@ class Tense:
 
     @property
     def indefinite(self) -> bool:
-        """Whether it leaves room for 一 个: what never happens, happens to nothing in particular."""
+        """Return whether it leaves room for 一 个: what never happens, happens to nothing in particular."""
         return not self.negative and self.name != "never"
 
     @property
     def when(self) -> str | None:
-        """Which times of day and year go with it."""
+        """Return which times of day and year go with it."""
         return _WHEN.get(self.name)
 
 
@@ -64,7 +64,7 @@ class Group:
 
 
 def tense(dice: Dice, verb: Verb, kind: str, *, question: bool = False, allowed: str = "", deny: float = 0.2) -> Tense:
-    """A tense that suits the verb and its subject; `allowed` names the tenses to choose from, all when empty."""
+    """Return a tense that suits the verb and its subject; `allowed` names the tenses to choose from, all when empty."""
     chosen = dice.weigh(_suited(verb.aspect, allowed, kind == "person", question))
     return Tense(chosen, chosen in _DENIED and dice.chance(deny), question)
 
@@ -81,13 +81,13 @@ def _suited(aspect: str, allowed: str, person: bool, question: bool) -> dict[str
 
 
 def can_tell(verb: Verb, allowed: str, *, within: str = "") -> bool:
-    """Whether any of these tenses suits the verb, and the subjects of all kinds that it takes."""
+    """Return whether any of these tenses suits the verb, and the subjects of all kinds that it takes."""
     names = set(allowed.split()) & (set(within.split()) if within else set(_TENSES[verb.aspect]))
     return bool(names & set(_TENSES[verb.aspect]) - set(_HUMAN))
 
 
 def conjugate(dice: Dice, verb: Verb, agreement: str, told: Tense) -> Group:
-    """The verb group that agrees with a subject whose "be" is `agreement` (am, is, are)."""
+    """Return the verb group that agrees with a subject whose "be" is `agreement` (am, is, are)."""
     if told.name in ("present", "past"):
         return _simple(verb, agreement, told)
     if told.name in ("habit", "never"):
