@@ -7,11 +7,11 @@ from regard.look.trace import Trace
 from regard.look.viewer.page_data import BETWEEN
 from regard.tasks.task import Prediction, View
 
-_LONGEST = 80  # characters of an answer in the name of its map
+_LONGEST = 80  # number of characters of an answer in the name of its map
 
 
 def joined_trace(predictions: Sequence[Prediction], view: View, title: str | None = None) -> Trace | None:
-    """Return the maps of all predictions, named by number and answer; None where no model has attention."""
+    """Return the maps of all predictions, named by number and answer; None if no model has attention."""
     records: list[Record] = []
     dropped: list[str] = []
     for number, prediction in enumerate(predictions):
