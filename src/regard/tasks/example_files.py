@@ -28,7 +28,7 @@ def example_parts(inputs: Sequence[Input], example: Any) -> dict[str, Any]:
 
 
 def store_example(inputs: Sequence[Input], example: Any, run: Run) -> Any:
-    """Return the example in the form of `result.json`. Pixels and bytes become a file of the run, whose name is stored."""
+    """Return the example for `result.json`. Pixels and bytes become a file of the run, whose name is stored."""
     parts = example_parts(inputs, example)
     files = {}
     for one in inputs:

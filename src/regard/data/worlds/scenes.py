@@ -130,7 +130,7 @@ Maker = Callable[[Dice, tuple[int, int], int], Described | None]
 def describe(
     make: Maker[Described], stream: str, *, count: int, objects: tuple[int, int], size: int, seen: set[object]
 ) -> Iterator[Described]:
-    """Return `count` described scenes that are not in `seen`, from the random generator of that name.
+    """Yield `count` described scenes that are not in `seen`, from the random generator of that name.
 
     `make` takes the generator, the range of the number of objects and the picture's side; it returns None if an attempt
     fails.

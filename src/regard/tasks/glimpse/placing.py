@@ -73,7 +73,7 @@ def ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
 
 
 def _add_piece(canvas: Tensor, others: Tensor, box: Tensor) -> None:
-    """Return a crop with strokes of each other image, and a position where it does not overlap the box."""
+    """Add a crop with strokes of each other image, at a position where it does not overlap the box."""
     left, top, right, bottom = ink_boxes(others).unbind(1)
     row = (top + _below((bottom - PIECE - top).clamp_min(0) + 1)).clamp_max(others.shape[1] - PIECE)
     column = (left + _below((right - PIECE - left).clamp_min(0) + 1)).clamp_max(others.shape[2] - PIECE)

@@ -65,7 +65,7 @@ def article(following: str) -> str:
 
 
 def _doubled(word: str) -> str:
-    """Return whether a word of one syllable ends in one vowel and one consonant, which is then doubled."""
+    """Return the word with its last consonant doubled, if it has one syllable and ends in vowel and consonant."""
     single = sum(letter in VOWELS for letter in word) == 1
     if single and word[-1] not in VOWELS | set("wxy") and len(word) > 2 and word[-2] in VOWELS:
         return word + word[-1]
