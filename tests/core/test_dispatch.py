@@ -1,4 +1,4 @@
-"""Which code serves a call: the shortcut for plain calls takes the kernel of the table, and plans name kernels."""
+"""Dispatch: the shortcut for simple calls runs the same kernel as the table, and plans name the kernels."""
 
 import random
 import sys
@@ -15,7 +15,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], object, object, object]:
-    """Return tensors, score, normaliser and mask: often plain, and often not quite."""
+    """Return tensors, score, normaliser and mask of a random call, often a simple one."""
     draw = random.Random(seed)
     generator = torch.Generator(device).manual_seed(seed)
     lengths = (1, 5, 17, 64, 150) if device == "cpu" else (5, 17, 64, 150, 1100)
@@ -28,7 +28,7 @@ def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], object, obj
     if draw.random() < 0.2:
         shapes[draw.randrange(3)] = (batch, 1, shapes[1][2], size)
     tensors = [torch.randn(shape, generator=generator, device=device, dtype=dtype) for shape in shapes]
-    if draw.random() < 0.3:  # NaN or Inf in one of them
+    if draw.random() < 0.3:  # NaN or Inf in one of the tensors
         tensors[draw.randrange(3)].view(-1)[0] = draw.choice((torch.nan, torch.inf))
     if draw.random() < 0.5:
         tensors = [tensor.requires_grad_() for tensor in tensors]
@@ -46,7 +46,7 @@ def test_a_plain_call_takes_what_the_table_chooses(seed: int, device: str) -> No
     tensors, score, normalize, mask = random_call(seed, device)
     try:
         problem = build(*tensors, score, normalize, mask, None, 0.0, None, None)
-    except ValueError:  # shapes that do not go together are for the general path to refuse
+    except ValueError:  # incompatible shapes are refused by the general path
         assert plain(*tensors, score, normalize, mask) is None
         return
     output = plain(*tensors, score, normalize, mask)
@@ -114,6 +114,6 @@ except ValueError as error:
 
 @pytest.mark.process
 def test_a_named_backend_that_cannot_serve_raises_when_compiled() -> None:
-    """In a process of its own: the checks of shapes in these tests cannot be compiled."""
+    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert "backend 'blocked' cannot serve this call: the score draws random numbers" in done.stdout, done.stderr

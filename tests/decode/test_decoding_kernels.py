@@ -6,7 +6,7 @@ from torch import Tensor
 
 from interpreting import DEVICES
 
-# The interpreter computes in float32 alone.
+# The interpreter only supports float32.
 KINDS = [
     pytest.param("cpu", torch.float32, 1e-5, marks=pytest.mark.interpreted, id="interpreted-float32"),
     pytest.param("cuda", torch.float32, 1e-5, marks=pytest.mark.cuda, id="cuda-float32"),

@@ -29,7 +29,7 @@ def model(positions: str | None = "sinusoidal", norm: str = "pre", device: str =
     torch.manual_seed(31)
     common = {"heads": 2, "layers": 2, "positions": positions, "norm": norm}
     made = EncoderDecoder(TransformerEncoder(13, 8, **common), TransformerDecoder(WORDS, 8, **common, **options))
-    for parameter in made.parameters():  # livelier than at the start of training
+    for parameter in made.parameters():  # larger than initial weights, for varied outputs
         nn.init.normal_(parameter, std=0.7)
     return made.double().eval().to(device)
 

@@ -36,7 +36,7 @@ def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, na
     query, key = torch.randn(3, 4, queries, 19), torch.randn(3, groups, keys, 19)
     value, weight = torch.randn(3, groups, keys, 11), WEIGHTS[name]()
     key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
-    lengths = torch.tensor([keys, 0, 5])  # the first: all there are
+    lengths = torch.tensor([keys, 0, 5])  # the first one: all keys
     tensors = [tensor.double() for tensor in (query, key, value)]
     mask = regard.padding(lengths)
     plain = regard.attention(*tensors, score=score_of(weight), mask=mask, backend="reference").output
@@ -87,7 +87,7 @@ def test_a_step_over_keys_closed_one_by_one_equals_the_plain_form_on_cuda(score:
 def test_a_step_equals_the_plain_form_on_cuda(keys: int, score: str, dtype: torch.dtype) -> None:
     query, key, value = (torch.randn(5, 8, n, 96, device="cuda") for n in (1, keys, keys))
     key, value = key[:, :2].to(dtype), value[:, :2].to(dtype)
-    lengths = torch.tensor([2**40, 1, keys // 2, 0, keys - 1], device="cuda")  # the first: all there are
+    lengths = torch.tensor([2**40, 1, keys // 2, 0, keys - 1], device="cuda")  # the first one: all keys
     mechanism = regard.ScaledDot() if score == "scaled_dot" else regard.Additive(torch.randn(96, device="cuda"))
     mask = regard.padding(lengths)
     found = regard.attention(query.to(dtype), key, value, score=mechanism, mask=mask).output

@@ -42,7 +42,7 @@ SHAPES = [
     (64, 64, 64, "causal lengths"),
     (61, 13, 128, ""),
 ]
-# The interpreter computes in float32 alone.
+# The interpreter only supports float32.
 KINDS = [
     pytest.param("cpu", torch.float32, marks=pytest.mark.interpreted, id="interpreted-float32"),
     *(pytest.param("cuda", dtype, marks=pytest.mark.cuda, id=f"cuda-{dtype}") for dtype in BUDGET),
