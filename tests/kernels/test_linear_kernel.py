@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-# batch, heads, key heads, queries, keys, size, value size, causal, hidden keys
+# Batch, heads, key heads, queries, keys, size, value size, causal, masked keys
 CASES = {
     "full": (2, 2, 2, 71, 37, 16, 16, False, False),
     "causal": (1, 2, 1, 331, 331, 16, 24, True, False),
@@ -21,7 +21,7 @@ DTYPES = [
 
 
 def explicit(query: Tensor, key: Tensor, value: Tensor, keep: Tensor, causal: bool) -> Tensor:
-    """Return every weight φ(q)·φ(k), divided by their sum; 0 where nothing is read."""
+    """Compute every weight φ(q)·φ(k), divided by their sum; 0 if there are no keys."""
     group = query.shape[1] // key.shape[1]
     key, value, keep = (t.repeat_interleave(group, 1) for t in (key, value, keep))
     mapped = [torch.where(x > 0, x + 1, torch.exp(x)) for x in (query, key)]
@@ -44,7 +44,7 @@ def test_outputs_and_gradients(case: str, device: str, dtype: torch.dtype) -> No
     keep = torch.ones(b, g, k, dtype=torch.bool, device=device)
     if hides:
         keep = torch.rand(b, g, k).to(device) > 0.4
-        keep[0] = False  # nothing to read in the first sequence
+        keep[0] = False  # the first sequence has no keys
         leaves[2] = torch.where(keep.unsqueeze(-1), leaves[2], torch.nan)
     mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
     true = [x.double().nan_to_num(0.0).requires_grad_() for x in leaves]
