@@ -1,4 +1,4 @@
-"""The compiled loops of additive attention against tanh in float64, and the library they are loaded from."""
+"""The compiled loops of additive attention against tanh in float64, and the loading of their library."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def test_scores(shape: tuple[int, int, int, int, float]) -> None:
     hidden = torch.tanh(query.double().unsqueeze(-2) + key.double().unsqueeze(-3))
     true = (hidden * weight.double()[:, None, None]).sum(-1)
     found = pair_loops.scores(near)(*factors(query, key, near), weight)
-    # In units of what the terms add up to: a few roundings of float32.
+    # Relative to the sum of the terms' magnitudes: a few roundings of float32.
     least = 0 if near else weight.abs().sum(-1).max()
     limit = 4e-7 * (hidden.abs() * weight.double().abs()[:, None, None]).sum(-1).clamp_min(least)
     assert ((found.double() - true).abs() <= limit).all()
@@ -62,7 +62,7 @@ def test_sums_of_gradients(shape: tuple[int, int, int, int, float]) -> None:
 
 
 def test_products_beyond_float32() -> None:
-    """e^{2q} e^{2k} overflows or vanishes where tanh is ±1."""
+    """e^{2q} e^{2k} overflows or underflows where tanh is ±1."""
     query = torch.tensor([[[43.0, -43.0, 43.0]]])
     key = torch.tensor([[[43.0, -43.0, -43.0]]])
     found = pair_loops.scores(False)(*factors(query, key, False), torch.tensor([[1.0, 2.0, 4.0]]))

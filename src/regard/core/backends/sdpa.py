@@ -316,7 +316,7 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
-    """Yield blocks of queries, each with the range of keys that it may attend."""
+    """Return blocks of queries, each with the range of keys that it may attend."""
     queries, keys = problem.shape[-2:]
     rows = cut(queries, _rows_at_once(problem))
     if problem.mask is None or len(rows) < 2:

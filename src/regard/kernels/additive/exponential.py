@@ -158,7 +158,7 @@ def _compiled_near() -> _Forms:
 
 
 def _by_feature(rows: Tensor, columns: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield each feature's column of the rows, (z, q, 1), and row of the columns, (z, 1, k)."""
+    """Return an iterator over each feature's column of the rows, (z, q, 1), and row of the columns, (z, 1, k)."""
     left, right = rows.mT.unsqueeze(-1), columns.mT.contiguous().unsqueeze(-2)
     return ((f, left[:, f], right[:, f]) for f in range(rows.shape[-1]))
 
