@@ -197,7 +197,7 @@ except ValueError as error:
 
 @pytest.mark.process
 def test_a_named_backend_that_cannot_serve_raises_when_compiled() -> None:
-    """In a process of its own: the checks of shapes in these tests cannot be compiled."""
+    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert "backend 'blocked' cannot serve this call: the score draws random numbers" in done.stdout, done.stderr
 

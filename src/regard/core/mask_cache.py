@@ -21,7 +21,7 @@ _stored: WeakKeyDictionary[Mask | Bias, dict[Hashable, tuple[tuple[int, ...], An
 
 
 def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Callable[[], T]) -> T:
-    """compute(), or what it returned before for this mask and key; `device` is that of the queries.
+    """Return compute(), or its earlier result for this mask and key; `device` is that of the queries.
 
     `compute` must not return the mask, which would then never be freed.
     """
@@ -44,10 +44,10 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
 
 
 def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
-    """Might the result not hold for the next call?
+    """Return whether the result may be wrong for the next call.
 
-    Tensors of inference mode count no changes. A captured graph must compute the result at each replay. Modes and
-    transforms put other tensors in place of these.
+    Tensors of inference mode count no changes. A captured graph must compute the result at each replay. Dispatch modes
+    and transforms put other tensors in place of these.
     """
     if torch.compiler.is_compiling() or transformed() or capturing(device) or torch._C._len_torch_dispatch_stack():
         return True
@@ -55,5 +55,5 @@ def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
 
 
 def aligned(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Mask:
-    """The mask for scores of this shape, one object for as long as nothing changes."""
+    """Return the mask aligned with scores of this shape: the same object for as long as its tensors do not change."""
     return stored(mask, device, ("aligned", shape), lambda: mask.on(device).aligned(shape))

@@ -295,7 +295,7 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pair_rule(problem: Problem, found: Clauses, lead: torch.Size) -> Callable[..., Tensor]:
-    """Return whether query i may attend key j. Bounds are tensors, so that another window does not recompile."""
+    """Return the mask function of one pair. Bounds are tensors, so that another window does not recompile."""
     device, (heads, queries, keys) = problem.device, problem.shape[-3:]
     # Filled on the device: a number copied there would be waited for.
     bounds = ((found.low, -queries), (found.high, keys))

@@ -1,7 +1,7 @@
-"""Masks that leave a block of queries a range of keys, on CUDA by a Triton kernel: bands, lengths, segments; and ALiBi.
+"""Attention on CUDA under bands, lengths and segments, with ALiBi: a block of queries visits its range of keys alone.
 
-Lengths and ids go into the kernel as they are: no mask is formed, and nothing waits for the device. For segments the
-ranges are computed on the device, in two launches, once for a mask object.
+Lengths and ids are arguments of the Triton kernel: no mask tensor is built, and the host does not wait for the device.
+The ranges of segments are computed on the device, in one or two launches, once for a mask object.
 """
 
 import math
@@ -27,14 +27,14 @@ _PROGRAMS = 65_535  # on the second axis of a launch
 
 
 class Lowered(NamedTuple):
-    """A mask as the kernel takes it, and which keys any query attends where the kernel would not find out."""
+    """The mask as arguments of the kernel, and the keys that any query attends where the kernel does not test that."""
 
     rules: Any
     seen: Tensor | None
 
 
 def serves(problem: Problem, found: Clauses | None) -> bool:
-    """Does the kernel compute this, and is there a mask or a bias that torch's own kernels do not know?"""
+    """Return whether the kernel computes the problem and torch's own kernels have no argument for its mask or bias."""
     if found is None or not _simple(found) or problem.dropout > 0.0 or problem.score.why_no_product() is not None:
         return False
     if problem.bias is not None and (type(problem.bias) is not Alibi or problem.bias_learned):
@@ -54,18 +54,20 @@ def _worth_it(found: Clauses, bias: object) -> bool:
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Are these the kernel's sizes, in half precision? Query heads may share key heads."""
+    """Return whether the kernel supports these shapes and dtypes; query heads may share key heads."""
     queries, keys, heads = query.shape[-2], key.shape[-2], query.shape[-3]
     if query.dtype not in HALF or min(queries, keys) < _LEAST or not TRITON or torch.compiler.is_compiling():
         return False
     if key.shape[-1] not in _SIZES or value.shape[-1] not in _SIZES or math.prod(query.shape[:-2]) > _PROGRAMS:
         return False
-    # The heads of a batch row lie within 2³¹ numbers, as the kernel counts them, in a copy without gaps too.
-    return heads * max(128 * max(queries, keys), query.stride(-3), key.stride(-3), value.stride(-3)) < 2**31
+    # The heads and rows of a batch row lie within 2³¹ numbers, as the kernel counts them, in a copy without gaps too.
+    tensors = (query, key, value)
+    reach = max(128 * max(queries, keys), *(t.stride(-3) for t in tensors))
+    return heads * reach < 2**31 and max(queries, keys) * max(t.stride(-2) for t in tensors) < 2**31
 
 
 def attend(problem: Problem, found: Clauses) -> Result:
-    """Attention by the kernel."""
+    """Compute attention by the kernel."""
     from regard.kernels.triton.range_attention import range_attention  # imports Triton: only where it is used
 
     lead, mask, shape, device = problem.query.shape[:-3], problem.mask, problem.shape, problem.device
@@ -123,7 +125,8 @@ def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lo
 
 
 def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lowered:
-    from regard.kernels.triton.range_attention import Rules, segment_bounds  # imports Triton: only where it is used
+    from regard.kernels.triton.range_attention import Rules  # imports Triton: only where it is used
+    from regard.kernels.triton.segment_bounds import segment_bounds
 
     lead, (queries, keys) = shape[:-3], shape[-2:]
     rules = Rules(found.low, found.high)
@@ -140,6 +143,6 @@ def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lo
         key_ids=other, key_b=other.stride(0), key_n=other.stride(1),
         key_bounds=row_bounds if of_queries is of_keys else segment_bounds(other, own),
     )  # fmt: skip
-    # In packed self-attention every key has a query, its own; lengths and bands are known to the kernel.
+    # In packed self-attention every key has a query, its own; lengths and bands are tested by the kernel.
     alone = of_queries is not of_keys or (found.low or 0) > 0 or (found.high or 0) < 0
     return Lowered(rules, seen_keys(found, queries, keys, device) if alone else None)

@@ -1,9 +1,10 @@
 """Dot-product attention by `F.scaled_dot_product_attention`, with each mask in the form that its kernels run fastest.
 
 Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
-`is_causal`, a mask of keys alone one row, a window a band at the cost of its width; any other is made for a block of
-queries at a time, over the span of keys that block can see (on a GPU blocks are large: 2²⁶ entries of the mask). On the
-CPU padding and documents are cut into sequences, each a call without a mask.
+`is_causal`, a mask that is equal for all queries becomes one row, a window is computed as a band (`banded`); any other
+mask is built for a block of queries at a time, over the range of keys that the block may attend (on a GPU blocks are
+large: 2²⁶ entries of the mask). On the CPU padding and documents are cut into sequences, one call without a mask for
+each (`sequences`).
 """
 
 import math
@@ -262,7 +263,7 @@ def _pairs_at_once(problem: Problem) -> torch.Size | None:
 
 
 def _sequences(problem: Problem, found: Clauses | None) -> list[sequences.Packed] | None:
-    """The calls, one for each sequence, where lengths and ids can be read without waiting for a device."""
+    """Return the calls, one for each sequence, if lengths and ids are on the CPU and a call for each is faster."""
     if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
         return None
     return sequences.packed(found, problem.shape)
@@ -318,7 +319,7 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
-    """Yield blocks of queries, each with the range of keys that it may attend."""
+    """Return blocks of queries, each with the range of keys that it may attend."""
     queries, keys = problem.shape[-2:]
     rows = cut(queries, _rows_at_once(problem))
     if problem.mask is None or len(rows) < 2:
