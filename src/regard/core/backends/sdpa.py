@@ -185,7 +185,7 @@ def attend(problem: Problem) -> Result:
             dropout_p=problem.dropout,
             is_causal=causal,
             scale=product.scale,
-            enable_gqa=query.shape[-3] != key.shape[-3],
+            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # a tensor in torch.jit.trace
         )
         return output if filled is None else torch.where(filled, output, 0)
 
