@@ -32,6 +32,8 @@ def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], dict[str, A
     shapes = [(batch, heads, n, size) for n in (queries, keys, keys)]
     if draw.random() < 0.2:
         shapes[draw.randrange(3)] = (batch, 1, shapes[1][2], size)
+    if draw.random() < 0.2:
+        shapes[2] = (*shapes[2][:3], size + draw.choice((-5, 3)))
     tensors = [torch.randn(shape, generator=generator, device=device, dtype=dtype) for shape in shapes]
     if draw.random() < 0.5:
         tensors = [tensor.requires_grad_() for tensor in tensors]
