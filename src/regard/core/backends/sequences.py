@@ -43,14 +43,16 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
         return None
     *lead, heads, queries, keys = shape
     batch = math.prod(lead)
-    if heads * batch * queries * keys <= _CALL and (batch > 1 or found.segments):
-        return None
+    if max(queries, keys) <= _TILE and (batch > 1 or found.segments):
+        return None  # a sequence of its own would take no less time
     lengths = [keys] * batch if found.lengths is None else found.lengths.expand(*lead, 1).flatten().tolist()
     if not found.segments and found.high is None:  # the commonest case is decided without describing each call
         saved, further = batch * keys - sum(lengths), sum(a != b for a, b in pairwise(lengths))
         if heads * queries * saved < _CALL * further:
             return None
     runs = _runs(found, lead, queries, keys)
+    if _CALL * sum(map(len, runs[0])) > heads * batch * queries * keys + _CALL:
+        return None
     calls: list[Packed] = []
     for (length, own, other), alike in groupby(zip(lengths, *runs, strict=True)):
         pieces = _pieces(own, other, length, found.high)
@@ -82,19 +84,17 @@ def _runs(found: Clauses, lead: list[int], queries: int, keys: int) -> tuple[lis
 
 
 def _runs_of(ids: Tensor, lead: list[int]) -> list[Runs]:
-    if ids.shape[:-1].numel() == 1:
-        return [_run(ids.flatten())] * math.prod(lead)
-    return [_run(row) for row in ids.expand(*lead, 1, -1).reshape(-1, ids.shape[-1])]
-
-
-def _run(ids: Tensor) -> Runs:
-    values, counts = torch.unique_consecutive(ids, return_counts=True)
-    runs: list[tuple[int, Stretch]] = []
-    start = 0
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-        runs.append((value, Stretch(start, start + count)))
-        start += count
-    return tuple(runs)
+    length, batch = ids.shape[-1], math.prod(lead)
+    alike = ids.shape[:-1].numel() == 1  # one list of ids for the whole batch
+    ids = ids.reshape(1, length) if alike else ids.expand(*lead, 1, -1).reshape(batch, length)
+    starts = torch.ones_like(ids, dtype=torch.bool)
+    torch.ne(ids[:, 1:], ids[:, :-1], out=starts[:, 1:])
+    runs: list[list[tuple[int, Stretch]]] = [[] for _ in range(len(ids))]
+    places = [*starts.nonzero().tolist(), (len(ids), 0)]
+    for ((row, start), (next_row, stop)), value in zip(pairwise(places), ids[starts].tolist(), strict=True):
+        runs[row].append((value, Stretch(start, stop if next_row == row else length)))
+    found = [tuple(each) for each in runs]
+    return found * batch if alike else found
 
 
 def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece] | None:
