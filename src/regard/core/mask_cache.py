@@ -1,4 +1,4 @@
-"""Results computed from a mask object, stored as long as the object lives and its tensors are not written to.
+"""Results computed from a mask or bias object, stored as long as the object lives and its tensors are not written to.
 
 On the CPU the tensors' contents are compared: memory shared with NumPy changes without notice. On a GPU that would mean
 waiting, so their version counters are compared.
@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from regard.core.biases import Bias
 from regard.core.masks import Mask
 from regard.core.transforms import transformed
 from regard.kernels.availability import capturing
@@ -18,10 +19,10 @@ from regard.kernels.availability import capturing
 T = TypeVar("T")
 _MOST = 32  # number of results of one mask
 _SHORT = 2**16  # number of entries of a mask's tensors up to which they are compared on the CPU
-_stored: WeakKeyDictionary[Mask, dict[Hashable, tuple[tuple[Any, ...], Any]]] = WeakKeyDictionary()
+_stored: WeakKeyDictionary[Mask | Bias, dict[Hashable, tuple[tuple[Any, ...], Any]]] = WeakKeyDictionary()
 
 
-def stored(mask: Mask, device: torch.device, key: Hashable, compute: Callable[[], T]) -> T:
+def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Callable[[], T]) -> T:
     """Return compute(), or its earlier result for this mask and key; `device` is that of the queries.
 
     `compute` must not return the mask, which would then never be freed.
@@ -38,7 +39,7 @@ def stored(mask: Mask, device: torch.device, key: Hashable, compute: Callable[[]
         return found[1]
     if len(results) >= _MOST:
         results.clear()
-    marks = tuple(t.clone() if device.type == "cpu" else t._version for t in tensors)
+    marks = tuple(t.detach().clone() if device.type == "cpu" else t._version for t in tensors)
     result = compute()
     results[key] = marks, result
     return result

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
@@ -66,6 +66,12 @@ def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return heads * reach < 2**31 and max(queries, keys) * max(t.stride(-2) for t in tensors) < 2**31
 
 
+def working_bytes(problem: Problem, found: Clauses) -> int:
+    """Return the bytes of the segments' bounds: four numbers for each 32 queries and each 32 keys."""
+    spans = sum(-(-length // 32) for length in problem.shape[-2:])
+    return 16 * math.prod(problem.shape[:-3]) * spans if found.segments else 0
+
+
 def attend(problem: Problem, found: Clauses) -> Result:
     """Compute attention by the kernel."""
     from regard.kernels.triton.range_attention import range_attention  # imports Triton: only where it is used
@@ -92,32 +98,35 @@ def attend(problem: Problem, found: Clauses) -> Result:
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
 
 
-def directly(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float | None) -> Tensor | None:
-    """Compute scaled dot-product attention without building a problem; return None where `attend` does not serve.
+def direct(problem: Problem, score: ScaledDot) -> Direct:
+    """Return a function that runs the kernel alone, for all calls with the signature of this one."""
+    from regard.kernels.triton.range_attention import range_attention  # imported here, because it imports Triton
 
-    The tensors are on CUDA, (b, h, n, d), of one dtype; key and value have one shape, and the query its heads.
-    """
-    if not _fits(query, key, value) or torch.is_autocast_enabled("cuda"):
-        return None
-    device, shape = query.device, (*query.shape[:3], key.shape[2])
-    if device.index != torch.cuda.current_device():
-        return None
-    lowered = stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device))
-    if lowered is None or lowered.seen is not None:
-        return None
-    from regard.kernels.triton.range_attention import range_attention  # imports Triton: only where it is used
+    shape, heads, scale = problem.shape, problem.shape[-3], score.factor(problem.query.shape[-1])
 
-    return range_attention(query, key, value, lowered.rules, query.shape[-1] ** -0.5 if scale is None else scale)
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, bias: Any) -> Tensor | None:
+        device = query.device
+        if device.index != torch.cuda.current_device():
+            return None
+        if mask is None:
+            lowered = _lowered(Clauses(), shape, device)
+        else:
+            lowered = stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device))
+        if lowered.seen is not None:
+            return None
+        rules = lowered.rules
+        if bias is not None:
+            slopes = stored(bias, device, ("slopes", heads), lambda: bias.on(device).slopes.detach().expand(heads))
+            rules = rules._replace(slopes=slopes, slopes_h=slopes.stride(0), offset=bias.offset)
+        return range_attention(query, key, value, rules, scale)
+
+    return attended
 
 
-def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered | None:
-    """Return the mask as arguments of the kernel; None where the general path must serve or raise."""
-    mask = mask.on(device)
-    if any(t.device != device for t in mask.tensors()):
-        return None
-    found = clauses(mask.aligned(shape), *shape[-2:])
-    if found is None or not _simple(found) or (found.lengths is None and not found.segments):
-        return None
+def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered:
+    """Return the mask of a call that was checked before as the kernel takes it."""
+    found = clauses(mask.on(device).aligned(shape), *shape[-2:])
+    assert found is not None  # checked by serves()
     return _lowered(found, shape, device)
 
 

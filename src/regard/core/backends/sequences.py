@@ -4,15 +4,23 @@ A query run is a stretch of queries with one segment id; without segments it is 
 stretch too, cut at the sequence's length.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.core.clauses import Clauses
+from regard.core.backends import torch_sdpa
+from regard.core.backends.result import Direct
+from regard.core.clauses import Clauses, clauses
+from regard.core.mask_cache import stored
+from regard.core.masks import Mask
+from regard.core.nonfinite import harmless
+from regard.core.problem import Problem
+from regard.core.scores import Score
 from regard.core.spans import Stretch, all_of
 
 _CALL = 2**14  # number of pairs that are computed in the time of one more call
@@ -46,7 +54,7 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
     if max(queries, keys) <= _TILE and (batch > 1 or found.segments):
         return None  # a sequence of its own would take no less time
     lengths = [keys] * batch if found.lengths is None else found.lengths.expand(*lead, 1).flatten().tolist()
-    if not found.segments and found.high is None:  # the commonest case is decided without describing each call
+    if not found.segments:  # the commonest case is decided without describing each call
         saved, further = batch * keys - sum(lengths), sum(a != b for a, b in pairwise(lengths))
         if heads * queries * saved < _CALL * further:
             return None
@@ -66,8 +74,8 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
 
 
 def _cost(piece: Piece, heads: int) -> int:
-    """Return the time of a piece, in pairs; torch's kernel computes about half of those of a causal one."""
-    return _CALL + heads * max(_TILE, len(piece.rows)) * max(_TILE, piece.count) // (2 if piece.causal else 1)
+    """Return the time of a piece, in pairs; of a causal one torch's kernel computes all up to 512 keys."""
+    return _CALL + heads * max(_TILE, len(piece.rows)) * max(_TILE, piece.count)
 
 
 Runs = tuple[tuple[int, Stretch], ...]  # stretches of one id
@@ -112,6 +120,38 @@ def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece
             return None
         pieces.append(Piece(rows, keys, count, causal))
     return pieces
+
+
+def direct(problem: Problem) -> Direct:
+    """Return a function that computes all calls with the signature of this one, by sequences or with a mask tensor."""
+    shape, learning, grouped = problem.shape, problem.differentiated, problem.group > 1
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+        options = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
+        return torch_sdpa.attend(query, key, value, **options)
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
+        if not harmless(query, key, value, learning):
+            return None
+        lowered = stored(mask, query.device, ("lowered", shape), lambda: _lowered(mask, shape))
+        product = score.as_product(query, key)
+        assert product is not None  # checked by refuses()
+        if isinstance(lowered, Tensor):
+            return kernel(product.query, product.key, value, lowered, False, product.scale)
+        return attend(product.query, product.key, value, lowered, functools.partial(kernel, scale=product.scale))
+
+    return attended
+
+
+def _lowered(mask: Mask, shape: tuple[int, ...]) -> list[Packed] | Tensor:
+    """Return the calls for a mask of scores (b, h, q, k), or the mask as a tensor where one call is faster."""
+    mask = mask.aligned(shape)
+    found = clauses(mask, *shape[-2:])
+    calls = packed(found, shape)
+    if calls is not None or found is None:
+        return calls or []
+    allowed = mask.allowed(all_of(1 if found.by_key else shape[-2]), all_of(shape[-1]), torch.device("cpu"))
+    return allowed.reshape((1,) * (4 - allowed.ndim) + tuple(allowed.shape))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, calls: list[Packed], kernel: Callable[..., Tensor]) -> Tensor:

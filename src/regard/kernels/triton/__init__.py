@@ -15,5 +15,6 @@
 - `gru_attention_step`: a step of a GRU decoder with additive attention;
 - `few_row_products`: float32 products of a few rows;
 - `softmax_loss`: loss and gradient of rows of logits;
+- `row_norms`: rows divided by their norm;
 - `relu_dropout`: relu and dropout in one kernel.
 """
