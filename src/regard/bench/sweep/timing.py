@@ -57,7 +57,7 @@ class Measured:
     @property
     def error(self) -> float | None:
         """The largest error in budgets; at most 1 is within the budget."""
-        return max(self.error_budgets.values(), default=None)
+        return max(self.errors.values(), default=None)
 
 
 def contest(case: Case) -> Contest:
