@@ -15,8 +15,8 @@ from torch import Tensor
 from regard.core.clauses import Clauses
 from regard.core.spans import Stretch, all_of
 
-_CALL = 2**14  # pairs that could be computed in the time that one more call takes
-_TILE = 64  # rows and keys: fewer take the kernel as long
+_CALL = 2**14  # number of pairs that are computed in the time of one more call
+_TILE = 64  # number of rows and keys below which the kernel takes no less time
 
 
 class Piece(NamedTuple):
@@ -36,7 +36,7 @@ class Packed(NamedTuple):
 
 
 def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None:
-    """The calls for scores of a shape (*lead, h, q, k); None where a mask is needed, or one call is faster."""
+    """Return the calls for scores of a shape (*lead, h, q, k); None if a mask is necessary, or one call is faster."""
     if found is None or found.by_head or found.dense or found.low is not None or len(found.segments) > 1:
         return None
     if torch.compiler.is_compiling() or (found.lengths is None and not found.segments):
@@ -72,7 +72,7 @@ Runs = tuple[tuple[int, Stretch], ...]  # stretches of one id
 
 
 def _runs(found: Clauses, lead: list[int], queries: int, keys: int) -> tuple[list[Runs], list[Runs]]:
-    """The runs of query and key ids for each row of the batch."""
+    """Return the runs of query and key ids for each row of the batch."""
     batch = math.prod(lead)
     if not found.segments:
         return [((0, all_of(queries)),)] * batch, [((0, all_of(keys)),)] * batch
@@ -98,7 +98,7 @@ def _run(ids: Tensor) -> Runs:
 
 
 def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece] | None:
-    """The piece of each query run; None if an id has several runs of keys, or a band does not start at its corner."""
+    """Return the piece of each query run; None if an id has several runs of keys, or a band starts off its corner."""
     where = dict(other)
     if len(where) < len(other):
         return None
@@ -115,7 +115,7 @@ def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, calls: list[Packed], kernel: Callable[..., Tensor]) -> Tensor:
-    """Attention (b, h, q, d) of all pieces by a kernel (query, key, value, mask=, causal=)."""
+    """Compute the attention (b, h, q, d) of all pieces by a kernel (query, key, value, mask=, causal=)."""
     if len(calls) == 1:
         return _of_rows(calls[0].pieces, query, key, value, kernel)
     # Split, not sliced: the gradient of a split is one concatenation, those of slices as many sums of whole tensors.
