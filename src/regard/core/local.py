@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.core import attention, sharding
 from regard.core.attention import AnyScore, Attended, gathered_attention
 from regard.core.masks import check_lengths, extent
-from regard.core.nonfinite import quickly_finite
+from regard.core.nonfinite import finite
 from regard.core.normalizers import masked_softmax
 from regard.core.requests import full
 from regard.core.scores import ScaledDot, Score
@@ -88,7 +88,7 @@ def _dense_is_faster(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, 
         return False
     window, keys = 2 * reach + 1, key.shape[-2]
     near = 4 * window if score.why_no_product() else window * min(query.shape[-1], value.shape[-1]) // 2
-    return keys <= near and quickly_finite(query, key, value, centre)
+    return keys <= near and finite(query, key, value, centre)
 
 
 def _dense(
