@@ -25,7 +25,7 @@ from regard.core.mask_cache import stored
 from regard.core.masks import Dense, Mask
 from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
-from regard.core.requests import LogSumExp
+from regard.core.requests import LogSumExp, Rows
 from regard.core.scores import Bilinear, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
@@ -71,6 +71,9 @@ def not_worth_it(problem: Problem) -> str | None:
     None."""
     if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
         return "query times weight can overflow float16"
+    asked = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
+    if asked and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
+        return "small, and weights are requested: the plain form computes them with the output"
     if plain(problem) and working_bytes(problem) > _affordable(problem.device):
         return "torch would form the whole matrix for dropout or a learned bias"
     return None
@@ -214,7 +217,7 @@ def attend(problem: Problem) -> Result:
             )
             for rows, columns in visible(problem)
         ]
-        output = torch.cat(parts, -2)
+        output = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
     output = output[..., :size]
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]), lse=lse)
 
