@@ -41,14 +41,14 @@ KINDS = {
 
 
 def command(settings: dict[str, str], seed: int, out: Path) -> list[str]:
-    """The training run of some settings and a seed."""
+    """Return the training run of some settings and a seed."""
     given = {**COMMON, **settings, "train.seed": str(seed)}
     options = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
     return [sys.executable, "-m", "regard", "train", "translation", "--preset", "tiny", *options, "--out", str(out)]
 
 
 def figures(run: Path) -> dict[str, float] | None:
-    """BLEU on sentences as long as those trained on and on longer ones, and the last training loss; None: it failed."""
+    """Return BLEU on sentences of trained lengths and on longer ones, and the last training loss; None: it failed."""
     if not (run / "result.json").exists():
         return None
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
@@ -64,7 +64,7 @@ def figures(run: Path) -> dict[str, float] | None:
 
 
 def row(name: str, found: Sequence[dict[str, float] | None]) -> str:
-    """A line of the table: the figures of the seeds, and their mean."""
+    """Return a line of the table: the figures of the seeds, and their mean."""
 
     def cell(what: str, digits: int = 1) -> str:
         values = [one[what] for one in found if one is not None]

@@ -208,6 +208,7 @@ def entropy(weights: Vector) -> float:
 
 
 def top(weights: Vector, count: int) -> tuple[list[float], list[int]]:
-    """The largest weights and where they are, largest first, the earlier key first on a tie; −1 where there is none."""
+    """Return the largest weights and where they are, largest first, the earlier key first on a tie; −1 where there is
+    none."""
     order = sorted(range(len(weights)), key=lambda j: (-weights[j], j))[:count]
     return [weights[j] for j in order], [j if weights[j] > 0 else -1 for j in order]

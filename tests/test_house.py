@@ -60,7 +60,7 @@ def imports(path: Path, tree: ast.AST) -> Iterator[str]:
 
 
 def at_import(tree: ast.Module) -> ast.Module:
-    """What runs when a module is imported: no function bodies, nothing meant for type checkers alone."""
+    """Return what runs when a module is imported: no function bodies, nothing meant for type checkers alone."""
 
     class Strip(ast.NodeTransformer):
         def visit_FunctionDef(self, node):
@@ -77,13 +77,13 @@ def at_import(tree: ast.Module) -> ast.Module:
 
 
 def floor_of(name: str) -> str | None:
-    """The floor a name of the package lives on; None for the package itself, whose names all come from core."""
+    """Return the floor a name of the package lives on; None for the package itself, whose names all come from core."""
     parts = name.split(".")
     return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else None
 
 
 def top_packages(path: Path, tree: ast.AST) -> set[str]:
-    """The packages outside the standard library that the statements of a tree import."""
+    """Return the packages outside the standard library that the statements of a tree import."""
     return {name.split(".")[0] for name in imports(path, tree)} - sys.stdlib_module_names - {"regard"}
 
 

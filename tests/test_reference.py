@@ -30,7 +30,7 @@ HIDDEN = ("self", "cls", "unknown", "args", "kwargs")
 
 
 def found(path: str) -> Any:
-    """What a dotted name stands for."""
+    """Return what a dotted name stands for."""
     parts = path.split(".")
     for cut in range(len(parts), 0, -1):
         try:
@@ -44,7 +44,8 @@ def found(path: str) -> Any:
 
 
 def functions(path: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """What is called under a name, with its key in the file of parameters: a function, or a class and its methods."""
+    """Yield what is called under a name, with its key in the file of parameters: a function, or a class and its
+    methods."""
     thing = found(path)
     if inspect.isfunction(thing):
         yield path.rpartition(".")[2], thing

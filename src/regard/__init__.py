@@ -1,8 +1,8 @@
-"""Attention for PyTorch: compute any mechanism through one call, with one meaning, and see where it looks.
+"""Attention for PyTorch: every mechanism through one call with one definition, and inspection of the weights.
 
-The names below live in `regard.core`, `regard.look` and `regard.tasks` and are imported when first used, so
-`import regard` itself costs nothing. `regard.nn` has the layers, `regard.models` the models and `regard.parallel`
-attention over process groups; the other folders are found when named.
+The names below are defined in `regard.core`, `regard.look` and `regard.tasks` and imported at first use, so `import
+regard` itself is fast. `regard.nn` has the layers, `regard.models` the models and `regard.parallel` attention over
+process groups; the other folders are imported by name.
 """
 
 import sys
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-# Every public name and the module it lives in.
+# Every public name and its module.
 _HOME = {
     "attention": "regard.core.attention",
     "explain": "regard.core.attention",
@@ -58,12 +58,13 @@ _HOME = {
     "Labels": "regard.look.labels",
     "load": "regard.tasks.loading",
 }
-_FOLDERS = ("nn", "models", "parallel")  # imported when first used, like the names
-_MORE = ("bench", "cli", "core", "data", "decode", "look", "studio", "tasks", "train")  # the same, but not listed
+_FOLDERS = ("nn", "models", "parallel")  # imported at first use, like the names
+# Imported at first use too, but not listed by dir().
+_MORE = ("bench", "cli", "core", "data", "decode", "look", "studio", "tasks", "train")
 
 __all__ = ["__version__", *_HOME, *_FOLDERS]
 
-if TYPE_CHECKING:  # the same list, for readers that do not run the code
+if TYPE_CHECKING:  # the same list, for type checkers and editors
     from regard import models as models
     from regard import nn as nn
     from regard import parallel as parallel
@@ -111,7 +112,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.look.trace import Trace as Trace
     from regard.look.watch import watch as watch
     from regard.tasks.loading import load as load
-else:  # hidden from checkers, which would take it to mean that any name exists
+else:  # hidden from type checkers, for which __getattr__ would make every name valid
 
     def __getattr__(name: str) -> object:
         if name in (*_FOLDERS, *_MORE):
@@ -120,7 +121,7 @@ else:  # hidden from checkers, which would take it to mean that any name exists
             # With `name` and `obj`, Python's own traceback suggests the nearest public name.
             raise AttributeError(f"module 'regard' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
         value = getattr(import_module(_HOME[name]), name)
-        globals()[name] = value  # found at once from now on
+        globals()[name] = value  # later accesses do not call __getattr__
         return value
 
 

@@ -1,4 +1,4 @@
-"""Traces on disk: what was saved is what is read, and files that are not traces are refused with what is wrong."""
+"""Traces on disk: loading returns what was saved, and invalid files are refused with the reason."""
 
 import json
 
@@ -102,7 +102,7 @@ def test_a_failed_save_leaves_the_old_file(trace, tmp_path, monkeypatch):
 
 
 def changed(path, edit=None, tensors=None):
-    """The file with its description or its tensors changed."""
+    """Return the file with its description or its tensors changed."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     document = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["regard"])

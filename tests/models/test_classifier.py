@@ -29,7 +29,7 @@ def linear(layer, vector):
 
 
 def additive_by_hand(classifier, query, keys, values, real):
-    """Weights and what they read, for one query vector and one memory, as lists of numbers."""
+    """Return weights and what they read, for one query vector and one memory, as lists of numbers."""
     layer = classifier.attention
     asked, weight = linear(layer.query, query), layer.score.weight.tolist()
     scores = [oracles.additive(asked, linear(layer.key, key), weight) for key in keys[:real]]
@@ -142,7 +142,7 @@ def test_the_gradient_is_right():
 
 
 def sentences(words, count):
-    """Memories of seven words, one of which carries the class and six of which mean nothing."""
+    """Return memories of seven words, one of which carries the class and six of which mean nothing."""
     kinds, places = torch.arange(count) % CLASSES, torch.randint(KEYS, (count,))
     index = torch.randint(3, (count, KEYS))
     index[torch.arange(count), places] = 3 + kinds

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.installed, pytest.mark.slow]
 
 
 def sequence_loss(model, source, prefix, target, lengths=None, *, smoothing=0.0):
-    """Mean cross-entropy of the target tokens."""
+    """Return mean cross-entropy of the target tokens."""
     states = model(source, prefix, lengths).states
     loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias, smoothing=smoothing)
     return loss / count.clamp(min=1)
@@ -54,7 +54,9 @@ def test_forward_and_loss_have_no_graph_break():
     assert found.graph_break_count == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's, of its own function
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # a warning of torch about its own function
 @pytest.mark.parametrize("positions", ["relative", "rotary", "alibi"])
 def test_no_graph_break_with_other_positions(positions):
     model = pair(positions=positions, dropout=0.1).train()

@@ -25,7 +25,7 @@ def a_memory(mask=MASK, dtype=torch.float64):
 
 
 def identity_heads(attention, size, heads):
-    """A layer whose heads are slices of its inputs, so that a loop over lists is its oracle."""
+    """Return a layer whose heads are slices of its inputs, so that a loop over lists is its oracle."""
     eye = torch.eye(size, dtype=torch.float64)
     made = torch.nn.MultiheadAttention(size, heads, batch_first=True).double()
     with torch.no_grad():
@@ -161,7 +161,7 @@ def test_errors_say_what_was_expected():
         Controller(SIZE)
 
 
-# In a process of its own: a compiler cannot trace the checks of shapes that run in these tests.
+# Runs in a separate process, because the shape checks of these tests cannot be compiled.
 COMPILED = """
 import torch
 from regard.models.classifier import Classifier

@@ -164,7 +164,7 @@ def test_a_frozen_network_keeps_its_statistics_and_weights():
 
 
 def published_names():
-    """The names and shapes of the published weights, written from the paper's table 1."""
+    """Return the names and shapes of the published weights, written from the paper's table 1."""
     rows = [(1, 3, 1, 16), (2, 3, 6, 24), (2, 5, 6, 40), (3, 3, 6, 80), (3, 5, 6, 112), (4, 5, 6, 192), (1, 3, 6, 320)]
     shapes = {}
 

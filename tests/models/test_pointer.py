@@ -62,7 +62,7 @@ def test_products_need_one_size():
 
 
 def gru(network, steps):
-    """A GRU in a loop over vectors; torch's order of gates is r, z, n."""
+    """Return a GRU in a loop over vectors; torch's order of gates is r, z, n."""
     hidden, found = torch.zeros(network.hidden_size, dtype=torch.float64), []
     for x in steps:
         a, b = network.weight_ih_l0 @ x + network.bias_ih_l0, network.weight_hh_l0 @ hidden + network.bias_hh_l0
@@ -166,7 +166,7 @@ def test_nothing_to_read_or_to_ask_is_finite():
 
 
 def exhaustive(start, end, longest):
-    """The best span by trying each; the first start, then the first end, on a tie."""
+    """Return the best span by trying each; the first start, then the first end, on a tie."""
     spans = [(i, j) for i in range(len(start)) for j in range(i, min(i + longest, len(end)))]
     return max(spans, key=lambda span: (start[span[0]] + end[span[1]], -span[0], -span[1]))
 

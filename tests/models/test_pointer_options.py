@@ -17,7 +17,7 @@ def a_memory(count, size, lengths):
 
 
 def inputs_of(module, call):
-    """What a module is given during a call."""
+    """Return what a module is given during a call."""
     given = []
     handle = module.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
     call()

@@ -14,7 +14,7 @@ LENGTH, SYMBOLS, SIZE, BATCH, STEPS = 24, 12, 40, 64, 130
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sources of random symbols, prefixes that begin with 0, and the sources backwards."""
+    """Return sources of random symbols, prefixes that begin with 0, and the sources backwards."""
     source = torch.randint(1, SYMBOLS + 1, (BATCH, LENGTH))
     target = source.flip(1)
     return source, F.pad(target[:, :-1], (1, 0)), target

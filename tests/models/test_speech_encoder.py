@@ -12,7 +12,8 @@ FEATURES, SIZE = 5, 3
 
 
 def plain_lstm(network, steps):
-    """An LSTM in a Python loop over a list of vectors, from its equations; torch's order of gates is i, f, g, o."""
+    """Return an LSTM in a Python loop over a list of vectors, from its equations; torch's order of gates is i, f, g,
+    o."""
     hidden = cell = torch.zeros(network.hidden_size, dtype=steps[0].dtype)
     found = []
     for x in steps:

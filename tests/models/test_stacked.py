@@ -27,7 +27,7 @@ def model(**settings) -> StackedClassifier:
 
 
 def by_hand(stacked: StackedClassifier, values: Tensor, query: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The docstring's formulas, one question at a time, with the scaled dot as score."""
+    """Return the docstring's formulas, one question at a time, with the scaled dot as score."""
     logits = torch.zeros(*query.shape[:2], 7, dtype=torch.float64)
     weights = [torch.zeros(*query.shape[:2], values.shape[1], dtype=torch.float64) for _ in stacked.hops]
     for row in range(len(values)):

@@ -31,7 +31,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sequence_loss(model, source, prefix, target, lengths=None, *, smoothing=0.0):
-    """Mean cross-entropy of the target tokens."""
+    """Return mean cross-entropy of the target tokens."""
     states = model(source, prefix, lengths).states
     loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias, smoothing=smoothing)
     return loss / count.clamp(min=1)
@@ -231,7 +231,7 @@ def test_the_fused_loss_is_the_plain_one():
 
 
 def eight() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Eight sources to write backwards, with an end."""
+    """Return eight sources to write backwards, with an end."""
     lengths = torch.tensor([6, 5, 3, 6, 4, 2, 5, 6])
     source = torch.randint(3, OTHERS, (8, 6)) * (torch.arange(6) < lengths[:, None])
     target = torch.full((8, 7), -100)
@@ -245,7 +245,7 @@ def eight() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def written(model: EncoderDecoder, source: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """The most likely word, over and over."""
+    """Yield the most likely word, over and over."""
     state, word = model.start(source, lengths, limit=7), torch.ones(8, dtype=torch.long)
     for _ in range(7):
         step = model.step(state, word)

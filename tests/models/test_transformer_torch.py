@@ -18,7 +18,7 @@ CLOSE = {"rtol": 1e-5, "atol": 2e-6}
 
 
 def perturbed(module: nn.Module) -> nn.Module:
-    """Biases and normalisations away from 0 and 1, so that none can be forgotten."""
+    """Return biases and normalisations away from 0 and 1, so that none can be forgotten."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

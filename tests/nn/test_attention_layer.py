@@ -27,7 +27,7 @@ def weight_of(layer: nn.Module, name: str) -> list[list[float]]:
 
 
 def by_loops(layer: Attention, score: str, query: Tensor, memory: Tensor, allowed: oracles.Allowed) -> oracles.Answer:
-    """The formulas of the papers on lists of numbers."""
+    """Return the formulas of the papers on lists of numbers."""
     parts = dict(layer.named_parameters())
     queries, keys, values = query.tolist(), memory.tolist(), memory.tolist()
 

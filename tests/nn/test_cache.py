@@ -36,7 +36,7 @@ def layer_of(score: str = "scaled_dot", kind: str = "none") -> MultiHeadAttentio
 def step_by_step(
     layer: MultiHeadAttention, x: Tensor, cache: KeyValueCache, mask: Mask | None = None, first: int = 1
 ) -> Tensor:
-    """The first few positions at once, then one after the other."""
+    """Return the first few positions at once, then one after the other."""
     parts = [x[:, :first], *x[:, first:].split(1, 1)]
     return torch.cat([layer(part, mask=mask, cache=cache).output for part in parts], 1)
 
@@ -457,7 +457,7 @@ for positions in (None, Rotary(4), Alibi(3), RelativePositions(4, 2)):
 def test_a_compiled_step_is_compiled_once() -> None:
     """Fixed shapes, a length on the device: one graph serves every step, and storage never moves.
 
-    In a process of its own: the checks of shapes in these tests cannot be compiled.
+    Runs in a separate process, because the shape checks of these tests cannot be compiled.
     """
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

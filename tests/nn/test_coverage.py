@@ -23,7 +23,7 @@ def dot(a: list[float], b: list[float]) -> float:
 
 
 def by_hand(layer: CoverageAttention, query: list, memory: list) -> tuple[list, list, float]:
-    """One sequence: outputs, coverage at the end, and the coverage loss of the paper's eq. 12."""
+    """Return one sequence: outputs, coverage at the end, and the coverage loss of the paper's eq. 12."""
     covered = [0.0] * len(memory)
     allowed = [1.0] * len(memory)
     if layer.fertile is not None:

@@ -21,7 +21,7 @@ def oracle(
     target: Sequence[int],
     smoothing: float,
 ) -> tuple[float, list[list[float]], list[list[float]], list[float]]:
-    """The summed loss and its three gradients, number by number."""
+    """Return the summed loss and its three gradients, number by number."""
     words, size = len(weight), len(weight[0])
     loss = 0.0
     to_states = [[0.0] * size for _ in states]

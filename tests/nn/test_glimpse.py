@@ -27,7 +27,7 @@ def between(image: list[list[float]], y: float, x: float) -> float:
 
 
 def by_hand(image: list[list[float]], x: float, y: float, size: int, scale: int, factor: int) -> list[list[float]]:
-    """One patch: every fine point is read, then cells of factorˢ × factorˢ points are averaged."""
+    """Return one patch: every fine point is read, then cells of factorˢ × factorˢ points are averaged."""
     height, width, fine = len(image), len(image[0]), factor**scale
     left = (x + 1) / 2 * width - size * fine / 2  # edges: pixel p covers p … p + 1, so its middle is p + ½
     upper = (y + 1) / 2 * height - size * fine / 2

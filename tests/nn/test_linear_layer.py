@@ -28,7 +28,7 @@ def a_layer(**options: object) -> LinearAttention:
 
 
 def by_hand(layer, query, key, allowed):
-    """Weights φ(q)·φ(k) / Σ φ(q)·φ(k) one pair at a time, then heads side by side and the output map."""
+    """Return weights φ(q)·φ(k) / Σ φ(q)·φ(k) one pair at a time, then heads side by side and the output map."""
     parts = zip(layer.projection.weight.chunk(3), layer.projection.bias.chunk(3), (query, key, key), strict=True)
     q, k, v = (x @ weight.T + bias for weight, bias, x in parts)
     weights = torch.zeros(BATCH, HEADS, query.shape[1], key.shape[1], dtype=torch.float64)
@@ -235,7 +235,7 @@ torch.testing.assert_close(found, plain)
 @pytest.mark.process
 @pytest.mark.slow
 def test_it_compiles_whole():
-    """In a process of its own: the checks of shapes in these tests cannot be compiled."""
+    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 

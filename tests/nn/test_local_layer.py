@@ -39,7 +39,8 @@ def times(linear: torch.nn.Linear, vector: list[float]) -> list[float]:
 
 
 def by_hand(layer: LocalAttention, query: list, memory: list) -> tuple[list, list]:
-    """Weights over the whole memory and outputs of one sequence; the score is the scaled dot of both projected."""
+    """Return weights over the whole memory and outputs of one sequence; the score is the scaled dot of both
+    projected."""
     outputs, rows = [], []
     for t, q in enumerate(query):
         if layer.kind == "predictive":
@@ -291,7 +292,7 @@ torch.testing.assert_close((compiled.output, compiled.weights), (plain.output, p
 @pytest.mark.process
 @pytest.mark.slow
 def test_it_compiles_whole():
-    """In a process of its own: the checks of shapes in these tests cannot be compiled."""
+    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 

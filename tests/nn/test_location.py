@@ -26,7 +26,7 @@ def times(matrix: list[list[float]], vector: list[float]) -> list[float]:
 
 
 def by_hand(layer: LocationAttention, query: list, memory: list, normalize: str) -> tuple[list, list]:
-    """One sequence, one query after the other, over plain numbers."""
+    """Return one sequence, one query after the other, over plain numbers."""
     kernels = layer.convolution.weight.squeeze(1).tolist()
     half = len(kernels[0]) // 2
     last = [0.0] * len(memory)

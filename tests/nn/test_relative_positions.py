@@ -67,7 +67,7 @@ def test_every_pair_has_its_key_and_value(reach: int, offset: int) -> None:
 def plain(
     positions: RelativePositions, query: Tensor, key: Tensor, value: Tensor, normalize: Normalizer, mask: Mask
 ) -> tuple[Tensor, Tensor]:
-    """The same with a key and a value for each pair, as tensors (q, k, d)."""
+    """Return the same with a key and a value for each pair, as tensors (q, k, d)."""
     queries, keys = query.shape[-2], key.shape[-2]
     index = (torch.arange(keys) - torch.arange(queries)[:, None]).clamp(-positions.reach, positions.reach)
     each_key = key.unsqueeze(-3) + positions.key_table[index + positions.reach]

@@ -20,7 +20,7 @@ Allowed = Callable[[Tensor, Tensor], Tensor]  # of query positions (q, 1) and ke
 
 
 def ids() -> Tensor:
-    """Segment ids of the whole sequence, (b, n)."""
+    """Return segment ids of the whole sequence, (b, n)."""
     return torch.stack([torch.repeat_interleave(torch.arange(3), torch.tensor(counts)) for counts in SEGMENTS])
 
 
@@ -146,7 +146,7 @@ CASES = [
 
 
 def positions(rank: int, size: int, length: int, balanced: bool) -> Tensor:
-    """Which positions a process holds."""
+    """Return which positions a process holds."""
     if not balanced:
         return torch.arange(rank * length // size, (rank + 1) * length // size)
     chunk = length // (2 * size)
@@ -172,7 +172,7 @@ class Expected(NamedTuple):
 
 
 def expected(case: Case, dtype: torch.dtype = torch.float64) -> Expected:
-    """The whole sequences on one process, by a matrix of all pairs."""
+    """Return the whole sequences on one process, by a matrix of all pairs."""
     query, key, value, slopes, total_slopes, *learned = (t.to(dtype) for t in inputs(case))
     leaves = [t.requires_grad_() for t in (query, key, value, *learned)]
     repeated = [t.repeat_interleave(HEADS // GROUPS, 1) for t in (key, value)]
@@ -200,7 +200,8 @@ def unit(case: Case) -> int:
 
 
 def keys_sent(case: Case, rank: int, size: int) -> int | None:
-    """How many positions of its keys a process sends forward; None where there is no simple formula."""
+    """Return the number of positions that of its keys a process sends forward; None where there is no simple
+    formula."""
     part, chunk = LENGTH // size, LENGTH // (2 * size)
     match case.mask:
         case "none":
@@ -220,7 +221,7 @@ def keys_sent(case: Case, rank: int, size: int) -> int | None:
 
 
 def keys_received(case: Case, rank: int, size: int) -> int | None:
-    """How many positions a process receives, whose gradients it sends back."""
+    """Return the number of positions that a process receives, whose gradients it sends back."""
     part, chunk = LENGTH // size, LENGTH // (2 * size)
     match case.mask:
         case "causal" if case.balanced:

@@ -26,7 +26,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64) -> float:
-    """The largest one, for narrow dtypes by the largest number; infinities must be in the same places."""
+    """Return the largest one, for narrow dtypes by the largest number; infinities must be in the same places."""
     found, wanted = found.detach().cpu().double(), wanted.detach().cpu().double()
     finite = wanted.isfinite()
     if not torch.equal(found[~finite], wanted[~finite]):
@@ -38,7 +38,7 @@ def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64
 
 
 def run_case(case: Case, rank: int, size: int, group: Any = None, device: str = "cpu") -> dict[str, float | int]:
-    """Attention over the group, forward and backward, against one process on the CPU."""
+    """Return attention over the group, forward and backward, against one process on the CPU."""
     dtype = DTYPES[case.dtype]
     mine = [positions(rank, size, length, case.balanced) for length in (case.queries, LENGTH, LENGTH)]
     query, key, value, slopes, total_slopes, *learned = (t.to(device, dtype) for t in inputs(case))
@@ -75,7 +75,7 @@ def run_case(case: Case, rank: int, size: int, group: Any = None, device: str = 
 
 
 def layers(rank: int, size: int) -> dict[str, dict[str, float]]:
-    """Layers under `context`, against the same layers over whole sequences on one process."""
+    """Return layers under `context`, against the same layers over whole sequences on one process."""
     return {
         **{name: _layer(make, rank, size) for name, make in LAYERS.items()},
         "transformer with positions": _stack(rank, size),
@@ -98,7 +98,7 @@ LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
 
 
 def _compared(layer: torch.nn.Module, run: Callable[[Tensor], Tensor], rank: int, size: int) -> dict[str, float]:
-    """Output and gradients of input and parameters, of the whole on one process and of the parts on all."""
+    """Return output and gradients of input and parameters, of the whole on one process and of the parts on all."""
     torch.manual_seed(3)
     whole = torch.randn(2, LENGTH, 12, dtype=torch.float64)
     slopes = torch.randn(2, LENGTH, 12, dtype=torch.float64)
@@ -151,7 +151,7 @@ def _unshard(rank: int, size: int) -> dict[str, float]:
 
 
 def _nan(rank: int, size: int) -> dict[str, float]:
-    """Keys and values beyond a sequence's length may hold anything."""
+    """Return keys and values beyond a sequence's length may hold anything."""
     torch.manual_seed(4)
     query, key, value = (torch.randn(2, 3, LENGTH, 5, dtype=torch.float64) for _ in range(3))
     found = []
@@ -235,7 +235,7 @@ def process(rank: int, size: int, folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """The groups, one after the other; a process that fails ends the others of its group."""
+    """Return the groups, one after the other; a process that fails ends the others of its group."""
     fork = multiprocessing.get_context("fork")  # torch is imported once
     for size in (2, 4):
         group = [fork.Process(target=process, args=(rank, size, folder)) for rank in range(size)]

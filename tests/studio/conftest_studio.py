@@ -44,7 +44,7 @@ class Studio:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """One raw request; names of headers with _ for -."""
+        """Return one raw request; names of headers with _ for -."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_SECONDS)
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()

@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 def watched() -> Trace:
-    """Tokens that look near themselves, at multiples of some distance, and at a few landmarks."""
+    """Return tokens that look near themselves, at multiples of some distance, and at a few landmarks."""
     generator = torch.Generator().manual_seed(1)
     place = torch.arange(TOKENS)[:, None] / torch.logspace(0.3, 3, SIZE // 2)
     waves = torch.cat([place.sin(), place.cos()], -1) * torch.linspace(1.0, 1.7, HEADS)[:, None, None]
@@ -55,7 +55,7 @@ def watched() -> Trace:
 
 
 def timed(studio: Studio, path: str) -> float:
-    """Milliseconds of one request."""
+    """Return milliseconds of one request."""
     start = time.perf_counter()
     answer = studio.get(path)
     assert answer.status == 200, answer.body[:200]

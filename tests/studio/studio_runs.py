@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def translator(out: Path, **settings: str) -> Path:
-    """A run directory of the first task there is, trained without the checks of shapes and types."""
+    """Return a run directory of the first task there is, trained without the checks of shapes and types."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         task = TASKS["translation"]
@@ -38,7 +38,7 @@ def translator(out: Path, **settings: str) -> Path:
 
 
 def beginning(finished: Path, out: Path) -> Path:
-    """A run as it is before its first checkpoint: with a configuration and some figures."""
+    """Return a run as it is before its first checkpoint: with a configuration and some figures."""
     run = Run.create(out, Run.open(finished).config())
     for step in range(1, 4):
         run.metrics.add(
@@ -66,7 +66,7 @@ class Seen:
 
 
 def task_of(*inputs: Input, name: str = "picture") -> Task:
-    """The record of a task that is only asked."""
+    """Return the record of a task that is only asked."""
 
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("only asked")
@@ -106,7 +106,7 @@ class Stub:
 
 
 def png(width: int = 3, height: int = 2) -> bytes:
-    """A picture as a file."""
+    """Return a picture as a file."""
     file = io.BytesIO()
     Image.new("RGB", (width, height), (200, 30, 30)).save(file, "PNG")
     return file.getvalue()

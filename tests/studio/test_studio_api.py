@@ -256,7 +256,7 @@ def test_only_the_last_few_handed_in_are_held(trace_file):
 
 
 def lying(body: bytes, change) -> bytes:
-    """The same file with its description changed."""
+    """Return the same file with its description changed."""
     (length,) = struct.unpack("<Q", body[:8])
     header = json.loads(body[8 : 8 + length])
     change(header)

@@ -14,7 +14,7 @@ _BLOCK = re.compile(r"^```py\n# src/regard/tasks/(\S+)\n(.*?)^```$", re.MULTILIN
 
 
 def files() -> dict[str, str]:
-    """The files of the page by their paths in regard/tasks, each once."""
+    """Return the files of the page by their paths in regard/tasks, each once."""
     found = _BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     assert len({name for name, _ in found}) == len(found)
     return dict(found)

@@ -91,7 +91,7 @@ class Predictor:
 
 
 def picture(level: int) -> np.ndarray:
-    """Pixels (3, 16, 16) that are brighter at the right."""
+    """Return pixels (3, 16, 16) that are brighter at the right."""
     return np.broadcast_to(np.linspace(0, level, 16).astype(np.uint8), (3, *SIZE)).copy()
 
 

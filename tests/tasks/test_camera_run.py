@@ -38,7 +38,7 @@ def words(settings: dict[str, str]) -> list[str]:
 
 
 def write_drive(folder: Path, count: int = 72) -> Path:
-    """A bright bar in the picture moves from side to side; the steering is where it is."""
+    """Return a bright bar in the picture moves from side to side; the steering is where it is."""
     (folder / "IMG").mkdir(parents=True)
     lines = ["center,left,right,steering,throttle,brake,speed"]
     for number in range(count):

@@ -12,7 +12,7 @@ import forked
 from regard.tasks.live_runs import open_run
 from regard.train.run_directory import Run, RunError
 
-pytestmark = pytest.mark.slow  # runs are trained first
+pytestmark = pytest.mark.slow  # these tests train runs first
 
 
 TEXT = "the lazy dog 7"
@@ -164,7 +164,8 @@ main()
 
 
 def limited(size: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command where no file may be longer than so many bytes: a write fails in the middle, as on a full disk."""
+    """Return the command where no file may be longer than so many bytes: a write fails in the middle, as on a full
+    disk."""
     return forked.run([sys.executable, "-c", LIMITED, str(size), *arguments])
 
 

@@ -83,7 +83,8 @@ def test_links_that_do_not_fit_are_told_with_file_and_line(tmp_path: Path, links
 
 
 def rates(monkeypatch: pytest.MonkeyPatch, *layers: str) -> dict:
-    """The error rate of layers that point at word j for target word j: when it is "predicted", or when it is "read"."""
+    """Return the error rate of layers that point at word j for target word j: when it is "predicted", or when it is
+    "read"."""
 
     def weights(_: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         columns, rows = len(pairs[0][0]) + 1, len(pairs[0][1]) + 1
@@ -95,7 +96,7 @@ def rates(monkeypatch: pytest.MonkeyPatch, *layers: str) -> dict:
 
 
 def judged(kind: Literal["recurrent", "transformer"] = "recurrent", *, posterior: bool = False) -> dict:
-    """One sentence, of which target word j comes from source word j."""
+    """Return one sentence, of which target word j comes from source word j."""
     coder = WordCoder(Vocabulary.build([("a", "b", "c")]), Vocabulary.build([("x", "y", "z")]))
     model = build(ModelSettings(size=8, kind=kind), coder.sizes, shared=False)
     example = Example(("a", "b", "c"), "xyz", ("x", "y", "z"), frozenset({(0, 0), (1, 1), (2, 2)}))

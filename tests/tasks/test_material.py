@@ -12,7 +12,7 @@ from regard.tasks.translation.material import Limits, _split, file_material, fin
 
 
 def corpus_of(folder: Path, count: int, words: int) -> TextCorpus:
-    """Every source stands there twice, with two targets."""
+    """Return every source stands there twice, with two targets."""
     paths = [folder / "long.en", folder / "long.de"]
     paths[0].write_text("".join(f"{row // 2} {'word ' * words}\n" for row in range(count)))
     paths[1].write_text("".join(f"{row} {'Wort ' * words}\n" for row in range(count)))

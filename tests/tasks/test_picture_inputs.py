@@ -51,7 +51,7 @@ def runs(tasks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Pat
 
 
 def _halves(left: tuple[int, ...], right: tuple[int, ...]) -> Image.Image:
-    """A picture whose left half has another colour than its right one."""
+    """Return a picture whose left half has another colour than its right one."""
     image = Image.new("RGB", (32, 32), left)
     image.paste(right, (16, 0, 32, 32))
     return image

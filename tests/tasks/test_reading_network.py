@@ -21,7 +21,7 @@ SMALL = ModelSettings(size=12, dropout=0.0)
 
 
 def batch(records):
-    """Records side by side, padded with zeros."""
+    """Return records side by side, padded with zeros."""
     columns = {}
     for name in records[0]:
         values = [torch.as_tensor(record[name]) for record in records]

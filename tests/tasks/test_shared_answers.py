@@ -27,7 +27,7 @@ BAD = {"sound": "no-such-file.wav", "image": "no-such-file.png", "scene": "no-su
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """`together(size, work)`: what `work(workers)` returns, or raises, on each of so many workers."""
+    """Return `together(size, work)`: the result or error of `work(workers)` on each of `size` workers."""
     return worker_threads.started(monkeypatch)
 
 
@@ -61,7 +61,7 @@ def said(answer: Any) -> Any:
 
 
 def near(found: Any, expected: Any) -> bool:
-    """The same, but for the rounding of numbers: a batch of other rows may round otherwise."""
+    """Return the same, but for the rounding of numbers: a batch of other rows may round otherwise."""
     if isinstance(expected, dict):
         return found.keys() == expected.keys() and all(near(found[key], expected[key]) for key in expected)
     if isinstance(expected, list):

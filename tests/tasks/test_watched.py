@@ -35,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def shown(page: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The records of a page, and its labels."""
+    """Return the records of a page, and its labels."""
     [about] = re.findall(r'data-about="0-0">([^<]*)<', page.read_text(encoding="utf-8"))
     data = json.loads(base64.b64decode(about))
     return data["records"], data["labels"]

@@ -48,7 +48,7 @@ class TinyRun:
     settings: tuple[str, ...] = ()
 
     def given(self, folder: Path) -> tuple[str, ...]:
-        """The input as the arguments of a command."""
+        """Return the input as the arguments of a command."""
         return tuple(part if isinstance(part, str) else str(part(folder)) for part in self.asked)
 
 
@@ -89,19 +89,20 @@ TINY = {
 
 
 def tiny(name: str) -> TinyRun:
-    """The tiny run of a task of the catalog."""
+    """Return the tiny run of a task of the catalog."""
     assert name in TINY, f"tests/tasks/tiny_runs.py has no tiny run of {name}: add one to TINY"
     return TINY[name]
 
 
 def tiny_settings(name: str) -> tuple[str, ...]:
-    """Options of `regard train` that make a run of a task take seconds: six steps, with a checkpoint at each second."""
+    """Return options of `regard train` that make a run of a task take seconds: six steps, with a checkpoint at each
+    second."""
     every = ("steps=6", "validate_every=2", "warmup=1", "longer=2", "data.train=80", "data.valid=6", "data.test=6")
     return ("--preset", "tiny", *(word for one in (*every, *tiny(name).settings) for word in ("--set", one)))
 
 
 def regard(*arguments: str | Path) -> Result:
-    """The command as its users have it: without the checks of shapes and types."""
+    """Return the command as its users have it: without the checks of shapes and types."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         return CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -118,7 +119,7 @@ def data_of(files: Sequence[Path]) -> tuple[str, ...]:
 
 
 def write_files(folder: Path, name: str = "text") -> tuple[Path, Path]:
-    """Two aligned files of 60 lines."""
+    """Return two aligned files of 60 lines."""
     lines = [" ".join(WORDS[(n * 7 + k * (n % 5 + 1)) % len(WORDS)] for k in range(3 + n % 6)) for n in range(60)]
     lines = [f"{line} {n}" for n, line in enumerate(lines)]
     paths = folder / f"{name}.en", folder / f"{name}.de"
@@ -144,7 +145,7 @@ def copy(run: Path, to: Path) -> Path:
 
 
 def contents(run: Path) -> dict[str, bytes]:
-    """Every file of a run but the lock."""
+    """Return every file of a run but the lock."""
     return {
         str(path.relative_to(run)): path.read_bytes()
         for path in sorted(run.rglob("*"))

@@ -76,7 +76,7 @@ def test_the_order_of_another_grid_is_not_taken_up():
 
 
 def steps(model: nn.Module, device: str, *, captured: bool) -> list[list[torch.Tensor]]:
-    """Gradients after each of some updates of one or two batches, of shapes that come again."""
+    """Return gradients after each of some updates of one or two batches, of shapes that come again."""
     batches = [collate(PAIRS, grid=4, rows=4), collate(PAIRS[1:], grid=4, rows=4), collate(PAIRS[:1], grid=4, rows=3)]
     place = torch.device(device)
 

@@ -42,7 +42,7 @@ def train(folder: Path, model: nn.Module | None = None, *, batches=None, resume:
 
 
 def figures(folder: Path) -> list[dict]:
-    """The lines of metrics without what a clock wrote."""
+    """Return the lines of metrics without what a clock wrote."""
     lines = Run.open(folder).metrics.read()
     return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
 
@@ -56,7 +56,7 @@ class Cut(Exception):  # noqa: N818
 
 
 def cut_at(calls: int):
-    """The loss, until it has been called so often."""
+    """Return the loss, until it has been called so often."""
     count = 0
 
     def cutting(model: nn.Module, batch: Tensor) -> Loss:

@@ -21,7 +21,7 @@ STEPS = 120
 
 
 def start(folder: Path, slow_after: int = 16) -> ForkServerProcess:
-    """A process that trains; it comes from one that has imported everything, which saves seconds each time."""
+    """Return a process that trains; it comes from one that has imported everything, which saves seconds each time."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tiny_training", "torch._dynamo"])
     process = context.Process(target=tiny_training.main, args=(str(folder), STEPS, slow_after))

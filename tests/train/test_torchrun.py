@@ -28,6 +28,7 @@ EXACT = ("dropout=0", "epsilon=1e-3")
 RECURRENT = (*EXACT, "embedding=8", "accumulate=2")
 PIECES = "train.pieces=true"  # each worker writes its part of a checkpoint
 SHARDED = ("train.shard=true", PIECES)
+GATHERED = ("train.shard=true", "train.pieces=false")  # worker 0 writes whole tensors
 TRANSFORMER = (*EXACT, "model=transformer", "heads=2", "average=ema")
 RANDOM = ("dropout=0.2", "embedding=8", "average=ema")
 CUT = 4  # the step at which runs are taken up again
@@ -40,7 +41,7 @@ def settings(*given: str) -> list[str]:
 
 
 def trains(folder: Path, size: int, given: Sequence[str]) -> Path:
-    """A run on so many workers; 0 is the plain command."""
+    """Return a run on so many workers; 0 is the plain command."""
     out = folder / "run"
     done = start(folder, size, "train", "translation", "--preset", "tiny", *settings(*TINY, *given), "--out", out)
     assert set(done.ended().codes) == {0}, done.everything()
@@ -61,7 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def cut(run: Path, folder: Path) -> Path:
-    """A copy of a run as it was after the checkpoint of step CUT."""
+    """Return a copy of a run as it was after the checkpoint of step CUT."""
     copy = folder / "cut"
     shutil.copytree(run, copy)
     for step in Run.open(copy).checkpoints.steps():
@@ -118,8 +119,10 @@ def test_saved_by_three_workers_and_resumed_by_others(trained, tmp_path, size):
 
 
 @pytest.mark.process
-def test_saved_sharded_and_resumed_plain(trained, tmp_path):
-    run = trained(2, *TRANSFORMER, *SHARDED)
+@pytest.mark.parametrize(("way", "files"), [(SHARDED, 2), (GATHERED, 1)], ids=["in pieces", "gathered"])
+def test_saved_sharded_and_resumed_plain(trained, tmp_path, way, files):
+    run = trained(2, *TRANSFORMER, *way)
+    assert len(list(Run.open(run).checkpoints.path(CUT).glob("model*.safetensors"))) == files
     same(resumed(run, tmp_path, 0), run)
 
 

@@ -1,4 +1,4 @@
-"""The `regard` command. May import every layer, but only inside the command that needs it, so that help is fast.
+"""The `regard` command. Each command imports what it needs when it runs, so that help is fast.
 
 - `run_commands`: tasks, train, evaluate
 - `predict_command`: predict
@@ -24,7 +24,7 @@ import typer
 
 from regard import __version__
 
-# Plain help: rendering it with rich would double its time.
+# Help is plain text: rendering it with rich would double its time.
 app = typer.Typer(
     name="regard",
     help="Attention for PyTorch: compute any mechanism, and see where it looks.",
@@ -33,13 +33,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-_ENDED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses of a command that a signal ended
+_ENDED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses of a command ended by a signal
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C and SIGTERM end it where it is, with the exit status that shells expect."""
+    """Run the command line. Ctrl-C and SIGTERM end it, with the exit status that shells expect."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores the signal, and so does this
             signal.signal(number, _end)
     try:
         app(prog_name="regard")
@@ -55,9 +55,9 @@ def main() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """Raises instead of killing the process, so that incomplete files are removed."""
-    if os.environ.get("RANK", "0") == "0":  # of several workers, the first
-        # Not by sys.stderr, which refuses to be written to in the middle of a write, where the signal may have come.
+    """Raise instead of killing the process, so that incomplete files are removed."""
+    if os.environ.get("RANK", "0") == "0":  # of several workers, only the first reports
+        # Written directly, because sys.stderr raises if the signal arrived during another write to it.
         with suppress(OSError):
             os.write(2, f"\nregard: ended by {signal.Signals(number).name}\n".encode())
     raise SystemExit(128 + number)
@@ -89,7 +89,7 @@ def _demo(
         int | None, typer.Option(help="Updates of the training: fewer are sooner and worse.", min=1, metavar="N")
     ] = None,
 ) -> None:
-    """Train a translator on this machine, and see where each word came from: about two minutes."""
+    """Train a translator on this machine, and draw its attention: about two minutes."""
     try:
         if stages:
             from regard.cli.worked_example import tell
@@ -107,7 +107,7 @@ def _demo(
 
 @app.command("tasks")
 def _tasks() -> None:
-    """What can be trained, on what data, with which presets."""
+    """List the tasks with their data, figures and presets."""
     from regard.cli.run_commands import list_tasks
 
     list_tasks()
@@ -136,7 +136,7 @@ def _train(
         bool, typer.Option("--accept-changed-data", help="Resume although the data files have changed.")
     ] = False,
 ) -> None:
-    """Train a model for a task; everything goes into a run directory."""
+    """Train a model for a task, and write everything into a run directory."""
     from regard.cli.run_commands import train
 
     train(
@@ -158,7 +158,7 @@ def _evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """How good a run is: its answers, where it looks, and whether that matters."""
+    """Evaluate a run: its answers, its attention, and the effect of removing attention."""
     from regard.cli.run_commands import evaluate
 
     evaluate(run, data=data or [], as_json=as_json)
@@ -191,7 +191,7 @@ def _predict(
         ),
     ] = None,
 ) -> None:
-    """Answers of a trained model. The exit status is 1 where some of the texts were not answered."""
+    """Print the answers of a trained model. The exit status is 1 if some texts could not be answered."""
     from regard.cli.predict_command import predict
 
     predict(
@@ -210,7 +210,7 @@ def _look(
     out: Annotated[Path, typer.Option(help="The page to write.", metavar="PAGE")] = Path("look.html"),
     language: Annotated[str, typer.Option(help="Of the page.", metavar="en|zh")] = "en",
 ) -> None:
-    """Write a page that shows where a model attends, and opens anywhere."""
+    """Write a page of a model's attention, as one file."""
     from regard.cli.page_commands import look
 
     look(what, out, language)
@@ -224,10 +224,12 @@ def _studio(
     host: Annotated[
         str, typer.Option(help="Address to listen at: this machine alone unless changed.", metavar="ADDRESS")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535, metavar="PORT")] = 7788,
+    port: Annotated[
+        int, typer.Option("--port", help="0 takes any that is free.", min=0, max=65535, metavar="PORT")
+    ] = 7788,
     open_page: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Look at attention in a web page: a playground, translations, traces."""
+    """Serve a web page of attention: a playground, translations, traces."""
     from regard.cli.page_commands import studio
 
     studio(paths or [], host=host, port=port, open_page=open_page)
@@ -250,7 +252,7 @@ def _bench_attention(
         Path | None, typer.Option(help="Folder for benchmarks.md and its chart.", file_okay=False, metavar="DIR")
     ] = None,
 ) -> None:
-    """Time, memory and error of every attention mechanism against its peers."""
+    """Measure time, memory and error of every attention mechanism against other libraries."""
     from regard.bench.attention_bench import attention
 
     attention(only=only or [], quick=quick, as_json=as_json, out=out)
@@ -258,7 +260,9 @@ def _bench_attention(
 
 @_bench.command("decoding")
 def _bench_decoding(
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny sizes: does everything run? The times mean nothing.")
@@ -267,7 +271,7 @@ def _bench_decoding(
         Path | None, typer.Option(help="Folder whose decoding.md gets the table.", file_okay=False, metavar="DIR")
     ] = None,
 ) -> None:
-    """Sentences a second of beam search, against HF generate and CTranslate2 with the same weights."""
+    """Measure beam search in sentences per second, against HF generate and CTranslate2 with the same weights."""
     from regard.bench.decoding_bench import decoding
 
     decoding(device=device, quick=quick, as_json=as_json, out=out)
@@ -284,14 +288,16 @@ def _bench_layers(
     reach: Annotated[
         int, typer.Option(help="Positions to either side of restricted attention.", min=1, metavar="N")
     ] = 128,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder whose layers.md gets the tables, and their drawing.", file_okay=False, metavar="DIR"),
     ] = None,
 ) -> None:
-    """Time, memory and steps over length: self-attention, recurrent, convolutional and linear layers."""
+    """Measure time, memory and steps over length: self-attention, recurrent, convolutional and linear layers."""
     from regard.bench.layers_bench import layers
 
     layers(lengths=lengths, width=width, kernel=kernel, reach=reach, device=device, as_json=as_json, out=out)
@@ -304,13 +310,36 @@ def _bench_scaling(
         typer.Option(help="Numbers of processes, with commas between; 1,2,4 on a CPU.", metavar="N,N,…"),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps that are timed; the best counts.", min=1, metavar="N")] = 3,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder whose scaling.md gets the tables.", file_okay=False, metavar="DIR")
     ] = None,
 ) -> None:
-    """Tokens a second, memory and bytes sent of DDP, FSDP2 and context parallelism, by a model that is checked here."""
+    """Measure tokens per second, memory and bytes sent of DDP, FSDP2 and context parallelism, with a checked model."""
     from regard.bench.scaling_bench import scaling
 
     scaling(workers=workers, steps=steps, device=device, as_json=as_json, out=out)
+
+
+@_bench.command("sweep")
+def _bench_sweep(
+    seed: Annotated[int, typer.Option(help="Another seed draws other calls.", metavar="N")] = 0,
+    cases: Annotated[int, typer.Option(help="The number of calls.", min=1, metavar="N")] = 120,
+    case: Annotated[int | None, typer.Option(help="Measure the case of this index alone.", min=0, metavar="N")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Draw no further case after this time.", min=0, metavar="N")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--json", help="Write everything to a file as JSON; - prints it.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Random calls of every kind, each beside the best of what people would write instead."""
+    from regard.bench.sweep.command import sweep
+
+    sweep(seed=seed, cases=cases, only=case, device=device, minutes=minutes, to=to)

@@ -1,4 +1,4 @@
-"""`regard demo`: a model learns on this machine, and shows where it attends."""
+"""`regard demo`: trains a small model on this machine and draws its attention."""
 
 import io
 import sys
@@ -47,7 +47,7 @@ def demo(out: Path, *, steps: int | None = None) -> None:
 
 
 def _free(out: Path) -> Path:
-    """A run directory that is not there yet: an earlier run is never written over."""
+    """Return a run directory that does not exist yet, so that no earlier run is overwritten."""
     out.mkdir(parents=True, exist_ok=True)
     names = ["run", *(f"run-{number}" for number in range(2, 1000))]
     return next(out / name for name in names if not (out / name).exists())

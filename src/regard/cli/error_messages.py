@@ -16,15 +16,15 @@ from regard.train.run_directory import RunError
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Errors of the user's input are reported in one line; an interruption has its own exit status.
+    """Report errors of the user's input in one line; an interruption has its own exit status.
 
-    With several workers, the first reports errors that all have, and each worker reports its own.
+    With several workers, the first reports errors that all have in common, and each worker reports its own.
     """
     rank = int(os.environ.get("RANK", "0"))
     name = f"regard: worker {rank}" if rank else "regard"
     try:
         yield
-    except BrokenPipeError:  # the reader has closed the pipe: typer exits silently
+    except BrokenPipeError:  # the reader closed the pipe: typer exits silently
         raise
     except WorkerFailed as error:
         raise typer.Exit(1) from error

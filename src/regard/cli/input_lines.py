@@ -1,18 +1,18 @@
-"""Texts to translate, from arguments or from standard input: each is a text, or what is wrong with it.
+"""Texts to translate, from arguments or from standard input: each is a text, or the reason why it is invalid.
 
-Lines are read in bounded memory: of a longer line no more than the bound is ever held.
+Memory is bounded: at most a fixed number of bytes of a long line is held.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-_TOGETHER = 64  # lines of a pipe that are translated at once
-_SKIPPED = 1 << 16  # bytes read at once of a line that is passed over
+_TOGETHER = 64  # number of lines of a pipe that are translated at once
+_SKIPPED = 1 << 16  # bytes read at once while skipping the rest of a long line
 
 
 class InputText(NamedTuple):
-    """One text, by its place such as "line 3"; `fault` is why it cannot be translated."""
+    """One text with its origin, such as "line 3"; `fault` is the reason why it cannot be translated."""
 
     place: str
     text: str
@@ -24,14 +24,14 @@ class ByteLines(Protocol):
     """A stream of bytes."""
 
     def readline(self, size: int, /) -> bytes:
-        """The next line with its end, or so many bytes of it; nothing at the end of the stream."""
+        """Return the next line with its end, or at most the given number of bytes; empty at the end of the stream."""
         ...
 
 
 def input_batches(inputs: Sequence[str], *, characters: int) -> Iterator[list[InputText]]:
-    """The inputs at once; or standard input, line by line at a terminal and 64 lines at a time from a pipe.
+    """Yield the inputs in one list; or standard input, line by line at a terminal and 64 lines at a time from a pipe.
 
-    A text of more than so many characters, or one that is not UTF-8, has a fault and no text.
+    A text of more than `characters` characters, or one that is not UTF-8, has a fault and no text.
     """
     if inputs:
         yield [_from_argument(number, text, characters) for number, text in enumerate(inputs, 1)]
@@ -51,13 +51,14 @@ def input_batches(inputs: Sequence[str], *, characters: int) -> Iterator[list[In
 
 
 def read_lines(stream: ByteLines, *, characters: int) -> Iterator[InputText]:
-    r"""The lines of a stream of UTF-8, ended by a line feed alone, without their ends and the byte order mark.
+    r"""Yield the lines of a stream of UTF-8, ended by a line feed alone, without their ends and the byte order mark.
 
     >>> import io
     >>> [(line.text, line.fault) for line in read_lines(io.BytesIO(b"Tom\nabcdef\n\xff\n"), characters=4)]
     [('Tom', ''), ('', 'more than 4 characters'), ('', 'not UTF-8: byte 0xff at byte 1')]
     """
-    most = 4 * characters + 3 + 2  # a character has at most four bytes; a byte order mark, the line's end
+    # Four bytes for each character, three for a byte order mark, two for the end of the line.
+    most = 4 * characters + 3 + 2
     number = 0
     while raw := stream.readline(most):
         number += 1
@@ -69,7 +70,7 @@ def read_lines(stream: ByteLines, *, characters: int) -> Iterator[InputText]:
 
 
 def _skip_line(stream: ByteLines) -> None:
-    """Skips to the end of a line, in parts."""
+    """Skip to the end of a line, in parts."""
     while part := stream.readline(_SKIPPED):
         if part.endswith(b"\n"):
             return
@@ -86,7 +87,7 @@ def _from_bytes(place: str, raw: bytes, whole: bool, characters: int) -> InputTe
 
 
 def _from_argument(number: int, text: str, characters: int) -> InputText:
-    """Bytes of an argument that are not UTF-8 become surrogates, which are not characters."""
+    """Return the text, or a fault: bytes of an argument that are not UTF-8 become surrogates, which are invalid."""
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         return InputText(f"text {number}", "", "not UTF-8")
     return _bounded(f"text {number}", text, characters)

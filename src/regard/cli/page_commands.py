@@ -16,11 +16,11 @@ from regard.tasks.watched_predictions import watched
 from regard.train.atomic_files import write_whole
 from regard.train.run_directory import RunError
 
-_EXAMPLES = 12  # of a run's test part that its page shows
+_EXAMPLES = 12  # number of examples of a run's test part in its page
 
 
 def write_page(path: Path, text: str) -> None:
-    """Writes the file atomically; a pipe or another special file is written directly."""
+    """Write the file atomically; a pipe or another special file is written directly."""
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
     else:
@@ -28,7 +28,7 @@ def write_page(path: Path, text: str) -> None:
 
 
 def look(what: Path, out: Path, language: str) -> None:
-    """The page of a trace file, or of the first examples of a run's test part."""
+    """Write the page of a trace file, or of the first examples of a run's test part."""
     with _reported(out):
         if not what.exists():
             raise ValueError(f"{what} does not exist: expected a trace file or the directory of a run")
@@ -39,7 +39,7 @@ def look(what: Path, out: Path, language: str) -> None:
 
 @contextlib.contextmanager
 def _reported(out: Path | None = None) -> Iterator[None]:
-    """Reports errors that a user can correct in one line."""
+    """Report errors that a user can correct in one line."""
     try:
         yield
     except OSError as error:

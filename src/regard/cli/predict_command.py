@@ -22,9 +22,9 @@ from regard.tasks.watched_predictions import watched
 from regard.train.distributed import Workers, joined
 from regard.train.run_directory import Run, RunError
 
-CHARACTERS = 1_000_000  # of an input; a task may have a lower limit
-WATCHED = 12  # answers whose self-attention a page shows too
-TOGETHER = 64  # inputs given as arguments that are answered at once
+CHARACTERS = 1_000_000  # the largest input; a task may have a lower limit
+WATCHED = 12  # number of answers whose self-attention is in the page too
+TOGETHER = 64  # number of arguments that are answered at once
 
 
 def predict(
@@ -36,7 +36,7 @@ def predict(
     loading: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Answer each input; lines of standard input where none is given, one by one at a terminal.
+    """Answer each input, or lines of standard input if none is given, one by one at a terminal.
 
     An input that cannot be answered is reported on standard error and leaves an empty line, or a record with "error".
     """
@@ -84,11 +84,11 @@ def _show(place: str, found: Prediction | InputError, *, as_json: bool) -> None:
         print(json.dumps(found.record(), ensure_ascii=False) if as_json else _line(found.line), flush=True)
 
 
-Given = tuple[str, Any]  # the place of an input, and the input or its error
+Given = tuple[str, Any]  # the origin of an input, and the input or its error
 
 
 def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
-    """Inputs with their places: the arguments at once, or standard input some lines at a time."""
+    """Yield inputs with their origins: the arguments in one list, or standard input some lines at a time."""
     if arguments and (len(task.inputs) > 1 or task.inputs[0].kind != "text"):
         groups = from_arguments(task.inputs, arguments)
         numbered = [(f"input {number}", group) for number, group in enumerate(groups)]
@@ -99,10 +99,11 @@ def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
 
 
 def _given(task: Task, one: InputText, *, from_line: bool) -> Any:
-    """A text, or the JSON object of a line; tasks with several inputs take JSON alone."""
+    """Return a text, or the JSON object of a line; tasks with several inputs take JSON alone."""
     if one.fault:
         return InputError(one.fault)
-    strictly = len(task.inputs) > 1 or task.inputs[0].kind != "text"  # else a brace may begin a text
+    # With a single text input, a brace may begin a text.
+    strictly = len(task.inputs) > 1 or task.inputs[0].kind != "text"
     if from_line and one.text.lstrip().startswith("{"):
         try:
             return named(task.inputs, json.loads(one.text))
@@ -132,7 +133,7 @@ def _answers(
 
 
 def _line(text: str) -> str:
-    """A text as one line: line breaks that a model writes would shift the lines after it."""
+    """Return a text as one line: line breaks in an answer would shift the lines after it."""
     return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
 
 

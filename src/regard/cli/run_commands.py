@@ -29,7 +29,7 @@ from regard.train.run_directory import Run, RunError
 
 
 def list_tasks() -> None:
-    """Every task: its input, its built-in world, its figures, and its presets with their time on two cores."""
+    """Print every task: its input, its built-in data, its figures, and its presets with their time on two cores."""
     console = Console(highlight=False)
     for task in TASKS.values():
         console.print(f"[bold]{task.name}[/]  {task.about}", soft_wrap=True)
@@ -57,12 +57,12 @@ def train(
     with reported(), joined() as workers:
         with workers.agreed():
             task, config, place = _asked(what, preset, data, settings, out, resume=resume)
-        place = workers.from_first(place)  # its name may have the time in it
+        place = workers.from_first(place)  # all workers use the first worker's name, which may contain the time
         if "help" in settings:
             if workers.is_first:
                 show_settings(config, Console(highlight=False))
             return {}
-        # Restarts are not counted where machines join or leave: the run directory shows that it has begun.
+        # torchrun counts no restarts if machines join or leave, so an existing run directory means a restart.
         resume = resume or (may_restart() and (place / "config.json").is_file())
         given: dict[str, Any] = {"resume": resume, "accept_changed_data": accept_changed_data}
         result = trained(task, config, place, **given, workers=workers)
@@ -78,7 +78,7 @@ def train(
 def _asked(
     what: str, preset: str, data: list[Path], settings: list[str], out: Path | None, *, resume: bool
 ) -> tuple[Task, TaskConfig, Path]:
-    """The task, its configuration and the run directory."""
+    """Return the task, its configuration and the run directory."""
     if resume and out is None:
         return _taken_up(Path(what), data, settings)
     task = _task(what)
@@ -92,7 +92,7 @@ def _asked(
 
 
 def _taken_up(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[Task, TaskConfig, Path]:
-    """The task and the configuration of a resumed run, with the changed settings."""
+    """Return the task and the configuration of a resumed run, with the changed settings."""
     if not (place / "config.json").is_file():
         raise RunError(f"there is no run to resume in {place}: expected regard train --resume RUN")
     if data:
@@ -106,7 +106,7 @@ def _taken_up(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[T
 
 
 def _next(task: Task, place: Path, example: Any) -> list[str]:
-    """Commands to try on a run, with an input of its own data."""
+    """Print commands to try on a run, with an input of its own data."""
     where = shlex.quote(str(place))
     given = "".join(f" {shlex.quote(part)}" for part in example_arguments(task.inputs, example, place))
     python = f'python -c "import regard; print(regard.load({str(place)!r}).predict([…])[0].answer)"'
@@ -114,7 +114,7 @@ def _next(task: Task, place: Path, example: Any) -> list[str]:
 
 
 def show_settings(config: BaseModel, console: Console) -> None:
-    """The settings, their values and their meanings."""
+    """Print the settings, their values and their meanings."""
     part = None
     table = Table.grid(padding=(0, 2))
     for setting in listed(config):
@@ -149,13 +149,13 @@ def evaluate(run: Path, *, data: list[Path], as_json: bool) -> None:
 
 
 def report_weights(weights: str) -> None:
-    """Report on standard error which weights are used, where they are not the final ones."""
+    """Report on standard error which weights are used, if they are not the final ones."""
     if weights != "final weights":
         typer.echo(f"regard: {weights}", err=True)
 
 
 def show_result(task: Task, result: dict[str, Any], console: Console) -> None:
-    """The figures of a result as a table."""
+    """Print the figures of a result as a table."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("figure")
     table.add_column("value", justify="right")
@@ -165,11 +165,12 @@ def show_result(task: Task, result: dict[str, Any], console: Console) -> None:
         for name, value in figures.items():
             figure = task.figure(name)
             if figure is not None and isinstance(value, (int, float)):
-                plain = f"{value:.4f}" if 0 < abs(value) < 0.1 else f"{value:.1f}"  # a squared error is small
+                # More digits for small numbers, such as a squared error.
+                plain = f"{value:.4f}" if 0 < abs(value) < 0.1 else f"{value:.1f}"
                 table.add_row(prefix + figure.label, f"{value:.1%}" if figure.percent else plain)
     for name, value in result.get("faithfulness", {}).items():
         what = f"the {task.view.unit} attended most" if name == "attended" else f"another {task.view.unit}"
-        table.add_row(f"log-probability lost without {what}", f"{round(value, 2) + 0.0:.2f}")  # no −0.00
+        table.add_row(f"log-probability lost without {what}", f"{round(value, 2) + 0.0:.2f}")  # adding 0.0 avoids −0.00
     console.print(table)
 
 

@@ -1,4 +1,4 @@
-"""`regard demo`: how 汤姆 finds Tom. One small translation, worked through by hand and then by the library."""
+"""`regard demo`: a small translation of 汤姆 by attention, computed step by step and then by the library."""
 
 import io
 import math
@@ -32,7 +32,7 @@ def tell(out: Path) -> None:
 
     hidden = torch.tensor([[5, 0, 1], [0, 1, 1], [1, 1, 0]], dtype=torch.float64)
     query = torch.tensor([[10, 5, 10]], dtype=torch.float64)
-    # The first query belongs to the example; it has none for the other two words, so these are ours.
+    # The first query belongs to the example of the documentation; the other two are chosen here.
     queries = torch.cat([query, torch.tensor([[0, 5, 10], [4, 20, 0]], dtype=torch.float64)])
 
     _question(console, query, hidden)
@@ -197,7 +197,7 @@ def _attend(
     normalize: Normalizer = regard.Softmax(),
 ) -> tuple[Tensor, Tensor]:
     attended = regard.attention(query, hidden, hidden, score=score, normalize=normalize, weights=regard.full())
-    assert isinstance(attended.weights, Tensor)  # full() gives a tensor, other requests may not
+    assert isinstance(attended.weights, Tensor)  # full() returns a tensor, other requests may not
     return attended.output, attended.weights
 
 
@@ -233,6 +233,6 @@ def _vector(values: Tensor, decimals: int = 3) -> str:
 
 
 def _number(weight: Tensor) -> str:
-    """Three decimals; a weight too small for them keeps its power of ten, and only an exact 0 is written 0."""
+    """Return three decimals; a weight too small for them keeps its power of ten, and only an exact 0 is written 0."""
     value = float(weight)
     return "0" if value == 0 else f"{value:.3f}" if value >= 0.0005 else f"{value:.1e}"

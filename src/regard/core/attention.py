@@ -1,8 +1,8 @@
-"""The one call: score, normalise, weighted sum; and `explain`, which says how it would be computed."""
+"""`attention` (score, normalise, weighted sum) and `explain`, which reports how a call would be computed."""
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,31 +11,32 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import recompute, sharding, torch_names
+from regard.core import dispatch, recompute, sharding, torch_names
 from regard.core.backends import blocked, reference, sdpa
 from regard.core.backends.block_grid import grid, out_of_sight
 from regard.core.biases import Bias
-from regard.core.dispatch import BACKENDS, Backend, choose, plain
+from regard.core.dispatch import BACKENDS, Backend
 from regard.core.fields import as_lines, as_table
 from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
-from regard.core.problem import Problem, build
+from regard.core.problem import Problem, build, rebuild
 from regard.core.requests import LogSumExp, Request, Top
 from regard.core.scores import ScaledDot, Score
+from regard.core.signatures import signature
 from regard.core.torch_names import Unknown
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
 
 Listener = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
-# Observers of every call: each gets the problem and what computes its result, and returns that result. Nearly always
-# there is none, and a call pays no more than the test of an empty tuple.
+# Observers of every call: each gets the problem and the function that computes its result, and returns that result.
+# There is usually no observer, and a call then only tests an empty tuple.
 listeners: tuple[Listener, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Attended:
-    """What attention gives: `output` (…, h, q, e), the `weights` asked for, `log_prob` (…, h, q) of hard choices."""
+    """The result of attention: `output` (…, h, q, e), the requested `weights`, `log_prob` (…, h, q) of hard choices."""
 
     output: Float[Tensor, "... q e"]
     weights: Tensor | Top | None = None
@@ -47,11 +48,12 @@ class Attended:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """How a call would be computed: the backend, why others were refused, the work, the memory, and the kernel.
+    """How a call would be computed: the backend, why others were refused, the operations, the memory, and the kernel.
 
     `flops` counts multiplications and additions of the forward pass over the pairs the mask leaves (estimated by
-    blocks); `bytes` is the working memory beside inputs, output and requested weights; `kernel` names the code that
-    runs for these tensors within the backend, such as "flash", "triton window" or "exponential (compiled)".
+    blocks); `bytes` is the working memory beside inputs, output and requested weights, an estimate, and for a score
+    of your own on `reference` often a large overestimate; `kernel` names the code that runs for these tensors within
+    the backend, such as "flash", "triton window" or "exponential (compiled)".
 
     >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8))
     Plan
@@ -90,10 +92,10 @@ def attention(
     generator: torch.Generator | None = None,
     **unknown: Unknown,
 ) -> Attended:
-    """normalize(score(query, key) + bias) @ value: each query reads every value it may attend, by weight.
+    """normalize(score(query, key) + bias) @ value: a weighted sum of the values for each query.
 
     query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) → output (…, h, q, e). Leading axes broadcast; the head
-    axis may be missing; h is a multiple of g, and query head i reads key head i // (h / g). A row with nothing to
+    axis may be missing; h is a multiple of g, and query head i attends to key head i // (h / g). A row with nothing to
     attend gives zeros.
 
     >>> out = attention(torch.tensor([[1.0, 0.0]]), torch.eye(2), torch.eye(2), score=lambda q, k: q @ k.mT)
@@ -104,30 +106,31 @@ def attention(
         torch_names.refuse("attention", attention, unknown, torch_names.CALL)
     if sharding.current is not None:
         return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
-    alone = backend == "auto" and bias is None and weights is None and generator is None
-    if alone and type(dropout) is float and dropout == 0.0 and not listeners:
-        output = plain(query, key, value, score, normalize, mask)
-        if output is not None:
-            return Attended(output)
+    if not _autocasts(query):
+        return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator)
+    if _is_cast(query, key, value, score):  # a switch is several times faster than a context
+        torch.set_autocast_enabled(query.device.type, False)
+        try:
+            return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator)
+        finally:
+            torch.set_autocast_enabled(query.device.type, True)
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
-        problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
-        problem = problem if backend == "auto" else replace(problem, named=True)
-        chosen = choose(problem, backend, {})
-        return _observed(problem, chosen) if listeners else _run(problem, chosen)
+        return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator)
 
 
 def gathered_attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore, mask: Tensor, weights: Request
 ) -> Attended:
-    """`attention` of queries with keys of their own, (…, h, q, 1, d) and (…, h, q, n, d): `Problem.gathered` is set."""
+    """Return `attention` where each query has its own keys, (…, h, q, 1, d) and (…, h, q, n, d); see
+    `Problem.gathered`."""
     if sharding.current is not None:
         return attention(query, key, value, score=score, mask=mask, weights=weights)
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
         problem = build(query, key, value, score, Softmax(), mask, None, 0.0, weights, None)
         problem = replace(problem, gathered=True)
-        chosen = choose(problem, "auto", {})
+        chosen = dispatch.choose(problem, "auto", {})
         return _observed(problem, chosen) if listeners else _run(problem, chosen)
 
 
@@ -146,7 +149,7 @@ def explain(
     generator: torch.Generator | None = None,
     **unknown: Unknown,
 ) -> Plan:
-    """What `attention` would do with the same arguments, without doing it.
+    """Return how `attention` would compute a call with the same arguments, without computing it.
 
     >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8)).backend
     'sdpa'
@@ -157,7 +160,7 @@ def explain(
         query, key, value, score = cast(query, key, value, score)
         problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
     refused: dict[str, str] = {}
-    chosen = choose(problem, backend, refused)
+    chosen = dispatch.choose(problem, backend, refused)
     if backend != "auto":
         others = {name: other.refuses(problem) for name, other in BACKENDS.items() if other is not chosen}
         refused = {name: reason or "another backend was asked for" for name, reason in others.items()}
@@ -169,8 +172,47 @@ def explain(
     return Plan(chosen.name, refused, flops, working_bytes, chosen.kernel(problem))
 
 
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: AnyScore,
+    normalize: Normalizer,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+    weights: Request | None,
+    backend: str,
+    generator: torch.Generator | None,
+) -> Attended:
+    """Compute the call outside of autocast; arguments of a signature that was served before are not checked again."""
+    described: Hashable | None = None
+    if backend == "auto" and generator is None and not listeners:
+        described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
+        # If torch.compile traced the stored routes, it would compile again whenever one is added.
+        route = None if described is None else dispatch.stored(described)
+        if route is not None:
+            output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
+            if output is not None:
+                return Attended(output)
+            assert isinstance(score, Score)  # functions have no signature
+            problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
+            return _run(problem, route.choose(problem))
+    problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
+    problem = problem if backend == "auto" else replace(problem, named=True)
+    if described is None:
+        chosen = dispatch.choose(problem, backend, {})
+    else:
+        given = problem.query is query and problem.key is key and problem.value is value
+        chosen = dispatch.store(described, problem, given).choose(problem)
+    return _observed(problem, chosen) if listeners else _run(problem, chosen)
+
+
 def _second_pass(problem: Problem, name: str) -> bool:
-    """Are the keys read again for what is requested? Some backends give the log-sum-exp with the output."""
+    """Return whether the request needs another pass over the keys.
+
+    Some backends return the log-sum-exp with the output.
+    """
     if problem.request is None or name == reference.NAME:
         return False
     if not isinstance(problem.request, LogSumExp):
@@ -193,7 +235,7 @@ def _sharded(
     weights: Request | None,
     backend: str,
 ) -> Attended:
-    """The call over a process group, of which this process holds a part of the sequences."""
+    """Compute the call over a process group in which each process holds a part of the sequences."""
     if listeners:
         raise NotImplementedError("regard.watch does not see attention over a process group")
     with _prepared(query) as cast:
@@ -202,13 +244,28 @@ def _sharded(
         return over.attend(query, key, value, score=score, normalize=normalize, **options)
 
 
+def _autocasts(query: object) -> bool:
+    """Return whether the call is under autocast."""
+    device = query.device.type if isinstance(query, Tensor) else "cpu"
+    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+
+
+def _is_cast(query: Any, key: Any, value: Any, score: object) -> bool:
+    """Return whether the tensors of an eager call have the dtype of autocast, and the score is a record."""
+    if torch.compiler.is_compiling() or not isinstance(score, Score):
+        return False
+    if not isinstance(key, Tensor) or not isinstance(value, Tensor):
+        return False
+    return query.dtype == key.dtype == value.dtype == torch.get_autocast_dtype(query.device.type)
+
+
 @contextmanager
 def _prepared(query: object) -> Iterator[Callable[..., Any]]:
-    """Under autocast, tensors in its dtype, as torch casts for its own attention; inside, no further casts."""
-    device = query.device.type if isinstance(query, Tensor) else "cpu"
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+    """Cast tensors to autocast's dtype, as torch does for its own attention, and disable further casts inside."""
+    if not _autocasts(query):
         yield lambda *arguments: arguments
         return
+    device = query.device.type if isinstance(query, Tensor) else "cpu"
     dtype = torch.get_autocast_dtype(device)
 
     def cast(*arguments: object) -> tuple[object, ...]:
@@ -228,13 +285,13 @@ def _narrowed(thing: object, dtype: torch.dtype) -> object:
 
 
 def _in_autocast(score: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, query: Tensor, key: Tensor) -> Tensor:
-    """A score of the caller's own under the caller's autocast, in the backward pass too."""
+    """Run a score of the caller's own under the caller's autocast settings, in the backward pass too."""
     with torch.autocast(query.device.type, dtype):
         return score(query, key)
 
 
 def _observed(problem: Problem, chosen: Backend) -> Attended:
-    """The call, reported to every observer."""
+    """Compute the call through every observer."""
     run = functools.partial(_run, problem, chosen)
     for listener in listeners:
         run = functools.partial(listener, problem, run)
@@ -252,9 +309,9 @@ def _run(problem: Problem, chosen: Backend) -> Attended:
         weights = Top(weights.values.to(problem.query.dtype), weights.indices)
     elif weights is not None and not isinstance(
         problem.request, LogSumExp
-    ):  # the log-sum-exp would lose digits in half precision
+    ):  # the log-sum-exp stays in float32: half precision would lose digits
         weights = weights.to(problem.query.dtype)
-    if problem.headless:  # undo the head axis that was put before tensors given without one
+    if problem.headless:  # remove the head axis that was added to inputs without one
         output, log_prob = output.squeeze(0), None if log_prob is None else log_prob.squeeze(0)
         if isinstance(weights, Top):
             weights = Top(weights.values.squeeze(0), weights.indices.squeeze(0))
@@ -264,21 +321,21 @@ def _run(problem: Problem, chosen: Backend) -> Attended:
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Kernels of Triton run on the current device, which may be another GPU than the tensors'."""
+    """Make the tensors' GPU the current device, because Triton launches kernels on the current one."""
     if device.type != "cuda" or torch.compiler.is_compiling() or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
 
 
 def _flops(problem: Problem) -> int:
-    """Operations of scoring and summing the pairs that the mask leaves."""
+    """Return the number of operations for scoring and summing the pairs that the mask allows."""
     size, value_size = problem.query.shape[-1], problem.value.shape[-1]
     pairs = math.prod(problem.shape) * _share(problem)
     return round(pairs * (problem.score.flops(size) + 2 * value_size))
 
 
 def _share(problem: Problem) -> float:
-    """The part of all pairs that the mask allows; only blocks it cuts through are evaluated pair by pair."""
+    """Return the fraction of pairs that the mask allows; only partly masked blocks are evaluated pair by pair."""
     if problem.mask is None or math.prod(problem.shape) == 0 or out_of_sight(problem.mask, problem.device):
         return 1.0
     device = torch.device("cpu") if problem.device.type == "meta" else problem.device

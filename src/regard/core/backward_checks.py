@@ -9,19 +9,19 @@ from regard.kernels.derivatives import once_only as differentiable_once
 
 
 class Unchanged:
-    """The tensors of a call and their version counters: a backward pass that recomputes needs them as they were."""
+    """The tensors of a call and their version counters: a backward pass that recomputes needs the tensors unchanged."""
 
     def __init__(self, problem: Problem, *, value: bool = True) -> None:
         named = [("query", problem.query), ("key", problem.key), *([("value", problem.value)] if value else [])]
         named += [("score", tensor) for tensor in problem.score.tensors()]
         for name, part in (("mask", problem.mask), ("bias", problem.bias)):
             named += [(name, tensor) for tensor in (part.tensors() if part is not None else ())]
-        # A compiler does not know the version counters.
+        # torch.compile does not support version counters.
         compiling = torch.compiler.is_compiling()
         self._seen = [] if compiling else [(name, tensor, _version(tensor)) for name, tensor in named]
 
     def check(self) -> None:
-        """Raise if one of them is not what it was."""
+        """Raise if one of the tensors was changed in place."""
         if torch.compiler.is_compiling():
             return
         for name, tensor, before in self._seen:
@@ -38,5 +38,5 @@ def once_only(backend: str) -> None:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often it was changed in place; a tensor made in inference mode has no counter."""
+    """Return the number of in-place changes of a tensor; a tensor made in inference mode has no counter."""
     return 0 if tensor.is_inference() else tensor._version

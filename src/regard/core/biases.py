@@ -1,4 +1,4 @@
-"""What is added to the scores before they are normalised: a tensor, or a rule of the distance j − i.
+"""Biases, added to the scores before the normaliser: a tensor, or a function of the distance j − i.
 
 A bias of −inf masks. Learned biases get gradients on every path.
 """
@@ -17,37 +17,37 @@ from regard.core.transforms import mapped
 
 @dataclass(frozen=True, eq=False)
 class Bias:
-    """A term of the scores. Make one with alibi or relative; a float tensor is taken as it is."""
+    """A term that is added to the scores. Create one with `alibi` or `relative`; a float tensor is accepted too."""
 
-    plain: bool = field(default=False, kw_only=True)  # given as numbers, not as a tensor
+    plain: bool = field(default=False, kw_only=True)  # given as Python numbers, not as a tensor
 
     def aligned(self, shape: tuple[int, ...]) -> "Bias":
-        """The same bias with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
+        """Return the same bias with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
         return self
 
     @property
     def may_mask(self) -> bool:
-        """Can it be −inf somewhere?"""
+        """Return whether any entry can be −inf."""
         return False
 
     def holding(self, swap: Callable[[Tensor], Tensor]) -> "Bias":
-        """The same bias with its tensor exchanged."""
+        """Return the same bias with another tensor."""
         raise NotImplementedError
 
     def on(self, device: torch.device) -> "Bias":
-        """The same bias, with what was given as plain numbers where the queries are."""
+        """Return the same bias on the device of the queries, if it was given as Python numbers."""
         return self.holding(lambda tensor: tensor.to(device)) if self.plain else self
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of the bias; those that require grad get it."""
+        """Return the tensors of the bias, for gradients."""
         raise NotImplementedError
 
     def lead(self) -> tuple[int, ...]:
-        """The leading axes of `values`."""
+        """Return the leading axes of `values`."""
         raise NotImplementedError
 
     def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
-        """The bias of these rows and columns: broadcasts to (*leading, rows, columns)."""
+        """Return the bias of these rows and columns; it broadcasts to (*leading, rows, columns)."""
         raise NotImplementedError
 
 
@@ -84,7 +84,7 @@ class Rule(Bias):
     offset: int = field(default=0, kw_only=True)
 
     def at(self, distance: Int[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "*h n"]:
-        """The bias at these distances."""
+        """Return the bias at these distances."""
         raise NotImplementedError
 
     def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
@@ -93,10 +93,10 @@ class Rule(Bias):
             distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)
             pairs = self.at(distance.flatten() - self.offset, exact)
             return _rounded(pairs, dtype).unflatten(-1, distance.shape)
-        # Each row is the row above shifted by one: a slice of the values at all distances. So a gradient is summed
-        # along each diagonal first; pair by pair, one entry of a table would be added to millions of times.
+        # Each row is the row above shifted by one, a slice of the values at all distances. The gradient is then summed
+        # along diagonals first; otherwise one entry of a table would receive millions of additions.
         queries, keys = rows.stop - rows.start, columns.stop - columns.start
-        every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start + 1)  # one more, for the shift
+        every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start + 1)  # one more entry, for the shift
         line = _rounded(self.at(positions(every, device) - self.offset, exact), dtype)
         step = queries + keys - 1
         flat = line.unsqueeze(-2).expand(*line.shape[:-1], queries, step + 1).flatten(-2)
@@ -138,13 +138,13 @@ class Relative(Rule):
 
     @property
     def may_mask(self) -> bool:
-        # A table is small enough to inspect, except on a GPU, where that means waiting, and in vmap.
+        # A table is small enough to inspect, but not on a GPU, where the host would wait, nor under vmap.
         unreadable = self.table.device.type != "cpu" or torch.compiler.is_compiling() or mapped()
         return unreadable or bool((self.table == -torch.inf).any())
 
     @property
     def reach(self) -> int:
-        """R: distances beyond it share the last entry."""
+        """R: distances beyond R use the last entry."""
         return self.table.shape[-1] // 2
 
     def holding(self, swap: Callable[[Tensor], Tensor]) -> "Relative":
@@ -176,7 +176,8 @@ def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
 
 
 def relative(table: Tensor, offset: int = 0) -> Bias:
-    """A learned bias for each distance j − i, clipped to ±R: a table (2R + 1,) or (h, 2R + 1) (Shaw et al. 2018)."""
+    """Return a learned bias for each distance j − i, clipped to ±R: a table (2R + 1,) or (h, 2R + 1) (Shaw et al.
+    2018)."""
     tensor = _floats(table, "table of relative()")
     if tensor.ndim not in (1, 2) or tensor.shape[-1] % 2 == 0:
         raise ValueError(
@@ -186,7 +187,7 @@ def relative(table: Tensor, offset: int = 0) -> Bias:
 
 
 def as_bias(bias: Bias | Tensor) -> Bias:
-    """A bias as it is; a float tensor as a dense one."""
+    """Return a bias unchanged, and a float tensor as a dense bias."""
     return bias if isinstance(bias, Bias) else DenseBias(_floats(bias, "bias"), plain=not isinstance(bias, Tensor))
 
 
@@ -205,7 +206,7 @@ def _floats(values: Tensor | Sequence[float], name: str) -> Tensor:
 
 
 def _stacked(values: object) -> Tensor:
-    """Numbers as a tensor; tensors among them keep their gradient."""
+    """Return numbers as a tensor; tensors among them keep their gradient."""
     if isinstance(values, Tensor):
         return values
     if isinstance(values, (list, tuple)) and any(isinstance(value, (Tensor, list, tuple)) for value in values):
@@ -221,7 +222,7 @@ def _one_per_head(own: Sequence[int], shape: tuple[int, ...], name: str) -> None
 
 
 def _rounded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers in another dtype; finite ones stay finite in half precision, because −inf would mask."""
+    """Return numbers in another dtype; finite ones stay finite in half precision, because −inf would mask."""
     rounded = numbers.to(dtype)
     if dtype.itemsize > 2 or numbers.dtype == dtype:
         return rounded

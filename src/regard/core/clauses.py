@@ -1,4 +1,4 @@
-"""A mask as a conjunction of simple rules that kernels evaluate by themselves."""
+"""A mask as a conjunction of simple rules that kernels can evaluate."""
 
 from dataclasses import dataclass
 
@@ -20,29 +20,30 @@ class Clauses:
 
     @property
     def banded(self) -> bool:
-        """Does the band still exclude anything?"""
+        """Return whether the band excludes anything."""
         return self.low is not None or self.high is not None
 
     @property
     def by_head(self) -> bool:
-        """Do lengths or segments differ from head to head? Kernels take one list for all."""
+        """Return whether lengths or segments differ between heads; kernels take one list for all heads."""
         padded = self.lengths is not None and self.lengths.shape[-1] > 1
         return padded or any(ids.shape[-2] > 1 for pair in self.segments for ids in pair)
 
     @property
     def separate(self) -> bool:
-        """Is every key that no query may attend excluded by one clause alone? A band counts with the segments."""
+        """Return whether each fully masked key is excluded by a single rule (the band together with the segments is
+        one)."""
         pairs = sum(tensor.shape[-2] > 1 for tensor in self.dense)
         return pairs + len(self.segments) <= 1 and not (pairs and self.banded)
 
     @property
     def by_key(self) -> bool:
-        """Does every query see the same keys? Then the mask is one row."""
+        """Return whether every query may attend the same keys, so that the mask is one row."""
         return not self.banded and len(self.segments) == 0 and all(t.shape[-2] == 1 for t in self.dense)
 
 
 def clauses(mask: Mask | None, queries: int, keys: int) -> Clauses | None:
-    """The mask as a conjunction, with a band that excludes nothing dropped; None if it holds an `|` or a `~`."""
+    """Return the mask as a conjunction, without a band that excludes nothing; None if it holds an `|` or a `~`."""
     found = _collect(mask) if mask is not None else Clauses()
     if found is None:
         return None

@@ -1,10 +1,10 @@
-"""Scores of the caller's own: any function of queries and keys, computed block by block.
+"""Score functions given by the caller: any function of queries and keys, computed block by block.
 
 The backward pass computes each block again, as `torch.utils.checkpoint` does with a function: it calls the function a
-second time, with what it closes over by then. So a second call must give the same scores: the score of a pair may
-depend on that query and key alone, not on positions or other pairs, and what the function reads must not be changed or
-bound anew before the backward pass. This is not checked. `backend="reference"` has no such condition: it calls the
-function once, on all pairs.
+second time, with the closure's values at that time. So a second call must give the same scores: the score of a pair may
+depend on that query and key alone, not on positions or other pairs, and the tensors and variables that the function
+uses must not change before the backward pass. This is not checked. `backend="reference"` calls the function once, on
+all pairs, and has no such condition.
 """
 
 from collections.abc import Callable
@@ -19,19 +19,19 @@ from regard.kernels.availability import capturing
 
 
 class Custom(Score):
-    """Any pairwise function (query, key) -> scores, as a score that can say what it costs and what it learns.
+    """Any pairwise function (query, key) -> scores, as a score with known cost and parameters.
 
-    The function is called once on a few vectors to find out: which tensors it captured (parameters of a
-    module, variables of a closure, leaves or not), so that recomputation in the backward pass can give them
-    gradients; and how many numbers it makes for each pair, so that blocks can be cut to fit memory.
+    A trial call on a few vectors finds out which tensors it captured (parameters of a module, variables of a closure,
+    leaves or not), so that recomputation in the backward pass can give them gradients, and how many numbers it computes
+    for each pair, so that blocks fit memory.
     """
 
     name = "custom"
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
         self.function = function
-        self.dtype = dtype  # the caller's own: a module in half precision wants half precision
-        self.unfit: str | None = None  # why its blocks cannot be computed a second time, if they cannot
+        self.dtype = dtype  # the dtype of the caller's tensors: a module in half precision needs such inputs
+        self.unfit: str | None = None  # the reason why its blocks cannot be recomputed, or None
         self._captured: tuple[Tensor, ...] = ()
         self._floats = 1.0
 
@@ -40,7 +40,7 @@ class Custom(Score):
         expected = _expected(query, key)
         if not isinstance(scores, Tensor):
             raise TypeError(f"score must return a float tensor (…, queries, keys), got {type(scores).__name__}")
-        if scores.is_complex() or scores.dtype == torch.bool:  # integers are numbers, and have one real value
+        if scores.is_complex() or scores.dtype == torch.bool:  # integer scores are valid: they have one real value each
             hint = ": take .real or .abs() of it" if scores.is_complex() else ": who may attend whom goes to mask="
             raise TypeError(f"score must return a float tensor (…, queries, keys), got {scores.dtype}{hint}")
         try:
@@ -53,8 +53,8 @@ class Custom(Score):
     def probe(
         self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead g k d2"], group: int = 1
     ) -> "Custom":
-        """Call the function on a few pairs, and note what it captured and made."""
-        # Not as many queries as keys: (…, keys, queries) instead of (…, queries, keys) shows.
+        """Call the function on a few pairs, and record the tensors it captured and the numbers it computed."""
+        # The numbers of queries and keys differ, so that scores with swapped axes are noticed.
         few = query[..., :2, :].detach().clone(), key[..., :3, :].detach().repeat_interleave(group, -3)
         try:
             return self._probe(*few)
@@ -64,16 +64,16 @@ class Custom(Score):
             raise _tried_on(ValueError(str(error)), *few) from None
 
     def _said_of_all(self, query: Tensor, key: Tensor, group: int) -> str | None:
-        """What is wrong with the shape of all scores, in the sizes of the call; None where it does not show."""
-        from torch._subclasses.fake_tensor import FakeTensorMode  # for an error alone
+        """Return the error in the shape of all scores, in the sizes of the call; None if the shape is right."""
+        from torch._subclasses.fake_tensor import FakeTensorMode  # imported only for an error message
 
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # shapes, without the numbers or their memory
+            with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # computes shapes without allocating memory
                 query, key = (fake.from_tensor(t.detach()) for t in (query, key))
                 key = key.repeat_interleave(group, -3)
                 scores = self.function(query, key)
                 return None if tuple(scores.shape) == _expected(query, key) else _said_of_shapes(query, key, scores)
-        except Exception:  # it reads its numbers, or does not take all of them
+        except Exception:  # the function inspects values, or cannot take all of them
             return None
 
     def _probe(self, query: Tensor, key: Tensor) -> "Custom":
@@ -94,7 +94,7 @@ class Custom(Score):
                 self.unfit = "the score draws random numbers, and would draw others when it is computed again"
         if leaves(scores, tuple(seen.tensors)):
             self.unfit = "the score uses tensors that torch functions do not show, as a scripted module does"
-        known = dict.fromkeys(seen.tensors)  # in the order they were met, each once
+        known = dict.fromkeys(seen.tensors)  # unique, in order of first use
         if isinstance(self.function, torch.nn.Module):
             known |= {tensor: None for tensor in self.function.parameters() if tensor.requires_grad}
         self._captured = tuple(known)
@@ -112,7 +112,7 @@ class Custom(Score):
 
 
 class Swapped(torch.overrides.TorchFunctionMode):
-    """While it is on, tensors are exchanged wherever torch meets them: in closures and modules, too."""
+    """Replaces tensors in every torch call, including those captured by closures and modules."""
 
     def __init__(self, swap: Swap) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Swapped(torch.overrides.TorchFunctionMode):
 
 
 def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:
-    """Leaf tensors whose gradient flows through the scores' graph, not counting what is behind the known ones."""
+    """Return the leaf tensors of the scores' graph, without descending below the known tensors."""
     stop = {id(tensor) for tensor in known}
     seen, waiting = {tensor.grad_fn for tensor in known if tensor.grad_fn is not None}, [scores.grad_fn]
     unknown: list[Tensor] = []
@@ -141,13 +141,13 @@ def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:
 
 
 class _Captured(torch.overrides.TorchFunctionMode):
-    """Sees every torch call: which outside tensors with a gradient come in, and how many numbers go out."""
+    """Observes every torch call: records outside tensors with a gradient, and counts computed numbers."""
 
     def __init__(self, inputs: tuple[Tensor, ...]) -> None:
         super().__init__()
         self.tensors: list[Tensor] = []
         self.numbers = 0
-        self._inside = list(inputs)  # kept alive, so that no id is used twice
+        self._inside = list(inputs)  # references stay alive, so that no id is reused
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
@@ -165,7 +165,7 @@ class _Captured(torch.overrides.TorchFunctionMode):
 
 
 class _RestoredRandomState:
-    """Inside, random numbers may be drawn: afterwards the generators are as they were."""
+    """Restores the random generators on exit, if any random numbers were sampled inside."""
 
     def __init__(self, device: torch.device) -> None:
         self._devices = [device.index] if device.type == "cuda" and not capturing(device) else []
@@ -175,15 +175,15 @@ class _RestoredRandomState:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.used():  # otherwise left alone: another thread may be drawing
+        if self.used():  # otherwise unchanged, because another thread may be sampling
             first, *others = self._before
             torch.set_rng_state(first)
             for index, state in zip(self._devices, others, strict=True):
                 torch.cuda.set_rng_state(state, index)
 
     def used(self) -> bool:
-        """Have any been drawn so far?"""
-        if torch._guards.detect_fake_mode() is not None:  # which has no state
+        """Return whether any random numbers were sampled so far."""
+        if torch._guards.detect_fake_mode() is not None:  # fake tensors have no generator state
             return False
         return not all(map(torch.equal, self._before, self._states()))
 
@@ -196,7 +196,7 @@ def _tensors_in(tree: object) -> list[Tensor]:
 
 
 def _tried_on(error: Exception, query: Tensor, key: Tensor) -> Exception:
-    """The error, with a note that explains the sizes in it."""
+    """Return the error with a note that explains the sizes in it."""
     error.add_note(
         f"the score was tried on a few pairs first, query {tuple(query.shape)} and key {tuple(key.shape)}: it gets (…, "
         "heads, queries, size), any number of queries and keys; what depends on positions goes to bias="
@@ -205,11 +205,11 @@ def _tried_on(error: Exception, query: Tensor, key: Tensor) -> Exception:
 
 
 class _ShapeError(ValueError):
-    """Scores of another shape than one for each query and key."""
+    """The error for scores whose shape is not one score for each query and key."""
 
 
 def _expected(query: Tensor, key: Tensor) -> tuple[int, ...]:
-    """The shape of the scores."""
+    """Return the shape of the scores."""
     return (*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), query.shape[-2], key.shape[-2])
 
 

@@ -1,4 +1,4 @@
-"""Feature maps φ for attention in O(n): φ(q)·φ(k) stands in for exp(q·k/√d).
+"""Feature maps φ for attention in O(n): φ(q)·φ(k) approximates exp(q·k/√d).
 
 A feature map is any function from vectors (…, d) to features (…, m) ≥ 0. One whose features are exponentials also
 gives their logarithms, `log_features`, so that nothing overflows.
@@ -20,7 +20,7 @@ from regard.core.masks import integer
 
 @runtime_checkable
 class LogFeatures(Protocol):
-    """Features given by their logarithms, which never overflow."""
+    """A feature map that returns logarithms of features, which never overflow."""
 
     def log_features(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]: ...
 
@@ -64,15 +64,15 @@ class PerformerFeatures:
         gaussian = torch.randn(2, blocks, size, size, generator=generator, device=source, dtype=torch.float64)
         projection = gaussian[0].flatten(0, 1)[:count]
         if orthogonal:
-            # The lengths of Gaussian vectors on directions that are uniform over the orthogonal frames: Q of QR is
-            # uniform once the signs of R's diagonal are moved into it (Mezzadri 2007).
+            # Directions are uniform over orthogonal frames, with the lengths of Gaussian vectors. Q of a QR
+            # decomposition is uniform after the signs of R's diagonal are moved into it (Mezzadri 2007).
             q, r = torch.linalg.qr(gaussian[1].mT)
             directions = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT.flatten(0, 1)[:count]
             projection = projection.norm(dim=-1, keepdim=True) * directions
         return cls(projection.to(device=device, dtype=dtype or torch.get_default_dtype()), orthogonal)
 
     def redraw(self, generator: torch.Generator | None = None) -> "PerformerFeatures":
-        """New directions of the same kind and number, so that training does not adapt to one draw."""
+        """Return new directions of the same kind and number, so that training does not adapt to one draw."""
         count, size = self.projection.shape
         dtype, device = self.projection.dtype, self.projection.device
         return self.draw(size, count, orthogonal=self.orthogonal, generator=generator, dtype=dtype, device=device)
@@ -91,7 +91,7 @@ class PerformerFeatures:
         count, size = self.projection.shape
         rows = x.reshape(math.prod(x.shape[:-1]), size) / size**0.25  # one product of matrices, whatever axes lead
         logs = rows @ self.projection.to(x.dtype).mT
-        # A squared length beyond the dtype (from |x| ≈ 1e19 on in float32) would be −inf here, and 0 / 0 in the end.
+        # A squared length that overflows (|x| ≈ 1e19 in float32) would give −inf here, and 0 / 0 in the quotient.
         most = torch.finfo(x.dtype).max / 8
         lengths = rows.square().sum(-1, keepdim=True).add(math.log(count)).div(2)
         return logs.sub_(torch.where(lengths == torch.inf, most, lengths)).view(*x.shape[:-1], count)
@@ -109,7 +109,7 @@ class EluFeatures:
     """
 
     def __call__(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        return x.clamp_max(0).exp() + x.relu()  # elu(x) + 1 itself rounds to 0 from x = −17 on
+        return x.clamp_max(0).exp() + x.relu()  # elu(x) + 1 as written rounds to 0 below x = −17
 
 
 def _at_least_one(value: int, name: str) -> int:
@@ -119,16 +119,16 @@ def _at_least_one(value: int, name: str) -> int:
 
 
 def default_features(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    """The features used where none are given: from a fixed seed, so the same in every process."""
-    if torch.compiler.is_compiling():  # neither the cache nor the generator is for compilers
-        from regard.core import graph_breaks  # imports the compiler: a second, so only here
+    """Return the default features: sampled from a fixed seed, so they are the same in every process."""
+    if torch.compiler.is_compiling():  # the compiler can trace neither the cache nor the generator
+        from regard.core import graph_breaks  # imported here, because it imports torch's compiler, which takes a second
 
         return graph_breaks.drawn(size, dtype, device)
     return drawn(size, dtype, device)
 
 
 def drawn(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    """The default features, sampled once; under fake tensors they are fake too, and not cached."""
+    """Return the default features, sampled once and cached; under fake tensors they are fake too, and not cached."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     fake = mode is not None and not mode.allow_non_fake_inputs
     return _draw(size, dtype, device) if fake else _kept(int(size), dtype, device)
@@ -136,13 +136,13 @@ def drawn(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatu
 
 @lru_cache(maxsize=64)
 def _kept(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    # vmap and inference mode mark the tensors made under them, but hold in one thread only: sampled in another,
-    # the numbers serve every later call.
+    # vmap and inference mode mark tensors created under them, but only in their own thread. Tensors created in another
+    # thread are valid in every later call.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_draw, size, dtype, device).result()
 
 
 def _draw(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    if size == 0:  # exp(w·x) of an empty vector is 1, whatever w
+    if size == 0:  # exp(w·x) of an empty vector is 1 for every w
         return PerformerFeatures(torch.zeros(1, 0, dtype=dtype, device=device))
     return PerformerFeatures.draw(size, generator=torch.Generator().manual_seed(0), dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""A record as lines of text and as a table of HTML: a row for each of its fields, whatever they are."""
+"""A record as lines of text and as an HTML table, with a row for each field."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def as_lines(record: Any) -> str:
-    """The name of the record, then its fields: numbers with commas, an entry of a mapping on each line.
+    """Return the name and the fields of a record as text: numbers with commas, one line for each entry of a mapping.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -29,7 +29,7 @@ def as_lines(record: Any) -> str:
 
 
 def as_table(record: Any) -> str:
-    """The fields as a table of HTML."""
+    """Return the fields as a table of HTML."""
     rows = (
         f'<tr><th style="text-align:left;vertical-align:top">{escape(field.name)}</th>'
         f'<td style="text-align:left">{"<br>".join(map(escape, _written(getattr(record, field.name))))}</td></tr>'

@@ -1,4 +1,4 @@
-"""Graph breaks: what runs outside of a compiled caller's graph. Importing this imports the compiler."""
+"""Graph breaks: functions that run outside of a compiled caller's graph. Importing this imports torch's compiler."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from regard.core.problem import Problem, probed, samples
 
 @torch.compiler.disable
 def blocks(problem: Problem) -> Result:
-    """Attention block by block, in loops that depend on the data."""
-    if isinstance(problem.score, Custom):  # under the compiler its captured tensors could not be found
+    """Compute attention block by block outside of the graph, because the loops depend on the data."""
+    if isinstance(problem.score, Custom):  # inside the graph, the tensors that it captured could not be found
         probed(problem.score, problem.query, problem.key)
         problem = replace(problem, sample=samples(problem))
         if reason := blocked.refuses(problem):
@@ -26,11 +26,11 @@ def blocks(problem: Problem) -> Result:
 
 @torch.compiler.assume_constant_result
 def kinds() -> str:
-    """The transforms around a call, which a compiler traces with it."""
+    """Return the torch.func transforms around a call; the compiler cannot trace this query."""
     return " ".join(transforms.kinds())
 
 
 @torch.compiler.disable
 def drawn(size: int, dtype: torch.dtype, device: torch.device) -> features.PerformerFeatures:
-    """Features from a cache and a generator, neither of which is for compilers."""
+    """Return the default features; the compiler can trace neither their cache nor their generator."""
     return features.drawn(size, dtype, device)

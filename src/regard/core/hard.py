@@ -13,7 +13,7 @@ from regard.core.scores import finite, float_tensor
 class Choice(NamedTuple):
     """One-hot weights with the estimator's gradient, the key chosen, and its log-probability.
 
-    A query that reads the expected value has the weights p and the log-probability 0; its index means nothing.
+    A query that uses the expected value has the weights p and the log-probability 0; its index is meaningless.
     """
 
     weights: Float[Tensor, "*lead q k"]
@@ -24,7 +24,7 @@ class Choice(NamedTuple):
 def choose(
     hard: Hard, scores: Tensor, allowed: Tensor | None, sample: bool, generator: torch.Generator | None
 ) -> Choice:
-    """Draw (or take the best of) one key for each row of masked scores."""
+    """Sample one key (or take the best) for each row of masked scores."""
     if scores.shape[-1] == 0:
         nothing = scores.sum(-1)
         return Choice(scores, torch.zeros_like(nothing, dtype=torch.long), nothing)
@@ -49,7 +49,7 @@ def choose(
 
 
 def read_expected(hard: Hard, rows: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Which rows read the expected value: bool in the shape of `rows`. Nothing waits for the device."""
+    """Return which rows use the expected value, as bool in the shape of `rows`, without a device synchronisation."""
     if isinstance(hard.expected, Tensor) and hard.expected.dtype == torch.bool:
         return hard.expected.expand(rows.shape)
     return torch.rand(rows.shape, generator=generator, device=rows.device) < hard.expected
@@ -73,13 +73,13 @@ def reinforce(
     reward_weight: float = 1.0,
     entropy_weight: float = 0.01,
 ) -> Reinforced:
-    """The loss whose gradient is REINFORCE with a moving-average baseline and an entropy term.
+    """Return the loss whose gradient is REINFORCE with a moving-average baseline and an entropy term.
 
-    loss = −λ_r · mean_b[(reward_b − baseline) · Σ log_prob_b] − λ_e · mean(entropy), and
-    baseline' = decay · baseline + (1 − decay) · mean(reward). Without a baseline the first is the mean reward.
-    `log_prob` is `Attended.log_prob`, batch first: everything behind the batch axis is summed. A `reward` in the shape
-    of `log_prob` is one for each choice: the mean is over all of them, and nothing is summed. A `mask` in the shape of
-    `reward` says which count (True); the others have no part in the loss, nor in the baseline.
+    loss = −λ_r · mean_b[(reward_b − baseline) · Σ log_prob_b] − λ_e · mean(entropy), and baseline' = decay · baseline +
+    (1 − decay) · mean(reward). If no baseline is given, it is the mean reward. `log_prob` is `Attended.log_prob`, batch
+    first: everything behind the batch axis is summed. A `reward` in the shape of `log_prob` is one for each choice: the
+    mean is over all of them, and nothing is summed. A `mask` in the shape of `reward` marks the entries that count
+    (True); the others enter neither the loss nor the baseline.
 
     >>> out = reinforce(torch.tensor([-1.0, -2.0]), torch.tensor([3.0, 1.0]))
     >>> out.loss, out.baseline
@@ -118,7 +118,7 @@ def reinforce(
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of the entries that count; 0 where none does."""
+    """Return the mean of the entries marked True; 0 if there are none."""
     if mask is None:
         return values.mean()
     return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)

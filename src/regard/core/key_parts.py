@@ -1,6 +1,6 @@
 """Softmax attention over a part of the keys, forward and backward, for callers that join the parts themselves.
 
-Neither builds a graph: the caller has the output and the log-sum-exp over all keys when the gradients are computed.
+Neither pass builds a graph: the caller computes gradients later, from the output and log-sum-exp over all keys.
 """
 
 from typing import NamedTuple
@@ -14,23 +14,24 @@ from regard.core.scores import Additive
 
 
 class Part(NamedTuple):
-    """The output over some keys, and the log-sum-exp of their scores, in the plain dtype."""
+    """The output over some keys and the log-sum-exp of their scores, in at least float32."""
 
     output: Float[Tensor, "*lead q e"]
     logsumexp: Float[Tensor, "*lead q"]
 
 
 def forward(problem: Problem) -> Part:
-    """Attention over the keys of the problem."""
+    """Compute attention over the keys of the problem."""
     if flash.serves(problem):
         return Part(*flash.part_forward(problem))
     return Part(*blocked.part_forward(_quicker(problem)))
 
 
 def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | None) -> tuple[Tensor, ...]:
-    """Gradients of query, key, value and what is learned, by the keys of the problem; `whole` is over all keys.
+    """Return the gradients of query, key, value and learned tensors for these keys; `whole` is the result over all
+    keys.
 
-    `dtotal` is the gradient that arrives at the log-sum-exp; None where it was not requested.
+    `dtotal` is the incoming gradient of the log-sum-exp; None if it was not requested.
     """
     if dtotal is None and flash.serves(problem):
         return flash.part_backward(problem, *whole, doutput)
@@ -38,7 +39,7 @@ def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | No
 
 
 def _quicker(problem: Problem) -> Problem:
-    """The problem with an additive score in its quicker form, where that is worth it."""
+    """Return the problem with an additive score in its faster form, where that saves time."""
     if not isinstance(problem.score, Additive) or problem.device.type != "cpu":
         return problem
     served = additive.refuses(problem) is None and additive.not_worth_it(problem) is None

@@ -4,14 +4,13 @@ With φ(q)·φ(k) in place of exp(q·k/√d) the sums over the keys no longer de
 
     output_i = φ(q_i) Σ_j φ(k_j) v_jᵀ / φ(q_i) Σ_j φ(k_j)
 
-so the keys are read once, into a summary whose size does not grow with them. Causal attention keeps the summary of
-the keys so far.
+so the keys are summed once, into a summary of fixed size. Causal attention updates the summary key by key.
 
 Performer features are exponentials, so they are held as logarithms, and the summary of each feature is divided by
 exp(shift), the largest value that feature has had *so far*. Every factor below is then at most 1, every denominator at
 least 1, whatever the size of the inputs; and no key is ever multiplied into an earlier query's row, not even by zero.
-Rounding keeps this: exponents are summed before a row's largest one is subtracted, so none comes out above 0. Features
-without logarithms are divided by the largest of each query's, which cancels in the quotient.
+Rounding does not break this bound: exponents are summed before a row's largest one is subtracted, so none comes out
+above 0. Features without logarithms are divided by the largest of each query's, which cancels in the quotient.
 """
 
 import math
@@ -38,17 +37,17 @@ from regard.core.scores import Score
 from regard.core.torch_names import Unknown
 from regard.core.transforms import transformed
 
-CHUNK = 64  # positions that are compared pair by pair; a power of two
-# Query rows, over all batches and heads, whose features are in memory at a time: what a CPU's caches hold, and what
-# keeps an accelerator busy between two launches.
+CHUNK = 64  # number of positions that are compared pair by pair; a power of two
+# The number of query rows, over all batches and heads, whose features are in memory at a time: on the CPU sized for its
+# caches, on a device large enough to keep it busy between launches.
 ROWS, ROWS_ON_DEVICE = 4096, 65536
 
 
-Given = tuple[Tensor, Tensor, Tensor]  # query, key and value with the axes they came with
+Given = tuple[Tensor, Tensor, Tensor]  # query, key and value in the shapes that the caller gave
 
 
 class LinearState(NamedTuple):
-    """All that later queries need of the keys and values so far, one per key head; divided by exp(shift)."""
+    """The sums over all keys and values so far, one per key head, divided by exp(shift)."""
 
     summary: Float[Tensor, "... m e"]  # Σ_j φ(k_j) v_jᵀ
     normalizer: Float[Tensor, "... m"]  # Σ_j φ(k_j)
@@ -67,15 +66,15 @@ def linear_attention(
 ) -> Float[Tensor, "... q e"]:
     """φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1): time and memory grow with n, not n².
 
-    query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) → output (…, h, q, e), the tensor itself: no weights are
-    ever formed that could be returned beside it. Leading axes broadcast, the head axis may be left out, query head i
-    reads key head i // (h / g).
+    query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) → output (…, h, q, e). The result is a tensor, because no
+    weights are formed. Leading axes broadcast, the head axis may be left out, query head i attends to key head i // (h
+    / g).
 
     `features` is a `PerformerFeatures`, an `EluFeatures` or any function from (…, d) to (…, m) numbers ≥ 0: a negative
-    one is an error on the CPU, and NaN where the numbers cannot be read (on CUDA, compiled, under vmap). Without it,
-    softmax attention is approximated by Performer features drawn once for each size from a fixed seed: the same in
-    every process. `causal` lets query i read keys j ≤ i. `mask` may exclude keys (`padding(lengths)`, a bool tensor
-    (…, 1, k)), the same ones from every query.
+    one is an error on the CPU, and gives NaN where values cannot be inspected (on CUDA, compiled, under vmap). Without
+    it, softmax attention is approximated by Performer features sampled once for each size from a fixed seed, which is
+    the same in every process. With `causal`, query i attends to keys j ≤ i. `mask` may exclude keys
+    (`padding(lengths)`, a bool tensor (…, 1, k)), the same ones from every query.
 
     >>> x = torch.randn(2, 8, 100, 16)
     >>> linear_attention(x, x, x, causal=True).shape
@@ -103,10 +102,10 @@ def linear_attention(
 def linear_step(
     state: LinearState | None, query: Tensor, key: Tensor, value: Tensor, features: Features | None = None
 ) -> tuple[Float[Tensor, "... n e"], LinearState]:
-    """Go on with causal attention where `state` stopped (None: at the start), by one new position or several.
+    """Continue causal attention from `state` (None: from the start) by one or several new positions.
 
-    Shapes are `linear_attention`'s with as many queries as keys. Taking a sequence step by step, or a prompt at once
-    and then step by step, gives what one causal pass gives.
+    Shapes are `linear_attention`'s with as many queries as keys. Processing a sequence step by step, or a prompt at
+    once and then step by step, gives the same result as one causal pass.
     """
     problem, given = _checked(query, key, value, None)
     queries, keys = problem.shape[-2:]
@@ -116,17 +115,17 @@ def linear_step(
 
 
 def _general(features: Features, causal: bool) -> Callable[..., Tensor]:
-    """The path for every feature map, as a function of query, key and value."""
+    """Return the path for every feature map, as a function of query, key and value."""
     return lambda query, key, value: _attend(*_checked(query, key, value, None), None, features, causal)[0]
 
 
-# The passes. Inside, queries are (…, g, q, r, d): the r query heads that read one key head lie side by side.
+# The forward passes. Inside, queries are (…, g, q, r, d): the r query heads that share a key head are adjacent.
 
 
 def _attend(
     problem: Problem, given: Given, state: LinearState | None, features: Features | None, causal: bool
 ) -> tuple[Tensor, LinearState]:
-    """The output and the state at its end, computed at full precision."""
+    """Return the output and the final state, in at least float32."""
     if features is None:
         features = default_features(problem.query.shape[-1], problem.dtype, problem.device)
     if isinstance(features, type) or not (callable(features) or isinstance(features, LogFeatures)):
@@ -134,11 +133,11 @@ def _attend(
     whole = problem.query, problem.key, problem.value
     query, key, value = (_once(x, own) for x, own in zip(whole, given, strict=True))
     keep, group = kept_keys(problem), problem.group
-    if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head see different keys
+    if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head have different masks
         key, value, group = problem.repeat(key), problem.repeat(value), 1
     query = query.unflatten(-3, (key.shape[-3], group)).movedim(-3, -2)
     if keep is not None:
-        # A query with nothing to attend has no part in anything, not even if it is NaN.
+        # A query with nothing to attend must not affect any result, even if it is NaN.
         query = torch.where(filled(keep, query.shape[-3], causal)[..., None, None], query, 0)
     with _without_autocast(problem.device):
         output, state = _segments(state, query, key, value, keep, features, causal)
@@ -156,17 +155,19 @@ def _segments(
     features: Features,
     causal: bool,
 ) -> tuple[Float[Tensor, "... q r e"], LinearState]:
-    """Segment after segment, each recomputed in the backward pass: the features of one segment are held at a time."""
+    """Compute segment by segment, with recomputation in the backward pass: only one segment's features are in
+    memory."""
     queries, keys = query.shape[-3], key.shape[-2]
     heads = math.prod(query.shape[:-3]) * query.shape[-2]
     size = max(1, (ROWS if query.device.type == "cpu" else ROWS_ON_DEVICE) // max(1, heads * CHUNK)) * CHUNK
-    learns = not isinstance(features, PerformerFeatures | EluFeatures)  # a map of the caller's may hold parameters
+    # A function given by the caller may hold parameters.
+    learns = not isinstance(features, PerformerFeatures | EluFeatures)
     wanted = torch.is_grad_enabled() and (learns or any(x.requires_grad for x in (query, key, value)))
-    again = wanted and max(queries, keys) > size and not transformed()  # torch.func knows no checkpoints
+    again = wanted and max(queries, keys) > size and not transformed()  # torch.func does not support checkpoints
 
     outputs = []
     if causal:
-        keys = min(queries, keys)  # later keys are seen by no query, later queries see all keys
+        keys = min(queries, keys)  # later keys are attended by no query, later queries attend all keys
         key, value, keep = key[..., :keys, :], value[..., :keys, :], None if keep is None else keep[..., :keys]
     # Split, not sliced: the gradients of all the slices together would be quadratic.
     keeps: Iterable[Tensor | None] = repeat(None) if keep is None else keep.split(size, -1)
@@ -179,14 +180,14 @@ def _segments(
     else:
         for part in parts:
             state = _run(again, _absorb, state, *part, features)
-    assert state is not None  # a split has at least one part
+    assert state is not None  # split returns at least one part
     if query.shape[-3] > 0 or not outputs:
         outputs += [_run(again, _recall, state, rows, features) for rows in query.split(size, -3)]
     return torch.cat(outputs, -3), state
 
 
 def _run(again: bool, function: Callable[..., Any], *inputs: Any) -> Any:
-    """The function's result; with `again` it keeps nothing for the backward pass but is run again there."""
+    """Return the function's result; with `again` the backward pass recomputes it instead of storing activations."""
     return checkpoint(function, *inputs, use_reentrant=False) if again else function(*inputs)
 
 
@@ -197,7 +198,7 @@ def _absorb(
     keep: Bool[Tensor, "... k"] | None,
     features: Features,
 ) -> LinearState:
-    """The state once these keys and values are in it."""
+    """Return the state after adding these keys and values."""
     log = isinstance(features, LogFeatures)
     keys, values = _memory(key, value, keep, features)
     state = _start(state, keys, values, log)
@@ -209,7 +210,7 @@ def _absorb(
 
 
 def _recall(state: LinearState, query: Float[Tensor, "... q r d"], features: Features) -> Float[Tensor, "... q r e"]:
-    """What these queries read from the state."""
+    """Return the output of these queries from the state."""
     log = isinstance(features, LogFeatures)
     queries, shift = _mapped(features, query), state.shift[..., None, None, :]
     if log:
@@ -227,7 +228,7 @@ def _advance(
     keep: Bool[Tensor, "... n"] | None,
     features: Features,
 ) -> tuple[Float[Tensor, "... n r e"], LinearState]:
-    """What these queries read from the state and from the keys up to their own, and the state after them."""
+    """Return the output of these queries from the state and from the keys up to their own, and the new state."""
     log, length = isinstance(features, LogFeatures), key.shape[-2]
     queries, (keys, values) = _mapped(features, query), _memory(key, value, keep, features)
     state = _start(state, keys, values, log)
@@ -238,8 +239,8 @@ def _advance(
     keys = F.pad(keys, (0, 0, 0, missing), value=-torch.inf if log else 0.0).unflatten(-2, (-1, chunk))
     values = F.pad(values, (0, 0, 0, missing)).unflatten(-2, (-1, chunk))
 
-    # The largest key so far, feature by feature: at each position (peaks), and before each chunk and after the last
-    # (shifts). They cancel in the quotient, so to the gradient they are constants.
+    # The largest feature so far, at each position (peaks) and at the boundaries of chunks (shifts). They cancel in the
+    # quotient, so they are constants in the gradient.
     if log:
         peaks = _running_maximum(keys.detach().clamp_min(state.shift[..., None, None, :]))
         shifts = torch.cat([state.shift.unsqueeze(-2), peaks[..., -1, :]], -2).cummax(-2).values
@@ -251,9 +252,9 @@ def _advance(
         shifts = state.shift.unsqueeze(-2).expand(*state.shift.shape[:-1], keys.shape[-3] + 1, -1)
     before, after = shifts[..., :-1, :], shifts[..., 1:, :]
 
-    # Within a chunk: a query reads its own position; then each chunk is halved again and again, and the second half
-    # of a part reads the first. No key meets an earlier query, and `peaks` at the end of the first half splits the
-    # exponent of each pair into two that are both ≤ 0.
+    # Within a chunk, a query first uses its own key; then the chunk is halved repeatedly, and the second half of each
+    # part attends the first half. No key is multiplied with an earlier query, and `peaks` at the end of the first half
+    # splits the exponent of each pair into two that are both ≤ 0.
     own = _lift(queries, keys.unsqueeze(-2), True, largest) if log else queries * keys.unsqueeze(-2)
     output = own.sum(-1, keepdim=True) * values.unsqueeze(-2)
     for half in _halves(chunk):
@@ -264,7 +265,7 @@ def _advance(
         reading = _read(second, first.mT, values.unflatten(-2, (-1, 2, half))[..., 0, :, :])
         output = output + F.pad(reading, (0, 0, 0, 0, half, 0)).flatten(-4, -3)
 
-    # From chunk to chunk: the summary.
+    # Across chunks, queries use the summary of all earlier chunks.
     summary = _joined(state)
     summaries: list[Tensor] = []
     decay = (before - after).exp().unsqueeze(-1)
@@ -276,18 +277,19 @@ def _advance(
     return _quotient(output.flatten(-4, -3)[..., :length, :, :]), _split(summary, shifts[..., -1, :])
 
 
-# The pieces. Values carry a last column of ones, so that the sums of the weights come with the weighted sums.
+# Steps of the passes. Values carry a last column of ones, so that one product gives both weighted sums and sums of
+# weights.
 
 
 def _lift(x: Tensor, shift: Tensor, log: bool, largest: Tensor | None = None) -> Tensor:
-    """exp(x + shift − largest) of features held as logarithms; other features as they are."""
+    """Return exp(x + shift − largest) of logarithmic features; other features unchanged."""
     if not log:
         return x
     return (x + shift).exp_() if largest is None else (x + shift).sub_(largest).exp_()
 
 
 def _unit_rows(queries: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-    """Features of queries, the largest of each 1: a product with those of keys does not overflow by their size."""
+    """Return query features scaled to a maximum of 1, so that their product with key features does not overflow."""
     if queries.shape[-1] == 0:
         return queries
     largest = queries.detach().amax(-1, keepdim=True)
@@ -295,7 +297,7 @@ def _unit_rows(queries: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
 
 
 def _read(queries: Float[Tensor, "... n r m"], *matrices: Tensor) -> Float[Tensor, "... n r e"]:
-    """All n · r rows times the matrices."""
+    """Multiply all n · r rows by the matrices."""
     rows = queries.flatten(-3, -2)
     for matrix in matrices:
         rows = rows @ matrix
@@ -303,18 +305,19 @@ def _read(queries: Float[Tensor, "... n r m"], *matrices: Tensor) -> Float[Tenso
 
 
 def _quotient(sums: Float[Tensor, "... n r e1"]) -> Float[Tensor, "... n r e"]:
-    """The weighted sums over the sums of the weights; 0 where nothing was read."""
+    """Return the weighted sums divided by the sums of the weights; 0 where there is no weight."""
     total = sums[..., -1:]
     return torch.where(total == 0, 0, sums[..., :-1] / torch.where(total == 0, 1, total))
 
 
 def _halves(chunk: int) -> list[int]:
-    """1, 2, 4, … chunk / 2."""
+    """Return 1, 2, 4, … chunk / 2."""
     return [1 << level for level in range(chunk.bit_length() - 1)]
 
 
 def _running_maximum(x: Float[Tensor, "... n m"]) -> Float[Tensor, "... n m"]:
-    """The largest so far along the positions, 2ᶜ of them, in place (Sklansky 1960): faster than cummax on a CPU."""
+    """Compute the cumulative maximum along 2ᶜ positions, in place (Sklansky 1960); on a CPU it is faster than
+    cummax."""
     for half in _halves(x.shape[-2]):
         parts = x.unflatten(-2, (-1, 2, half))
         parts[..., 1, :, :] = torch.maximum(parts[..., 1, :, :], parts[..., 0, -1:, :])
@@ -322,7 +325,7 @@ def _running_maximum(x: Float[Tensor, "... n m"]) -> Float[Tensor, "... n m"]:
 
 
 def _mapped(features: Features, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]:
-    """The features of x, as logarithms where they have them; half precision is left here."""
+    """Return the features of x in at least float32, as logarithms if the map provides them."""
     x = x.float() if x.dtype in HALF else x
     mapped = features.log_features(x) if isinstance(features, LogFeatures) else features(x)
     if not isinstance(mapped, Tensor) or not mapped.is_floating_point():
@@ -334,14 +337,15 @@ def _mapped(features: Features, x: Float[Tensor, "... d"]) -> Float[Tensor, "...
 
 
 def _not_negative(mapped: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-    """The features of a function of the caller's: an error where one is negative, or NaN where the host cannot know.
+    """Return the features of a function given by the caller, and raise if one is negative (NaN where values are
+    hidden).
 
-    Sums of weights of both signs come near 0, and the quotient is then any number.
+    Sums of weights of both signs can be near 0, and their quotient is then arbitrary.
     """
     if mapped.device.type == "cpu" and mapped.numel() and not torch.compiler.is_compiling():
         try:
             least = float(mapped.detach().amin())
-        except RuntimeError:  # under vmap, or fake tensors
+        except RuntimeError:  # raised under vmap and for fake tensors
             pass
         else:
             if least < 0:
@@ -356,7 +360,7 @@ def _memory(
     keep: Bool[Tensor, "... k"] | None,
     features: Features,
 ) -> tuple[Float[Tensor, "... k m"], Float[Tensor, "... k e1"]]:
-    """Features of the keys, zeros where a key is masked; and the values with their ones."""
+    """Return features of the keys, zeros where a key is masked, and the values with a column of ones."""
     if keep is not None:
         keep = keep.unsqueeze(-1)
         key, value = torch.where(keep, key, 0), torch.where(keep, value, 0)  # a masked value may be NaN
@@ -367,10 +371,10 @@ def _memory(
 
 
 def _start(state: LinearState | None, keys: Tensor, values: Tensor, log: bool) -> LinearState:
-    """The state to go on from, with the leading axes of keys and values; where there is none, one of no keys at all."""
+    """Return the initial state with the leading axes of keys and values; without one, the state of zero keys."""
     count, size = keys.shape[-1], values.shape[-1] - 1
     if state is None:
-        # Not −inf: the difference of two shifts must stay a number.
+        # Finite instead of −inf, because differences of shifts must not be NaN.
         lowest = torch.finfo(keys.dtype).min / 4 if log else 0.0
         state = LinearState(keys.new_zeros(count, size), keys.new_zeros(count), keys.new_full((count,), lowest))
     try:
@@ -390,11 +394,11 @@ def _split(joined: Float[Tensor, "... m e1"], shift: Float[Tensor, "... m"]) -> 
     return LinearState(joined[..., :-1], joined[..., -1], shift)
 
 
-# The edge
+# Checks and conversion of arguments
 
 
 def _checked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None) -> tuple[Problem, Given]:
-    """The arguments as every attention takes them, and as they came; under autocast in its dtype."""
+    """Return the checked arguments and the shapes given; under autocast in its dtype."""
     if isinstance(query, Tensor) and _autocasting(query.device):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (_cast(t, dtype) for t in (query, key, value))
@@ -406,7 +410,7 @@ def _checked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | No
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """As autocast does it: float64 stays, and so does what is no tensor of floats, to be refused by name."""
+    """Cast like autocast: float64 and what is not a float tensor stay unchanged, to be refused by name later."""
     casts = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     return x.to(dtype) if casts else x
 
@@ -420,11 +424,11 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _once(x: Tensor, given: Tensor) -> Tensor:
-    """Leading axes that only repeat the same numbers, cut to 1: a memory shared by a batch is then read once.
+    """Reduce leading axes with stride 0 to size 1, so that a memory shared by a batch is processed once.
 
-    An axis the caller repeated is cut only where no gradient is asked: each repeat has one of its own.
+    An axis that the caller expanded is reduced only if no gradient is needed, because each repeat has its own.
     """
-    unknown = torch.compiler.is_compiling() or transformed()  # torch.func does not say whether a gradient is wanted
+    unknown = torch.compiler.is_compiling() or transformed()  # torch.func does not report whether a gradient is needed
     constant = not unknown and not (given.requires_grad and torch.is_grad_enabled())
     for axis in range(-x.ndim, -3):
         ours = -axis > given.ndim or given.shape[axis] != x.shape[axis]

@@ -1,4 +1,4 @@
-"""Masks of linear attention, which forms no pairs: keys that are kept or left out, the same for every query."""
+"""Masks of linear attention, which forms no pairs: they may hide keys, the same ones from every query."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from regard.core.spans import all_of
 
 
 def kept_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
-    """Which keys may be attended, (…, h or 1, k); None for all."""
+    """Return which keys may be attended, (…, h or 1, k); None for all."""
     mask, keys = problem.mask, problem.shape[-1]
     if mask is None:
         return None if keys else torch.ones(1, 0, dtype=torch.bool, device=problem.device)
@@ -26,7 +26,7 @@ def kept_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
 
 
 def filled(keep: Bool[Tensor, "... k"], queries: int, causal: bool) -> Bool[Tensor, "... q"]:
-    """Which queries have a key to attend."""
+    """Return which queries have a key to attend."""
     seen = F.pad(keep, (1, 0)).cumsum(-1) > 0  # among the first 0, 1, … k keys
     if not causal:
         return seen[..., -1:].expand(*seen.shape[:-1], queries)

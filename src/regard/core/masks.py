@@ -1,7 +1,7 @@
-"""Who may attend whom: masks as descriptions that combine with & | ~ and become tensors only where a kernel needs one.
+"""Masks as symbolic rules that combine with & | ~ and become tensors only where a kernel needs one.
 
-True means *may attend*. A mask is evaluated on any part of the score matrix (`allowed`), or summed up block by
-block (`coarse`), so that no n × n tensor is built that was not given as one.
+True means *may attend*. A mask is evaluated on any part of the score matrix (`allowed`), or block by block (`coarse`),
+so that no n × n tensor is built unless one was given.
 """
 
 import operator
@@ -28,7 +28,7 @@ class Blocks(NamedTuple):
 
 
 class Coarse(NamedTuple):
-    """What a mask allows in whole blocks, (…, row blocks, column blocks), conservatively.
+    """The mask of whole blocks, (…, row blocks, column blocks), conservatively.
 
     `some` False: nothing in the block may attend. `every` True: everything in the block may.
     """
@@ -38,7 +38,9 @@ class Coarse(NamedTuple):
 
 
 class Mask:
-    """Which query may attend which key. Make one with causal, window, padding, segments or dense; combine with & | ~.
+    """The rule of which query may attend which key.
+
+    Create one with causal, window, padding, segments or dense; combine with & | ~.
 
     >>> both = causal() & padding(torch.tensor([2]))
     >>> both.aligned((1, 1, 3, 3)).allowed(range(3), range(3), torch.device("cpu"))[0, 0].int()
@@ -66,32 +68,33 @@ class Mask:
         raise TypeError("a mask is neither true nor false: combine masks with & | ~, not with and, or, not")
 
     def aligned(self, shape: tuple[int, ...]) -> "Mask":
-        """The same mask with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
+        """Return the same mask with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
         return self
 
     def on(self, device: torch.device) -> "Mask":
-        """The same mask, with what was given as plain numbers where the queries are."""
+        """Return the same mask on the device of the queries, if it was given as Python numbers."""
         return self
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors the mask holds (their device is checked against the query's)."""
+        """Return the tensors that the mask holds, for the check of their devices."""
         return ()
 
     def lead(self) -> tuple[int, ...]:
-        """The leading axes of `allowed`: how many matrices a part of the scores takes."""
+        """Return the leading axes of `allowed`."""
         return ()
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
-        """May row i attend column j, for these rows and columns: broadcasts to (*leading, rows, columns)."""
+        """Return whether row i may attend column j, for these rows and columns; it broadcasts to (*leading, rows,
+        columns)."""
         raise NotImplementedError
 
     def coarse(self, blocks: Blocks) -> Coarse:
-        """The mask seen block by block."""
+        """Return the mask of whole blocks."""
         raise NotImplementedError
 
 
 def as_mask(mask: "Mask | Tensor") -> Mask:
-    """A mask as it is; a bool tensor as `dense`."""
+    """Return a mask unchanged, and a bool tensor as `dense`."""
     return mask if isinstance(mask, Mask) else dense(mask)
 
 
@@ -101,7 +104,7 @@ class Band(Mask):
 
     low: int | None
     high: int | None
-    offset: int = field(default=0, compare=False)  # as the caller gave it: part of low and high already
+    offset: int = field(default=0, compare=False)  # as the caller gave it; already included in low and high
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)
@@ -126,8 +129,8 @@ class Padding(Mask):
     """j < length."""
 
     lengths: Int[Tensor, "*lead"]
-    plain: bool = False  # given as numbers, not as a tensor
-    bounds: tuple[int, int] | None = None  # the smallest and the largest length, of plain numbers
+    plain: bool = False  # given as Python numbers, not as a tensor
+    bounds: tuple[int, int] | None = None  # the smallest and the largest length, if given as Python numbers
 
     def on(self, device: torch.device) -> "Padding":
         return replace(self, lengths=self.lengths.to(device)) if self.plain else self
@@ -157,7 +160,7 @@ class Padding(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Segments(Mask):
-    """Query and key carry the same id."""
+    """Query and key have the same id."""
 
     query_ids: Int[Tensor, "... q"]
     key_ids: Int[Tensor, "... k"]
@@ -172,7 +175,7 @@ class Segments(Mask):
                 axis = "queries" if name == "query_ids" else "keys"
                 raise ValueError(f"{name} of segments() must end in {length} {axis}, got shape {tuple(ids.shape)}")
         query_ids = align_first(self.query_ids, 1, shape, "query_ids of segments()")
-        if self.key_ids is self.query_ids:  # still one tensor, for code that compares identities
+        if self.key_ids is self.query_ids:  # keep it one tensor, for code that compares identities
             return Segments(query_ids, query_ids)
         return Segments(query_ids, align_first(self.key_ids, 1, shape, "key_ids of segments()"))
 
@@ -218,7 +221,7 @@ class Dense(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Joined(Mask):
-    """Two masks, and what both of them hold."""
+    """Two masks, and the tensors of both."""
 
     left: Mask
     right: Mask
@@ -238,7 +241,7 @@ class Joined(Mask):
 
 @dataclass(frozen=True, eq=False)
 class And(Joined):
-    """Both masks allow it."""
+    """Both masks allow the pair."""
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return self.left.allowed(rows, columns, device) & self.right.allowed(rows, columns, device)
@@ -250,7 +253,7 @@ class And(Joined):
 
 @dataclass(frozen=True, eq=False)
 class Or(Joined):
-    """Either mask allows it."""
+    """At least one of the masks allows the pair."""
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return self.left.allowed(rows, columns, device) | self.right.allowed(rows, columns, device)
@@ -262,7 +265,7 @@ class Or(Joined):
 
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
-    """The mask forbids it."""
+    """The mask does not allow the pair."""
 
     mask: Mask
 
@@ -287,19 +290,19 @@ class Not(Mask):
 
 
 def causal(offset: int = 0) -> Mask:
-    """Query i sees keys j ≤ i + offset: the past and itself, counted from the top left.
+    """Return the mask in which query i may attend keys j ≤ i + offset, aligned to the top left.
 
-    Where the queries are the last of c + q keys, the offset is c. A layer that is given a cache adds its length by
-    itself: there, write `causal()`.
+    Where the queries are the last of c + q keys, the offset is c. A layer with a cache adds the cache's length itself:
+    write `causal()` there.
     """
     offset = position(offset, "offset of causal()")
     return Band(None, _edge(offset), offset)
 
 
 def window(before: int, after: int, offset: int = 0) -> Mask:
-    """Query i sees `before` keys before its own position i + offset, `after` behind it, and itself.
+    """Return the mask in which query i may attend key i + offset, `before` keys before it and `after` keys after it.
 
-    The offset is that of `causal`: a layer that is given a cache adds the cache's length by itself.
+    The offset is that of `causal`: a layer with a cache adds the cache's length itself.
     """
     before, after = integer(before, "before of window()"), integer(after, "after of window()")
     for name, count in (("before", before), ("after", after)):
@@ -312,17 +315,17 @@ def window(before: int, after: int, offset: int = 0) -> Mask:
 
 
 def _edge(distance: int) -> int:
-    """The edge of a band, cut to what kernels count in int32: no sequence is as long as that."""
+    """Return the bound of a band, limited to int32, because kernels count in it."""
     return distance if -_LONG <= distance <= _LONG else _LONG if distance > 0 else -_LONG
 
 
 def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
-    """Keys at or beyond each sequence's length are padding and are not attended.
+    """Return the mask that excludes keys at or beyond each sequence's length.
 
     `lengths` (b,) goes with scores (b, h, q, k) and (b, q, k): its axes are the first of the scores'. They are from 0
-    to the number of keys. Other lengths are an error where the host knows them: given as numbers or as a tensor on the
-    CPU. Those of a tensor on another device, or under `torch.compile` and `vmap`, are not inspected: beyond the keys
-    they mean all of them, below 0 none.
+    to the number of keys. Other lengths raise an error if they are Python numbers or a tensor on the CPU. A tensor on
+    another device, or under `torch.compile` and `vmap`, is not inspected: lengths beyond the keys mean all keys,
+    negative ones none.
     """
     found = _integers(lengths, "lengths of padding()")
     if isinstance(lengths, Tensor):
@@ -333,19 +336,19 @@ def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
 
 
 def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int]) -> Mask:
-    """A query sees the keys of its own segment: several sequences packed into one.
+    """Return the mask in which a query may attend the keys of its own segment, for several sequences packed into one.
 
-    Ids are (…, q) and (…, k); the axes before are the first of the scores', as for `padding`.
+    Ids are (…, q) and (…, k); leading axes are the first axes of the scores, as for `padding`.
     """
     queries, keys = _integers(query_ids, "query_ids of segments()"), _integers(key_ids, "key_ids of segments()")
-    if isinstance(query_ids, Tensor) != isinstance(key_ids, Tensor):  # numbers go where the tensor is
+    if isinstance(query_ids, Tensor) != isinstance(key_ids, Tensor):  # numbers are moved to the device of the tensor
         device = queries.device if isinstance(query_ids, Tensor) else keys.device
         queries, keys = queries.to(device), keys.to(device)
     return Segments(queries, keys, plain=not isinstance(query_ids, Tensor) and not isinstance(key_ids, Tensor))
 
 
 def dense(tensor: Tensor) -> Mask:
-    """A bool tensor that broadcasts to the scores (…, h, q, k); True = may attend."""
+    """Return the mask given by a bool tensor that broadcasts to the scores (…, h, q, k); True = may attend."""
     if isinstance(tensor, Mask):
         raise TypeError("dense() makes a mask of a bool tensor, got a mask: it goes to mask= as it is")
     if not isinstance(tensor, Tensor):
@@ -361,7 +364,7 @@ def dense(tensor: Tensor) -> Mask:
 
 
 def broadcastable(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    """The tensor with leading ones, as many axes as `shape`, or an error that says what does not broadcast."""
+    """Return the tensor with leading axes of size 1 added, or raise an error that names what does not broadcast."""
     fits = tensor.ndim <= len(shape) and all(
         a in (1, b) for a, b in zip(reversed(tensor.shape), reversed(shape), strict=False)
     )
@@ -377,16 +380,16 @@ def broadcastable(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
 
 
 def integer(value: int, name: str) -> int:
-    """The whole number, or an error."""
+    """Return the value as an int, or raise."""
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
         return value
     if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    return operator.index(value)  # such as NumPy's
+    return operator.index(value)  # accepts NumPy integers too
 
 
 def position(value: int, name: str) -> int:
-    """A whole number that may stand for a place in a sequence, or an error."""
+    """Return the value as an int that is a valid position in a sequence, or raise."""
     value = integer(value, name)
     if isinstance(value, int) and not -_FAR <= value <= _FAR:
         raise ValueError(f"{name} must be from −2⁶² to 2⁶², got {value}: positions are counted in int64")
@@ -394,18 +397,19 @@ def position(value: int, name: str) -> int:
 
 
 def extent(numbers: Tensor) -> tuple[int, int] | None:
-    """The smallest and the largest number, where the host can read them without waiting for a device."""
+    """Return the smallest and the largest number if the values can be read without a device synchronisation, else
+    None."""
     if numbers.device.type != "cpu" or torch.compiler.is_compiling() or numbers.numel() == 0:
         return None
     try:
         low, high = numbers.aminmax()
         return int(low), int(high)
-    except RuntimeError:  # under vmap, or fake tensors
+    except RuntimeError:  # raised under vmap and for fake tensors
         return None
 
 
 def check_lengths(bounds: tuple[int, int] | None, keys: int | None, name: str) -> None:
-    """Raise if a length is negative or, where their number is known, beyond the keys."""
+    """Raise if a length is negative or exceeds the number of keys, if that is given."""
     if bounds is None:
         return
     low, high = bounds
@@ -425,18 +429,19 @@ def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         hint = ": a mask goes to mask= itself" if tensor.dtype == torch.bool else ""
         raise TypeError(f"{name} must be integers, got {tensor.dtype}{hint}")
-    return tensor if tensor.dtype.is_signed else tensor.long()  # torch compares no uint16 with an int64
+    return tensor if tensor.dtype.is_signed else tensor.long()  # torch cannot compare uint16 with int64
 
 
 def _extent(ids: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest id of each block."""
-    low = [part.amin(-1) for part in _parts(ids, -1, edges)]
-    high = [part.amax(-1) for part in _parts(ids, -1, edges)]
-    return torch.stack(low, -1), torch.stack(high, -1)
+    """Smallest and largest id of each block; the edges are not read on the host, which might have to wait for them."""
+    block = torch.bucketize(torch.arange(ids.shape[-1], device=ids.device), edges[1:], right=True).expand(ids.shape)
+    blocks = ids.new_zeros(*ids.shape[:-1], edges.shape[0] - 1)
+    low, high = (blocks.scatter_reduce(-1, block, ids, kind, include_self=False) for kind in ("amin", "amax"))
+    return low, high
 
 
 def _extent_2d(tensor: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
-    """Is all of each block True, is any."""
+    """Return for each block whether all entries and whether any entry is True."""
     every = torch.stack([part.all(-1) for part in _parts(tensor, -1, blocks.columns)], -1)
     some = torch.stack([part.any(-1) for part in _parts(tensor, -1, blocks.columns)], -1)
     return (

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, joined: each part weighs as much as its share of Σ exp(score)."""
+"""The merge of attention over parts of the keys: each part is weighted by its share of Σ exp(score)."""
 
 import math
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ Part = Attended | tuple[Tensor, Tensor]
 
 
 def merge(parts: Sequence[Part]) -> Attended:
-    """Attention over disjoint parts of the keys as one: L = ln Σ exp(L_p), output = Σ exp(L_p − L) output_p.
+    """Combine attention over disjoint parts of the keys: L = ln Σ exp(L_p), output = Σ exp(L_p − L) output_p.
 
-    A part is an `Attended` with `weights=logsumexp()`, or a pair of an output (…, q, e) and a log-sum-exp (…, q). So is
-    the result: its `weights` are the log-sum-exp of all parts, and it can be merged with more. A part in which a row
-    attends nothing (−inf) adds nothing to that row.
+    A part is an `Attended` with `weights=logsumexp()`, or a pair of an output (…, q, e) and a log-sum-exp (…, q). The
+    `weights` of the result are the log-sum-exp of all parts, so it can be merged again. A part in which a row attends
+    nothing (−inf) adds nothing to that row.
 
     >>> from regard.core.attention import attention
     >>> from regard.core.requests import logsumexp
@@ -55,7 +55,7 @@ def _some(parts: object) -> Sequence[Part]:
 
 
 def _read(part: object, place: int) -> tuple[Float[Tensor, "... q e"], Float[Tensor, "... q"]]:
-    """The output and the log-sum-exp of a part, or an error."""
+    """Return the output and the log-sum-exp of a part, or raise."""
     pair: object = (part.output, part.weights) if isinstance(part, Attended) else part
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
         raise TypeError(f"part {place} must be an Attended or a pair (output, logsumexp), got {type(part).__name__}")

@@ -1,10 +1,10 @@
-"""Non-finite values: NaN and Inf in keys and values that a row may not attend must not reach it, not even as 0 · NaN.
+"""Non-finite values: NaN and Inf at masked keys and values must not reach the output, not even as 0 · NaN.
 
 A matrix product cannot skip a pair, so keys and values are cleaned first and the rows that do attend something
-non-finite are marked after. Keys that no row may attend are zeros, which also keeps numbers out whose products would
-overflow: they follow from the rules of the mask where one rule at a time excludes them, so that no pair is inspected;
-else from the pairs, a block of rows after the other. On the CPU cleaning happens only where it is needed: with a mask,
-and such data. On a GPU inspecting the data would mean waiting for it.
+non-finite are marked after. Keys that no row may attend are zeros, which also excludes numbers whose products would
+overflow. They are found from single rules of the mask where possible, without inspecting pairs; else from the pairs,
+one block of rows at a time. On the CPU the data is inspected first and cleaned only if needed. On a GPU inspecting the
+data would be a synchronisation, so it is always cleaned.
 """
 
 import functools
@@ -28,64 +28,72 @@ _NUMBERS = 2**26  # entries of mask and bias evaluated together
 
 
 def needs_cleaning(problem: Problem) -> bool:
-    """Is there a number that a mask may have to keep out: NaN, Inf, or one so large that its products overflow?
+    """Return whether there is a value that a mask must exclude: NaN, Inf, or one so large that its products overflow.
 
-    Reads the data, so a CUDA stream would have to wait.
+    This inspects the data, which on CUDA is a synchronisation.
     """
     if problem.mask is None and problem.bias is None:
         return False
     if _unreadable(problem) or isinstance(problem.score, Custom):
-        return True  # clean in any case: the data cannot be read, or the caller's score may not take every number
-    limit = math.sqrt(torch.finfo(problem.dtype).max) / 256
+        return True  # always clean: values cannot be inspected, or the caller's score may not accept them
     try:
-        if not (_largest(problem.key) < limit and _largest(problem.query) < limit):
-            return True
-        # In the forward pass values are multiplied by weights alone: there finite is enough, and sooner tested.
-        return not (_largest(problem.value) < limit if problem.differentiated else _finite(problem.value))
+        return not harmless(problem.query, problem.key, problem.value, problem.differentiated)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # under vmap, or fake tensors
+    except RuntimeError:  # raised under vmap and for fake tensors
         return True
 
 
+def harmless(query: Tensor, key: Tensor, value: Tensor, differentiated: bool) -> bool:
+    """Return whether all values are finite and none is so large that its products overflow."""
+    dtype = torch.float32 if query.dtype in HALF else query.dtype
+    limit = math.sqrt(torch.finfo(dtype).max) / 256
+    if not (_largest(key) < limit and _largest(query) < limit):
+        return False
+    # In the forward pass values are only multiplied by weights, so being finite suffices and is faster to test.
+    return _largest(value) < limit if differentiated else _finite(value)
+
+
 def _unreadable(problem: Problem) -> bool:
-    """Can the data not be read, because the call is compiled or captured?"""
+    """Return whether values cannot be inspected, because the call is compiled or captured in a CUDA graph."""
     return torch.compiler.is_compiling() or capturing(problem.device)
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest number by its size; NaN where there is one."""
+    """Return the largest absolute value; NaN if there is one."""
     if tensor.numel() == 0:
         return 0.0
     tensor = tensor.detach()
-    # In one pass where that is faster: over float32 with gaps, such as part of a cache, it is ten times slower.
+    # aminmax is one pass, but on non-contiguous float32, such as part of a cache, it is ten times slower than two.
     low, high = tensor.aminmax() if tensor.is_contiguous() else (tensor.amin(), tensor.amax())
-    return float(torch.maximum(-low, high))
+    least = low.item()
+    return least if math.isnan(least) else max(-least, high.item())
 
 
 def _finite(tensor: Tensor) -> bool:
-    if tensor.dtype in HALF:  # of which sums are slow
+    if tensor.dtype in HALF:  # sums in half precision are slow
         return math.isfinite(_largest(tensor))
-    return quickly_finite(tensor) or bool(tensor.isfinite().all())
+    # A sum is fast to compute, and non-finite if any term is; a sum of finite terms may also overflow.
+    return math.isfinite(tensor.detach().sum(dtype=torch.float32).item()) or bool(tensor.isfinite().all())
 
 
 def all_finite(problem: Problem) -> bool:
-    """Is there no NaN or Inf? False where the data cannot be read."""
+    """Return whether there is no NaN or Inf; False if values cannot be inspected."""
     try:
-        return all(_finite(t) for t in (problem.query, problem.key, problem.value))
+        return finite(problem.query, problem.key, problem.value)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # under vmap, or fake tensors
+    except RuntimeError:  # raised under vmap and for fake tensors
         return False
 
 
-def quickly_finite(*tensors: Tensor) -> bool:
-    """Is there certainly no NaN or Inf? A sum is quick to take, and non-finite if any term is; it may also overflow."""
-    return math.isfinite(sum(float(t.detach().sum(dtype=torch.float32)) for t in tensors))
+def finite(*tensors: Tensor) -> bool:
+    """Return whether no tensor holds NaN or Inf."""
+    return all(_finite(tensor) for tensor in tensors)
 
 
 def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
-    """The problem with finite keys and values, and what to add to its output: inf or NaN where it is attended."""
+    """Return the problem with finite keys and values, and a correction for its output: inf or NaN where attended."""
     if problem.bad_keys is not None or 0 in problem.shape or not needs_cleaning(problem):
         return problem, None
     seen = seen_by_any(problem)
@@ -119,9 +127,9 @@ def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
 
 
 def _one_of(rows: Tensor, good: Bool[Tensor, "... n"]) -> Tensor:
-    """The first good row, (…, 1, size), where there is one.
+    """Return the first finite row, (…, 1, size), if there is one.
 
-    A score of the caller's own may not be defined for zeros; it is for this row, which it gets in any case.
+    A score given by the caller may be undefined for zeros; it is defined for this row, which it receives in any case.
     """
     first = good.to(torch.uint8).argmax(-1, keepdim=True)
     row = rows.detach().gather(-2, first.unsqueeze(-1).expand(*first.shape, rows.shape[-1]))
@@ -129,23 +137,23 @@ def _one_of(rows: Tensor, good: Bool[Tensor, "... n"]) -> Tensor:
 
 
 def _filled(problem: Problem) -> Bool[Tensor, "*lead h q 1"]:
-    """Which rows attend anything."""
+    """Return which rows may attend anything."""
     lead = problem.shape[:-2]
     return torch.cat([allowed.any(-1, keepdim=True).expand(*lead, -1, 1) for allowed in _blocks(problem)], -2)
 
 
 def _blocks(problem: Problem) -> Iterator[Bool[Tensor, "... rows k"]]:
-    """What may be attended, some rows after the others; matrices that heads share are given once."""
+    """Yield the mask for one block of rows at a time; matrices shared by heads are given once."""
     queries, keys = problem.shape[-2:]
     for rows in cut(queries, _ROWS):
         allowed = problem.allowed(rows, all_of(keys))
-        if allowed is None:  # a bias rule such as ALiBi: everything may be attended
+        if allowed is None:  # a bias such as ALiBi is never −inf, so every pair may attend
             allowed = torch.ones(1, 1, dtype=torch.bool, device=problem.device)
         yield allowed.expand(*allowed.shape[:-2], rows.stop - rows.start, keys)
 
 
 def _attended(problem: Problem) -> Tensor:
-    """For each output number inf, −inf or NaN if a value attended there is, else 0."""
+    """Return inf, −inf or NaN for each output entry with such an attended value, else 0."""
     value = problem.repeat(problem.value.detach()).to(problem.dtype)
     marks: list[Tensor] = []
     for allowed in _blocks(problem):
@@ -160,7 +168,8 @@ def _attended(problem: Problem) -> Tensor:
 def zero_masked_keys(problem: Problem) -> Problem:
     """Zero the keys and values that no query may attend, for fused kernels on data that cannot be inspected.
 
-    On the CPU `needs_cleaning` has inspected them; on a GPU that would mean waiting, so they are zeroed in any case.
+    On the CPU `needs_cleaning` inspects them first; on a GPU that would be a synchronisation, so they are always
+    zeroed.
     """
     if _readable(problem) or 0 in problem.shape:
         return problem
@@ -168,7 +177,7 @@ def zero_masked_keys(problem: Problem) -> Problem:
 
 
 def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None, key: Tensor | float = 0.0) -> Problem:
-    """Keys and values that are not among the seen ones as zeros, or with another key in their place."""
+    """Return keys and values with those that nothing attends replaced by zeros, or by another key."""
     if seen is None:
         return problem
     seen = of_key_heads(problem, seen).unsqueeze(-1)
@@ -176,15 +185,15 @@ def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None, key: Tensor | f
 
 
 def of_key_heads(problem: Problem, seen: Bool[Tensor, "... k"]) -> Bool[Tensor, "... g n"]:
-    """Seen by any of the query heads that share a key head."""
+    """Return which keys are attended by any of the query heads that share a key head."""
     seen = seen.expand(*problem.shape[:-2], problem.shape[-1])
     return seen.unflatten(-2, (-1, problem.group)).any(-2) if problem.group > 1 else seen
 
 
 def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
-    """Keys that some query may attend, by mask and bias; None where that is all of them.
+    """Return the keys that some query may attend, by mask and bias; None for all keys.
 
-    A table of `relative` is inspected only on the CPU: it would have to hold −inf for a whole column.
+    A table of `relative` is inspected only on the CPU; it masks a key only if a whole column is −inf.
     """
     queries, keys = problem.shape[-2:]
     found, bias = clauses(problem.mask, queries, keys), problem.bias
@@ -203,7 +212,7 @@ def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
 
 
 def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "... k"] | None:
-    """Keys that some query may attend by each clause for itself; None where that is all of them."""
+    """Return the keys that some query may attend, judged by each rule alone; None for all keys."""
     parts: list[Tensor] = []
     if found.low is not None and found.high is not None and found.low > found.high:
         return torch.zeros(keys, dtype=torch.bool, device=device)
@@ -218,7 +227,7 @@ def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> 
         if found.lengths is not None:
             parts.append(position < found.lengths[..., None])
     for query_ids, key_ids in found.segments:
-        # In packed self-attention every key has a query: its own.
+        # In packed self-attention every key can be attended by the query at its own position.
         if query_ids is not key_ids or (found.low or 0) > 0 or (found.high or 0) < 0:
             parts.append(_with_company(query_ids, key_ids, found.low, found.high))
     parts += [dense.any(-2) for dense in found.dense]
@@ -228,13 +237,13 @@ def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> 
 def _with_company(
     query_ids: Int[Tensor, "... q"], key_ids: Int[Tensor, "... k"], low: int | None, high: int | None
 ) -> Bool[Tensor, "... k"]:
-    """Keys j with a query i of their segment for which low ≤ j − i ≤ high."""
+    """Return the keys j that have a query i in their segment with low ≤ j − i ≤ high."""
     queries, position = query_ids.shape[-1], torch.arange(key_ids.shape[-1], device=key_ids.device)
     lead = torch.broadcast_shapes(query_ids.shape[:-1], key_ids.shape[:-1])
     ordered, place = (t.expand(*lead, -1).contiguous() for t in query_ids.sort(stable=True))
     wanted = key_ids.expand(*lead, -1).contiguous()
     nearest = torch.searchsorted(ordered, wanted)  # the first query of the key's segment,
-    if high is not None:  # or the first that is not too far before it: by segment, then by place, queries rise
+    if high is not None:  # or the first one within the band (sorted by segment, then by position)
         least = (position - high).clamp(0, queries - 1)
         nearest = torch.searchsorted(torch.searchsorted(ordered, ordered) * queries + place, nearest * queries + least)
     nearest = nearest.clamp_max(queries - 1)
@@ -245,5 +254,5 @@ def _with_company(
 
 
 def _readable(problem: Problem) -> bool:
-    """Can the data be inspected without waiting for a device?"""
+    """Return whether the data can be inspected without a device synchronisation."""
     return problem.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -16,19 +16,24 @@ from torch import Tensor
 from regard.core.scores import finite
 from regard.core.transforms import forwards, transformed, twice
 
-_LIKELY = 128  # keys that hold the support of nearly every row of sparsemax and entmax
+_LIKELY = 128  # number of keys that contain the support of nearly every row of sparsemax and entmax
 
 Estimator = Literal["straight_through", "reinforce", "gumbel"]
 
 
 class Normalizer:
-    """Scores to weights over the last axis."""
+    """Scores to weights over the last axis.
+
+    A subclass implements `__call__` (or `forward`, if its first base is `nn.Module`). `allowed` broadcasts to the
+    scores; None means that every key is allowed. A key that is not allowed gets weight 0, and so does every key of a
+    row in which nothing is allowed. This is not checked.
+    """
 
     name = "normalizer"
 
     @property
     def is_softmax(self) -> bool:
-        """Is it softmax (entmax with α = 1 is too)? Fused kernels have no other."""
+        """Return whether this is softmax (as entmax with α = 1), the only normaliser of fused kernels."""
         return False
 
     def __call__(
@@ -38,31 +43,42 @@ class Normalizer:
 
 
 def _checked(allowed: object) -> None:
-    """Raise, naming the argument, unless it is of the expected kind."""
+    """Raise an error that names the argument, unless the value is of the expected kind."""
     if allowed is not None and (not isinstance(allowed, Tensor) or allowed.dtype != torch.bool):
         came = str(allowed.dtype) if isinstance(allowed, Tensor) else type(allowed).__name__
         raise TypeError(f"allowed must be a bool tensor (True = may attend), got {came}; masks go to attention(mask=…)")
 
 
 def masked(scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores with −inf where nothing is allowed, and which rows hold anything, (…, 1).
+    """Return scores with −inf where masked, and which rows are not empty, (…, 1).
 
-    A row that holds nothing gets zeros instead, so that no NaN arises that the gradient would meet.
+    An empty row gets zeros instead, so that its gradient is not NaN.
     """
     filled = allowed.any(-1, keepdim=True)
     return torch.where(allowed, scores, torch.where(filled, -math.inf, 0.0).to(scores.dtype)), filled
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """Softmax over what is allowed; rows with nothing allowed are 0 in value and gradient."""
+    """Compute softmax over allowed keys; rows with nothing allowed are 0 in value and gradient."""
     if allowed is None:
         return torch.softmax(scores, -1)
+    if _no_row_empty(scores, allowed):  # half the passes over the scores
+        return torch.softmax(torch.where(allowed, scores, -math.inf), -1)
     scores, filled = masked(scores, allowed)
     return torch.where(filled, torch.softmax(scores, -1), 0)
 
 
+def _no_row_empty(scores: Tensor, allowed: Tensor) -> bool:
+    """Return whether each row has an allowed key; False where that cannot be inspected without waiting."""
+    if not type(scores) is type(allowed) is Tensor or allowed.device.type != "cpu":
+        return False
+    if torch.compiler.is_compiling() or transformed():
+        return False
+    return bool(allowed.any(-1).all())
+
+
 def log_sum_exp(scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None) -> Float[Tensor, "*rows"]:
-    """ln Σ exp(s) over what is allowed; −inf, with a gradient of 0, for rows with nothing allowed."""
+    """Compute ln Σ exp(s) over allowed keys; −inf, with a gradient of 0, for rows with nothing allowed."""
     if scores.shape[-1] == 0:
         return scores.sum(-1) - math.inf
     if allowed is None:
@@ -73,7 +89,7 @@ def log_sum_exp(scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] |
 
 @dataclass(frozen=True)
 class Softmax(Normalizer):
-    """exp(s_j) / Σ exp(s): weights in [0, 1] that sum to 1 and sharpen what stands out.
+    """exp(s_j) / Σ exp(s): weights in [0, 1] that sum to 1.
 
     >>> Softmax()(torch.tensor([0.0, 0.0, math.log(2.0)]))
     tensor([0.2500, 0.2500, 0.5000])
@@ -96,7 +112,7 @@ class Softmax(Normalizer):
 class Entmax(Normalizer):
     """[(α−1) s − τ]₊^{1/(α−1)} with τ such that the row sums to 1: α = 1 is softmax, α = 2 sparsemax (Peters 2019).
 
-    Weights far behind the best are exactly 0.
+    Weights of scores far below the largest are exactly 0.
     """
 
     alpha: float = 1.5
@@ -172,12 +188,12 @@ class Hard(Normalizer):
     - `gumbel`: the best of s + noise forward, the gradient of softmax((s + noise) / T) backward (Jang et al. 2017).
 
     `sample=None` samples when the call is differentiated (something in it requires grad, and grad mode is on) or a
-    generator is given, and otherwise takes the best; True and False say so outright.
+    generator is given, and otherwise takes the best; True and False override this.
 
-    `expected` is the probability that a query which would sample reads the expected value Σ p_j v_j instead, with the
-    gradient of p (Xu et al. 2015, section 4.1); it has made no choice, and its log-probability is 0. A number is
-    applied to each query on its own, and so is a float tensor without axes, which may change between calls; a bool
-    tensor that broadcasts to the queries (…, h, q) names those that do.
+    `expected` is the probability that a query uses the expected value Σ p_j v_j instead of a sample, with the gradient
+    of p (Xu et al. 2015, section 4.1); the log-probability of such a query is 0. A number is applied to each query on
+    its own, and so is a float tensor without axes, which may change between calls; a bool tensor that broadcasts to the
+    queries (…, h, q) selects these queries.
     """
 
     estimator: Estimator = "straight_through"
@@ -205,22 +221,22 @@ class Hard(Normalizer):
 
     @property
     def mixes(self) -> bool:
-        """Whether some queries may read the expected value where others sample."""
+        """Return whether some queries may use the expected value while others sample."""
         return isinstance(self.expected, Tensor) or self.expected > 0
 
     @property
     def sharpness(self) -> float:
-        """1/T of the distribution that is sampled; Gumbel's T bends the gradient only."""
+        """Return 1/T of the sampled distribution; the T of `gumbel` only affects the gradient."""
         return 1.0 if self.estimator == "gumbel" else 1.0 / self.temperature
 
     def distribution(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
-        """p, the distribution a key is drawn from."""
+        """Return p, the distribution from which a key is sampled."""
         return masked_softmax(scores * self.sharpness, allowed)
 
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "*rows k"]:
-        """The weights of inference: one-hot at the best key."""
+        """Return the weights at inference: one-hot at the best key."""
         _checked(allowed)
         if allowed is not None:
             scores = torch.where(allowed, scores, -math.inf)
@@ -230,7 +246,7 @@ class Hard(Normalizer):
 
 
 def one_hot(index: Tensor, like: Tensor, allowed: Tensor | None) -> Tensor:
-    """Weight 1 at the index, 0 elsewhere and in rows where nothing is allowed."""
+    """Return weight 1 at the index, 0 elsewhere and in rows where nothing is allowed."""
     if like.shape[-1] == 0:
         return torch.zeros_like(like)
     hot = torch.zeros_like(like).scatter(-1, index.unsqueeze(-1), 1.0)
@@ -238,7 +254,7 @@ def one_hot(index: Tensor, like: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def gumbel_like(scores: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard Gumbel noise: argmax(s + noise) is a draw from softmax(s) (Gumbel 1954; Maddison et al. 2014)."""
+    """Return standard Gumbel noise: argmax(s + noise) is a draw from softmax(s) (Gumbel 1954; Maddison et al. 2014)."""
     noise = torch.empty_like(scores).exponential_(generator=generator)
     return -noise.clamp_min(torch.finfo(scores.dtype).tiny).log()
 
@@ -270,7 +286,7 @@ class _Entmax(torch.autograd.Function):
 def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:
     """[(α−1) (s − best) − τ]₊^{1/(α−1)}; `threshold` is (…, 2): best and τ. An empty row has τ = +inf and weights 0.
 
-    The two are kept apart: beside a large best, τ would be rounded away.
+    They are stored separately, because adding τ to a large score would round it away.
     """
     best, tau = threshold[..., :1], threshold[..., 1:]
     margin = torch.where(scores == -math.inf, -math.inf, (alpha - 1) * (scores - best))
@@ -281,14 +297,14 @@ def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:
 
 
 def _steep(alpha: float) -> bool:
-    """Does the power of 1 / (α − 1), or its derivative, want more digits than float32 has?"""
+    """Return whether the power 1 / (α − 1) or its derivative needs more precision than float32 has."""
     return alpha < 1.05 or alpha > 3
 
 
 def entmax_slope(weights: Tensor, alpha: float) -> Tensor:
     """∂weight/∂(score − τ'), up to the common factor that cancels: weight^{2−α} on the support.
 
-    The larger α, the more do the smallest weights have the largest slopes, by many powers of ten: in float64.
+    It is computed in float64: for large α the smallest weights have slopes many powers of ten larger than the others.
     """
     inside = weights > 0
     if alpha == 2:
@@ -298,7 +314,8 @@ def entmax_slope(weights: Tensor, alpha: float) -> Tensor:
 
 
 def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
-    """The best score of each row and τ below it, (…, 2): in closed form for α 2 and 1.5, else by bisection."""
+    """Return the largest score of each row and τ relative to it, (…, 2): in closed form for α 2 and 1.5, else by
+    bisection."""
     if scores.shape[-1] == 0:
         return scores.new_tensor([0.0, math.inf]).expand(*scores.shape[:-1], 2)
     best = scores.amax(-1, keepdim=True)
@@ -311,7 +328,8 @@ def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
 
 
 def _threshold(margins: Tensor, alpha: float) -> Tensor:
-    """τ from the largest scores alone where they hold the whole support, as they nearly always do; else from all."""
+    """Return τ from the largest scores alone if they contain the whole support (nearly always), else from all
+    scores."""
     solve = {2.0: _sparsemax_threshold, 1.5: _entmax15_threshold}.get(alpha) or partial(_bisect_threshold, alpha=alpha)
     blind = torch.compiler.is_compiling() or (margins.is_cuda and torch.cuda.is_current_stream_capturing())
     if margins.shape[-1] > 2 * _LIKELY and not blind and not transformed():
@@ -323,7 +341,8 @@ def _threshold(margins: Tensor, alpha: float) -> Tensor:
 
 
 def _candidates(ordered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which scores can be in the support (within 1 of the best), those with 0 for the others, and their count."""
+    """Return which scores can be in the support (within 1 of the largest), these scores with 0 elsewhere, and their
+    number."""
     inside = ordered > -1
     count = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device, dtype=ordered.dtype)
     return inside, torch.where(inside, ordered, 0), count
@@ -345,9 +364,9 @@ def _entmax15_threshold(ordered: Tensor) -> Tensor:
 
 
 def _bisect_threshold(margins: Tensor, *, alpha: float) -> Tensor:
-    """Bisection for ln(−τ), to the last bit: Σ [m − τ]₊^{1/(α−1)} is 1 at the least where −τ = n^{1−α}, as all m ≤ 0.
+    """Find ln(−τ) by bisection, to the last bit: Σ [m − τ]₊^{1/(α−1)} is at most 1 at −τ = n^{1−α}, because all m ≤ 0.
 
-    In the logarithm, because for a large α the threshold of many equal scores is a very small number.
+    The search is in the logarithm, because for large α the threshold of many equal scores is a very small number.
     """
     power = 1 / (alpha - 1)
     low = margins.new_full((*margins.shape[:-1], 1), -(alpha - 1) * math.log(margins.shape[-1]))

@@ -1,6 +1,6 @@
-"""A checked call: everything a backend needs, in one shape.
+"""The checked arguments of a call, in the form that every backend takes.
 
-`build` checks the arguments: errors name the argument, what was expected and what came.
+`build` checks the arguments: errors name the argument, what was expected and what was given.
 """
 
 import math
@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.core import sharding
 from regard.core.biases import Bias, as_bias
 from regard.core.custom import Custom
+from regard.core.mask_cache import aligned, stored
 from regard.core.masks import Mask, as_mask
 from regard.core.normalizers import Hard, Normalizer
 from regard.core.requests import LogSumExp, Request
@@ -24,7 +25,7 @@ from regard.kernels.dtypes import HALF as HALF
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One attention to compute. Leading axes are equal (views, not copies) and there is always a head axis."""
+    """One attention call. All tensors have equal leading axes (views, not copies) and a head axis."""
 
     query: Float[Tensor, "*lead h q d"]
     key: Float[Tensor, "*lead g k d2"]
@@ -36,30 +37,30 @@ class Problem:
     dropout: float = 0.0
     request: Request | None = None
     generator: torch.Generator | None = None
-    sample: bool = False  # hard attention: draw a key, or take the best
+    sample: bool = False  # hard attention: whether to sample a key or take the best
     headless: bool = False  # the caller's tensors were (q, d): drop the head axis at the end
-    named: bool = False  # the caller asked for the backend by its name: it serves or raises
-    gathered: bool = False  # of local attention: each query has keys of its own, gathered around its centre
-    bad_keys: Bool[Tensor, "*lead g k"] | None = None  # keys that held NaN or Inf and were cleaned (see `nonfinite`)
+    named: bool = False  # the caller chose the backend by name: it runs or raises
+    gathered: bool = False  # local attention: each query has its own keys, gathered around its centre
+    bad_keys: Bool[Tensor, "*lead g k"] | None = None  # keys with NaN or Inf that were replaced (see `nonfinite`)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the scores, (*leading, h, q, k)."""
+        """Return the shape of the scores, (*leading, h, q, k)."""
         return (*self.query.shape[:-1], self.key.shape[-2])
 
     @property
     def empty(self) -> bool:
-        """Are there no pairs, or no numbers to score them by?"""
+        """Return whether there are no pairs, or vectors of size 0."""
         return 0 in self.shape or 0 in (self.query.shape[-1], self.key.shape[-1])
 
     @property
     def masked(self) -> bool:
-        """May there be pairs that must not attend? A bias of −inf is a mask too."""
+        """Return whether some pairs may be masked. A bias of −inf is a mask too."""
         return self.mask is not None or self.bias is not None
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the plain paths compute in: float32 for half precision, else the input's own."""
+        """Return the dtype of the computation: float32 for half precision, else the input's own."""
         return torch.float32 if self.query.dtype in HALF else self.query.dtype
 
     @property
@@ -68,39 +69,39 @@ class Problem:
 
     @property
     def group(self) -> int:
-        """How many query heads share a key head."""
+        """Return the number of query heads that share a key head."""
         return self.query.shape[-3] // max(1, self.key.shape[-3])
 
     @property
     def matrices(self) -> int:
-        """How many matrices mask and bias are, before they are spread over batch and heads."""
+        """Return the number of matrices in mask and bias, before they broadcast over batch and heads."""
         parts = [part.lead() for part in (self.mask, self.bias) if part is not None]
         return math.prod(torch.broadcast_shapes(*parts))
 
     @property
     def learned(self) -> tuple[Tensor, ...]:
-        """Tensors of score and bias that want a gradient."""
+        """Return the tensors of score and bias that require a gradient."""
         bias = self.bias.tensors() if self.bias is not None else ()
         return tuple(t for t in (*self.score.tensors(), *bias) if t.requires_grad)
 
     @property
     def bias_learned(self) -> bool:
-        """Is a gradient of the bias wanted?"""
+        """Return whether the bias requires a gradient."""
         wanted = self.bias is not None and any(t.requires_grad for t in self.bias.tensors())
         return wanted and torch.is_grad_enabled()
 
     @property
     def differentiated(self) -> bool:
-        """Is a gradient of this call wanted?"""
+        """Return whether any input requires a gradient."""
         tensors = (self.query, self.key, self.value)
         return torch.is_grad_enabled() and (any(t.requires_grad for t in tensors) or bool(self.learned))
 
     def repeat(self, tensor: Tensor) -> Tensor:
-        """Keys or values with each head repeated for the query heads that share it (repeated, not tiled)."""
+        """Return keys or values with each head repeated for the query heads that share it (repeat_interleave)."""
         return tensor if self.group == 1 else tensor.repeat_interleave(self.group, -3)
 
     def scores(self, query: Tensor, key: Tensor, rows: Span, columns: Contiguous) -> Float[Tensor, "..."]:
-        """Scores with bias, before the mask, of the rows and columns given (key already has h heads)."""
+        """Return scores with bias, before the mask, of the given rows and columns (key already has h heads)."""
         scores = self.score(query, key)
         if self.bias is not None:
             scores = scores + self.bias.values(rows, columns, scores.dtype)
@@ -110,7 +111,7 @@ class Problem:
         return scores
 
     def open(self, scores: Tensor, rows: Span, columns: Contiguous) -> Bool[Tensor, "..."] | None:
-        """What may be attended among these scores: −inf, from a bias or a score of the caller's, is a mask too."""
+        """Return the mask of these scores; −inf from a bias or a score of the caller's is a mask too."""
         allowed = self.allowed(rows, columns)
         if self.bias is None and not isinstance(self.score, Custom):
             return allowed
@@ -118,7 +119,7 @@ class Problem:
         return finite if allowed is None else allowed & finite
 
     def allowed(self, rows: Span, columns: Contiguous) -> Bool[Tensor, "..."] | None:
-        """What may be attended there by the mask, −inf biases taken as masked; None where everything may."""
+        """Return the mask of these rows and columns, including biases of −inf; None if every pair may attend."""
         allowed = self.mask.allowed(rows, columns, self.device) if self.mask is not None else None
         if self.bias is not None and self.bias.may_mask:
             open_ = self.bias.values(rows, columns, self.dtype) != -math.inf
@@ -156,23 +157,61 @@ def build(
     headless = max(query.ndim, key.ndim, value.ndim) == 2
     query, key, value = _common_axes(query, key, value)
     score = _as_score(score, query, key)
-    shape = (*query.shape[:-1], key.shape[-2])
     if weights is not None:
-        weights.check(shape[-2])
+        weights.check(query.shape[-2])
+    return _assembled(query, key, value, score, normalize, mask, bias, dropout, weights, generator, headless)
+
+
+def rebuild(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: Score,
+    normalize: Normalizer,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+    weights: Request | None,
+) -> Problem:
+    """Do what `build` does for a call whose signature was checked before: only values, such as lengths, are checked."""
+    headless = max(query.ndim, key.ndim, value.ndim) == 2
+    query, key, value = _common_axes(query, key, value)
+    return _assembled(query, key, value, score, normalize, mask, bias, dropout, weights, None, headless)
+
+
+def _assembled(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: Score,
+    normalize: Normalizer,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+    weights: Request | None,
+    generator: torch.Generator | None,
+    headless: bool,
+) -> Problem:
+    """Return the problem, with mask and bias in the shape of its scores."""
+    shape = (*query.shape[:-1], key.shape[-2])
     if mask is not None:
-        mask = as_mask(mask).on(query.device)
+        mask = aligned(as_mask(mask), shape, query.device)
         _check_devices("mask", mask.tensors(), query)
-        mask = mask.aligned(shape)
     if bias is not None:
-        bias = as_bias(bias).on(query.device)
+        bias = _placed(as_bias(bias), query.device)
         _check_devices("bias", bias.tensors(), query)
         bias = bias.aligned(shape)
     problem = Problem(query, key, value, score, normalize, mask, bias, dropout, weights, generator, headless=headless)
     return replace(problem, sample=samples(problem)) if isinstance(normalize, Hard) else problem
 
 
+def _placed(bias: Bias, device: torch.device) -> Bias:
+    """Return the bias with numbers that were not given as a tensor on the device; they are copied once."""
+    return stored(bias, device, "placed", lambda: bias.on(device)) if bias.plain else bias
+
+
 def check_normalizer(normalize: object) -> Normalizer:
-    """A record, or an error that says what came instead."""
+    """Return the record, or raise an error that names what was given instead."""
     if not isinstance(normalize, Normalizer):
         expected = "a regard normaliser such as Softmax(), or an instance of your subclass of regard.Normalizer"
         raise TypeError(f"normalize must be {expected}, got {said(normalize)}")
@@ -180,14 +219,14 @@ def check_normalizer(normalize: object) -> Normalizer:
 
 
 def check_dropout(dropout: float) -> float:
-    """A share of the weights, or an error."""
+    """Return the value if it is a fraction of the weights, or raise."""
     if not 0.0 <= finite(dropout, "dropout") <= 1.0:
         raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
     return dropout
 
 
 def samples(problem: Problem) -> bool:
-    """Is a key sampled? Unless `Hard` says so, if the call is differentiated or has a generator."""
+    """Return whether a key is sampled: as `Hard` is set, else if the call is differentiated or has a generator."""
     hard = problem.normalize
     if not isinstance(hard, Hard):
         return False
@@ -206,14 +245,14 @@ def _as_score(score: object, query: Tensor, key: Tensor) -> Score:
 
 
 def probed(score: Custom, query: Tensor, key: Tensor) -> Custom:
-    """The score, tried on a few pairs where there are any."""
+    """Return the score; a function given by the caller is tried on a few pairs."""
     if not query.numel() or not key.numel():
         return score
     return score.probe(query, key, query.shape[-3] // key.shape[-3])
 
 
 def said(thing: object) -> str:
-    """What came instead of a record, and what to write for it."""
+    """Return a description of what was given instead of a record, and what to write for it."""
     if isinstance(thing, type):
         return f"the class {thing.__name__}, not a record: write {thing.__name__}(…)"
     if callable(thing) and hasattr(thing, "__name__"):
@@ -247,7 +286,7 @@ def _check_devices(name: str, tensors: tuple[Tensor, ...], query: Tensor) -> Non
 
 
 def _common_axes(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Equal leading axes, a head axis each, query heads a multiple of key heads."""
+    """Return tensors with equal leading axes and a head axis; query heads must be a multiple of key heads."""
     query, key, value = (t if t.ndim > 2 else t.unsqueeze(0) for t in (query, key, value))
     heads, key_heads, value_heads = query.shape[-3], key.shape[-3], value.shape[-3]
     if key_heads != value_heads and 1 not in (key_heads, value_heads):

@@ -1,7 +1,7 @@
-"""Weights on request for backends that never form them: whole rows, a block of rows at a time.
+"""Requested weights for backends that do not form them, computed one block of whole rows at a time.
 
-A row of scores is its own normaliser, so nothing but query and key is needed again; under autograd each block is
-recomputed in the backward pass, so memory stays O(block · keys + what was asked).
+A row of weights depends on its own scores only, so query and key suffice. Under autograd each block is recomputed in
+the backward pass, so memory stays O(block · keys + requested weights).
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import summaries
+from regard.core import kernel_scores, summaries
 from regard.core.backward_checks import Unchanged
 from regard.core.custom import Custom
 from regard.core.nonfinite import cleaned
@@ -23,19 +23,19 @@ from regard.core.spans import Span, Stretch, all_of, cut
 
 Found = TypeVar("Found", Tensor, "Tensor | Top")
 
-_BLOCK_BYTES = 8 * 2**20  # scores of one block of rows
-_FEATURE_BYTES = 32 * 2**20  # what a score may make on the way to them (additive: a hidden layer for each pair)
+_BLOCK_BYTES = 8 * 2**20  # bytes of the scores of one block of rows
+_FEATURE_BYTES = 32 * 2**20  # bytes of intermediate tensors of a score (additive: a hidden layer for each pair)
 
 
 def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) -> Tensor | Top:
-    """What the problem requests of its weights; `lse` is the log-sum-exp of its rows where a backend has it."""
+    """Return the weights that the problem requests; `lse` is the log-sum-exp of its rows if a backend returned it."""
     request = problem.request
     assert request is not None
     if summaries.serves(problem):
         return summaries.weights(problem, lse)
     if lse is not None and summaries.sums_serve(problem):
         return summaries.sums(problem, lse)
-    problem, _ = cleaned(problem)
+    problem, _ = cleaned(kernel_scores.by_kernel(problem))
     queries = problem.shape[-2]
     if isinstance(request, Full):
         return _rows(problem, all_of(queries), chosen)
@@ -57,7 +57,8 @@ def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) 
 
 
 def working_bytes(problem: Problem) -> int:
-    """Scores, weights and what is made of them for one block of rows, or for all that are asked for."""
+    """Return the bytes of scores, weights and results of one block of rows, or of all requested rows."""
+    problem = kernel_scores.by_kernel(problem)
     rows = rows_asked(problem)
     if not isinstance(problem.request, (Full, Rows)):
         rows = min(rows, _block_rows(problem))
@@ -66,29 +67,29 @@ def working_bytes(problem: Problem) -> int:
 
 
 def rows_asked(problem: Problem) -> int:
-    """How many queries have their weights computed again."""
+    """Return the number of queries whose weights are recomputed."""
     request, queries = problem.request, problem.shape[-2]
     return len(request.positions(queries)) if isinstance(request, Rows) else queries
 
 
 def _block_rows(problem: Problem) -> int:
-    """How many rows make a block."""
+    """Return the number of rows in a block."""
     row_bytes = math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize
     return max(1, _BLOCK_BYTES // max(1, row_bytes))
 
 
 def _room(like: Tensor, axis: int, length: int) -> Tensor:
-    """Where the parts go. Made before them: small results between large blocks would fragment the heap."""
+    """Allocate the results before the blocks: small results between large blocks would fragment the heap."""
     shape = list(like.shape)
     shape[axis] = length
     return like.new_empty(shape)
 
 
 def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
-    """Run the function; where gradients are wanted, keep nothing and run it again in the backward pass."""
+    """Run the function; if gradients are needed, store no activations and run it again in the backward pass."""
     if not problem.differentiated:
         return function()
-    unchanged: list[Unchanged] = []  # since the forward pass
+    unchanged: list[Unchanged] = []  # checks that tensors are unchanged since the forward pass
 
     def run() -> Found:
         for since in unchanged:
@@ -101,7 +102,7 @@ def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
 
 
 def _part(problem: Problem, request: Request, rows: Stretch, chosen: Tensor | None) -> Tensor | Top:
-    """What is requested, of a block of rows."""
+    """Return the requested result for a block of rows."""
     if not isinstance(request, LogSumExp):
         return request.of(_rows(problem, rows, chosen))
     scores = _row_scores(problem, rows)
@@ -109,14 +110,14 @@ def _part(problem: Problem, request: Request, rows: Stretch, chosen: Tensor | No
 
 
 def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
-    """The weights of some rows over all keys, in the plain dtype."""
+    """Return the weights of some rows over all keys, in at least float32."""
     columns = all_of(problem.shape[-1])
     hard = problem.normalize if isinstance(problem.normalize, Hard) else None
     if hard is not None and not isinstance(problem.request, Entropy):
         assert chosen is not None
         index = chosen[..., rows.start : rows.stop] if not isinstance(rows, Tensor) else chosen.index_select(-1, rows)
         like = problem.query.new_zeros((*index.shape, len(columns)), dtype=problem.dtype)
-        with torch.no_grad():  # which scores are −inf, only the caller's function knows
+        with torch.no_grad():  # only the computed scores show which of them are −inf
             scores = _row_scores(problem, rows) if isinstance(problem.score, Custom) else like
         return one_hot(index, like, problem.open(scores, rows, columns))
     scores = _row_scores(problem, rows)
@@ -125,7 +126,7 @@ def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
 
 
 def _row_scores(problem: Problem, rows: Span) -> Tensor:
-    """Scores of whole rows; a score that makes many numbers for each pair gets its keys in pieces."""
+    """Return scores of whole rows; a score with large intermediate tensors gets its keys in parts."""
     query = (
         problem.query[..., rows.start : rows.stop, :] if not isinstance(rows, Tensor) else problem.query[..., rows, :]
     )

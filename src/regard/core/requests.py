@@ -1,4 +1,4 @@
-"""What a call returns of its weights beside the output: nothing, all, some rows, the largest, or a summary."""
+"""The weights that a call returns beside the output: none, all, some rows, the largest, or a summary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.masks import integer
+from regard.core.transforms import forwards
 
 
 class Top(NamedTuple):
@@ -19,19 +20,19 @@ class Top(NamedTuple):
 
 
 class Request:
-    """A view of the weights (…, q, k), computed from any block of whole rows."""
+    """A function of the weights (…, q, k) that can be computed from any block of whole rows."""
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor | Top:
-        """What is asked, from the weights of all rows or of some."""
+        """Return the result for the weights of all rows or of some."""
         raise NotImplementedError
 
     def check(self, queries: int) -> None:
-        """Raise if the request cannot be met for that many queries."""
+        """Raise if the request is impossible for that number of queries."""
 
 
 @dataclass(frozen=True)
 class Full(Request):
-    """Every weight."""
+    """The request for every weight."""
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
         return weights
@@ -39,14 +40,14 @@ class Full(Request):
 
 @dataclass(frozen=True, eq=False)
 class Rows(Request):
-    """The weights of some queries."""
+    """The request for the weights of some queries."""
 
     index: Tensor | slice
 
     def positions(self, queries: int) -> Tensor:
-        """The rows asked, counted from 0."""
+        """Return the requested rows, counted from 0."""
         if isinstance(self.index, slice):
-            if self.index.step is not None and self.index.step < 0:  # torch takes no slice backwards
+            if self.index.step is not None and self.index.step < 0:  # torch does not support negative steps
                 return torch.arange(*self.index.indices(queries))
             return torch.arange(queries)[self.index]
         return torch.where(self.index < 0, self.index + queries, self.index)
@@ -65,19 +66,19 @@ class Rows(Request):
 
 @dataclass(frozen=True)
 class TopWeights(Request):
-    """The largest weights of each query."""
+    """The request for the largest weights of each query."""
 
     count: int
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Top:
         values, indices = weights.topk(min(self.count, weights.shape[-1]), -1)
-        # topk would name some key for a weight of 0, a masked one as soon as another.
+        # topk returns arbitrary keys, even masked ones, for weights of 0.
         return Top(values, torch.where(values.detach() == 0, -1, indices))
 
 
 @dataclass(frozen=True)
 class Received(Request):
-    """The sum over queries."""
+    """The request for the sum over queries."""
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
         return weights.sum(-2)
@@ -85,28 +86,30 @@ class Received(Request):
 
 @dataclass(frozen=True)
 class Entropy(Request):
-    """−Σ w ln w."""
+    """The request for the entropy, −Σ w ln w."""
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
-        # ln is taken at 1 where w is 0, so that neither the value nor the gradient meets ln 0.
+        if not (weights.requires_grad and torch.is_grad_enabled()) and not forwards():
+            return torch.special.entr(weights).sum(-1)
+        # The logarithm of 1 replaces ln 0, in the value and in the gradient.
         return -(weights * torch.where(weights > 0, weights, 1).log()).sum(-1)
 
 
 @dataclass(frozen=True)
 class LogSumExp(Request):
-    """ln Σ exp(s), of the scores and not of the weights."""
+    """The request for ln Σ exp(s), of the scores and not of the weights."""
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
         raise ValueError("logsumexp() is computed from scores, and only weights are known here: ask regard.attention")
 
 
 def full() -> Request:
-    """All weights, (…, h, q, k)."""
+    """Request all weights, (…, h, q, k)."""
     return Full()
 
 
 def rows(index: int | Sequence[int] | Tensor | slice) -> Request:
-    """The weights of some queries, (…, h, len(index), k): an int, a list, a tensor or a slice."""
+    """Request the weights of some queries, (…, h, len(index), k); index is an int, a list, a tensor or a slice."""
     if isinstance(index, slice):
         return Rows(_slice(index))
     tensor = index if isinstance(index, Tensor) else _positions(index)
@@ -135,10 +138,11 @@ def _positions(index: int | Sequence[int]) -> Tensor:
 
 
 def top(k: int) -> Request:
-    """The k largest weights of each query as `Top(values, indices)`, (…, h, q, k); fewer where there are fewer keys.
+    """Request the k largest weights of each query as `Top(values, indices)`, (…, h, q, k); fewer if there are fewer
+    keys.
 
-    An index of −1 says that there is no such key: the weight beside it is 0, as where a query may attend fewer than k
-    keys. To gather values with the indices write `indices.clamp_min(0)`; what is gathered in such a place has weight 0.
+    An index of −1 marks a missing key, with weight 0, where a query may attend fewer than k keys. To gather values with
+    the indices write `indices.clamp_min(0)`: the keys gathered for −1 have weight 0.
     """
     if (count := integer(k, "k of top()")) < 1:
         raise ValueError(f"top() takes a number of keys of at least 1, got {k!r}")
@@ -146,19 +150,20 @@ def top(k: int) -> Request:
 
 
 def received() -> Request:
-    """How much weight each key got from all queries, (…, h, k)."""
+    """Request the sum of the weights that each key gets from all queries, (…, h, k)."""
     return Received()
 
 
 def entropy() -> Request:
-    """How spread each query's weights are, −Σ w ln w in nats, (…, h, q); for `Hard`, of the distribution sampled."""
+    """Request the entropy of each query's weights, −Σ w ln w in nats, (…, h, q); for `Hard`, of the sampled
+    distribution."""
     return Entropy()
 
 
 def logsumexp() -> Request:
-    """ln Σ exp(s) over the scores that each query may attend, (…, h, q); −inf where it may attend nothing.
+    """Request ln Σ exp(s) over the keys that each query may attend, (…, h, q); −inf where it may attend nothing.
 
-    With it `regard.merge` joins attention over parts of the keys. It is that of the scores with bias, before dropout,
-    in float32 where the inputs are in half precision; only softmax has it.
+    `regard.merge` uses it to combine attention over parts of the keys. Scores include the bias and precede dropout;
+    half-precision inputs give float32. Only softmax supports it.
     """
     return LogSumExp()

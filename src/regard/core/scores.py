@@ -1,4 +1,4 @@
-"""Stage 1 of attention: how well each key answers each query.
+"""Stage 1 of attention: the score of each query and key.
 
 A score is a frozen record that is also a function, `score(query, key) -> scores`. Every score is *pairwise*:
 scores[i, j] depends on query i and key j alone, so any block of the matrix can be computed by itself.
@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.core.transforms import transformed
+from regard.kernels.availability import TRITON
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
@@ -21,7 +24,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # the slope of graph attention (Veličković et al. 2018)
 }
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # float8 has no arithmetic of its own
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # float8 has no arithmetic in torch
 
 Swap = Callable[[Tensor], Tensor]
 
@@ -35,7 +38,7 @@ class ScaledProduct(NamedTuple):
 
 
 class Score:
-    """What a backend may need of a score beside calling it."""
+    """The interface of a score, beside calling it."""
 
     name = "score"
 
@@ -46,32 +49,32 @@ class Score:
         """Raise if query (…, h, q, d) and key (…, g, k, d) cannot be scored."""
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Learned tensors the score holds: they get gradients on every path."""
+        """Return the learned tensors of the score: they get gradients on every path."""
         return ()
 
     def holding(self, swap: Swap) -> "Score":
-        """The same score with each of its tensors exchanged."""
+        """Return the same score with other tensors."""
         return self
 
     def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct | None:
-        """The same scores as a scaled dot product, or None where there is no such form."""
+        """Return the same scores as a scaled dot product, or None if there is no such form."""
         return None
 
     def why_no_product(self) -> str | None:
-        """Why `as_product` returns None; None where it does not."""
+        """Return the reason why `as_product` returns None, or None."""
         return f"{self.name} scores are not a dot product"
 
     def flops(self, size: int) -> int:
-        """Floating-point operations for one pair of query and key."""
+        """Return the number of floating-point operations for one pair of query and key."""
         return 2 * size
 
     def floats(self, size: int) -> float:
-        """Numbers that stand in memory for one pair while it is scored plainly."""
+        """Return the number of floats held in memory for one pair by the reference implementation."""
         return 1.0
 
 
 def finite(value: object, name: str) -> float:
-    """The number, or an error: a tensor would lose its gradient on some paths, so it is refused on all."""
+    """Return the number, or raise: a tensor would lose its gradient on some paths, so it is refused on all."""
     if isinstance(value, Tensor):
         hint = ": multiply the query by a learned scale instead" if name == "scale" else ""
         raise TypeError(f"{name} must be a number, got a tensor{hint}")
@@ -79,13 +82,13 @@ def finite(value: object, name: str) -> float:
         kind = type(value).__name__
         hint = f": write float(…) of the {kind}" if hasattr(value, "__float__") and not isinstance(value, bool) else ""
         raise TypeError(f"{name} must be a number, int or float, got {kind}{hint}")
-    if not -math.inf < value < math.inf:  # a compiler traces this, and not isfinite
+    if not -math.inf < value < math.inf:  # torch.compile can trace this comparison, but not math.isfinite
         raise ValueError(f"{name} must be a finite number, got {value}")
     return value
 
 
 def float_tensor(value: object, name: str) -> None:
-    """Raise unless it is a tensor of floats."""
+    """Raise unless the argument is a float tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a float tensor, got {type(value).__name__}")
     if value.dtype not in FLOATS:
@@ -153,7 +156,7 @@ class ScaledDot(Score):
         return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
     def factor(self, size: int) -> float:
-        """The scale in use: the one given, else 1/√size."""
+        """Return the scale in use: the given one, or 1/√size."""
         return self.scale if self.scale is not None else 1.0 / math.sqrt(max(size, 1))
 
     def check(self, query: Tensor, key: Tensor) -> None:
@@ -167,14 +170,15 @@ class ScaledDot(Score):
 
 
 def unit(x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-    """x / |x|; a zero vector stays zero and its gradient is zero, where x / max(|x|, ε) would give 1/ε."""
-    # Dividing by the largest entry first keeps x·x from overflowing or vanishing; it cancels, so it is a constant.
+    """Return x / |x|; a zero vector stays zero with a gradient of zero, where x / max(|x|, ε) would give 1/ε."""
+    # Dividing by the largest entry first prevents overflow and underflow of x·x; the factor cancels, so it is a
+    # constant.
     if x.shape[-1] == 0:
         return x
     largest = x.detach().abs().amax(-1, keepdim=True)
-    x = x / torch.where(largest > 0, largest, 1)
-    square = (x * x).sum(-1, keepdim=True)
-    return x * torch.where(square > 0, torch.where(square > 0, square, 1).rsqrt(), 0)
+    x = x / largest.masked_fill_(largest == 0, math.inf)
+    # The norm is now 0, or at least 1.
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -207,13 +211,25 @@ class Cosine(Score):
 
 
 def _unit_in_float(x: Tensor) -> Tensor:
-    """Unit vectors rounded once: half precision would lose them in the squares."""
+    """Return unit vectors, rounded once at the end: squares in half precision would lose digits."""
+    if x.is_cuda and _by_kernel(x):
+        from regard.kernels.triton.row_norms import unit_rows  # imported here, because it imports Triton
+
+        return unit_rows(x)
     return unit(x.float()).to(x.dtype) if x.dtype in (torch.float16, torch.bfloat16) else unit(x)
+
+
+def _by_kernel(x: Tensor) -> bool:
+    """Return whether the kernel of `row_norms` takes these vectors (b, h, n, d)."""
+    if not TRITON or torch.compiler.is_compiling() or transformed() or x.dtype == torch.float64 or x.ndim != 4:
+        return False
+    fits = 0 < x.shape[-1] <= 4096 and 0 < x.shape[0] * x.shape[1] < 2**16 and x.shape[2] > 0
+    return fits and x.device.index == torch.cuda.current_device()
 
 
 @dataclass(frozen=True, eq=False)
 class Bilinear(Score):
-    """q W kᵀ, the general score of Luong et al. (2015): W kᵀ is a feature of each candidate, then a dot product.
+    """q W kᵀ, the general score of Luong et al. (2015): a dot product after a linear map of the keys.
 
     `weight` is (d_query, d_key), or (h, d_query, d_key) for one matrix per head; query and key may differ in size.
     """
@@ -250,7 +266,11 @@ class Bilinear(Score):
         return (self.weight,)
 
     def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct:
-        return ScaledProduct(query @ self.weight.to(query.dtype), key, 1.0)
+        weight, sizes = self.weight.to(query.dtype), self.weight.shape[-2:]
+        of_each_head = weight.ndim == 3 and query.shape[-3] != key.shape[-3]
+        if key.shape[-2] < query.shape[-2] and sizes[0] == sizes[1] and not of_each_head:
+            return ScaledProduct(query, key @ weight.mT, 1.0)  # the smaller of the two products
+        return ScaledProduct(query @ weight, key, 1.0)
 
     def why_no_product(self) -> str | None:
         return None
@@ -309,7 +329,7 @@ class Additive(Score):
 
 
 def _per_head(weight: Tensor, query: Tensor, ndim: int, name: str) -> None:
-    """A weight with a head axis must match the heads of the query."""
+    """Raise unless a weight with a head axis matches the heads of the query."""
     if weight.ndim == ndim:
         heads = query.shape[-3] if query.ndim > 2 else 1
         if weight.shape[0] not in (1, heads):

@@ -1,4 +1,4 @@
-"""Which rows or columns of the score matrix are meant: a contiguous range or a tensor of positions."""
+"""Spans: rows or columns of the score matrix, as a contiguous range or a tensor of positions."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Stretch:
-    """start ≤ i < stop. A `range` says the same, but torch.compile makes a constant of its length: a graph for each."""
+    """start ≤ i < stop, like `range`, whose length torch.compile would make a constant, with a graph for each
+    length."""
 
     start: int
     stop: int
@@ -22,19 +23,19 @@ Span = Contiguous | Tensor
 
 
 def all_of(length: int) -> Stretch:
-    """All of an axis."""
+    """Return the span of a whole axis."""
     return Stretch(0, length)
 
 
 def positions(span: Span, device: torch.device) -> Tensor:
-    """The positions of a span as a 1-D integer tensor."""
+    """Return the positions of a span as a 1-D integer tensor."""
     if isinstance(span, Tensor):
         return span.to(device)
     return torch.arange(span.start, span.stop, device=device)
 
 
 def take(tensor: Tensor, axis: int, span: Span) -> Tensor:
-    """The part of a broadcastable tensor under a span: a view where the span is a range."""
+    """Return the part of a broadcastable tensor that a span selects, as a view if the span is a range."""
     if tensor.shape[axis] == 1:
         return tensor
     if isinstance(span, Tensor):
@@ -43,8 +44,8 @@ def take(tensor: Tensor, axis: int, span: Span) -> Tensor:
 
 
 def cut(length: int, size: int) -> list[Stretch]:
-    """0 … length in consecutive stretches of at most `size`."""
-    if 0 < length <= size:  # without a loop, which would make a constant of the length
+    """Return consecutive ranges of at most `size` that cover 0 … length."""
+    if 0 < length <= size:  # avoids a loop, which torch.compile would specialise on the length
         return [all_of(length)]
     return [Stretch(start, min(start + size, length)) for start in range(0, length, size)]
 
@@ -52,7 +53,7 @@ def cut(length: int, size: int) -> list[Stretch]:
 def align_first(tensor: Tensor, axes: int, shape: tuple[int, ...], name: str) -> Tensor:
     """View a tensor whose leading axes match the FIRST axes of the scores' leading ones as (*leading, *last).
 
-    Its last `axes` axes are kept; ones are put between, so that (b, q) fits scores (b, h, q, k).
+    Axes of size 1 are inserted before its last `axes` axes, so that (b, q) fits scores (b, h, q, k).
     """
     leading, own = shape[:-2], tuple(tensor.shape[: tensor.ndim - axes])
     fits = len(own) <= len(leading) and all(a in (1, b) for a, b in zip(own, leading, strict=False))

@@ -1,7 +1,7 @@
-"""Weights on request at about the cost of a forward pass: summaries of softmax weights, by kernels on CUDA.
+"""Requested summaries of softmax weights at about the cost of a forward pass, by Triton kernels on CUDA.
 
-On the CPU received weights and entropy come from the log-sum-exp that the forward pass gives. `recompute` has the same
-for every mechanism and device, a block of rows at a time; it is the specification.
+On the CPU received weights and entropy are computed from the log-sum-exp that the forward pass returns. `recompute`
+computes the same for every mechanism and device; it is the specification.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
+from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments, narrowed
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
 from regard.core.nonfinite import zero_masked_keys
@@ -19,13 +19,13 @@ from regard.core.transforms import transformed
 from regard.kernels.availability import TRITON
 from regard.kernels.weight_sums import weight_sums
 
-_SIZE = 256  # of queries and keys, whose tiles lie in registers and shared memory whole
-_COUNT = 32  # of the largest weights
-_PROGRAMS = 65_535  # on the second axis of a launch
+_SIZE = 256  # the largest query and key size: whole tiles are in registers and shared memory
+_COUNT = 32  # the largest number of weights that `top` may request
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
 def serves(problem: Problem) -> bool:
-    """Do the kernels compute what is requested?"""
+    """Return whether the kernels can compute what is requested."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
         return False
     if not isinstance(problem.request, (Entropy, LogSumExp, Received, TopWeights)) or problem.empty:
@@ -44,12 +44,12 @@ def serves(problem: Problem) -> bool:
 
 
 def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
-    """What the problem requests, in float32; `lse` (…, h, q) is the log-sum-exp of the scores where it is known."""
-    from regard.kernels.triton import weight_summaries as kernels  # imports Triton: only where it is used
+    """Return what the problem requests, in float32; `lse` (…, h, q) is the log-sum-exp of the scores if known."""
+    from regard.kernels.triton import weight_summaries as kernels  # imported here, because it imports Triton
 
     problem = zero_masked_keys(problem)
     product, request, lead = problem.score.as_product(problem.query, problem.key), problem.request, problem.shape[:-2]
-    assert product is not None  # serves() has said so
+    assert product is not None  # checked by serves()
     query, key = (t.reshape(-1, *t.shape[-3:]) for t in (product.query, product.key))
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     pairs = _pairs(problem, (*query.shape[:3], key.shape[2]))
@@ -66,7 +66,7 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
 
 
 def sums_serve(problem: Problem) -> bool:
-    """On the CPU: does the log-sum-exp of each row give what is requested?"""
+    """Return whether the request can be computed on the CPU from the log-sum-exp of each row."""
     if problem.device.type != "cpu" or not isinstance(problem.request, (Entropy, Received)) or problem.empty:
         return False
     if problem.differentiated or torch.compiler.is_compiling() or transformed():
@@ -78,9 +78,9 @@ def sums_serve(problem: Problem) -> bool:
 
 
 def sums(problem: Problem, lse: Tensor) -> Tensor:
-    """Entropy or received weights on the CPU, from the log-sum-exp (…, h, q); all numbers are finite."""
+    """Return entropy or received weights on the CPU from the log-sum-exp (…, h, q). All inputs must be finite."""
     product, found = problem.score.as_product(problem.query, problem.key), clauses(problem.mask, *problem.shape[-2:])
-    assert product is not None  # sums_serve() has said so
+    assert product is not None  # checked by sums_serve()
     assert found is not None
     lead, keys = problem.shape[:-2], problem.shape[-1]
     query, key = (t.detach().to(problem.dtype) for t in (product.query, product.key))
@@ -93,7 +93,7 @@ def sums(problem: Problem, lse: Tensor) -> Tensor:
 
 
 def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
-    """Mask and bias as the kernels take them."""
+    """Return mask and bias as the kernels take them."""
     from regard.kernels.triton.additive.operator import kernel_pairs
 
     lead = problem.query.shape[:-3]
@@ -105,11 +105,7 @@ def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
         **mask_arguments(problem, lead),
     }
     numbers = bias_arguments(problem, lead)
-    (low, high), lengths, table = given.pop("band"), given["lengths"], numbers.get("relative")
-    if lengths is not None:
-        given["lengths"] = lengths.long().clamp_max(shape[-1]).int().contiguous()
-    if given["query_ids"] is not None:  # of any width, but of one
-        wide = torch.promote_types(given["query_ids"].dtype, given["key_ids"].dtype)
-        given |= {name: given[name].to(wide).contiguous() for name in ("query_ids", "key_ids")}
+    (low, high), table = given.pop("band"), numbers.get("relative")
+    given = narrowed(given, shape[-1])
     table = None if table is None else table.contiguous()
-    return kernel_pairs(shape, low=low, high=high, **given, bias=numbers.get("bias"), table=table, dropout=0.0, seed=0)
+    return kernel_pairs(shape, low=low, high=high, **given, bias=numbers.get("bias"), table=table)

@@ -1,4 +1,4 @@
-"""Names that PyTorch's own attention has, and what they are called here: for the error where one is given."""
+"""Argument names of PyTorch's attention and their equivalents here, for error messages."""
 
 import difflib
 import functools
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Never, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 if TYPE_CHECKING:
-    Unknown = Never  # no keyword beside those named: a checker refuses it, and at run time `refuse` does
+    Unknown = Never  # no other keyword is valid: type checkers report it, and at run time `refuse` raises
 else:
-    Unknown = object  # beartype takes no Never
+    Unknown = object  # beartype does not support Never
 
 _WEIGHTS = "write weights=regard.full(), and read Attended.weights"
 # Keywords of F.scaled_dot_product_attention and of a call of nn.MultiheadAttention.
@@ -62,7 +62,7 @@ LAYER = {
 
 
 def refuse(name: str, function: Callable[..., object], unknown: Mapping[str, object], known: Mapping[str, str]) -> None:
-    """Raise for keywords that a call does not have, with what to write instead."""
+    """Raise for keywords that a call does not have, and name the ones to use instead."""
     for word in unknown:
         if word in known:
             raise TypeError(f"{name}() has no {word}: {known[word]}")
@@ -73,7 +73,7 @@ def refuse(name: str, function: Callable[..., object], unknown: Mapping[str, obj
 
 
 def made_with(known: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A constructor whose errors about its arguments name this library's spelling of torch's."""
+    """Return a decorator: errors of the constructor name this library's equivalents of torch's arguments."""
 
     def wrapped(function: Callable[P, R]) -> Callable[P, R]:
         name = function.__qualname__.split(".")[0]

@@ -1,46 +1,51 @@
-"""torch.func (vmap, grad, jvp and others): is a call inside one, and which?"""
+"""Detection of torch.func transforms (vmap, grad, jvp and others) around a call."""
 
 import torch
 from torch.autograd import forward_ad
 
+_PEEK = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+
 
 def transformed() -> bool:
-    """Is a call inside one? The loops and kernels here have no rules for them, and vmap hides the numbers."""
+    """Return whether a call is inside a transform.
+
+    Our loops and kernels have no rules for them, and vmap hides values.
+    """
     if torch.compiler.is_compiling():
         return len(_kinds()) > 0
-    levels = getattr(torch._C._functorch, "peek_interpreter_stack", None)
-    return (levels is not None and levels() is not None) or forwards()
+    return (_PEEK is not None and _PEEK() is not None) or forward_ad._current_level >= 0
 
 
 def forwards() -> bool:
-    """Are derivatives taken along with the values: jvp, jacfwd, linearize, dual numbers?"""
+    """Return whether forward-mode derivatives are taken: jvp, jacfwd, linearize, dual numbers."""
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
 def beyond_one_derivative() -> bool:
-    """Are derivatives taken forwards, or more than once? torch's own kernels have the first, backwards."""
+    """Return whether forward-mode or second derivatives are taken; torch's kernels only have first ones, in reverse
+    mode."""
     return forwards() or "Jvp" in _kinds() or twice()
 
 
 def twice() -> bool:
-    """Are derivatives of derivatives taken, backwards?"""
+    """Return whether reverse-mode derivatives are nested."""
     return _kinds().count("Grad") > 1
 
 
 def mapped() -> bool:
-    """Is a call inside vmap?"""
+    """Return whether a call is inside vmap."""
     return "Vmap" in _kinds()
 
 
 def _kinds() -> list[str]:
     if torch.compiler.is_compiling():
-        from regard.core import graph_breaks  # imports the compiler: a second, so only here
+        from regard.core import graph_breaks  # imported here, because it imports torch's compiler, which takes a second
 
         return graph_breaks.kinds().split()
     return kinds()
 
 
 def kinds() -> list[str]:
-    """The transforms around a call, the outermost first."""
+    """Return the transforms around a call, outermost first."""
     levels = getattr(torch._C._functorch, "get_interpreter_stack", None)
     return [level.key().name for level in (levels() if levels else None) or ()]

@@ -1,4 +1,4 @@
-"""The steps of a beam search, and hypotheses read backwards through them."""
+"""The backpointers of a beam search, and the hypotheses recovered from them."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from regard.decode.records import Hypothesis
 
 
 class Trail:
-    """What every step did, in the order of its slots: nothing is copied when a beam is reordered."""
+    """The record of every step, by slots: nothing is copied when a beam is reordered."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -20,7 +20,7 @@ class Trail:
         return len(self._steps)
 
     def add(self, tokens: Tensor, parents: Tensor, values: Tensor, weights: Tensor | None) -> None:
-        """A step: token, parent and log-probability of each slot (b, s); weights by the slots before it."""
+        """Record a step: token, parent and log-probability of each slot (b, s), and weights of the slots before it."""
         self._steps.append((tokens, parents, values))
         if weights is not None:
             self._weights.append(weights)
@@ -32,10 +32,10 @@ class Trail:
         times: Int[Tensor, "b n"],
         slots: Int[Tensor, "b n"],
     ) -> list[list[Hypothesis]]:
-        """The hypotheses that stopped at these steps, coming from these slots."""
+        """Return the hypotheses that stopped at these steps, from these slots."""
         tokens, parents, values = (torch.stack(parts) for parts in zip(*self._steps, strict=True))
         weights = None
-        if self._weights:  # the first step had one slot: the others are never used
+        if self._weights:  # the first step had one slot: the others are unused
             first, later = self._weights[0], self._weights[1:]
             width = later[0].shape[1] if later else 1
             weights = torch.stack([first.expand(-1, width, *first.shape[2:]), *later])
@@ -52,13 +52,13 @@ def walk(
     times: Int[Tensor, "b n"],
     slots: Int[Tensor, "b n"],
 ) -> list[list[Hypothesis]]:
-    """Hypotheses read off from their last slot back to the first: each slot knows the one it came from.
+    """Return hypotheses, following parents from the last slot to the first.
 
-    Those with score −∞ do not exist. They are followed on the CPU: it is many short steps, one after another.
+    Those with score −∞ do not exist. This runs on the CPU, because it is many short sequential steps.
     """
     until, slot, parent_of = times.cpu().numpy(), slots.cpu().numpy(), parents.cpu().numpy()
     at = np.empty((parent_of.shape[0], *slot.shape), dtype=np.int64)  # the slot of each hypothesis after each step
-    asked = np.zeros_like(at)  # and before it
+    asked = np.zeros_like(at)  # and the slot before it
     for time in reversed(range(parent_of.shape[0])):
         at[time] = slot
         origin = np.take_along_axis(parent_of[time], slot, 1)

@@ -1,4 +1,4 @@
-"""Beam search: the best of several hypotheses for each row, all rows at once."""
+"""Beam search: the best of several hypotheses for each row, with all rows in one batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,8 @@ from regard.decode.penalties import GNMT, LengthPenalty, best_divisors, divisors
 from regard.decode.ranking import best
 from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, check_step, grouped, refuse_broken
 
-# A hypothesis attends to the keys of all others of its row: beyond so many, copying its own is less work.
+# With grouped hypotheses each attends to the keys of all others of its row; beyond this width, separate copies are
+# faster.
 _SIDE_BY_SIDE = 16
 
 
@@ -34,15 +35,15 @@ def beam(
     shrink: float | None = 0.25,
     captures: Captures | None = None,
 ) -> list[list[Hypothesis]]:
-    """For each row the `n_best` hypotheses by log p(y) / penalty(length), best first; fewer where fewer exist.
+    """Return for each row the `n_best` hypotheses by log p(y) / penalty(length), best first; fewer if fewer exist.
 
-    At every step the `width` best hypotheses of a row go on. One that stops while among the best is done, and is kept
-    apart. A row ends when `width` are done, or earlier when nothing that still runs can enter the n best: the
-    log-probability of a hypothesis only falls, so its sum over the largest penalty within the limit bounds what it can
-    reach, and stopping there changes no result. Ties go to the hypothesis that stood higher, then to the lower token.
-    `state` has one row for each of `start`; after the first step it is reordered to `width` rows for each, or, where
-    it can be `grouped`, carries them side by side. Then on CUDA a whole step is captured as one graph; give the same
-    `captures` to every search of many, and it is captured once. The other arguments are those of `greedy`.
+    At every step the `width` best hypotheses of a row continue. One that stops while among the best is finished. A row
+    ends when `width` are finished, or earlier when no running one can enter the n best: the log-probability of a
+    hypothesis only decreases, so its sum over the largest penalty within the limit bounds its final score, and stopping
+    there changes no result. Ties go to the hypothesis that ranked higher, then to the lower token. `state` has one row
+    for each of `start`; after the first step it is reordered to `width` rows for each, or holds them as one group if it
+    has `grouped`. On CUDA a whole step is then captured as one graph; searches that share `captures` capture it once.
+    The other arguments are those of `greedy`.
 
     >>> from types import SimpleNamespace as Step
     >>> table = torch.tensor([[0.0, 0.6, 0.4], [0.4, 0.3, 0.3], [0.0, 0.0, 1.0]]).log()
@@ -77,7 +78,7 @@ def searched(
     shrink: float | None,
     captures: Captures | None,
 ) -> list[list[Hypothesis]]:
-    """The search by the fastest method for this state."""
+    """Run the search by the fastest method for this state."""
     if limits.start.shape[0] == 0:
         return []
     if width <= _SIDE_BY_SIDE:
@@ -91,7 +92,7 @@ def searched(
 def _search(
     step: StepFunction, state: Any, limits: Bounds, front: Front, table: Tensor, shrink: float | None
 ) -> list[list[Hypothesis]]:
-    """The loop. The bookkeeping keeps all rows from first to last; `rows` are those the model still works on."""
+    """Run the loop. The search state has all rows until the end; `rows` are those that the model still processes."""
     batch, width = limits.start.shape[0], front.width
     rows = torch.arange(batch, device=limits.start.device)
     broken = torch.zeros_like(front.closed)
@@ -126,7 +127,7 @@ def _search(
 
 
 def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, state: Any) -> tuple[Tensor, Any]:
-    """The rows that go on (those `kept` of the running ones, or all), and their state in the new order."""
+    """Return the rows that continue (those `kept` of the running ones, or all), and their state in the new order."""
     places = torch.arange(rows.numel(), device=rows.device) if kept is None else kept
     going = rows[places]
     if hasattr(state, "regroup"):
@@ -134,5 +135,6 @@ def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, sta
     index = (places[:, None] * slots + parents[going]).flatten()
     same = index.device.type == "cpu" and slots == parents.shape[1] and kept is None
     if same and torch.equal(index, torch.arange(index.numel())):
-        return going, state  # saves a copy of every cache, where the test does not wait for a device
+        # Saves a copy of every cache if the order is unchanged and the test needs no synchronisation.
+        return going, state
     return going, state.reorder(index)

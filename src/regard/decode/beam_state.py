@@ -11,28 +11,28 @@ from regard.decode.records import Bounds
 
 @dataclass(frozen=True, eq=False)
 class Front:
-    """The running hypotheses (s slots a row) and the n best finished ones, of all rows."""
+    """The running hypotheses (s slots per row) and the n best finished ones, of all rows."""
 
     sums: Float[Tensor, "b s"]  # log-probabilities; −∞ is an empty slot
     tokens: Int[Tensor, "b s"]
-    parents: Int[Tensor, "b s"]  # the slot each one came from in this step
-    values: Float[Tensor, "b s"]  # log-probability of the token alone
+    parents: Int[Tensor, "b s"]  # the slot that each one continues in this step
+    values: Float[Tensor, "b s"]  # log-probability of the last token alone
     done_score: Float[Tensor, "b n"]
     done_sum: Float[Tensor, "b n"]
     done_time: Int[Tensor, "b n"]
     done_slot: Int[Tensor, "b n"]  # the slot it had before it stopped
-    count: Int[Tensor, "b"]  # how many were done in all
+    count: Int[Tensor, "b"]  # the number of finished hypotheses
     closed: Bool[Tensor, "b"]
     width: int
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What `regard.kernels.triton.beam_update` changes in place, in its order."""
+        """Return the tensors that `regard.kernels.triton.beam_update` changes in place, in its order."""
         going = (self.sums, self.tokens, self.parents)
         return *going, self.done_score, self.done_sum, self.done_time, self.done_slot, self.count, self.closed
 
     @staticmethod
     def fresh(limits: Bounds, width: int, n_best: int, slots: int = 1) -> "Front":
-        """Before the first token: one hypothesis, and the other slots empty."""
+        """Return the state before the first token: one hypothesis, and empty slots."""
         batch, device = limits.start.shape[0], limits.start.device
         nothing = torch.zeros(batch, slots, dtype=torch.long, device=device)
         zeros = torch.zeros(batch, slots, dtype=torch.float64, device=device)
@@ -55,16 +55,16 @@ def advance(
     divisor: Tensor,
     hope: Tensor,
 ) -> Front:
-    """One token further: `values` and `tokens` (b, s, c) are the best continuations of each slot.
+    """Return the state after one more token: `values` and `tokens` (b, s, c) are the best continuations of each slot.
 
-    `time` is a number, or one on the device; `divisor` is the penalty of a hypothesis that stops now.
+    `time` is a number, or a tensor on the device; `divisor` is the penalty of a hypothesis that stops now.
     """
     width, rank = front.width, values.shape[-1]
     forced = (time >= limits.limit)[:, None, None]
     first = torch.arange(rank, device=values.device) == 0
     values = torch.where(forced, torch.where(first, at_stop[:, :, None], -torch.inf), values)
     tokens = torch.where(forced & first, limits.stop, tokens)
-    # Sums in float64: adding must not make ties that the model's own scores have not.
+    # Sums are float64, so that rounding does not create ties.
     totals = front.sums[:, :, None] + values.double()
     totals = torch.where(front.closed[:, None, None], -torch.inf, totals)
     totals, order = totals.flatten(1).sort(dim=1, descending=True, stable=True)
@@ -80,12 +80,12 @@ def advance(
     now = torch.zeros_like(slot[:, :width]) + time
     count = front.count + ended.sum(1)
 
-    # At most one continuation of each slot stops, so that at least `width` of the 2·width go on; where the vocabulary
-    # is too small for that many, places stay empty.
+    # At most one continuation of each slot stops, so at least `width` of the 2·width continue; if the vocabulary is too
+    # small for that many, slots stay empty.
     going = stopped.byte().argsort(dim=1, stable=True)[:, :width]
     sums = totals.masked_fill(stopped, -torch.inf).gather(1, going)
-    # Nothing running can enter the n best: what can be reached is no better than the worst of them. An empty place
-    # among them counts −∞, and so does a row in which nothing runs.
+    # A row ends if no running hypothesis can enter the n best: its bound does not exceed the worst of them. An empty
+    # slot counts as −∞, as does a row without running hypotheses.
     closed = front.closed | (count >= width) | (done_score[:, -1] >= sums[:, 0] / hope)
     return Front(
         sums=sums,

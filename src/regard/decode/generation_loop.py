@@ -1,4 +1,4 @@
-"""One hypothesis for each row, token after token: the loop that greedy decoding and sampling share."""
+"""The loop of greedy decoding and sampling: one hypothesis for each row, token by token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +14,9 @@ Choose = Callable[[Tensor, Tensor], Tensor]
 
 @torch.no_grad()
 def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrink: float | None) -> list[Hypothesis]:
-    """Generates tokens until every row has stopped; stopped rows are dropped when that pays.
+    """Generates tokens until every row has stopped; stopped rows are removed when that saves time.
 
-    The bookkeeping keeps all rows from first to last; `rows` says which of them the model still works on.
+    The results have all rows until the end; `rows` are those that the model still processes.
     """
     batch = bounds.start.shape[0]
     if batch == 0:
@@ -56,7 +56,7 @@ def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrin
 
 
 def spread(values: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """The same values in a batch of all rows; the others are zeros."""
+    """Scatter the values into a batch of all rows; the others are zeros."""
     if rows.numel() == batch:
         return values
     return values.new_zeros((batch, *values.shape[1:])).index_copy_(0, rows, values)
@@ -65,7 +65,7 @@ def spread(values: Tensor, rows: Tensor, batch: int) -> Tensor:
 def _hypotheses(trail: list[tuple[Tensor, Tensor]], looked: list[Tensor], stop: int) -> list[Hypothesis]:
     tokens = torch.stack([tokens for tokens, _ in trail], 1).cpu()
     log_probs = torch.stack([values for _, values in trail], 1).cpu()
-    totals = log_probs.double().cumsum(1)[:, -1].tolist()  # in order, as a beam adds them up
+    totals = log_probs.double().cumsum(1)[:, -1].tolist()  # added in order, as in beam search
     weights = torch.stack(looked, 1).cpu() if looked else None
     lengths = (tokens != stop).sum(1).tolist()
     return [

@@ -1,8 +1,8 @@
-"""Beam search with every shape fixed: on CUDA a whole step, the search's own work in it, is one graph.
+"""Beam search with fixed shapes: on CUDA a whole step, including the search itself, is one graph.
 
-A state takes part when its `grouped()` has `static(width, steps)`: that gives a state with storage of its
-own, into which `load(state)` puts a search, and whose step needs nothing from the host. `fits(state, width, steps)`
-says whether it can serve another search. The step itself must be marked pure, as those of this library's models are.
+A state supports this if its `grouped()` has `static(width, steps)`, which returns a state with its own storage, filled
+by `load(state)`, whose step needs no synchronisation. `fits(state, width, steps)` returns whether it can be reused for
+another search. The step must be marked pure, as those of this library's models are.
 """
 
 import threading
@@ -21,17 +21,17 @@ from regard.decode.records import Bounds, Hypothesis, StepFunction, check_step, 
 from regard.kernels import cuda_graphs
 from regard.kernels.availability import TRITON
 
-_SHORTEST = 4  # steps below which a capture costs more than it saves
-_LOOK = 8  # steps between checks of what has ended: a check waits for the device
+_SHORTEST = 4  # number of steps below which a capture costs more than it saves
+_LOOK = 8  # number of steps between checks for the end, each of which is a synchronisation
 
 
 class Captures:
-    """Searches kept ready for others of nearly the same size: storage, and on CUDA the graph of a step.
+    """A cache of searches for reuse by others of similar size: storage, and on CUDA the graph of a step.
 
-    A capture takes as long as two or three steps without it. To search many batches, keep one of these and pass it to
-    every `beam` and `greedy`; the `keep` last used stay, each with its storage. The model's parameters may change in
-    place. `devices` are those whose searches go this way; elsewhere shapes that follow the search are less work. On
-    CUDA, Triton kernels do the attention, the ranking and the bookkeeping of a step, where Triton is installed.
+    A capture takes as long as two or three steps without it. To search many batches, pass the same object to every
+    `beam` and `greedy`; the `keep` most recently used searches stay in memory. The model's parameters may change in
+    place. `devices` lists the devices that use it; on others dynamic shapes are faster. On CUDA, Triton kernels compute
+    the attention, the ranking and the update of a step, if Triton is installed.
 
     >>> Captures(keep=2)
     Captures(keep=2, held=0)
@@ -41,14 +41,14 @@ class Captures:
         if keep < 1:
             raise ValueError(f"keep must be 1 or more; got {keep}")
         self.keep, self.devices = keep, tuple(devices)
-        self.lock = threading.RLock()  # storage serves one search at a time
+        self.lock = threading.RLock()  # storage is used by one search at a time
         self.held: list[_Session] = []
 
     def __repr__(self) -> str:
         return f"Captures(keep={self.keep}, held={len(self.held)})"
 
     def session(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> "_Session | None":
-        """One that fits, or a new one; None where the state has no fixed form."""
+        """Return a cached search that fits, or a new one; None if the state does not support fixed shapes."""
         steps = limits.longest + 1
         found = next((one for one in self.held if one.fits(step, state, limits, width, n_best)), None)
         if found is None:
@@ -61,9 +61,9 @@ class Captures:
         return found
 
     def pool(self, device: torch.device) -> Any:
-        """The memory that a graph shares with those held: they run one after another.
+        """Return the memory pool that a graph shares with cached ones, which never run at the same time.
 
-        A pool ends with the last of its graphs, and its handle may not be used again.
+        A pool is freed with the last of its graphs, and its handle may not be used again.
         """
         living = (one.graph for one in self.held if one.graph is not None and one.device == device)
         first = next(living, None)
@@ -80,7 +80,7 @@ def captured_search(
     n_best: int,
     captures: Captures | None,
 ) -> list[list[Hypothesis]] | None:
-    """The search by replaying one step; None where that does not apply or would not pay."""
+    """Run the search by replaying one step; return None if that is unsupported or not faster."""
     kept = captures is not None or limits.longest >= _SHORTEST
     captures = Captures(keep=1) if captures is None else captures
     wanted = kept and limits.start.device.type in captures.devices and getattr(step, "pure", False)
@@ -119,7 +119,7 @@ class _Session:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def fits(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> bool:
-        """Was this made for the same step, the same rules and about the same size?"""
+        """Return whether this was created for the same step, the same rules and a similar size."""
         mine, theirs = self.limits.never, limits.never
         never = mine is theirs or (mine is not None and theirs is not None and torch.equal(mine, theirs))
         return (
@@ -161,7 +161,7 @@ class _Session:
         )
 
     def _load(self, state: Any, limits: Bounds, table: Tensor) -> None:
-        """Start a search; rows that it does not have are closed."""
+        """Start a search; unused rows are marked as ended."""
         rows = limits.start.shape[0]
         self.static.load(state)
         for mine, theirs in ((self.limits.start, limits.start), (self.limits.limit, limits.limit)):
@@ -176,7 +176,7 @@ class _Session:
         self.hope.copy_(best_divisors(self.table, self.limits.limit)[:, : self.hope.shape[1]])
 
     def _first(self, state: Any, limits: Bounds) -> None:
-        """A first step: it shows what there is to store, and on CUDA makes libraries load their code."""
+        """Run a first step: it determines what to store, and on CUDA makes libraries load their code."""
         with cuda_graphs.aside(self.device):
             produced = self.step(self.static, self.front.tokens.flatten())
             check_step(produced, self.static.rows * self.width, limits.stop)
@@ -189,7 +189,7 @@ class _Session:
             self._once()
 
     def _once(self) -> None:
-        """A whole step, nothing of it on the host."""
+        """Run a whole step on the device."""
         assert self.trail is not None
         produced = self.step(self.static, self.front.tokens.flatten())
         found = ranked(produced.logits, self.limits, self.time, 2 * self.width, kernels=self.kernels)
@@ -204,7 +204,7 @@ class _Session:
         self.time.add_(1)
 
     def _plain(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
-        """One token further, with the step written to the trail."""
+        """Advance by one token, and write the step to the trail."""
         assert self.trail is not None
         values, tokens, at_stop = (part.unflatten(0, (-1, self.width)) for part in found)
         divisor, hope = self.table.index_select(0, self.time + 1), self.hope.index_select(1, self.time)[:, 0]
@@ -215,8 +215,8 @@ class _Session:
         _put(front, self.front)
 
     def _fused(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
-        """The same in one kernel."""
-        from regard.kernels.triton import beam_update  # imports Triton: only where it is used
+        """Advance by one token in one kernel."""
+        from regard.kernels.triton import beam_update  # imported here, because it imports Triton
 
         assert self.trail is not None
         beam_update.advance(
@@ -232,7 +232,7 @@ class _Session:
 
 
 def _put(new: Front, held: Front) -> None:
-    """The values of one front into the storage of another."""
+    """Copy the values of one state into the storage of another."""
     for each in fields(Front):
         if each.name != "width":
             getattr(held, each.name).copy_(getattr(new, each.name))

@@ -1,4 +1,4 @@
-"""Greedy decoding: the most likely token, each time."""
+"""Greedy decoding: the most likely token at each step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,12 +26,12 @@ def greedy(
     shrink: float | None = 0.25,
     captures: Captures | None = None,
 ) -> list[Hypothesis]:
-    """For each row, y_i = argmax p(y | y_<i); the lowest token on a tie. The same as a beam of width 1.
+    """Return for each row y_i = argmax p(y | y_<i); the lowest token on a tie. The same as a beam of width 1.
 
     A row has at most `limit` tokens (one number, or one for each row); then it must stop. It has at least `minimum`,
-    unless its limit is lower. Tokens in `never` do not come. A state with a capacity needs room for limit + 1 tokens:
-    `start` is read too. When the share `shrink` of the running rows has stopped, they are dropped with
-    `state.reorder`; None keeps every shape as it is, for a step that was captured. `captures` is as in `beam`.
+    unless its limit is lower. Tokens in `never` are excluded. A state with a capacity needs limit + 1 positions,
+    because `start` is processed too. When a fraction `shrink` of the running rows has stopped, they are removed with
+    `state.reorder`; None keeps shapes fixed, for a captured step. `captures` is as in `beam`.
 
     >>> from types import SimpleNamespace as Step
     >>> table = torch.eye(4).roll(1, 1)  # after token i comes i + 1
@@ -45,7 +45,7 @@ def greedy(
     state = grouped(state)
     table = divisors(None, limits.longest + 1, start.device)
     found = captured_search(step, state, limits, table, width=1, n_best=1, captures=captures)
-    # A row that may not stop where it must has no hypothesis in a beam; here it has one, as unlikely as can be.
+    # A row that must stop but may not has no hypothesis in beam search; greedy decoding returns one with probability 0.
     if found is not None and all(found):
         return [one for [one] in found]
     return follow(step, state, lambda log_probs, rows: log_probs.argmax(1), limits, shrink)

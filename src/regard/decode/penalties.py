@@ -1,4 +1,4 @@
-"""Length penalties: what the log-probability of a hypothesis is divided by, so that short ones do not always win."""
+"""Length penalties: divisors of the log-probability, so that short hypotheses are not favoured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Any callable from lengths to positive divisors will do; a length counts the stop token.
+# Any function from lengths to positive divisors; a length includes the stop token.
 LengthPenalty = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Gnmt:
-    """((5 + n) / 6)^alpha, of Wu et al. 2016, section 7: alpha 0 is the plain sum, 0.6 to 1 is usual.
+    """((5 + n) / 6)^alpha, of Wu et al. 2016, section 7: alpha 0 is no penalty, 0.6 to 1 is usual.
 
     >>> Gnmt(alpha=1.0)(torch.tensor([1.0, 7.0]))
     tensor([1., 2.])
@@ -27,7 +27,7 @@ class Gnmt:
 
 @dataclass(frozen=True)
 class Average:
-    """n^power: with power 1, a hypothesis is as good as its tokens are on average.
+    """n^power: with power 1 it is the mean log-probability of the tokens.
 
     >>> Average()(torch.tensor([1.0, 7.0]))
     tensor([1., 7.])
@@ -43,7 +43,7 @@ GNMT = Gnmt()
 
 
 def divisors(penalty: LengthPenalty | None, longest: int, device: torch.device) -> Float[Tensor, "n"]:
-    """The divisor of every length from 0 (never used) to `longest`, in float64."""
+    """Return the divisor of every length from 0 (never used) to `longest`, in float64."""
     lengths = torch.arange(longest + 1, dtype=torch.float64, device=device)
     if penalty is None:
         return torch.ones_like(lengths)
@@ -54,13 +54,13 @@ def divisors(penalty: LengthPenalty | None, longest: int, device: torch.device) 
 
 
 def best_divisors(table: Float[Tensor, "n"], limit: Tensor) -> Float[Tensor, "b n"]:
-    """The kindest divisor that a row may still get, once a hypothesis is longer than n tokens.
+    """Return the largest divisor that a row may still get, once a hypothesis is longer than n tokens.
 
-    Log-probabilities only fall, so sum / this is the best score that any continuation can reach: the largest divisor
-    among the lengths n+2 (one more token, and stop) to limit+1.
+    Log-probabilities only decrease, so sum / divisor bounds the score of any continuation: the largest divisor among
+    the lengths n+2 (one more token, and stop) to limit+1.
     """
     lengths = torch.arange(table.shape[0], device=table.device)
     reachable = torch.where(lengths <= limit[:, None] + 1, table, 0.0)
     ahead = reachable.flip(1).cummax(1).values.flip(1)  # the largest from n on
     ahead = torch.nn.functional.pad(ahead, (0, 2))[:, 2:]
-    return ahead.clamp(min=torch.finfo(table.dtype).tiny)  # nothing is reachable: −tiny sums still give −huge
+    return ahead.clamp(min=torch.finfo(table.dtype).tiny)  # if no length is reachable, sums divided by tiny are −huge

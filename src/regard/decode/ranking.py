@@ -9,15 +9,15 @@ from regard.decode.records import Bounds
 
 CHUNK = 64
 _KERNEL = (torch.bfloat16, torch.float16, torch.float32)
-_LONGEST = 32  # tokens ranked that a kernel takes one by one
+_LONGEST = 32  # the largest number of ranked tokens for which the kernel is used
 
 
 def ranked(
     logits: Float[Tensor, "n v"], limits: Bounds, time: Int[Tensor, " 1"], count: int, *, kernels: bool
 ) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"], Float[Tensor, " n"]]:
-    """Log-probabilities and tokens of the `count` best that may come, and the stop token's own log-probability."""
+    """Return log-probabilities and tokens of the `count` best allowed tokens, and the stop token's log-probability."""
     if kernels and logits.dtype in _KERNEL and count <= _LONGEST:
-        from regard.kernels.triton.token_ranking import rank  # imports Triton: only where it is used
+        from regard.kernels.triton.token_ranking import rank  # imported here, because it imports Triton
 
         return rank(logits, limits.never, time, stop=limits.stop, minimum=limits.minimum, count=count)
     log_probs, at_stop = limits.distribution(logits, time)
@@ -26,12 +26,12 @@ def ranked(
 
 
 def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"]]:
-    """The `count` largest of each row, largest first and ties to the lowest index, and where they were.
+    """Return the `count` largest of each row, largest first and ties to the lowest index, and their indices.
 
-    `torch.topk` leaves it open which of equal entries it takes. So where there may be some, a row is cut into chunks:
-    an entry among the `count` best lies in one of the `count` chunks with the largest maxima (ties to the first),
-    because every better chunk has an entry that beats it. One pass finds the maxima, and only `count` chunks are
-    sorted, stably. Where a row has fewer than `count` entries, −∞ follow.
+    `torch.topk` returns equal entries in unspecified order. So if there may be ties, a row is split into chunks: an
+    entry among the `count` best lies in one of the `count` chunks with the largest maxima (ties to the first), because
+    every better chunk has an entry that beats it. One pass finds the maxima, and only `count` chunks are sorted,
+    stably. Where a row has fewer than `count` entries, −∞ follow.
 
     >>> best(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 3)
     (tensor([[3., 3., 2.]]), tensor([[1, 2, 3]]))
@@ -40,7 +40,7 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
     if count == 1 and size > 0:
         return values.amax(1, keepdim=True), values.argmax(1, keepdim=True)
     if values.device.type == "cpu" and size > count:
-        # Without ties there is one answer. On the CPU the test does not wait for a device, and sorting costs more.
+        # Without ties the result of topk is unique. This is tested on the CPU only, where it needs no synchronisation.
         found, index = _largest(values, count + 1)
         if not bool((found[:, 1:] == found[:, :-1]).any()):
             return found[:, :count], index[:, :count]
@@ -52,7 +52,7 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
         values = F.pad(values, (0, CHUNK - size % CHUNK), value=-torch.inf)
     chunks = values.view(rows, -1, CHUNK)
     order = chunks.amax(-1).sort(dim=1, descending=True, stable=True).indices[:, :count]
-    order = order.sort(dim=1).values  # back in their places, so that a stable sort keeps ties in order
+    order = order.sort(dim=1).values  # in ascending order, so that a stable sort keeps the order of ties
     inside = chunks.gather(1, order[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
     found, place = inside.sort(dim=1, descending=True, stable=True)
     place = place[:, :count]
@@ -61,9 +61,9 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
 
 
 def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row, in any order of ties; of entries that have equals, at least two are returned.
+    """Return the `count` largest of each row, in any order of ties; of tied entries, at least two are returned.
 
-    Looking for them in the chunks with the largest maxima alone reads the rows once, where topk copies them first.
+    Searching only the chunks with the largest maxima reads the rows once, while topk copies them first.
     """
     rows, size = values.shape
     if size < 2 * CHUNK * count:

@@ -1,4 +1,4 @@
-"""What decoding is given and what it gives back: a step function, the limits of a search, and hypotheses."""
+"""The inputs and results of decoding: a step function, the limits of a search, and hypotheses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Produced(Protocol):
-    """What one step gives: scores of the next token (b, v), the state after it, and where it looked (b, k)."""
+    """The result of one step: scores of the next token (b, v), the next state, and attention weights (b, k)."""
 
     @property
     def logits(self) -> Tensor: ...
@@ -23,22 +23,21 @@ class Produced(Protocol):
     def weights(self) -> Tensor | None: ...
 
 
-# step(state, tokens (b,)): reads the last token of each row and scores the next one. A state has `reorder(index)`: the
-# state of the rows named by `index` (n,), which may repeat rows or leave some out.
+# step(state, tokens (b,)) takes the last token of each row and scores the next one. A state has `reorder(index)`, which
+# returns the state of the rows `index` (n,); rows may be repeated or left out.
 #
-# A state may know how to carry several hypotheses of a row at once. Then it has `grouped()`, which gives such a state,
-# or None where it cannot; that has `regroup(parents (r, s), kept (r,) or None)`, the hypotheses that come from these of
-# the rows kept, and is stepped with the tokens of all of them, row by row. It may also have `static(width, steps)`: see
-# `regard.decode.graph_search`.
+# A state may be able to hold several hypotheses of a row as one group. Then `grouped()` returns such a state, or None;
+# this has `regroup(parents (r, s), kept (r,) or None)`, which selects parents within the rows kept, and its step takes
+# the tokens of all hypotheses, row by row. It may also have `static(width, steps)`: see `regard.decode.graph_search`.
 StepFunction = Callable[[Any, Tensor], Produced]
 
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """One output: its tokens without the stop token, how likely each was, and where the model looked for each.
+    """One output: its tokens without the stop token, their log-probabilities, and their attention weights.
 
-    `log_probs` and `weights` have a row for each token; both are on the CPU. `log_prob` is that of the whole, stop
-    token included; `score` is what hypotheses are ranked by, `log_prob` over the length penalty.
+    `log_probs` and `weights` have a row for each token; both are on the CPU. `log_prob` is the sum, including the stop
+    token; `score`, by which hypotheses are ranked, is `log_prob` divided by the length penalty.
     """
 
     tokens: tuple[int, ...]
@@ -50,19 +49,19 @@ class Hypothesis:
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Where a search starts and must end, checked; all on the device of the start tokens."""
+    """The checked limits of a search, on the device of the start tokens."""
 
     start: Int[Tensor, "b"]
     stop: int
-    limit: Int[Tensor, "b"]  # most tokens of each row, the stop token not counted
+    limit: Int[Tensor, "b"]  # the largest number of tokens of each row, without the stop token
     longest: int
     minimum: int
     never: Int[Tensor, "n"] | None
 
     def distribution(self, logits: Tensor, time: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (b, v) with what must not come at −∞, and the stop token's own (b,) before that.
+        """Return log-probabilities (b, v) with excluded tokens at −∞, and the stop token's (b,) before exclusion.
 
-        `time` is a number, or one on the device.
+        `time` is a number, or a tensor on the device.
         """
         log_probs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         stop = log_probs[:, self.stop].clone()
@@ -77,12 +76,12 @@ class Bounds:
 
     @property
     def patience(self) -> int:
-        """Steps between checks of what has ended: a check waits for the device, and on the CPU there is no wait."""
+        """Return the number of steps between checks for the end: a check on a GPU is a synchronisation."""
         return 1 if self.start.device.type == "cpu" else 4
 
 
 def bounds(start: Tensor, stop: int, limit: int | Tensor, minimum: int, never: Sequence[int]) -> Bounds:
-    """The bounds of a search, or an error that names the argument that is wrong."""
+    """Return the limits of a search, or raise an error that names the wrong argument."""
     if start.ndim != 1 or start.is_floating_point():
         raise ValueError(f"start must be one token for each row, integers (b,); got {start.dtype} {tuple(start.shape)}")
     rows = start.shape[0]
@@ -104,13 +103,13 @@ def bounds(start: Tensor, stop: int, limit: int | Tensor, minimum: int, never: S
 
 
 def grouped(state: Any) -> Any:
-    """The state that carries hypotheses side by side, where there is one, or else the state itself."""
+    """Return the grouped state if there is one, else the state itself."""
     found = state.grouped() if hasattr(state, "grouped") else None
     return state if found is None else found
 
 
 def check_step(produced: Produced, rows: int, stop: int) -> None:
-    """Raises where the first step of a search did not give what it must."""
+    """Raise if the result of the first step is invalid."""
     shape = tuple(produced.logits.shape)
     if len(shape) != 2 or shape[0] != rows:
         raise ValueError(f"step must give logits of shape ({rows}, vocabulary); got {shape}")
@@ -121,7 +120,7 @@ def check_step(produced: Produced, rows: int, stop: int) -> None:
 
 
 def refuse_broken(broken: Tensor, time: int) -> None:
-    """Raises where some row's logits were NaN: a search over them would give words that mean nothing."""
+    """Raise if the logits of some row were NaN, because its tokens would be meaningless."""
     if bool(broken.any()):
         rows = broken.nonzero().flatten().tolist()
         raise ValueError(f"step gave logits that are NaN or infinite in rows {rows[:5]}, by token {time}")

@@ -1,4 +1,4 @@
-"""Sampling: tokens drawn from the model's distribution, or from its upper part."""
+"""Sampling of tokens from the model's distribution, or from its most likely part."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,11 +28,12 @@ def sample(
     shrink: float | None = 0.25,
     generator: torch.Generator | None = None,
 ) -> list[Hypothesis]:
-    """For each row, y_i ~ p(y | y_<i)^(1/temperature), among the `top_k` likeliest or the top `top_p` of the mass.
+    """Return for each row y_i ~ p(y | y_<i)^(1/temperature), among the `top_k` most likely tokens or the top `top_p`
+    mass.
 
     `top_p` keeps the smallest set of likeliest tokens whose probability reaches it (Holtzman et al. 2020, section 3.1).
-    The log-probabilities in a hypothesis are the model's own, whatever the temperature. Every row has random numbers
-    of its own, so it draws the same whether others have stopped or not. For several samples of a row, repeat it:
+    The log-probabilities in a hypothesis are the model's own, whatever the temperature. Every row has its own random
+    numbers, so its samples do not depend on whether others have stopped. For several samples of a row, repeat it:
     `state.reorder(torch.arange(b).repeat_interleave(n))` and `start.repeat_interleave(n)`. The other arguments are
     those of `greedy`.
 
@@ -68,7 +69,7 @@ def draw(
     top_k: int | None,
     top_p: float | None,
 ) -> Int[Tensor, "r"]:
-    """The token under each point in [0, 1) when the tokens that may come share out that interval."""
+    """Return the token at each point in [0, 1) of the cumulative distribution."""
     values: Tensor = log_probs
     index: Tensor | None = None
     if top_k is not None and top_k < values.shape[1]:
@@ -79,8 +80,8 @@ def draw(
     if top_p is not None:
         mass = torch.where(mass.cumsum(1) - mass < top_p, mass, 0.0)
     ends = mass.cumsum(1)
-    # The first end beyond the point: a token without mass ends where the one before it does, and is never first.
-    # The factor keeps the point below the last end when the product is rounded.
+    # The first cumulative sum beyond the point: a token without mass has the same sum as the one before it, and is
+    # never first. The factor keeps the point below the last sum after rounding.
     target = points[:, None] * ends[:, -1:] * (1 - 2.0**-40)
-    place = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)  # NaN is refused elsewhere
+    place = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)  # NaN raises elsewhere
     return (place if index is None else index.gather(1, place))[:, 0]

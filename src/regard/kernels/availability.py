@@ -1,6 +1,6 @@
-"""What is installed here and what the device is doing.
+"""Whether Triton is installed, and whether a CUDA graph is being captured.
 
-Constants, because torch.compile reads them without tracing how they were found.
+These are constants, because torch.compile can use constants without tracing the code that computes them.
 """
 
 import importlib.util
@@ -11,5 +11,5 @@ TRITON = importlib.util.find_spec("triton") is not None
 
 
 def capturing(device: torch.device) -> bool:
-    """Is a CUDA graph being captured on the current stream?"""
+    """Return whether a CUDA graph is being captured on the current stream."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

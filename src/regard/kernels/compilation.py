@@ -1,6 +1,6 @@
-"""Compile a function of tensors to C++ for the CPU when it is first called, and keep the result.
+"""Compilation of a function of tensors to C++ for the CPU at its first call; the result is cached.
 
-The compiled function equals the plain function it is made from; torch keeps the C++ on disk for later processes.
+The compiled function equals the original; torch caches the C++ on disk for later processes.
 """
 
 import functools
@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 _log = logging.getLogger("regard")
-_LONG = 2.0  # seconds of compilation from which the log mentions it
+_LONG = 2.0  # seconds of compilation from which on the log mentions it
 
 
 def compiler() -> bool:
-    """Can torch.compile build C++ here?"""
+    """Return whether torch.compile can build C++ on this machine."""
     return sys.platform == "linux" and any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++")))
 
 
 @functools.cache
 def compiled(form: Callable[..., Any]) -> Callable[..., Any]:
-    """The function `form` compiled for any sizes; it is for loops that compute gradients themselves.
+    """Return the function `form` compiled for any sizes, for use inside loops with their own backward pass.
 
-    The arguments reach the compiler as tensors that are no views and need no gradient: of a view it would also see the
-    base, compile anew for each kind, and give up after eight.
+    Arguments are passed as tensors that are not views and need no gradient: for views the compiler would compile once
+    per kind of base, and give up after eight.
     """
     function: Callable[..., Any] | None = None
 

@@ -1,8 +1,8 @@
-"""Output layer and cross-entropy as one operation, so that the logits of a batch never stand in memory together.
+"""Output layer and cross-entropy as one operation, so that the logits of a batch are never all in memory.
 
-Logits are made for some rows at a time, in the dtype of the states; their log-sum-exp is taken in float32; the
-gradients of that part are formed at once and the logits discarded. What is kept for the backward pass is a gradient
-for the states and one for the weight, not tokens × vocabulary numbers.
+Logits are computed for some rows at a time, in the dtype of the states, with their log-sum-exp in float32; the
+gradients of that part follow at once and its logits are discarded. The forward pass stores a gradient for the states
+and one for the weight, not tokens × vocabulary numbers.
 """
 
 import functools
@@ -16,7 +16,8 @@ from regard.kernels.availability import TRITON
 from regard.kernels.dtypes import HALF
 from regard.kernels.products import matrix
 
-_NUMBERS = {"cuda": 2**27, "cpu": 2**22}  # logits made at a time: enough work for a GPU, little enough for a cache
+# Logits computed at a time: enough to fill a GPU, few enough for a CPU's cache.
+_NUMBERS = {"cuda": 2**27, "cpu": 2**22}
 _TILE = 128
 
 
@@ -31,15 +32,15 @@ def summed(
     rows: int | None,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The summed loss, and its gradients with respect to states, weight and bias: empty where not wanted.
+    """Return the summed loss, and its gradients with respect to states, weight and bias: empty where not requested.
 
-    The plain function: `torch.nn.functional.cross_entropy` of `states @ weight.T + bias`, with reduction="sum".
+    Reference implementation: `torch.nn.functional.cross_entropy` of `states @ weight.T + bias`, with reduction="sum".
     """
     with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
         real = (target != ignore).nonzero().squeeze(1) if states.device.type == "cpu" else target
         if len(real) == len(target):
             return _by_rows(states, weight, bias, target, smoothing, ignore, rows, wanted)
-        # Ignored rows need no logits. On a GPU counting them would mean waiting for it.
+        # Ignored rows need no logits. On a GPU counting them would be a synchronisation.
         loss, some, to_weight, to_bias = _by_rows(
             states[real], weight, bias, target[real], smoothing, ignore, rows, wanted
         )
@@ -90,7 +91,7 @@ def _parts(length: int, rows: int) -> list[slice]:
 
 
 def _rows(states: Tensor, weight: Tensor) -> int:
-    """Parts of equal size, in rows that fill the tiles of a matrix product."""
+    """Return the number of rows per part: parts of equal size, in multiples of a matrix product's tile."""
     most = _NUMBERS.get(states.device.type, _NUMBERS["cpu"])
     parts = -(-states.shape[0] * weight.shape[0] // most)
     even = -(-states.shape[0] // max(1, parts))
@@ -98,7 +99,7 @@ def _rows(states: Tensor, weight: Tensor) -> int:
 
 
 def _check_targets(target: Tensor, ignore: int, vocabulary: int) -> None:
-    """On the CPU only: on a GPU a check would wait for the device. There, a wrong target makes the loss NaN."""
+    """Check targets on the CPU only: on a GPU the check would synchronise; there a wrong target makes the loss NaN."""
     if target.device.type != "cpu":
         return
     wrong = (target != ignore) & ((target < 0) | (target >= vocabulary))
@@ -108,7 +109,7 @@ def _check_targets(target: Tensor, ignore: int, vocabulary: int) -> None:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, summed in the dtype of the total."""
+    """Add left @ right to `total`, in the dtype of `total`."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif total.is_cuda:
@@ -118,11 +119,11 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _total(rows: Tensor) -> Tensor:
-    """The sum of all rows, added in float32 at least."""
+    """Return the sum of all rows, accumulated in at least float32."""
     if rows.device.type != "cpu" or rows.dtype != torch.bfloat16:
         return rows.sum(0, dtype=_wide(rows.dtype))
-    # On the CPU such a sum would copy all rows to float32 first. A product adds in float32 and rounds once, at the end;
-    # in float16 the sum would overflow.
+    # On the CPU a sum would first copy all rows to float32. A matrix product accumulates in float32 and rounds once; a
+    # sum in float16 would overflow.
     return (rows.new_ones(1, len(rows)) @ rows).squeeze(0).to(_wide(rows.dtype))
 
 
@@ -131,9 +132,9 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Space(NamedTuple):
-    """Buffers (rows, v) in three dtypes, which the parts of a batch use on the CPU one after the other.
+    """Buffers (rows, v) in three dtypes, reused by the parts of a batch on the CPU.
 
-    Memory allocated anew for each part would have to be mapped each time, which costs more than its use.
+    Fresh allocations would be mapped again for each part, which costs more than the computation.
     """
 
     wide: Tensor
@@ -151,14 +152,14 @@ class _Space(NamedTuple):
 def _losses(
     logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool, space: _Space | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each row, and where asked the gradients of the losses with respect to the logits."""
+    """Return the loss of each row and, on request, the gradients of the losses with respect to the logits."""
     exact, rows, vocabulary = _wide(logits.dtype), *logits.shape
     copied = space is not None and exact != logits.dtype
     z = space.wide[:rows].copy_(logits) if space is not None and copied else logits.to(exact)
     real = target != ignore
     label = torch.where(real, target, 0).clamp(0, vocabulary - 1).unsqueeze(1)
     if gradient:
-        # A softmax takes each row through the cache once. Its largest weight is e^{z - lse} of the largest logit.
+        # softmax loads each row into the cache once. Its largest weight is e^{z - lse} of the largest logit.
         weights = torch.softmax(z, 1) if space is None else torch.softmax(z, 1, out=space.weights[:rows])
         lse = z.amax(1, keepdim=True) - weights.amax(1, keepdim=True).log()
     else:
@@ -170,17 +171,17 @@ def _losses(
         if smoothing > 0.0:
             weights.sub_(smoothing / vocabulary)
         weights.scatter_add_(1, label, torch.full_like(lse, smoothing - 1))
-        if space is None or not bool(real.all()):  # on a GPU the test would wait for the device
+        if space is None or not bool(real.all()):  # on a GPU this test would be a synchronisation
             weights.mul_(real.unsqueeze(1))
     losses = torch.where(real, loss.squeeze(1), 0)
     return losses, space.narrow[:rows].copy_(weights) if space is not None and copied else weights.to(logits.dtype)
 
 
 def _kernel(states: Tensor, rows: int, vocabulary: int) -> Any:
-    """The Triton kernel on CUDA (and in Triton's interpreter), the same in plain operations elsewhere."""
+    """Return the Triton implementation on CUDA and in Triton's interpreter, the one in torch operations elsewhere."""
     fast = states.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     if fast and states.dtype != torch.float64 and TRITON:
-        from regard.kernels.triton.softmax_loss import overwrite  # imports Triton: only where it is used
+        from regard.kernels.triton.softmax_loss import overwrite  # imported here, because it imports Triton
 
         return overwrite
     if states.device.type != "cpu":

@@ -12,19 +12,21 @@ from torch import Tensor
 Loop = Callable[..., tuple[Tensor | None, ...]]
 Outcome = TypeVar("Outcome")
 
-_MOST = 16  # graphs held at a time
-_AGAIN = 2  # a graph is recorded at this occurrence of its shapes; recording costs as much as some ten runs
-_OFTEN = 32  # ... or at this one, if as many as are held exist already: the least recently used makes room
-_SHAPES = 1024  # shapes counted
+_MOST = 16  # the largest number of cached graphs
+_AGAIN = 2  # capture at the second occurrence of the same shapes: capturing costs as much as about ten runs
+_OFTEN = 32  # if the cache is full, capture at this occurrence and evict the least recently used graph
+_SHAPES = 1024  # the largest number of shapes counted
+
+recording = False  # inside `recorded`: a replay takes the device's time alone, so kernels are chosen by that
 
 
 def capture(
     work: Callable[[], Outcome], device: torch.device, *, pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Outcome]:
-    """Record what `work` launches on a device, without running it: the graph, and what `work` returned.
+    """Capture the launches of `work` as a CUDA graph without running it; return the graph and the result of `work`.
 
-    Tensors that it returned are filled by each replay. Everything that it calls must have run before: nothing may be
-    compiled or loaded while recording. Graphs that share a `pool` must run one after another.
+    Each replay fills the returned tensors. `work` must have run before, because nothing may be compiled or loaded
+    during capture. Graphs that share a `pool` must run one after another.
     """
     with aside(device), _uncollected():
         graph = torch.cuda.CUDAGraph()
@@ -37,12 +39,23 @@ def capture(
 
 
 @contextmanager
+def recorded() -> Iterator[None]:
+    """Mark work that is run for a graph: its first run, which compiles its kernels, and its capture."""
+    global recording
+    before, recording = recording, True
+    try:
+        yield
+    finally:
+        recording = before
+
+
+@contextmanager
 def aside(device: torch.device) -> Iterator[None]:
-    """On a stream of the device's own, as recording needs; the usual stream waits for it. On the CPU, nothing."""
+    """Switch to a separate stream, as capture requires; the usual stream waits for it. On the CPU, do nothing."""
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.device(device):  # which need not be the current one
+    with torch.cuda.device(device):  # it may differ from the current device
         usual, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(usual)
         with torch.cuda.stream(side):
@@ -52,7 +65,7 @@ def aside(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Python's collector must not free a tensor while a graph is recorded."""
+    """Disable garbage collection, which must not free tensors during capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -63,10 +76,10 @@ def _uncollected() -> Iterator[None]:
 
 
 def run(loop: Loop, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """loop(*tensors), on CUDA as one graph once the same shapes have occurred before.
+    """Return loop(*tensors), on CUDA replayed as one graph once the same shapes have occurred before.
 
-    The loop must launch the same kernels for the same shapes and never wait for the device. Results are copies: later
-    replays do not touch them.
+    The loop must launch the same kernels for the same shapes and never synchronise. Results are copies, so later
+    replays do not overwrite them.
     """
     first = next(tensor for tensor in tensors if tensor is not None)
     if first.device.type != "cuda" or _capturing(first.device):
@@ -100,7 +113,7 @@ def _capturing(device: torch.device) -> bool:
 
 
 def _key(loop: Loop, tensors: Sequence[Tensor | None], first: Tensor) -> tuple[Any, ...]:
-    """What decides which kernels are launched."""
+    """Return the properties of tensors that decide which kernels are launched."""
     shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors)
     precision = torch.backends.cuda.matmul.fp32_precision
     stream = torch.cuda.current_stream(first.device).cuda_stream
@@ -108,12 +121,12 @@ def _key(loop: Loop, tensors: Sequence[Tensor | None], first: Tensor) -> tuple[A
 
 
 class _Graph:
-    """One loop recorded over tensors at fixed addresses, all on one device."""
+    """A loop captured with tensors at fixed addresses, all on one device."""
 
     def __init__(self, loop: Loop, tensors: Sequence[Tensor | None], device: torch.device) -> None:
         self.inputs = [None if tensor is None else tensor.detach().clone() for tensor in tensors]
         with torch.cuda.device(device):
-            loop(*self.inputs)  # other addresses may need other kernels: they are compiled now, not while recording
+            loop(*self.inputs)  # a first run compiles the kernels for these addresses before the capture
         self.graph, self.outputs = capture(lambda: loop(*self.inputs), device)
 
     def replay(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -1,4 +1,4 @@
-"""The error of a backward pass written by hand, where a second derivative is asked for."""
+"""The error raised when a hand-written backward pass is differentiated again."""
 
 import torch
 
@@ -6,6 +6,6 @@ REFERENCE = ": use backend='reference' for second derivatives"
 
 
 def once_only(subject: str, instead: str = "") -> None:
-    """Raise if the backward pass is itself being differentiated: its graph would end here without notice."""
+    """Raise if the backward pass is itself being differentiated: its graph would end here without an error."""
     if torch.is_grad_enabled():
         raise RuntimeError(f"{subject} is differentiable once{instead}")

@@ -1,9 +1,9 @@
-"""Sparsemax and entmax of products on CUDA: a block of whole rows at a time, O(n · block) memory in training too.
+"""Sparsemax and entmax of dot products on CUDA: a block of whole rows at a time, O(n · block) memory in training too.
 
-The keys stand in chunks before everything else, (chunks, slices, C, size): a block of rows against some chunks is then
-one batched product over memory without gaps. Few rows against many keys would leave most of the GPU idle, as one
-multiprocessor sums over all keys; here each chunk has its own, and their outputs are added. The backward pass computes
-a block's scores again, and its rows are whole, so nothing but the thresholds is kept.
+Chunks of keys are the first axis, (chunks, slices, C, size), so a block of rows against some chunks is one batched
+product over contiguous memory. A few rows against many keys would leave most of the GPU idle, because one
+multiprocessor sums over all keys; here each chunk has its own, and their outputs are added. The backward pass
+recomputes the scores of a block of whole rows, so only the thresholds are stored.
 """
 
 from dataclasses import dataclass
@@ -15,44 +15,44 @@ from torch import Tensor
 from regard.kernels.availability import TRITON
 from regard.kernels.derivatives import REFERENCE, once_only
 
-CHUNK = 256  # keys
-LONGEST = 32_768  # keys of a row that a kernel holds in registers
+CHUNK = 256  # number of keys in a chunk
+LONGEST = 32_768  # the longest row, in keys, that a kernel holds in registers
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """Which keys a row may attend, how it is normalised, and how many rows are computed at a time."""
+    """The keys that a row may attend, its normaliser, and the number of rows computed at a time."""
 
     alpha: float
     low: int | None
     high: int | None
-    lengths: Tensor | None  # of each slice
+    lengths: Tensor | None  # number of keys of each slice
     rows: int
 
     def columns(self, i0: int, i1: int, keys: int) -> tuple[int, int]:
-        """The chunks that rows from i0 to i1 may attend anything in."""
+        """Return the chunks in which rows i0 to i1 may attend anything."""
         first = 0 if self.low is None else min(max(0, i0 + self.low), keys)
         last = keys if self.high is None else min(max(first, i1 + self.high), keys)
         return first // CHUNK, -(-last // CHUNK)
 
     def limits(self, i0: int, c0: int, keys: int) -> dict[str, Any]:
-        """The same as arguments of the kernels."""
+        """Return the rule as kernel arguments."""
         return {"i0": i0, "j0": c0 * CHUNK, "n": keys, "low": self.low, "high": self.high, "lengths": self.lengths}
 
 
 def climbs(alpha: float, keys: int) -> bool:
-    """Do the kernels find the threshold of such rows?
+    """Return whether the kernels can find the threshold of such rows.
 
-    Beyond 2 the sum is not convex: Newton's steps do not converge to its root. Near 1 the power is too steep for
-    float32.
+    For α > 2 the sum is not convex, and Newton's method does not converge to its root. Near 1 the power is too steep
+    for float32.
     """
     return 1.05 <= alpha <= 2 and 0 < keys <= LONGEST and TRITON
 
 
 def attend(rule: Rule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """entmax(query keyᵀ) value over (slices, q, d), (slices, k, d), (slices, k, e), float32.
+    """Return entmax(query keyᵀ) value over (slices, q, d), (slices, k, d), (slices, k, e), float32.
 
-    The plain function: `regard.core.normalizers.Entmax` (Sparsemax for alpha 2) on the scores of `reference`.
+    Reference implementation: `regard.core.normalizers.Entmax` (Sparsemax for alpha 2) on the scores of `reference`.
     """
     return cast(Tensor, _Rows.apply(rule, query, key, value))
 
@@ -60,7 +60,7 @@ def attend(rule: Rule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rule: Rule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        from regard.kernels.triton import entmax  # imports Triton: only where it is used
+        from regard.kernels.triton import entmax  # imported here, because it imports Triton
 
         (slices, queries, _), (_, keys, size) = query.shape, value.shape
         keyed, valued = _chunked(key), _chunked(value)
@@ -88,8 +88,8 @@ class _Rows(torch.autograd.Function):
 def _gradients(
     rule: Rule, change: Tensor, query: Tensor, key: Tensor, value: Tensor, found: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
-    from regard.kernels.triton import entmax  # imports Triton: only where it is used
+    """Return gradients of query, key and value."""
+    from regard.kernels.triton import entmax  # imported here, because it imports Triton
 
     keys, queries = key.shape[-2], query.shape[-2]
     keyed, valued = _chunked(key), _chunked(value)
@@ -109,7 +109,7 @@ def _gradients(
 
 
 def _chunked(tensor: Tensor) -> Tensor:
-    """(slices, keys, size) as (chunks, slices, CHUNK, size), with zeros after the last key."""
+    """Return (slices, keys, size) as (chunks, slices, CHUNK, size), padded with zeros."""
     missing = -tensor.shape[-2] % CHUNK
     padded = torch.nn.functional.pad(tensor, (0, 0, 0, missing)) if missing else tensor
     return padded.unflatten(-2, (-1, CHUNK)).transpose(0, 1).contiguous()
@@ -120,7 +120,7 @@ def _whole(chunked: Tensor, keys: int) -> Tensor:
 
 
 def _spread(tensor: Tensor, chunks: int) -> Tensor:
-    """The rows once for every chunk, in memory: a batched product wants its matrices at equal distances."""
+    """Return the rows repeated for every chunk in memory, because a batched product needs equal strides."""
     return tensor.expand(chunks, *tensor.shape).contiguous()
 
 

@@ -17,21 +17,21 @@ from importlib import resources
 from pathlib import Path
 
 _log = logging.getLogger("regard")
-# Not -ffast-math: linking with it would round subnormal numbers to 0 in the whole process.
-# OpenMP is torch's own where that is libgomp, which it has loaded by then: one pool of threads for both.
+# -ffast-math is not used: linking with it would flush subnormal numbers to 0 in the whole process. OpenMP is torch's
+# own if that is libgomp, already loaded, so both share one thread pool.
 _OPENMP = "-fopenmp"
 _FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 
 
 @functools.cache
 def compiler() -> str | None:
-    """The C compiler of this machine, if there is one."""
+    """Return the path of a C compiler, or None."""
     names = (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang")
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
 def cache_folder() -> Path:
-    """`REGARD_CACHE`, else `regard` in the user's folder of caches."""
+    """Return the cache folder: `REGARD_CACHE`, else `regard` in the user's cache folder."""
     if chosen := os.environ.get("REGARD_CACHE"):
         return Path(chosen)
     home = os.environ.get("XDG_CACHE_HOME")
@@ -40,20 +40,21 @@ def cache_folder() -> Path:
 
 @functools.cache
 def library(package: str, name: str) -> ctypes.CDLL | None:
-    """The C file `name` of a package, compiled; None, with a warning, where that is not possible."""
+    """Return the C file `name` of a package as a loaded library; None, with a warning, if that fails."""
     found = compiler()
     if found is None or platform.system() != "Linux":
         return None
     source = resources.files(package).joinpath(name).read_bytes()
     try:
         return ctypes.CDLL(str(_compiled(found, source, Path(name).stem)))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as problem:  # RuntimeError: this user has no home
+    # RuntimeError: the user has no home directory.
+    except (OSError, RuntimeError, subprocess.SubprocessError) as problem:
         _log.warning("%s cannot be compiled, slower code runs in its place: %s", name, problem)
         return None
 
 
 def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
-    """The shared library, from the cache where one was made by this compiler from this source for this processor."""
+    """Return the path of the shared library, cached per compiler, source and processor."""
     version = subprocess.run([compiler_path, "--version"], capture_output=True, check=True, timeout=600).stdout
     parts = (source, version, " ".join((_OPENMP, *_FLAGS)).encode(), _processor())
     folder = cache_folder() / "native"
@@ -68,23 +69,23 @@ def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
         written.write_bytes(source)
         command = [compiler_path, *_FLAGS, str(written), "-o", str(built)]
         done = subprocess.run([*command, _OPENMP], capture_output=True, text=True, timeout=600)
-        if done.returncode:  # a compiler without OpenMP: threads of the library's own
+        if done.returncode:  # the compiler may lack OpenMP: the library then runs on one thread
             done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise RuntimeError(done.stderr.strip() or f"{compiler_path} ended with code {done.returncode}")
-        os.replace(built, target)  # in one step: no other process loads half of it
+        os.replace(built, target)  # atomic, so that no other process loads a partial file
     return target
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raise if another user can write to this path: code is loaded from it."""
+    """Raise if another user can write to this path, because code is loaded from it."""
     facts = path.stat()
     if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise OSError(f"{path} belongs to another user, or others may write it")
 
 
 def _processor() -> bytes:
-    """What -march=native depends on."""
+    """Return the processor features that -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:

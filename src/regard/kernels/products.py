@@ -1,9 +1,9 @@
-"""Matrix products on the CPU: a matrix laid out once for oneDNN where that is faster than torch's own choice.
+"""Matrix products on the CPU, with a matrix packed once for oneDNN where that is faster than torch's own choice.
 
 torch gives float32 products to MKL. On an AMD processor with AVX-512 that reached 86 to 98 GFLOP/s a core, less with
-few rows; oneDNN with the matrix in its own order of blocks, 105 to 113. bfloat16 goes to oneDNN by itself, but puts
-the matrix in order again at every call. On Intel's processors float32 stays with MKL, and so do sums of products over
-rows (gradients of matrices) everywhere: there oneDNN, which needs one side transposed, is no faster.
+few rows; oneDNN with a packed matrix, 105 to 113. torch gives bfloat16 to oneDNN itself, but packs the matrix again at
+every call. On Intel's processors float32 stays with MKL, and so do sums of products over rows (gradients of matrices)
+everywhere: there oneDNN, which needs one side transposed, is no faster.
 """
 
 import functools
@@ -18,21 +18,24 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-# Multiplications with a matrix, of all its uses, from which oneDNN is worth it: it builds a program for each shape, a
-# millisecond or so, and batches of sentences come in many.
+# The number of multiplications over all uses of a matrix from which oneDNN is faster: it builds a program for each
+# shape, which takes about a millisecond, and batches of sentences have many shapes.
 LEAST = 2**28
-_OFTEN = 16  # products with a matrix that pay for putting it in blocks
+_OFTEN = 16  # the number of products with a matrix from which packing it saves time
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A matrix W (n, k) to multiply rows with, and as oneDNN takes it where that is faster: in blocks, or dense."""
+    """A matrix W (n, k) to multiply rows with, and its oneDNN form where that is faster: packed, or dense."""
 
     weight: Float[Tensor, "n k"]
     ready: Tensor | None
 
     def times(self, rows: Float[Tensor, "m k"], add: Tensor | None = None) -> Float[Tensor, "m n"]:
-        """x Wᵀ + add, a bias (n,) or (m, n); no gradient goes through. What is added in a wider dtype keeps it."""
+        """Return x Wᵀ + add, where add is (n,) or (m, n), without gradients.
+
+        The result has the wider dtype of the two.
+        """
         if add is not None and add.dtype != self.weight.dtype:
             return add + self.times(rows)
         if self.ready is None:
@@ -42,7 +45,7 @@ class Matrix:
         return torch.ops.mkldnn._linear_pointwise(rows, self.ready, add, "none", [], "")
 
     def into(self, out: Float[Tensor, "m n"], rows: Float[Tensor, "m k"], add: Tensor | None = None) -> None:
-        """The same, written to `out`."""
+        """Compute the same into `out`."""
         if self.ready is not None:
             out.copy_(self.times(rows, add))
         elif add is None:
@@ -52,16 +55,16 @@ class Matrix:
 
 
 def matrix(weight: Float[Tensor, "n k"], rows: int, *, uses: int) -> Matrix:
-    """The matrix (of any strides) prepared for `uses` products with about `rows` rows each.
+    """Return the matrix (of any strides) prepared for `uses` products with about `rows` rows each.
 
-    The plain function: `torch.nn.functional.linear`.
+    Reference implementation: `torch.nn.functional.linear`.
     """
     weight = weight.detach()
     if not serves(weight) or rows * uses * weight.numel() < LEAST:
         return Matrix(weight, None)
     if uses >= _OFTEN:
         return Matrix(weight, torch.ops.mkldnn._reorder_linear_weight(weight, rows))
-    # A matrix with gaps in memory makes oneDNN take its slow path.
+    # oneDNN is slow for a matrix that is not contiguous.
     dense = weight.is_contiguous() or weight.t().is_contiguous()
     return Matrix(weight, weight if dense else weight.contiguous())
 
@@ -69,7 +72,7 @@ def matrix(weight: Float[Tensor, "n k"], rows: int, *, uses: int) -> Matrix:
 def linear(
     rows: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None = None
 ) -> Float[Tensor, "*b n"]:
-    """`F.linear`, forward and backward by the fastest products; autocast applies."""
+    """`F.linear` with the fastest products, forward and backward; autocast applies."""
     device = rows.device.type
     few = rows.numel() * len(weight) < LEAST
     plain = torch.is_autocast_enabled(device) or rows.dtype != torch.float32 or few
@@ -93,7 +96,7 @@ class _Linear(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         [upstream_rows] = upstream
         to_rows, to_weight, to_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # a second derivative is asked for: autograd follows plain products
+        if torch.is_grad_enabled():  # for second derivatives, autograd differentiates torch's own products
             products = (upstream_rows @ weight, upstream_rows.t() @ rows, upstream_rows.sum(0))
             return tuple(
                 found if wanted else None for found, wanted in zip(products, ctx.needs_input_grad, strict=True)
@@ -106,7 +109,7 @@ class _Linear(torch.autograd.Function):
 
 
 def serves(tensor: Tensor) -> bool:
-    """Is oneDNN called here: on the CPU, outside of compilers, for a dtype in which it is the faster one?"""
+    """Return whether oneDNN is used: on the CPU, outside of torch.compile, for dtypes in which it is faster."""
     if tensor.device.type != "cpu" or torch.compiler.is_compiling() or not torch.backends.mkldnn.is_available():
         return False
     return bool(getattr(torch.backends.mkldnn, "enabled", True)) and tensor.dtype in _dtypes()
@@ -126,7 +129,7 @@ def _dtypes() -> tuple[torch.dtype, ...]:
 
 
 def _amd() -> bool:
-    """Is the processor one of AMD's?"""
+    """Return whether the processor is made by AMD."""
     try:
         return "AuthenticAMD" in pathlib.Path("/proc/cpuinfo").read_text()[:4096]
     except OSError:

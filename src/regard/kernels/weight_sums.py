@@ -1,22 +1,23 @@
 """Received weights and entropy of softmax on the CPU, from the log-sum-exp: one product, one exponential.
 
 With s the scores and L their log-sum-exp, p = exp(s − L): received R_j = Σ_i p_ij, entropy H_i = Σ_j p_ij (L_i − s_ij).
-A block of rows of one head at a time stays in the caches, and visits the keys of its band alone. Must equal
-`Request.of` of the plain weights (`regard.core.requests`).
+One block of rows of one head is computed at a time, so that it stays in the cache, over the keys of its band only.
+The results must equal `Request.of` of the plain weights (`regard.core.requests`).
 """
 
 import torch
 from torch import Tensor
 
-_NUMBERS = 2**18  # scores of a block: a megabyte
+_NUMBERS = 2**18  # the number of scores in a block, a megabyte
 
 
 def weight_sums(
     query: Tensor, key: Tensor, lse: Tensor, low: int | None, high: int | None, lengths: list[int], entropy: bool
 ) -> Tensor:
-    """Entropy (b, q) or received weights (b, k) of scores query keyᵀ with low ≤ j − i ≤ high and j < lengths.
+    """Return entropy (b, q) or received weights (b, k) of scores query keyᵀ with low ≤ j − i ≤ high and j < lengths.
 
-    query (b, q, d), scaled; key (b, k, d); lse (b, q), −inf in a row that attends nothing. All scores are finite.
+    query (b, q, d) is scaled already; key is (b, k, d); lse (b, q) is −inf for a row that attends nothing. All scores
+    must be finite.
     """
     (b, queries, _), keys = query.shape, key.shape[1]
     result = query.new_zeros(b, queries if entropy else keys)
@@ -43,13 +44,13 @@ def weight_sums(
 
 
 def _cut(p: Tensor, first: int, start: int, low: int | None, high: int | None) -> None:
-    """Zeros outside the band, in the columns that it divides; the tile begins at query `first` and key `start`."""
+    """Set the tile that begins at query `first` and key `start` to 0 outside the band."""
     rows, columns = p.shape
     if high is not None:
-        seen = max(0, first + high + 1 - start)  # so many columns are seen by every row
+        seen = max(0, first + high + 1 - start)  # the number of columns that every row attends
         if seen < columns:
             p[:, seen:].tril_(first + high - start - seen)
     if low is not None:
-        late = min(columns, first + rows - 1 + low - start)  # so many columns are not seen by the last row
+        late = min(columns, first + rows - 1 + low - start)  # the number of columns that the last row does not attend
         if late > 0:
             p[:, :late].triu_(first + low - start)

@@ -1,4 +1,4 @@
-"""A font for drawings made with Pillow: one that has Chinese too, where the machine has one."""
+"""A font for drawings made with Pillow, with Chinese characters if such a font is installed."""
 
 import functools
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ _NAMES = (
 
 @functools.lru_cache(maxsize=16)
 def font_of(size: int) -> "FreeTypeFont | ImageFont":
-    """The first of some fonts that is installed; else Pillow's default."""
+    """Return the first of some fonts that is installed; else Pillow's default."""
     from PIL import ImageFont
 
     for name in _NAMES:

@@ -8,7 +8,7 @@ from regard.look.labels import Labels
 
 
 def named(records: Sequence[Record], name: str) -> list[Record]:
-    """The records of exactly that name; if there are none, those whose name matches it as a pattern."""
+    """Return the records of exactly that name; if there are none, those that match it as a pattern."""
     return [record for record in records if record.name == name] or [
         record for record in records if fnmatchcase(record.name, name)
     ]
@@ -22,7 +22,7 @@ def put(
     batch: int | Sequence[int] | None,
     strictly: bool,
 ) -> None:
-    """Give labels to the rows or columns of the records that they fit; strictly: to all of them."""
+    """Assign labels to the rows or columns of the records that they fit; if `strictly`, they must fit all of them."""
     lengths = {len(one) for one in labels}
     if len(lengths) > 1:
         raise ValueError(
@@ -34,7 +34,7 @@ def put(
     fit = [record for record, size in zip(records, sizes, strict=True) if size == length]
     if not fit or (strictly and len(fit) < len(records)):
         raise ValueError(f"{what} has {length} labels, but the records have {sorted(set(sizes))} {what}")
-    plans = [_plan(record, what, labels, batch) for record in fit]  # before any record is changed
+    plans = [_plan(record, what, labels, batch) for record in fit]  # computed before any record is changed
     for record, plan in zip(fit, plans, strict=True):
         if what == "rows":
             record.row_labels = plan
@@ -45,7 +45,7 @@ def put(
 def _plan(
     record: Record, what: str, labels: Sequence[Labels], batch: int | Sequence[int] | None
 ) -> list[Labels | None]:
-    """The labels of each sequence of a record as they will be."""
+    """Return the new labels of each sequence of a record."""
     if batch is not None:
         items = [batch] if isinstance(batch, int) else list(batch)
         if len(labels) not in (1, len(items)):
@@ -68,7 +68,7 @@ def _plan(
 
 
 def in_a_row(parts: Sequence[Labels | None]) -> Labels | None:
-    """The labels of calls whose rows are joined; None if one of them has none."""
+    """Return the labels of calls whose rows are joined; None if one of them has none."""
     if any(part is None or part.extra for part in parts):
         return None
     known = [part for part in parts if part is not None]

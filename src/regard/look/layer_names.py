@@ -1,8 +1,8 @@
-"""Names of layers as people say them: `encoder.block.0.layer.0.SelfAttention` is "encoder 0".
+"""Readable names of layers: `encoder.block.0.layer.0.SelfAttention` is "encoder 0".
 
-A name is read from the module path: the side (encoder, decoder), the number of the layer, and what it attends (self,
-cross) where the same layer does both. Numbers count from 0, as in the path. Where two paths would get one name, all of
-them say more: the numbers of inner blocks, then the parts in which the paths differ.
+A name is derived from the module path: the side (encoder, decoder), the number of the layer, and the kind of attention
+(self, cross) if the layer has both. Numbers count from 0, as in the path. If two paths would get one name, the numbers
+of inner blocks are added to all of them, then the parts in which the paths differ.
 """
 
 import re
@@ -13,22 +13,23 @@ Words = tuple[str, ...]
 
 _PART = re.compile(r"[A-Za-z_]\w*|\d+")
 _CROSS = re.compile(r"cross|enc_?dec|encoder_?att|attn2|memory_att", re.IGNORECASE)
-_BESIDE = "multihead_attn"  # of nn.TransformerDecoderLayer: cross-attention, where self-attention stands beside it
+_BESIDE = "multihead_attn"  # cross-attention of nn.TransformerDecoderLayer, beside its self-attention
 _SELF = re.compile(r"self|attn1", re.IGNORECASE)
 _SIDES = ("encoder", "decoder")
 
 
 class _Path(NamedTuple):
-    """What a module path says about its layer."""
+    """The parts of a module path that describe its layer."""
 
     sides: Words
     numbers: Words
     role: str | None
-    others: Words  # parts that say neither, before and after the first number
+    others: Words  # other parts, before and after the first number
 
 
 def layer_names(names: Sequence[str]) -> list[Words | None]:
-    """The words of each name; None for a name that is no path of a numbered layer, which is shown as it is.
+    """Return the words of each name; None for a name that is not the path of a numbered layer, which is displayed
+    unchanged.
 
     >>> layer_names(["encoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.0.SelfAttention",
     ...              "decoder.block.0.layer.1.EncDecAttention"])
@@ -56,7 +57,7 @@ def layer_names(names: Sequence[str]) -> list[Words | None]:
 
 
 def stack_of(name: str) -> str | None:
-    """The path with the number of the layer left open: one for all layers of a stack; None for other names.
+    """Return the path with `*` for the number of the layer, equal for all layers of a stack; None for other names.
 
     >>> stack_of("encoder.layer.11.attention.self")
     'encoder.layer.*.attention.self'
@@ -90,7 +91,7 @@ def _said(path: _Path, crossed: set[Words], numbers: Words) -> Words:
 
 
 def _varying(paths: Sequence[_Path]) -> set[str]:
-    """The parts that some of the paths have and others do not."""
+    """Return the parts that some of the paths have and others do not."""
     each = [set(path.others) for path in paths]
     return set.union(*each) - set.intersection(*each)
 

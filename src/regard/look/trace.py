@@ -26,8 +26,8 @@ _UNTITLED = "Attention"
 class Trace:
     """Records of attention, in the order of the calls.
 
-    `dropped` lists what was left out or could not be captured, and why. `parts` is the heading of the list of records
-    in a page, in English ("en") and Chinese ("zh"); by default records are layers and heads.
+    `dropped` lists calls that were not stored or could not be captured, with the reason. `parts` is the heading of the
+    list of records in a page, in English ("en") and Chinese ("zh"); by default records are layers and heads.
 
     >>> import torch
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"])
@@ -61,7 +61,8 @@ class Trace:
         columns: Labelling | None = None,
         batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """A trace of plain weights: for each name a tensor (heads, q, k) or (b, heads, q, k); labels as in `label`."""
+        """Return a trace of given weights: for each name a tensor (heads, q, k) or (b, heads, q, k); labels as in
+        `label`."""
         records = []
         for name, tensor in weights.items():
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim not in (3, 4):
@@ -81,7 +82,7 @@ class Trace:
         return iter(self.records)
 
     def __getitem__(self, place: str | tuple[str, int]) -> Record:
-        """The record of a name (its first call), or of (name, call)."""
+        """Return the record of a name (its first call), or of (name, call)."""
         name, call = (place, None) if isinstance(place, str) else place
         calls = [record for record in self.records if record.name == name]
         for record in calls:
@@ -101,16 +102,16 @@ class Trace:
 
     @property
     def names(self) -> list[str]:
-        """Every module name, once, in the order of the first calls."""
+        """Return every module name, once, in the order of the first calls."""
         return list(dict.fromkeys(record.name for record in self.records))
 
     @property
     def nbytes(self) -> int:
-        """Memory held by all records."""
+        """Return the bytes of memory of all records."""
         return nbytes(tensor for record in self.records for tensor in record.holds())
 
     def select(self, pattern: str) -> "Trace":
-        """The records of a name, or else those whose name matches a pattern such as `encoder.*`."""
+        """Return the records of a name, or else those whose name matches a pattern such as `encoder.*`."""
         return Trace(self.title, named(self.records, pattern), self.dropped, parts=self.parts)
 
     def label(
@@ -121,15 +122,15 @@ class Trace:
         of: "str | tuple[str, int] | Record | None" = None,
         batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """Name rows and columns; returns the trace itself.
+        """Label rows and columns; return the trace itself.
 
-        Of one sequence: a list of strings, `Labels`, or (tokenizer, ids). Of each sequence of a batch: a list of lists,
-        (tokenizer, 2-D ids), or an encoding of the texts, as (tokenizer, encoding), (texts, encoding) or the
-        encoding alone; its attention mask marks the padding, which is then not shown. `batch` is the sequence that the
-        labels are for; `batch=range(n)` are all.
+        For one sequence: a list of strings, `Labels`, or (tokenizer, ids). For each sequence of a batch: a list of
+        lists, (tokenizer, 2-D ids), or an encoding of the texts, as (tokenizer, encoding), (texts, encoding) or the
+        encoding alone; its attention mask marks the padding, which is not displayed. `batch` is the sequence of the
+        labels; `batch=range(n)` are all.
 
         Without `of`, every axis of the right length is labelled; with a name, (name, call), a record, or a pattern such
-        as `decoder.*`, those records must fit, or it is an error.
+        as `decoder.*`, those records must fit, or an error is raised.
         """
         chosen = self._chosen(of)
         for what, given in (("rows", rows), ("columns", columns)):
@@ -138,11 +139,11 @@ class Trace:
         return self
 
     def joined(self) -> "Trace":
-        """Calls under one name as one map, as generation makes them: a row or more for each step.
+        """Join the calls of each name into one map, as after generation: one or more rows for each step.
 
-        Names are joined if their calls have one batch size and head count and a number of keys that never falls. Beams
-        of each step are unknown: with several sequences, rows are those of the batch at that step. Labels of
-        rows are joined where each call has them; those of columns are the last call's.
+        Names are joined if their calls have one batch size and head count and a number of keys that never decreases.
+        The order of beams at each step is unknown: with several sequences, rows are those of the batch at that step.
+        Labels of rows are joined if each call has them; those of columns are the last call's.
         """
         records: list[Record] = []
         for name in self.names:
@@ -172,15 +173,17 @@ class Trace:
 
     @property
     def sequences(self) -> int:
-        """The number of sequences of the largest batch."""
+        """Return the number of sequences of the largest batch."""
         return max((record.batch for record in self.records), default=0)
 
     def rollout(
         self, *, of: str | None = None, batch: int = 0, residual: float = 0.5, gradients: bool = False
     ) -> Tensor:
-        """Attention through all layers, (q, k), of one sequence without its padding; see `regard.look.rollout`.
+        """Return the rollout of attention through all layers, (q, k), of one sequence without its padding; see
+        `regard.look.rollout`.
 
-        `of` chooses layers by a name or a pattern.
+        `of` chooses layers by a name or a pattern. All chosen layers are multiplied, so choose one stack of
+        self-attention: of an encoder-decoder model `of="encoder.*"`, for example.
         """
         return rollout(
             self._chosen(of),
@@ -190,17 +193,25 @@ class Trace:
         )
 
     def save(self, path: str | Path, **options: int) -> Path:
-        """Write the trace to one safetensors file: half precision; large maps by their largest weights."""
+        """Write the trace to one safetensors file: half precision; large maps by their largest weights.
+
+        A record of more than `whole` weights (2²¹ unless given) is large: of each of its rows the file has the `top`
+        largest weights (32), and of each head a map of `overview` × `overview` cells (128).
+        """
         return write(path, self.title, self.records, self.dropped, **options)
 
     @classmethod
     def load(cls, path: str | Path, *, limit: int = LARGEST_FILE) -> "Trace":
-        """A trace from a file; ValueError if the file is not valid."""
+        """Return a trace from a file; ValueError if the file is not valid."""
         title, records, dropped = read(path, limit=limit)
         return cls(title, records, dropped)
 
     def html(self, path: str | Path, **options: Any) -> Path:
-        """Write a standalone page: one file that fetches nothing and opens anywhere."""
+        """Write a standalone page: one file without network access.
+
+        Options are `title`, `language` ("en" or "zh") and `batch`, the sequences that the page contains: a number or
+        several; by default all, or the first ones if the page would become too large.
+        """
         target = Path(path)
         target.write_text(self._page(**options), encoding="utf-8")
         return target
@@ -218,8 +229,8 @@ class Trace:
 
         `head="mean"` is the mean over all heads.
 
-        Where the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth"
-        is interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
+        If the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth" is
+        interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
         """
         chosen = self._record(record)
         drawing = drawings.svg(chosen, head=head, batch=batch, view=view, name=self._named(chosen))
@@ -236,10 +247,9 @@ class Trace:
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
-        """Write the map of a head as a PNG picture; what is drawn is as in `svg`.
+        """Write the map of a head as a PNG picture; the content is as in `svg`.
 
-        Tokens stand beside the map, its values in the cells where there is room, the scale and the check below the
-        title and the map.
+        It includes the tokens, the values of cells with enough room, the colour scale and the check.
         """
         chosen = self._record(record)
         subtitle = f"{self.title} · {drawings.checked(chosen.check(batch=batch))}"
@@ -247,14 +257,15 @@ class Trace:
         return drawings.png(chosen, path, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
 
     def _named(self, record: Record) -> str | None:
-        """What a drawing calls the record: the trace's title where the drawing shows everything, else the layer."""
+        """Return the name of the record in a drawing: the trace's title if the drawing shows everything, else the
+        layer."""
         whole = len(self.records) == 1 and record.heads == record.batch == 1 and self.title != _UNTITLED
         return self.title if whole else self._said(record)
 
     def show(self, **options: Any) -> None:
-        """Show the page: in a notebook below the cell, elsewhere in the browser. Options are those of `html`.
+        """Display the page: in a notebook below the cell, elsewhere in the browser.
 
-        The last line of a cell shows a trace without this call.
+        Options are those of `html`. A trace as the last line of a cell is displayed without this call.
         """
         if in_notebook():
             import_module("IPython.display").display(Displayed(self._repr_html_(**options)))
@@ -263,7 +274,7 @@ class Trace:
         webbrowser.open(self.html(Path(folder) / "trace.html", **options).as_uri())
 
     def _repr_html_(self, **options: Any) -> str:
-        """The page in a notebook, in an iframe that separates its style from the notebook's."""
+        """Return the page in a notebook, in an iframe that separates its style from the notebook's."""
         return framed(self._page(**options), height=860)
 
     def _page(self, **options: Any) -> str:
@@ -272,7 +283,7 @@ class Trace:
         return page(self, **options)
 
     def _chosen(self, of: "str | tuple[str, int] | Record | None") -> list[Record]:
-        """The selected records: all, one, those of a name, or those that match a pattern."""
+        """Return the selected records: all, one, those of a name, or those that match a pattern."""
         if of is None:
             chosen = list(self.records)
         elif isinstance(of, str):
@@ -284,7 +295,7 @@ class Trace:
         return chosen
 
     def _said(self, record: Record) -> str | None:
-        """The layer of a record in words; None where its name is none of a layer."""
+        """Return a readable name of a record's layer; None if its name is not that of a layer."""
         words = dict(zip(self.names, layer_names(self.names), strict=True))[record.name]
         return None if words is None else " ".join(words)
 

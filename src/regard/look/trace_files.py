@@ -1,7 +1,8 @@
-"""Traces on disk: safetensors with a description in its metadata. No pickle; everything is validated when read.
+"""Traces on disk: safetensors with a description in its metadata.
 
-A small map is written whole in half precision; of a large one the largest weights of each row, the sum of the others
-and its summaries (received, entropy, a pooled overview), which stay exact.
+No pickle; everything is validated when loaded. A small map is written whole in half precision; for a large one the
+largest weights of each row, the sum of the others and its summaries (received, entropy, a pooled overview), which are
+exact.
 """
 
 import math
@@ -20,9 +21,9 @@ from regard.look.attention_records import Given, Record
 from regard.look.labels import Labels
 from regard.look.trace_format import LONGEST, LabelsDocument, RecordDocument, TraceDocument, description
 
-WHOLE = 2**21  # weights up to which a map is written whole
+WHOLE = 2**21  # number of weights up to which a map is written whole
 LARGEST_FILE = 2**31
-_LARGEST_MAP = 2**40  # weights of a record: a limit on what a file makes its reader compute
+_LARGEST_MAP = 2**40  # largest number of weights of a record, which limits the computation that a file can cause
 
 
 class Largest:
@@ -87,7 +88,7 @@ def write(
     if top < 1 or whole < 0 or overview < 1:
         raise ValueError(f"top and overview must be at least 1, whole 0 or more, got {top}, {overview}, {whole}")
     tensors: dict[str, Tensor] = {}
-    labels: dict[Labels, int] = {}  # by identity: records of one sentence share theirs
+    labels: dict[Labels, int] = {}  # by identity, because records of one sentence share their labels
 
     def number(given: Labels | None) -> int | None:
         return None if given is None else labels.setdefault(given, len(labels))
@@ -147,19 +148,19 @@ def _whole(record: Record) -> Tensor:
 
 
 def _halved(values: Tensor) -> Tensor:
-    """In half precision, unless a finite number would become infinite."""
+    """Convert to half precision, unless a finite number would become infinite."""
     half = values.half()
     return half if torch.equal(half.isinf(), values.isinf()) else values
 
 
 def _narrow(parts: list[Tensor]) -> Tensor:
-    """Parts of one tensor: in half precision if each of them is."""
+    """Return parts of one tensor: in half precision if each of them is."""
     wide = any(part.dtype == torch.float32 for part in parts)
     return torch.stack([part.float() for part in parts] if wide else parts)
 
 
 def _largest(record: Record, top: int, overview: int) -> dict[str, Tensor]:
-    """The tensors stored for a large map; indices are int16 where they fit."""
+    """Return the tensors stored for a large map; indices are int16 where they fit."""
     narrow = torch.int16 if record.keys < 2**15 else torch.int32
     parts: dict[str, list[Tensor]] = {name: [] for name in _PARTS}
     for item in range(record.batch):
@@ -182,7 +183,7 @@ _PARTS = ("values", "indices", "rest", "received", "entropy", "overview")
 
 
 def _rest(record: Record, head: int, item: int, kept: Tensor) -> Tensor:
-    """The sum of the weights of each row that are not stored."""
+    """Return the sum of the weights of each row that are not stored."""
     known = getattr(record.source, "rest", None)
     step = max(1, 2**22 // max(1, record.keys))
     parts = []
@@ -230,7 +231,7 @@ def _replace(path: Path, data: bytes) -> Path:
 
 
 def read(path: str | Path, *, limit: int = LARGEST_FILE) -> tuple[str, list[Record], list[str]]:
-    """Title, records and dropped calls of a trace file; ValueError says what is wrong with an invalid one."""
+    """Return title, records and dropped calls of a trace file; a ValueError names the fault of an invalid one."""
     path = Path(path)
     size = path.stat().st_size
     if size > limit:
@@ -280,7 +281,7 @@ _SHARED = "an older file: one list of labels for all sequences, which may be the
 def _label(
     labels: list[Labels], place: int | list[int | None] | None, batch: int, length: int, index: int
 ) -> list[Labels | None]:
-    """The labels of each sequence."""
+    """Return the labels of each sequence."""
     if isinstance(place, list):
         if len(place) != batch:
             raise ValueError(f"record {index} has labels for {len(place)} of {batch} sequences")
@@ -320,7 +321,7 @@ def _labels(described: LabelsDocument, tensors: Mapping[str, Tensor]) -> Labels:
 
 
 def _tensor(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of the file, if it agrees with the description; float16 may also be float32."""
+    """Return a tensor of the file, if it agrees with the description; float16 may also be float32."""
     tensor = tensors.get(name)
     if tensor is None:
         raise ValueError(f"tensor {name} is missing")

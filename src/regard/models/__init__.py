@@ -1,4 +1,4 @@
-"""Models: encoders that compute a memory, decoders that attend to it, and the frame that joins them.
+"""Models: encoders that compute a memory, decoders that attend to it, and the frame that connects them.
 
 Imports look, nn, core and kernels.
 
@@ -17,14 +17,14 @@ Imports look, nn, core and kernels.
 - `posterior`: attention weights corrected once the word is known
 - `quantized`: int8 and packed copies for inference on the CPU
 
-The public names are imported when first used.
+The public names are imported at first use.
 """
 
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Every public name and the module it lives in.
+# Every public name and its module.
 _HOME = {
     "Memory": "regard.models.memory",
     "Decoded": "regard.models.memory",
@@ -62,7 +62,7 @@ _HOME = {
 
 __all__ = [*_HOME]
 
-if TYPE_CHECKING:  # the same list, for readers that do not run the code
+if TYPE_CHECKING:  # the same list, for type checkers and editors
     from regard.models.classifier import Classified as Classified
     from regard.models.classifier import Classifier as Classifier
     from regard.models.frame import EncoderDecoder as EncoderDecoder
@@ -95,7 +95,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.models.vision.visual_attention import Looked as Looked
     from regard.models.vision.visual_attention import RecurrentVisualAttention as RecurrentVisualAttention
     from regard.models.vision.visual_attention import looked_loss as looked_loss
-else:  # hidden from checkers, which would take it to mean that any name exists
+else:  # hidden from type checkers, for which __getattr__ would make every name valid
 
     def __getattr__(name: str) -> object:
         if name not in _HOME:

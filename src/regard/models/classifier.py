@@ -24,11 +24,11 @@ class Classified:
 
 
 class Classifier(nn.Module):
-    """The classes of a memory, by what a query reads from it.
+    """The classes of a memory, from the context of a query.
 
     c = Σ_j a_j h_j with a = normalize(score(u, h_j)), logits = W [c; u'] + b. The query u is learned: with the additive
     score, w · tanh(W h_j + W_q u) is the word attention of Yang et al. (2016a, section 2.2), and several `looks` are
-    the hops of Lin et al. (2017), each with a query of its own, side by side. With `query_size` the query comes with
+    the hops of Lin et al. (2017), each with its own query, computed in parallel. With `query_size` the query comes with
     the call, as a question about an image does (Yang et al. 2016b, section 3.3), and is u' too. `attention` is the
     name of a score, a score record or function, or None: then c is the memory's summary, of size `memory_size`. With
     `features` there is a hidden layer of products: logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c; u']. It is
@@ -81,7 +81,8 @@ class Classifier(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Classified:
-        """The classes of each memory; `query` (b, query_size) is required if the classifier has a `query_size`."""
+        """Return the classes of each memory; `query` (b, query_size) is required if the classifier has a
+        `query_size`."""
         self._check(memory, query)
         if self.attention is None:
             return Classified(self._decide(memory.summary, query))
@@ -99,7 +100,7 @@ class Classifier(nn.Module):
         read = read if query is None else torch.cat([read, query.to(read.dtype)], -1)
         if self.features is not None:
             said, turned = self.features(F.dropout(read, self.dropout, self.training)).chunk(2, -1)
-            read = said * (1 + turned)  # 1: a word by itself keeps its meaning
+            read = said * (1 + turned)  # the 1 keeps the term of a word by itself
         return self.output(F.dropout(read, self.dropout, self.training))
 
     def _check(self, memory: Memory, query: Tensor | None) -> None:
@@ -115,7 +116,7 @@ class Classifier(nn.Module):
 
 
 def several_labels(logits: Float[Tensor, "b classes"], labels: Float[Tensor, "b classes"]) -> Float[Tensor, ""]:
-    """The loss where an example may have several classes, or none: −mean[y ln σ(s) + (1 − y) ln(1 − σ(s))].
+    """Return the loss where an example may have several classes, or none: −mean[y ln σ(s) + (1 − y) ln(1 − σ(s))].
 
     Each class is then a separate binary decision, and `logits.sigmoid()` the probabilities.
 

@@ -41,30 +41,34 @@ class EncoderDecoder(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Decoded:
-        """States for every token of the prefix (b, t), each of which may see the source and the tokens up to it."""
+        """Return states for every token of the prefix (b, t), each of which depends on the source and the tokens up to
+        it."""
         memory: Memory = self.encoder(source, lengths)
         return self.decoder(memory, prefix, weights=weights, generator=generator)
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-        """Scores of the next token from the states of `forward`."""
+        """Return scores of the next token from the states of `forward`."""
         return self.decoder.logits(states)
 
     def start(self, source: Tensor, lengths: Tensor | None = None, *, limit: int | None = None) -> DecoderState:
-        """Encode the source once; the state before the first token. `limit` is the largest number of tokens."""
+        """Encode the source once, and return the state before the first token.
+
+        `limit` is the largest number of tokens.
+        """
         memory: Memory = self.encoder(source, lengths)
         return self.decoder.start(memory, limit=limit)
 
     @pure
     def step(self, state: DecoderState, tokens: Tensor) -> Step:
-        """The scores of the next token, given one token for each row (b,)."""
+        """Return the scores of the next token, given one token for each row (b,)."""
         return self.decoder.step(state, tokens)
 
     @property
     def output_weight(self) -> Float[Tensor, "v d"]:
-        """The matrix that maps states to logits, for a loss that never materialises all logits."""
+        """Return the matrix that maps states to logits, for a loss that never materialises all logits."""
         return self.decoder.output_weight
 
     @property
     def output_bias(self) -> Float[Tensor, "v"] | None:
-        """The bias of the logits."""
+        """Return the bias of the logits."""
         return self.decoder.output_bias

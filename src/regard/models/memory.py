@@ -35,7 +35,7 @@ class Memory:
     summary: Float[Tensor, "b s"]
 
     def reorder(self, index: Tensor) -> "Memory":
-        """The rows of the batch named by `index`."""
+        """Return the rows of the batch named by `index`."""
         mask = None if self.mask is None else self.mask.index_select(0, index)
         keys = self.keys.index_select(0, index)
         values = keys if self.values is self.keys else self.values.index_select(0, index)
@@ -59,7 +59,7 @@ class DecoderState(Protocol):
     """The state of a decoder between tokens."""
 
     def reorder(self, index: Tensor) -> "DecoderState":
-        """The rows of the batch given by `index`, as beam search needs them."""
+        """Return the rows of the batch given by `index`, as beam search needs them."""
         ...
 
 

@@ -21,7 +21,7 @@ def check_content(**named: str) -> None:
 
 
 def with_words(memory: Memory, words: Float[Tensor, "b k m"], *, keys: Content, values: Content) -> Memory:
-    """A memory of states with the word embeddings (b, k, m), of the states' size, in their place or added to them.
+    """Return a memory in which word embeddings (b, k, m), of the states' size, replace the states or are added to them.
 
     >>> states, words = torch.zeros(1, 2, 3), torch.ones(1, 2, 3)
     >>> memory = with_words(Memory(states, states, None, states[:, 0]), words, keys="states", values="words")

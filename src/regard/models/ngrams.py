@@ -39,7 +39,7 @@ class NgramEncoder(nn.Module):
             nn.init.zeros_(self.grams.weight)
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None) -> Memory:
-        """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
+        """Return the memory of some sources; `lengths` holds the number of real tokens of each row (None: all)."""
         states = self.embedding(source)
         for order in range(2, self.order + 1):
             assert self.grams is not None, "there are n-grams"
@@ -54,7 +54,7 @@ class NgramEncoder(nn.Module):
         return Memory(states, states, mask, states.sum(1) / lengths.clamp(min=1).unsqueeze(-1))
 
     def _hashed(self, source: Tensor, order: int) -> Tensor:
-        """The bucket of the n-gram that ends at each position."""
+        """Return the bucket of the n-gram that ends at each position."""
         mixed = source
         for back in range(1, order):
             before = nn.functional.pad(source, (back, 0))[:, : source.shape[1]]

@@ -14,10 +14,10 @@ _LOGITS = 2**25  # logits in memory at a time
 def log_likelihood(
     decoder: Any, memory: Memory, prefix: Int[Tensor, "b t"], target: Int[Tensor, "b t"]
 ) -> Float[Tensor, "b t k"]:
-    """log p(y_i | y_<i, h_j alone): how likely each target token is to a decoder that reads one position alone.
+    """Return log p(y_i | y_<i, h_j alone): the probability of each target token given a memory of one position.
 
-    `target` is the prefix shifted by one token; where it is negative, as in padding, and at padded positions nothing is
-    known and the logarithm is 0. A decoder that starts from the memory's summary starts from the whole one.
+    `target` is the prefix shifted by one token; where it is negative, as in padding, and at padded positions the
+    logarithm is 0. A decoder that starts from the memory's summary uses that of the whole memory.
 
     >>> from regard.models.transformer.encoder_decoder import TransformerDecoder
     >>> decoder, states = TransformerDecoder(7, 8, layers=1, heads=2).eval(), torch.randn(1, 3, 8)
@@ -43,7 +43,7 @@ def log_likelihood(
 
 
 def _chosen(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probabilities (n,) of these tokens."""
+    """Return log-probabilities (n,) of these tokens."""
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
 

@@ -23,11 +23,11 @@ _TINY = 1e-30  # the smallest maximum of a row: the inverse of its scale is stil
 
 
 def quantize(model: Model, *, scales: Literal["tensor", "row"] | None = None) -> Model:
-    """A copy for inference on the CPU with int8 matrix products; the model itself is unchanged.
+    """Return a copy for inference on the CPU with int8 matrix products; the model itself is unchanged.
 
     Linear layers, the projections of multi-head attention and a Transformer decoder's output are rounded. `scales` are
-    those of a product's input: one for the tensor, which is faster, or one for each row, with which batched is
-    one by one. None means "tensor" if this torch has an engine for it, else "row".
+    those of a product's input: one for the tensor, which is faster, or one for each row, with which results do not
+    depend on the batch. None means "tensor" if this torch has an engine for it, else "row".
 
     >>> model = nn.Sequential(nn.Linear(64, 64))
     >>> x = torch.randn(3, 64)
@@ -43,13 +43,13 @@ def quantize(model: Model, *, scales: Literal["tensor", "row"] | None = None) ->
 
 
 def _engine() -> str | None:
-    """The engine of torch that rounds and multiplies in one call, if there is one."""
+    """Return the engine of torch that rounds and multiplies in one call, if there is one."""
     known = torch.backends.quantized.supported_engines
     return next((name for name in ("x86", "fbgemm") if name in known), None)
 
 
 def pack(model: Model) -> Model:
-    """A copy for inference on the CPU with its weights in the order in which oneDNN reads them; float32 as before.
+    """Return a copy for inference on the CPU with its weights packed for oneDNN; float32 as before.
 
     >>> model = nn.Sequential(nn.Linear(64, 64))
     >>> x = torch.randn(3, 64)
@@ -72,7 +72,7 @@ def _copied(model: Model, linear: "Linear", what: str) -> Model:
     for part in list(done.modules()):
         for name, child in list(part.named_children()):
             if isinstance(part, RecurrentDecoder) and child is part.readout:
-                continue  # its weight is read in parts at every step: it must not be packed
+                continue  # its weight is used in parts at every step, so it must not be packed
             if type(child) is nn.Linear:
                 setattr(part, name, linear(child.weight, child.bias))
                 count += 1
@@ -92,7 +92,7 @@ def _copied(model: Model, linear: "Linear", what: str) -> Model:
 
 
 class QuantizedLinear(nn.Module):
-    """x Wᵀ + b with W in int8, a scale for each output, and x in int8 as it comes, a scale for each row.
+    """x Wᵀ + b with W in int8, a scale for each output, and x rounded to int8 at run time, a scale for each row.
 
     >>> QuantizedLinear(torch.eye(4), None)(torch.tensor([[1.0, 0.5, 0.25, -1.0]])).round(decimals=2)
     tensor([[ 1.0000,  0.5000,  0.2500, -1.0000]])
@@ -118,7 +118,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "o i"]:
-        """The weight as it was rounded, for whoever reads it."""
+        """Return the rounded weight as a tensor, for code that inspects it."""
         rounded: Any = self.rounded
         return rounded * self.scale.unsqueeze(-1)
 
@@ -141,7 +141,7 @@ class QuantizedLinear(nn.Module):
 
 
 class TensorQuantizedLinear(nn.Module):
-    """x Wᵀ + b with W in int8, a scale for each output, and x in int8 as it comes, one scale for all of it.
+    """x Wᵀ + b with W in int8, a scale for each output, and x rounded to int8 at run time, one scale for the tensor.
 
     >>> TensorQuantizedLinear(torch.eye(4), None)(torch.tensor([[1.0, 0.5, -0.5, -1.0]])).round(decimals=1)
     tensor([[ 1.0000,  0.5000, -0.5000, -1.0000]])
@@ -163,7 +163,7 @@ class TensorQuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "o i"]:
-        """The weight as it was rounded, for whoever reads it."""
+        """Return the rounded weight as a tensor, for code that inspects it."""
         return torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
 
     def forward(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
@@ -176,7 +176,7 @@ class TensorQuantizedLinear(nn.Module):
 
 
 def _packed(rounded: Tensor, bias: Tensor | None) -> Any:
-    """The weight packed for the engine; torch's global choice of an engine is unchanged."""
+    """Return the weight packed for the engine; torch's global choice of an engine is unchanged."""
     settings: Any = torch.backends.quantized
     before = settings.engine
     settings.engine = _engine()
@@ -187,7 +187,7 @@ def _packed(rounded: Tensor, bias: Tensor | None) -> Any:
 
 
 class PackedLinear(nn.Module):
-    """x Wᵀ + b in float32, with W in the order in which oneDNN reads it.
+    """x Wᵀ + b in float32, with W packed for oneDNN.
 
     >>> PackedLinear(torch.eye(4), None)(torch.ones(1, 4))
     tensor([[1., 1., 1., 1.]])
@@ -234,7 +234,7 @@ class PreparedProjection(nn.Module):
             self.whole = linear(source.weight, source.bias)
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b heads n e"]:
-        """Queries, keys and values of a sequence that attends itself."""
+        """Return queries, keys and values of self-attention."""
         if self.whole is None:
             raise ValueError(
                 f"query, key and value have sizes {self.sizes}: a sequence that attends itself has one size"
@@ -242,13 +242,13 @@ class PreparedProjection(nn.Module):
         return self._split(self.whole(x))
 
     def queries(self, x: Float[Tensor, "b q d"]) -> Float[Tensor, "b h q e"]:
-        """Queries of all heads."""
+        """Return queries of all heads."""
         return self._split(self.query(x))
 
     def memories(
         self, key: Float[Tensor, "b k dk"], value: Float[Tensor, "b k dv"]
     ) -> tuple[Float[Tensor, "b g k e"], Float[Tensor, "b g k e"]]:
-        """Keys and values of a source."""
+        """Return keys and values of an input."""
         if self.both is None:
             assert self.key is not None
             assert self.value is not None
@@ -259,7 +259,7 @@ class PreparedProjection(nn.Module):
     def cross(
         self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k dk"], value: Float[Tensor, "b k dv"]
     ) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b g k e"], Float[Tensor, "b g k e"]]:
-        """Queries of one source; keys and values of another."""
+        """Return queries of one input, and keys and values of another."""
         return self.queries(query), *self.memories(key, value)
 
     def _split(self, x: Tensor) -> Tensor:

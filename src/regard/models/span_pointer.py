@@ -19,7 +19,8 @@ from regard.models.speech.pyramidal_encoder import BothWays
 from regard.nn.attention import Attention, pairs, without_head
 from regard.nn.projection import OwnedScore, settled
 
-_KEY_GAIN = 3.0  # of the alignment's map: equal word vectors of variance 0.09 then have nearly all of the weight
+# Initial gain of the alignment's map: equal word vectors of variance 0.09 then get nearly all of the weight.
+_KEY_GAIN = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,24 +50,22 @@ class Spans:
 class SpanPointer(nn.Module):
     """Find the answer to a question in a passage: align, match, point.
 
-    - Align: passage words are queries, question words keys and values: a_ij ∝ exp⟨α(p_i), α(q_j)⟩ with
-      α(x) = relu(W x), and c_i = Σ_j a_ij q_j is the question as word i sees it (Chen et al. 2017, section 3.2).
-      `score` may be another, by its name or as a record, and `normalize` another normaliser. With `key_size` α is
-      taken of the memories' keys, of that size, such as word vectors, and W begins so large that equal keys attend each
-      other from the first step: of states that have not learned yet, the weights are all alike.
-    - v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2). With `products` it
-      reads [p; c; p ⊙ c], as in BiDAF (Seo et al. 2017, section 2): a sum cannot express whether p and c agree.
+    - Align: passage words are queries, question words keys and values: a_ij ∝ exp⟨α(p_i), α(q_j)⟩ with α(x) = relu(W
+      x), and c_i = Σ_j a_ij q_j is the part of the question relevant to word i (Chen et al. 2017, section 3.2). `score`
+      may be another, by its name or as a record, and `normalize` another normaliser. With `key_size` α is applied to
+      the memories' keys, of that size, such as word vectors, and the initial W is so large that equal keys attend each
+      other from the first step; untrained states would give uniform weights.
+    - v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2). With `products` its
+      input is [p; c; p ⊙ c], as in BiDAF (Seo et al. 2017, section 2): a sum cannot express whether p and c agree.
     - Self-matching: each v_i attends all v_j, then a gate and a BiGRU as before (section 3.3). `matching` is the
-      score's name, a record or function, or None: without this stage. With `hops`, it is repeated with parameters of
-      its own, so that a word can find what it needs through other words; weights are those of the last.
-    - Point: s_j = w · tanh(W_h h_j + W_r r) scores the first word, r being what a learned query reads from the
-      question; the last word is scored the same way with r' = GRU(r, Σ_j softmax(s)_j h_j) (section 3.4; Vinyals et
-      al. 2015).
+      score's name, a record or function, or None: without this stage. With `hops`, it is repeated with separate
+      parameters, so that information can pass through several words; weights are those of the last hop.
+    - Point: s_j = w · tanh(W_h h_j + W_r r) scores the first word, where r is the context of a learned query over the
+      question; the last word is scored the same way with r' = GRU(r, Σ_j softmax(s)_j h_j) (section 3.4; Vinyals et al.
+      2015).
 
-    With "mean" for `score` or `matching`, that stage reads the mean of its memory for every word instead of attending:
-    the network without attention, as deep as with it.
-
-    The alignment reads the passage's words at once, not step by step as R-Net does, so that it is one call.
+    With "mean" for `score` or `matching`, that stage uses the mean of its memory for every word instead of attention:
+    an ablation of equal depth. The alignment processes all passage words in one call, not step by step as R-Net does.
 
     >>> pointer = SpanPointer(8, size=4)
     >>> passage = Memory(torch.randn(2, 7, 8), torch.randn(2, 7, 8), None, torch.randn(2, 8))
@@ -100,7 +99,7 @@ class SpanPointer(nn.Module):
         self.normalize = check_normalizer(normalize)
         self.score = None if mean else OwnedScore(score, size)
         self.align_passage = None if mean else nn.Linear(key_size or memory_size, size)
-        # One map for both, as in the paper, wherever their sizes allow it.
+        # One map for both texts, as in the paper, if their sizes allow it.
         shared = mean or key_size is not None or question_size == memory_size
         self.align_question = None if shared else nn.Linear(question_size, size)
         self.key_size, self.products = key_size, products
@@ -120,7 +119,7 @@ class SpanPointer(nn.Module):
         self.dropout = dropout
 
     def forward(self, passage: Memory, question: Memory, *, weights: Request | None = None) -> Pointed:
-        """Start and end of each answer; `weights` requests those of the alignment and of the matching."""
+        """Return start and end of each answer; `weights` requests those of the alignment and of the matching."""
         sharding.refuse("a span pointer")
         words = self._dropped(_real(passage.values, passage.mask, self.memory_size, "passage"))
         asked = self._dropped(_real(question.values, question.mask, self.question_size, "question"))
@@ -142,7 +141,7 @@ class SpanPointer(nn.Module):
         return Pointed(start, end, alignment.weights, matching, alignment.log_prob)
 
     def _hops(self) -> Iterator[tuple[nn.Module, nn.Module]]:
-        """The attention and the gated reader of each hop of self-matching."""
+        """Yield the attention and the gated network of each hop of self-matching."""
         if self.matching is not None and self.matched is not None:
             yield self.matching, self.matched
         for pair in self.further:
@@ -150,13 +149,13 @@ class SpanPointer(nn.Module):
             yield pair["matching"], pair["matched"]
 
     def _keys(self, memory: Memory, values: Tensor) -> Tensor:
-        """The vectors by which a text is aligned."""
+        """Return the vectors by which a text is aligned."""
         return values if self.key_size is None else _real(memory.keys, memory.mask, self.key_size, "keys")
 
     def _align(
         self, words: Tensor, keys: Tensor, asked: Tensor, mask: Tensor | None, weights: Request | None
     ) -> Attended:
-        """The question as each word of the passage sees it."""
+        """Return the question context of each word of the passage."""
         if self.score is None or self.align_passage is None:
             return _Mean()(words, asked, mask=mask)
         map_question = self.align_passage if self.align_question is None else self.align_question
@@ -183,7 +182,7 @@ def _matching(score: str | AnyScore | None, size: int) -> nn.Module:
 
 
 class _Mean(nn.Module):
-    """The mean of a memory for every query, in place of attention. There are no weights."""
+    """The mean of a memory for every query, in place of attention, without weights."""
 
     def forward(
         self,
@@ -199,7 +198,7 @@ class _Mean(nn.Module):
 
 
 class _GatedReader(nn.Module):
-    """BiGRU(σ(W x) ⊙ x): the gate decides how much of each feature matters to the question."""
+    """BiGRU(σ(W x) ⊙ x): a gate scales each feature by its relevance to the question."""
 
     def __init__(self, input_size: int, size: int) -> None:
         super().__init__()
@@ -211,7 +210,7 @@ class _GatedReader(nn.Module):
 
 
 class _Pointer(nn.Module):
-    """Additive scores that are the answer themselves (Vinyals et al. 2015), and what they read."""
+    """A pointer: additive scores of positions (Vinyals et al. 2015), and the context under their softmax."""
 
     def __init__(self, state_size: int, query_size: int, size: int) -> None:
         super().__init__()
@@ -226,14 +225,14 @@ class _Pointer(nn.Module):
         read = (Softmax()(scores, mask).unsqueeze(1).to(states.dtype) @ states).squeeze(1)
         if mask is None:
             return scores, read
-        # Half of the lowest number, so that the sum of two is still finite.
+        # Half of the lowest number, so that the sum of two stays finite.
         return scores.masked_fill(~mask, torch.finfo(scores.dtype).min / 2), read
 
 
 def best_span(start: Float[Tensor, "b n"], end: Float[Tensor, "b n"], *, longest: int) -> Spans:
-    """The i ≤ j < i + longest with the largest start[i] + end[j], exactly; the first i, then the first j, on a tie.
+    """Return the i ≤ j < i + longest with the largest start[i] + end[j]; on a tie the first i, then the first j.
 
-    For each i the best j is the maximum of a window of `end`: O(n · longest) time, no loop.
+    For each i the best j is the maximum of a window of `end`: O(n · longest) time, without a loop.
 
     >>> found = best_span(torch.tensor([[0.0, 5.0, 1.0]]), torch.tensor([[3.0, 2.0, 4.0]]), longest=2)
     >>> found.start, found.end, found.score
@@ -247,14 +246,14 @@ def best_span(start: Float[Tensor, "b n"], end: Float[Tensor, "b n"], *, longest
         raise ValueError(f"longest must be at least 1, got {longest}")
     longest = min(longest, start.shape[1])
     start, end = (x if x.dtype == torch.float64 else x.float() for x in (start, end))
-    windows = F.pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # a view: nothing is copied
+    windows = F.pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # a view, without a copy
     value, offset = windows.max(-1)
     score, first = (start + value).max(-1)
     return Spans(first, first + offset.gather(1, first.unsqueeze(-1)).squeeze(-1), score)
 
 
 def _real(values: Tensor, mask: Tensor | None, size: int, name: str) -> Tensor:
-    """The words with padding set to zero."""
+    """Return the words with padding set to zero."""
     if values.shape[-1] != size:
         raise ValueError(f"{name} has size {values.shape[-1]}, the pointer expects {size}")
     return values if mask is None else torch.where(mask.unsqueeze(-1), values, 0)

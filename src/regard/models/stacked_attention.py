@@ -14,7 +14,7 @@ from regard.models.memory import Memory
 from regard.nn.attention import Attention, pairs
 from regard.nn.protocol import Projected
 
-_GATE = Sigmoid(bias=-2.0)  # of the counts: initially few keys are counted
+_GATE = Sigmoid(bias=-2.0)  # gate of the count; the bias makes it count few keys initially
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,15 +29,15 @@ class Stacked:
 class StackedClassifier(nn.Module):
     """The classes of questions about a memory, by stacked attention (Yang et al. 2016, section 3.3).
 
-    u_0 is the question, and hop k reads c_k = Σ_j a_kj h_j with a_k = normalize(score(f_k(u_{k-1}), h_j)) and
-    u_k = c_k + u_{k-1}, where f_k(u) = W relu(W' u). In the paper f_k is linear, and the query of the second hop a sum
-    of what the question says and what the first hop read; the hidden layer also makes products of the two, which "left
-    of the circle" needs. The classes are logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c_K; u_0; s_K]. The count
-    s_K = Σ_j σ(score_Kj − 2) measures how many keys match: weights that sum to 1 cannot (`counts=False`: left out).
+    u_0 is the question, and hop k computes c_k = Σ_j a_kj h_j with a_k = normalize(score(f_k(u_{k-1}), h_j)) and u_k =
+    c_k + u_{k-1}, where f_k(u) = W relu(W' u). In the paper f_k is linear, and the query of the second hop a sum of the
+    question and the context of the first hop; the hidden layer can also form products of the two, as "left of the
+    circle" requires. The classes are logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c_K; u_0; s_K]. The count s_K = Σ_j
+    σ(score_Kj − 2) measures how many keys match: weights that sum to 1 cannot (`counts=False`: left out).
 
     The paper classifies u_K, which includes the results of earlier hops. Then any hop may find the answer, and the
-    weights of the last hop need not show it. Here earlier hops only determine the next query: the answer is read by
-    the last hop, whose weights show where.
+    weights of the last hop need not show it. Here earlier hops only determine the next query: the answer comes from the
+    last hop, whose weights show its position.
 
     `attention` is the name of a score, a score record or function, or None: then c_K is the memory's summary. Several
     questions about one memory, (b, n, d), share its keys.
@@ -83,7 +83,7 @@ class StackedClassifier(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Stacked:
-        """The classes of `query` (b, n, memory_size), n questions about each memory."""
+        """Return the classes of `query` (b, n, memory_size), n questions about each memory."""
         self._check(memory, query)
         if not self.hops:
             read = memory.summary.unsqueeze(1).expand(-1, query.shape[1], -1)
@@ -125,7 +125,7 @@ class StackedClassifier(nn.Module):
 
 
 def _count(hop: Attention, asked: Tensor, projected: Projected) -> Float[Tensor, "b n 1"]:
-    """Σ_j σ(score_j − 2) over the keys that are not masked, with the scores of the hop."""
+    """Return Σ_j σ(score_j − 2) over the keys that are not masked, with the scores of the hop."""
     query = asked if hop.query is None else hop.query(asked)
     key = projected.key.unsqueeze(1)
     found = attention(

@@ -1,24 +1,25 @@
 """Layers: parameters around `regard.core`, one for every mechanism. Imports core and kernels.
 
 - `attention`: one head with learned projections; `multihead`: several; `projection`: the maps that they own;
-- `local`, `location`, `coverage`, `monotonic`: attention that depends on places or on earlier weights, and
-  `alignment_steps`: what those that go query by query share;
-- `linear`: attention in linear time; `relative`, `positions`: where a token stands; `cache`: keys and values kept;
+- `local`, `location`, `coverage`, `monotonic`: attention that depends on positions or on earlier weights;
+  `alignment_steps`: code shared by layers that process one query at a time;
+- `linear`: attention in linear time; `relative`, `positions`: encodings of positions; `cache`: keys and values of
+  earlier steps;
 - `transformer`, `feedforward`: Transformer layers and their parts;
 - `channel`, `spatial`, `temporal`, `saliency`, `glimpse`: images and video;
 - `logmel`, `spec_augment`: features of sound;
 - `cross_entropy`, `losses`: losses and penalties;
-- `convert`: weights and masks of torch's own layers; `protocol`: what a decoder asks of a layer;
+- `convert`: weights and masks of torch's own layers; `protocol`: the interface of a layer that a decoder can use;
 - `argument_checks`: errors about sizes and inputs.
 
-The names below are imported when first used.
+The names below are imported at first use.
 """
 
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Every public name and the module it lives in.
+# Every public name and its module.
 _HOME = {
     "Attention": "regard.nn.attention",
     "SelfAttention": "regard.nn.attention",
@@ -51,11 +52,11 @@ _HOME = {
     "Attends": "regard.nn.protocol",
 }
 
-_MODULES = ("losses",)  # a module of functions, imported when first used
+_MODULES = ("losses",)  # a module of functions, imported at first use
 
 __all__ = [*_HOME]
 
-if TYPE_CHECKING:  # the same list, for readers that do not run the code
+if TYPE_CHECKING:  # the same list, for type checkers and editors
     from regard.nn import losses as losses
     from regard.nn.attention import Attention as Attention
     from regard.nn.attention import SelfAttention as SelfAttention
@@ -86,7 +87,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.nn.transformer import Layered as Layered
     from regard.nn.transformer import TransformerDecoderLayer as TransformerDecoderLayer
     from regard.nn.transformer import TransformerEncoderLayer as TransformerEncoderLayer
-else:  # hidden from checkers, which would take it to mean that any name exists
+else:  # hidden from type checkers, for which __getattr__ would make every name valid
 
     def __getattr__(name: str) -> object:
         if name in _MODULES:

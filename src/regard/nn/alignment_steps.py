@@ -1,4 +1,4 @@
-"""What layers share that attend query by query: a clean memory, the first alignment, a reading, all readings joined."""
+"""Functions shared by layers that process one query at a time: padding, initial weights, one step, and all steps."""
 
 import math
 from dataclasses import replace
@@ -17,13 +17,13 @@ _FULL = full()
 
 
 def score_vector(size: int) -> nn.Parameter:
-    """The w of w · tanh(…), uniform within ±1/√size."""
+    """Return the parameter w of w · tanh(…), uniform within ±1/√size."""
     bound = 1 / math.sqrt(size)
     return nn.Parameter(torch.empty(size).uniform_(-bound, bound))
 
 
 def clean_memory(memory: Float[Tensor, "b k m"], size: int, mask: Bool[Tensor, "b k"] | None) -> Float[Tensor, "b k m"]:
-    """The memory with zeros where it is padding, so that NaN in padding is never multiplied."""
+    """Return the memory with padding set to zero, so that NaN in padding is never multiplied."""
     float_tensor(memory, "memory")
     if memory.ndim != 3 or memory.shape[-1] != size:
         raise ValueError(f"memory must be (b, k, {size}), got {tuple(memory.shape)}")
@@ -46,12 +46,12 @@ def check_query(query: Float[Tensor, "b q d"], size: int, projected: Projected) 
 
 
 def blank(projected: Projected) -> Float[Tensor, "b k"]:
-    """The weights before the first query: zeros."""
+    """Return the weights before the first query: zeros."""
     return projected.value.new_zeros(projected.value.shape[:2])
 
 
 def sampling(normalize: Normalizer, training: bool, generator: torch.Generator | None) -> Normalizer:
-    """Hard attention with `sample=None` samples in training, and where a generator is given."""
+    """Return the normaliser; hard attention with `sample=None` samples in training, and if a generator is given."""
     if isinstance(normalize, Hard) and normalize.sample is None:
         return replace(normalize, sample=training or generator is not None)
     return normalize
@@ -64,7 +64,7 @@ def read(
     normalize: Normalizer,
     generator: torch.Generator | None,
 ) -> Attended:
-    """One additive reading of the memory, with all its weights."""
+    """Compute additive attention over the memory, with all weights."""
     mask = None if projected.mask is None else projected.mask.unsqueeze(1)
     return attention(
         query,
@@ -79,13 +79,13 @@ def read(
 
 
 def alignment(found: Attended) -> Float[Tensor, "b k"]:
-    """The weights of a reading by one query."""
+    """Return the weights of a single query."""
     assert isinstance(found.weights, Tensor)
     return found.weights.squeeze(1)
 
 
 def gathered(steps: list[Attended], projected: Projected, query: Tensor, weights: Request | None) -> Attended:
-    """The readings of all queries as one, with what is asked of their weights."""
+    """Concatenate the outputs of all queries, with the requested weights."""
     if not steps:
         output = projected.value.new_zeros(query.shape[0], 0, projected.value.shape[-1])
         empty = projected.value.new_zeros(query.shape[0], 0, projected.value.shape[1])

@@ -1,4 +1,4 @@
-"""What layers expect of their sizes and inputs, and the errors that say what came instead."""
+"""Checks of the sizes and inputs of layers, with errors that name what was given."""
 
 import functools
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def check_sizes(**sizes: int | None) -> None:
 
 
 def check_input(x: Tensor, name: str, size: int, called: str | None = None) -> None:
-    """Raise unless it is a float tensor (batch, length, size); `called` is what the layer calls that size."""
+    """Raise unless x is a float tensor (batch, length, size); `called` is the layer's name for that size."""
     float_tensor(x, name)
     if x.ndim != 3:
         raise ValueError(f"{name} must be (batch, length, size), got shape {tuple(x.shape)}")
@@ -32,13 +32,13 @@ def check_input(x: Tensor, name: str, size: int, called: str | None = None) -> N
 
 
 def only_full(weights: Request | None, layer: str) -> None:
-    """Raise unless the whole map, or nothing, is asked for: gates have no queries one could sum or choose from."""
+    """Raise unless all weights or none are requested: gates have no queries to sum or to select."""
     if weights is not None and not isinstance(weights, Full):
         raise ValueError(f"weights of {layer} are one map: expected full() or None, got {type(weights).__name__}")
 
 
 def also_called(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A constructor that takes some of its arguments by a second name too: `also_called(size="dim_in")`."""
+    """Return a decorator for constructors that accepts second names for arguments: `also_called(size="dim_in")`."""
 
     def wrapped(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

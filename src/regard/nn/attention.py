@@ -1,4 +1,4 @@
-"""One head of attention over a memory, with the projections its score needs."""
+"""One head of attention over a memory, with the projections that its score needs."""
 
 from dataclasses import replace
 
@@ -16,17 +16,17 @@ from regard.nn.argument_checks import also_called, check_input, check_sizes
 from regard.nn.projection import SCORES, OwnedScore, settled
 from regard.nn.protocol import Projected
 
-_EQUAL = ("dot", "scaled_dot", "cosine")  # scores of two vectors of one size
+_EQUAL = ("dot", "scaled_dot", "cosine")  # scores that need query and key of one size
 
 
 class Attention(nn.Module):
-    """C_i = Σ_j a_ij v_j with a_i = normalize(score(q_i, h_j)): what a decoder's state reads from a memory.
+    """C_i = Σ_j a_ij v_j with a_i = normalize(score(q_i, h_j)): attention of a decoder's states over a memory.
 
-    score "additive": w · tanh(W_q q + W_k h) with `hidden_size` features (Bahdanau et al. 2015); "bilinear":
-    z_j = W_z h_j, then ⟨q, z_j⟩ (Luong et al. 2015, "general"); "dot", "scaled_dot", "cosine": of query and memory
-    themselves. With `hidden_size` these project both to it first. Values are the memory itself, or W_v h with
-    `value_size`. Hard attention samples in training, and where a generator is given; with a share of `expected` it is
-    drawn once for each memory of the batch whether all its queries sample or read the expected value.
+    score "additive": w · tanh(W_q q + W_k h) with `hidden_size` features (Bahdanau et al. 2015); "bilinear": z_j = W_z
+    h_j, then ⟨q, z_j⟩ (Luong et al. 2015, "general"); "dot", "scaled_dot", "cosine": scores of query and memory
+    directly or, with `hidden_size`, after projecting both to that size. Values are the memory, or W_v h with
+    `value_size`. Hard attention samples in training, and if a generator is given; with a fraction `expected`, it is
+    sampled once for each memory of the batch whether all its queries use the expected value.
 
     >>> layer = Attention(6, 10, score="additive", hidden_size=8)
     >>> out = layer(torch.randn(2, 3, 6), torch.randn(2, 5, 10))
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         self.query = None if query_to is None else nn.Linear(query_size, query_to, bias=False)
         self.key = None if key_to is None else nn.Linear(memory_size, key_to, bias=False)
         self.value = None if value_size is None else nn.Linear(memory_size, value_size, bias=False)
-        # The bilinear matrix is the projection of the memory: z_j is computed once, however many queries come.
+        # The bilinear matrix is the projection of the memory, so z_j is computed once for all queries.
         self.score = OwnedScore("dot" if score == "bilinear" else score, query_to or query_size)
 
     def forward(
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Attended:
-        """What each query reads: output (b, q, e), weights as asked, of all of them (b, q, k).
+        """Return the output of each query, (b, q, e), and the requested weights, (b, q, k) for all of them.
 
         A bool mask is (b, k), True for real positions, or (b, q, k) for pairs; others are for scores (b, 1, q, k).
         """
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         return self._attend(query, projected, pairs(mask), None, weights, generator)[0]
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
-        """Keys and values of a memory, once for all queries."""
+        """Return keys and values of a memory, computed once for all queries."""
         check_input(memory, "memory", self.memory_size)
         return Projected(
             memory if self.key is None else self.key(memory), memory if self.value is None else self.value(memory), mask
@@ -93,10 +93,10 @@ class Attention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, Bool[Tensor, "b"] | None]:
-        """What the queries read from a projected memory.
+        """Return the outputs of queries over a projected memory, and the state.
 
-        The state says which memories are read by their expected value, where hard attention does so for a share of
-        them: all queries of a sequence then agree. Otherwise nothing is remembered between calls.
+        The state marks the memories for which hard attention uses the expected value, so that all queries of a sequence
+        agree. In all other cases there is no state.
         """
         return self._attend(query, projected, pairs(projected.mask), state, weights, generator)
 
@@ -131,7 +131,7 @@ class Attention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """softmax(Q Kᵀ / √d_k) V with Q = x W_q, K = x W_k, V = x W_v: each position asks all (Vaswani et al. 2017, 3.2.1).
+    """softmax(Q Kᵀ / √d_k) V with Q = x W_q, K = x W_k, V = x W_v: self-attention (Vaswani et al. 2017, 3.2.1).
 
     `dim_in` is the size of x, `dim_k` that of queries and keys, `dim_v` that of values. The three maps have no bias.
     `size`, `key_size` and `value_size`, the names that the other layers use, mean the same.
@@ -152,14 +152,15 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "b n d"], *, mask: Mask | Tensor | None = None, weights: Request | None = None
     ) -> Attended:
-        """What each position reads: output (b, n, dim_v), weights as asked; masks as for `Attention`."""
+        """Return the output of each position, (b, n, dim_v), and the requested weights; masks are as for
+        `Attention`."""
         check_input(x, "x", self.size, "dim_in")
         query, key, value = (map_(x).unsqueeze(1) for map_ in (self.query, self.key, self.value))
         return without_head(attention(query, key, value, mask=pairs(mask), weights=weights))
 
 
 def pairs(mask: Mask | Tensor | None) -> Mask | Tensor | None:
-    """A bool mask of positions (b, k) or of pairs (b, q, k) as one for scores (b, 1, q, k)."""
+    """Return a bool mask of positions (b, k) or of pairs (b, q, k) as one for scores (b, 1, q, k)."""
     if not isinstance(mask, Tensor):
         return mask
     if mask.ndim not in (2, 3):
@@ -168,7 +169,7 @@ def pairs(mask: Mask | Tensor | None) -> Mask | Tensor | None:
 
 
 def without_head(found: Attended) -> Attended:
-    """The same without the axis of its one head."""
+    """Return the result without the axis of its single head."""
     weights, log_prob = found.weights, found.log_prob
     if isinstance(weights, Top):
         weights = Top(weights.values.squeeze(1), weights.indices.squeeze(1))
@@ -180,7 +181,7 @@ def without_head(found: Attended) -> Attended:
 def _projected_sizes(
     score: str | AnyScore, query_size: int, memory_size: int, hidden_size: int | None
 ) -> tuple[int | None, int | None]:
-    """To which sizes query and memory are mapped before they are scored; None: not at all."""
+    """Return the sizes to which query and memory are projected before scoring; None: no projection."""
     if score == "additive":
         hidden_size = query_size if hidden_size is None else hidden_size
         return hidden_size, hidden_size

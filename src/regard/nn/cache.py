@@ -1,4 +1,4 @@
-"""Keys and values already computed, kept from step to step."""
+"""The key-value cache: keys and values of earlier steps."""
 
 from dataclasses import replace
 
@@ -10,16 +10,16 @@ from regard.core.biases import Alibi, Bias, DenseBias, Relative, as_bias
 from regard.core.masks import And, Band, Dense, Mask, Not, Or, Padding, Segments, as_mask
 from regard.core.spans import all_of
 
-_FIRST = 32  # positions a growing cache makes room for at first
+_FIRST = 32  # initial capacity of a growing cache, in positions
 
 
 class KeyValueCache:
-    """What attention has read so far: each step appends its keys and values and attends all of them.
+    """Keys and values of earlier positions: each step appends its own and attends all of them.
 
-    Three ways of use. As made, room is doubled when it runs out, never beyond `capacity`. With `static=True` the whole
-    capacity is held from the first step, every shape stays the same and the length lives on the device (`position`):
-    what CUDA graphs and compiled steps need. `fixed` fills it once, with an encoder's memory; after that it is only
-    read. An error leaves the cache as it was.
+    There are three ways of use. By default, storage is doubled when it is full, up to `capacity`. With `static=True`
+    the whole capacity is allocated at the first step, shapes never change and the length is a tensor on the device
+    (`position`), as CUDA graphs and compiled steps require. `fixed` fills the cache once, with an encoder's memory;
+    after that it is read-only. An error leaves the cache unchanged.
 
     >>> cache = KeyValueCache(capacity=8)
     >>> keys, values = cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 5))
@@ -35,7 +35,7 @@ class KeyValueCache:
             raise ValueError("a static cache holds its whole capacity from the start: give capacity")
         self.capacity = capacity
         self.static = static
-        self.position: Int[Tensor, ""] | None = None  # the length, on the device, where the cache is static
+        self.position: Int[Tensor, ""] | None = None  # the length as a tensor on the device, for a static cache
         self.is_fixed = False
         self._key: Tensor | None = None
         self._value: Tensor | None = None
@@ -43,25 +43,25 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """How many positions are held. A static cache asks the device, and waits for its answer."""
+        """Return the number of stored positions. For a static cache this is a device synchronisation."""
         if self.position is None or self.is_fixed:
             return self._length
         return int(self.position)
 
     @property
     def offset(self) -> int | Int[Tensor, ""]:
-        """The position of the next query: the length, as a number, or on the device where the cache is static."""
+        """Return the position of the next query: the length, as a number, or for a static cache as a tensor."""
         return self._length if self.position is None else self.position.clone()
 
     @property
     def room(self) -> int | None:
-        """How many keys a static cache answers with, whatever its length; None for one that grows."""
+        """Return the fixed number of keys that a static cache returns; None for a growing cache."""
         return self.capacity if self.static and not self.is_fixed else None
 
     def update(
         self, key: Float[Tensor, "b g n d"], value: Float[Tensor, "b g n e"]
     ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k e"]]:
-        """Append keys and values; all so far come back (from a static cache its whole storage)."""
+        """Append keys and values, and return all so far (a static cache returns its whole storage)."""
         self._check(key, value)
         if self.static:
             return self._write(key, value)
@@ -69,7 +69,8 @@ class KeyValueCache:
         if self._key is None or self._value is None:
             self._key, self._value = key.new_empty(0), value.new_empty(0)
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad or self._key.requires_grad):
-            # A tensor written in place cannot be differentiated through later steps: training appends by copying.
+            # Autograd cannot differentiate through a tensor that later steps change in place, so training appends by
+            # copying.
             self._key, self._value = (
                 new if self._length == 0 else torch.cat((old.narrow(-2, 0, self._length), new), -2)
                 for old, new in ((self._key, key), (self._value, value))
@@ -82,7 +83,7 @@ class KeyValueCache:
     def fixed(
         self, key: Float[Tensor, "b g k d"], value: Float[Tensor, "b g k e"]
     ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k e"]]:
-        """Fill an empty cache with a whole memory; from now on it is only read."""
+        """Fill an empty cache with a whole memory; after that it is read-only."""
         if self._key is not None:
             raise ValueError(f"fixed() fills an empty cache, this one holds {self.length} positions")
         self._check(key, value)
@@ -90,7 +91,7 @@ class KeyValueCache:
         return key, value
 
     def read(self) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k e"]]:
-        """The keys and values held (of a static cache its whole storage)."""
+        """Return the stored keys and values (of a static cache its whole storage)."""
         if self._key is None or self._value is None:
             raise ValueError("the cache is empty: there is nothing to read")
         if self.static:
@@ -98,13 +99,13 @@ class KeyValueCache:
         return self._key.narrow(-2, 0, self._length), self._value.narrow(-2, 0, self._length)
 
     def reorder(self, index: Int[Tensor, " rows"]) -> None:
-        """Keep the rows of the batch named by `index`, in its order: beams that go on, or copies for new ones."""
+        """Select the batch rows `index`, in this order: beams that continue, or copies for new ones."""
         if self._key is None or self._value is None:
             return
         self._key, self._value = self._rows(self._key, index), self._rows(self._value, index)
 
     def reset(self) -> None:
-        """Forget everything; a static cache keeps its storage, so that a captured graph stays good."""
+        """Remove all positions; a static cache keeps its storage, so that captured graphs stay valid."""
         self._length, self.is_fixed = 0, False
         if self.position is not None:
             self.position.zero_()
@@ -112,7 +113,7 @@ class KeyValueCache:
             self._key = self._value = None
 
     def _check(self, key: Tensor, value: Tensor) -> None:
-        """Raise, with nothing changed, where the new positions do not go with the ones held."""
+        """Raise, without changes, if the new positions do not match the stored ones."""
         if self.is_fixed:
             raise ValueError(f"the cache holds a fixed memory of {self._length} positions: it is read, not added to")
         if key.shape[:-1] != value.shape[:-1]:
@@ -138,7 +139,7 @@ class KeyValueCache:
                 raise ValueError(f"{name} is {new.dtype} on {new.device}, the cache holds {old.dtype} on {old.device}")
 
     def _appended(self, storage: Tensor, new: Tensor) -> Tensor:
-        """The storage with the new positions written behind the old, in twice the room where it was full."""
+        """Return the storage with the new positions appended, reallocated at twice the size if it was full."""
         length = self._length + new.shape[-2]
         if self._length == 0 or length > storage.shape[-2]:
             room = max(length, 2 * self._length, _FIRST)
@@ -151,7 +152,7 @@ class KeyValueCache:
         return storage
 
     def _write(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write at the device's own position, in place, and move it on."""
+        """Write at the position on the device, in place, and advance it."""
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise ValueError("a static cache is written in place, for inference: use torch.no_grad()")
         if self._key is None or self._value is None or self.position is None:
@@ -164,7 +165,7 @@ class KeyValueCache:
         self._key.index_copy_(-2, index, key)
         self._value.index_copy_(-2, index, value)
         self.position.add_(count)
-        if not torch.compiler.is_compiling():  # a compiled step must not depend on a number that changes each time
+        if not torch.compiler.is_compiling():  # a compiled step must not depend on a number that changes with each call
             self._length += count
         return self._key, self._value
 
@@ -183,10 +184,10 @@ class KeyValueCache:
 def later_mask(
     mask: Mask | Tensor | None, offset: int | Tensor, queries: int, keys: int, device: torch.device
 ) -> Mask | None:
-    """The mask for queries that stand `offset` positions behind the first key: bands move, all else stays.
+    """Return the mask for queries that start at key position `offset`: bands are shifted, other masks unchanged.
 
-    A band that carries an offset of its own is an error: it would be moved twice. An offset on the device makes tensors
-    of the bands. Keys behind the last query are masked: they are storage that nothing was written to yet.
+    A band with its own offset is an error: it would be shifted twice. For an offset on the device, bands become
+    tensors. Keys after the last query are masked, because that storage is still unused.
     """
     moved = None if mask is None else _moved(as_mask(mask), offset, queries, keys, device)
     if isinstance(offset, int) and offset + queries == keys:
@@ -220,7 +221,7 @@ def _moved(mask: Mask, offset: int | Tensor, queries: int, keys: int, device: to
 
 
 def _twice(name: str, own: int, offset: int | Tensor, plain: str) -> str:
-    """The message for an offset that the caller gives and the layer would add again."""
+    """Return the message for an offset that the layer would add a second time."""
     held = f"holds {offset} positions" if isinstance(offset, int) else "holds positions already"
     return (
         f"{name} has an offset of {own} and the cache {held}: the layer adds the cache's length by itself, so write "
@@ -229,7 +230,7 @@ def _twice(name: str, own: int, offset: int | Tensor, plain: str) -> str:
 
 
 def later_bias(bias: Bias | Tensor | None, offset: int | Tensor, query: Tensor, keys: int) -> Bias | None:
-    """The bias for queries (…, q, d) that stand `offset` positions behind the first key: rules of distance move."""
+    """Return the bias for queries that start at key position `offset`: functions of the distance are shifted."""
     if bias is None:
         return None
     bias = as_bias(bias)

@@ -1,4 +1,4 @@
-"""Channel attention: which of an image's features matter, by one gate for each channel."""
+"""Channel attention: one gate for each channel of an image."""
 
 from typing import Literal
 
@@ -45,9 +45,9 @@ class ChannelAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "b c *space"], *, mask: Bool[Tensor, "b *space"] | None = None
     ) -> Float[Tensor, "b c *space"]:
-        """The gated input, a tensor in the input's shape, so that the layer fits into `nn.Sequential`.
+        """Return the gated input, a tensor in the input's shape, so that the layer fits into `nn.Sequential`.
 
-        `mask` says which positions are real: the others are left out of mean and maximum, and are 0 in the output.
+        `mask` is True at real positions: the others are excluded from mean and maximum, and are 0 in the output.
         """
         gates = self.gates(x, mask=mask)
         real = real_positions(mask, x)
@@ -56,7 +56,7 @@ class ChannelAttention(nn.Module):
     def gates(
         self, x: Float[Tensor, "b c *space"], *, mask: Bool[Tensor, "b *space"] | None = None
     ) -> Float[Tensor, "b c"]:
-        """s, the factor of each channel, between 0 and 1."""
+        """Return s, the factor of each channel, between 0 and 1."""
         float_tensor(x, "x")
         if x.ndim < 3 or x.shape[1] != self.channels:
             raise ValueError(f"x must be (b, {self.channels}, …), got {tuple(x.shape)}")
@@ -65,7 +65,7 @@ class ChannelAttention(nn.Module):
 
     def _scores(self, x: Float[Tensor, "b c *space"], real: Bool[Tensor, "b 1 *space"] | None) -> Float[Tensor, "b c"]:
         flat = x.flatten(2)
-        wide = flat.float() if flat.dtype in HALF else flat  # a mean in half precision would lose the small ones
+        wide = flat.float() if flat.dtype in HALF else flat  # a mean in half precision would lose small numbers
         if real is None:
             average, largest = wide.mean(-1), wide.amax(-1)
         else:
@@ -83,7 +83,7 @@ class ChannelAttention(nn.Module):
 def real_positions(
     mask: Bool[Tensor, "b *space"] | None, x: Float[Tensor, "b c *space"]
 ) -> Bool[Tensor, "b 1 *space"] | None:
-    """The mask of an image with an axis for its channels."""
+    """Return the mask of an image with an axis for channels."""
     if mask is None:
         return None
     expected = (x.shape[0], *x.shape[2:])

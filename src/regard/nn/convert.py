@@ -1,4 +1,4 @@
-"""Between this library's multi-head attention and torch's own: weights, and what masks mean."""
+"""Conversion between this library's multi-head attention and torch's: weights, and the meaning of masks."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.nn.projection import HeadProjection
 
-# Where a projection may hold the maps of queries, keys and values.
+# Attribute names under which a projection may hold the maps of queries, keys and values.
 _PLACES = (("weight", "query_weight"), ("weight", "memory_weight", "key_weight"),
            ("weight", "memory_weight", "value_weight"))  # fmt: skip
 
@@ -16,16 +16,16 @@ _LAYOUT = "layers of regard take (batch, length, size)"
 
 
 class TorchMasks(NamedTuple):
-    """torch's masks in this library's terms: `mask` True = may attend, `bias` added to the scores."""
+    """torch's masks in this library's form: `mask` True = may attend, `bias` is added to the scores."""
 
     mask: Tensor | None
     bias: Tensor | None
 
 
 def torch_masks(attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None, *, heads: int) -> TorchMasks:
-    """The masks of a call of `nn.MultiheadAttention` as `mask` and `bias` of a call of `MultiHeadAttention`.
+    """Return the masks of a call of `nn.MultiheadAttention` as `mask` and `bias` of a call of `MultiHeadAttention`.
 
-    There True in a bool mask means *drop*, and numbers are added to the scores. `attn_mask` is (q, k) or
+    In torch, True in a bool mask means *masked*, and a float mask is added to the scores. `attn_mask` is (q, k) or
     (b · heads, q, k), `key_padding_mask` is (b, k).
 
     >>> torch_masks(torch.tensor([[False, True], [False, False]]), heads=2).mask
@@ -61,7 +61,7 @@ def refuse(source: nn.MultiheadAttention, batch_first: bool | None) -> None:
 
 @torch.no_grad()
 def load(source: nn.MultiheadAttention, projection: HeadProjection, output: nn.Linear) -> None:
-    """Copy torch's weights into the layer's own; what is frozen there stays so."""
+    """Copy torch's weights into the layer; frozen weights stay frozen."""
     if source.in_proj_weight is not None:
         theirs = source.in_proj_weight.chunk(3)
         learned = [source.in_proj_weight.requires_grad] * 3
@@ -74,7 +74,7 @@ def load(source: nn.MultiheadAttention, projection: HeadProjection, output: nn.L
     projection.requires_grad_(False)
     for learns, names in zip(learned, _PLACES, strict=True):
         for stored in (getattr(projection, name) for name in names):
-            if stored is not None and learns:  # what lies in one weight learns if any of it does
+            if stored is not None and learns:  # a packed weight requires a gradient if any of its parts does
                 stored.requires_grad_(True)
     pairs = [(output.weight, source.out_proj.weight)]
     if projection.bias is not None:
@@ -85,9 +85,9 @@ def load(source: nn.MultiheadAttention, projection: HeadProjection, output: nn.L
 
 
 def renamed(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Names of an `nn.MultiheadAttention` in a state dict become those of `MultiHeadAttention`; others stay.
+    """Rename the entries of an `nn.MultiheadAttention` in a state dict to those of `MultiHeadAttention`.
 
-    A hook of `load_state_dict`, so that a checkpoint of a model loads after its attention was replaced.
+    This is a hook of `load_state_dict`, so that a model's checkpoint loads after its attention was replaced.
     """
     if f"{prefix}out_proj.weight" not in state:
         return

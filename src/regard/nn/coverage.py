@@ -1,4 +1,4 @@
-"""Coverage attention, which sees how much of each key has been read already."""
+"""Coverage attention, whose scores depend on the weight that each key has received so far."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,10 +23,10 @@ from regard.nn.protocol import Projected
 
 
 class CoverageAttention(nn.Module):
-    """w · tanh(W s_i + V h_j + u c_ij + b) with c_i = Σ_{t<i} α_t, what was read so far (See et al. 2017, eq. 11).
+    """w · tanh(W s_i + V h_j + u c_ij + b) with the coverage c_i = Σ_{t<i} α_t (See et al. 2017, eq. 11).
 
-    With a `fertility` N each key is allowed to be read Φ_j = N · σ(v · h_j) times: c_i = Σ_{t<i} α_t / Φ (the
-    linguistic coverage of Tu et al. 2016). The loss that keeps attention from reading twice is
+    With a `fertility` N each key may receive a total weight of Φ_j = N · σ(v · h_j): c_i = Σ_{t<i} α_t / Φ (the
+    linguistic coverage of Tu et al. 2016). The loss against attending a key twice is
     `regard.nn.losses.coverage_penalty` of the weights.
 
     The state is (c after the last query,), (b, k).
@@ -64,7 +64,7 @@ class CoverageAttention(nn.Module):
         self.weight = score_vector(hidden_size)
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
-        """Keys V h_j + b and values h_j."""
+        """Return keys V h_j + b and values h_j."""
         memory = clean_memory(memory, self.memory_size, mask)
         return Projected(self.key(memory), memory, mask)
 
@@ -77,13 +77,13 @@ class CoverageAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, tuple[Tensor]]:
-        """What the queries read one after the other, and the coverage after the last of them."""
+        """Return the outputs of the queries, computed one after another, and the coverage after the last."""
         check_query(query, self.query_size, projected)
         covered = state[0] if state is not None else blank(projected)
-        covered = covered.float() if covered.dtype in HALF else covered  # a long sum of small numbers
+        covered = covered.float() if covered.dtype in HALF else covered  # a long sum of small numbers needs float32
         times = None
         if self.fertile is not None and self.fertility is not None:
-            # A key that may never be read would be covered without end: 10⁻⁴ is as good as never.
+            # A fertility of 0 would make the coverage infinite, so it is at least 10⁻⁴.
             times = self.fertility * torch.sigmoid(self.fertile(projected.value).squeeze(-1)).clamp_min(1e-4)
         steps = []
         for one in self.query(query).split(1, 1) if query.shape[1] else ():
@@ -108,5 +108,5 @@ class CoverageAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Attended:
-        """What each query reads of the memory, knowing what those before it have read: output (b, q, m)."""
+        """Return the output of each query, (b, q, m), given the weights of the queries before it."""
         return self.attend(query, self.project(memory, mask=mask), weights=weights, generator=generator)[0]

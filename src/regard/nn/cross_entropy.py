@@ -1,4 +1,4 @@
-"""Output layer and cross-entropy as one operation, so that the logits of a batch never stand in memory together."""
+"""Output layer and cross-entropy as one operation, so that the logits of a batch are never all in memory."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from regard.kernels.cross_entropy import summed
 
 
 class Summed(NamedTuple):
-    """A loss summed over tokens, and how many tokens it counts: `loss / count` is the mean."""
+    """A loss summed over tokens, and the number of tokens: `loss / count` is the mean."""
 
     loss: Float[Tensor, ""]
     count: Int[Tensor, ""]
@@ -26,12 +26,12 @@ def linear_cross_entropy(
     ignore: int = -100,
     rows: int | None = None,
 ) -> Summed:
-    """Cross-entropy of `states @ weight.T + bias` with the target, summed; logits never stand whole in memory.
+    """Return the summed cross-entropy of `states @ weight.T + bias` with the target, without all logits in memory.
 
     loss = Σ_i [ lse(z_i) − (1 − ε) z_i[target_i] − ε/v Σ_j z_ij ],  z_i = W s_i + b, ε = smoothing (Szegedy et al.
-    2016, section 7). Targets equal to `ignore` count for nothing. Under autocast the products are made in its dtype;
-    the loss is float32 at least. `rows` sets how many rows of logits exist at a time. Gradients are made in the
-    forward pass, once; there is no second derivative.
+    2016, section 7). Targets equal to `ignore` are excluded. Under autocast the products are in its dtype; the loss is
+    at least float32. `rows` is the number of rows of logits in memory at a time. Gradients are computed in the forward
+    pass; there is no second derivative.
 
     >>> states, weight = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.eye(2)
     >>> linear_cross_entropy(states, weight, torch.tensor([0, -100]))
@@ -43,7 +43,7 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(device) and states.dtype != torch.float64:
         flat = flat.to(torch.get_autocast_dtype(device))
     real = labels != ignore
-    flat = torch.where(real.unsqueeze(-1), flat, 0)  # whatever an ignored row holds, it reaches no gradient
+    flat = torch.where(real.unsqueeze(-1), flat, 0)  # values of ignored rows, even NaN, must not reach any gradient
     wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (flat, weight, bias)]
     loss, *_ = summed(flat, weight, bias, labels, smoothing, ignore, rows, wanted)
     return Summed(loss, real.sum())

@@ -1,4 +1,4 @@
-"""The part of a Transformer layer that looks at each position by itself."""
+"""The feed-forward part of a Transformer layer, applied to each position separately."""
 
 from collections.abc import Callable
 
@@ -8,19 +8,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core.scores import float_tensor
+from regard.kernels import cuda_graphs
 from regard.kernels.availability import TRITON
 from regard.nn.argument_checks import check_sizes
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 GATED = "swiglu"
+_LARGE = 2**26  # entries from which on the device takes longer than the host
 
 
 class FeedForward(nn.Module):
     """Two linear maps with an activation between them, the same at every position.
 
-    relu, gelu: W₂ f(W₁ x + b₁) + b₂ (Vaswani et al. 2017, section 3.3; Hendrycks & Gimpel 2016). swiglu:
-    W₂ (silu(W₁ x) ⊙ V x), with W₁ and V in one matrix (Shazeer 2020). `hidden_size` is 4 · size unless given; dropout
-    falls on what enters W₂.
+    relu, gelu: W₂ f(W₁ x + b₁) + b₂ (Vaswani et al. 2017, section 3.3; Hendrycks & Gimpel 2016). swiglu: W₂ (silu(W₁ x)
+    ⊙ V x), with W₁ and V in one matrix (Shazeer 2020). `hidden_size` is 4 · size unless given; dropout is applied to
+    the input of W₂.
 
     >>> layer = FeedForward(8, 32, activation="swiglu")
     >>> layer(torch.zeros(2, 3, 8)).shape
@@ -50,7 +52,7 @@ class FeedForward(nn.Module):
         self.outer = nn.Linear(self.hidden_size, size, bias=bias)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        """Each position (…, d) by itself."""
+        """Apply the two maps to each position (…, d)."""
         float_tensor(x, "x")
         if x.shape[-1:] != (self.size,):
             raise ValueError(f"x must be (…, {self.size}), got shape {tuple(x.shape)}")
@@ -58,7 +60,7 @@ class FeedForward(nn.Module):
         if self.activation == GATED:
             gate, linear = inner.chunk(2, -1)
             hidden = F.dropout(F.silu(gate) * linear, self.dropout, self.training)
-        elif self.activation == "relu" and self.training and self.dropout > 0.0 and inner.is_cuda and TRITON:
+        elif self.activation == "relu" and self.training and self.dropout > 0.0 and _fuses(inner):
             hidden = _relu_dropout(inner, self.dropout)
         else:
             hidden = F.dropout(ACTIVATIONS[self.activation](inner), self.dropout, self.training)
@@ -69,7 +71,7 @@ class FeedForward(nn.Module):
 
     @classmethod
     def from_torch(cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> "FeedForward":
-        """The feed-forward part of one of torch's Transformer layers, with a copy of its weights."""
+        """Return the feed-forward part of one of torch's Transformer layers, with a copy of its weights."""
         first, second = layer.linear1, layer.linear2
         made = cls(
             first.in_features,
@@ -84,15 +86,22 @@ class FeedForward(nn.Module):
         return made.train(layer.training)
 
 
+def _fuses(x: Tensor) -> bool:
+    """Return whether one kernel is faster: in eager calls the host takes longer to launch it than torch's two."""
+    if not x.is_cuda or not TRITON:
+        return False
+    return torch.compiler.is_compiling() or cuda_graphs.recording or x.numel() >= _LARGE
+
+
 def _relu_dropout(x: Tensor, dropout: float) -> Tensor:
-    """Both at once; what is kept shows in the output, so no mask is kept for the backward pass."""
-    from regard.kernels.triton.relu_dropout import relu_dropout  # imports Triton: only where it is used
+    """Compute relu and dropout in one kernel; the output shows what was dropped, so no mask is stored."""
+    from regard.kernels.triton.relu_dropout import relu_dropout  # imported here, because it imports Triton
 
     return relu_dropout(x, torch.randint(2**31 - 1, (1,), device=x.device), dropout)
 
 
 def _named(activation: object) -> str:
-    """The name of an activation that torch's layers hold as a function or a module."""
+    """Return the name of the activation that torch's layer holds as a function or a module."""
     if activation is F.relu or activation is torch.relu or isinstance(activation, nn.ReLU):
         return "relu"
     exact = isinstance(activation, nn.GELU) and activation.approximate == "none"

@@ -1,4 +1,4 @@
-"""A glimpse: a small part of an image, sharp at its centre and coarse around it, wherever one looks."""
+"""A glimpse: a small part of an image at a location, sharp at its centre and coarse around it."""
 
 import torch
 from jaxtyping import Float
@@ -16,8 +16,8 @@ class Glimpse(nn.Module):
 
     Scale s covers size · factorˢ pixels each way, read between pixels by bilinear interpolation and averaged factorˢ ×
     factorˢ to one. The location is (x, y) in [−1, 1]²: (0, 0) the middle of the image, (−1, −1) its upper left corner.
-    What lies outside the image is 0. Both steps part into rows and columns, so each patch is A_y image A_xᵀ: two matrix
-    products for the whole batch, with gradients for the image and for the location.
+    Pixels outside the image are 0. Both steps are separable in rows and columns, so each patch is A_y image A_xᵀ: two
+    matrix products for the whole batch, with gradients for the image and for the location.
 
     >>> image = torch.arange(16.0).reshape(1, 1, 4, 4)
     >>> Glimpse(2)(image, torch.zeros(1, 2)).output
@@ -39,8 +39,11 @@ class Glimpse(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Attended:
-        """The patches (b, scales, c, size, size). `weights=full()` also gives (b, scales, height, width): the share of
-        each pixel in each patch, 1 in all for a patch inside the image."""
+        """Return the patches (b, scales, c, size, size).
+
+        `weights=full()` also gives (b, scales, height, width): the weight of each pixel in each patch, with sum 1 for a
+        patch inside the image.
+        """
         float_tensor(image, "image")
         float_tensor(location, "location")
         if image.ndim != 4:
@@ -50,7 +53,7 @@ class Glimpse(nn.Module):
         only_full(weights, "Glimpse")
         across = self._readings(location[:, 0], image.shape[-1])
         down = self._readings(location[:, 1], image.shape[-2])
-        # In the image's dtype; positions themselves need more digits than half precision has.
+        # Weights are cast to the image's dtype last, because positions need more digits than half precision has.
         rows = torch.einsum("bsiy,bcyx->bsicx", down.to(image.dtype), image)
         patches = torch.einsum("bsicx,bsjx->bscij", rows, across.to(image.dtype))
         if weights is None:
@@ -59,14 +62,14 @@ class Glimpse(nn.Module):
         return Attended(patches, share.to(image.dtype))
 
     def _readings(self, location: Float[Tensor, "b"], length: int) -> Float[Tensor, "b scales size length"]:
-        """How much each pixel along one axis adds to each place of the patch."""
+        """Return the weight of each pixel along one axis for each position of the patch."""
         location = location.float() if location.dtype in HALF else location
         made = {"device": location.device, "dtype": location.dtype}
-        centre = ((location + 1) * length - 1) / 2  # of the pixels' own middles, which stand at 0, 1, …
+        centre = ((location + 1) * length - 1) / 2  # in units of pixels, whose centres are at 0, 1, …
         fine = self.factor ** torch.arange(self.scales, **made)
         offsets = (torch.arange(self.size, **made) - (self.size - 1) / 2) * fine.unsqueeze(-1)
         places = centre[:, None, None, None] + offsets.unsqueeze(-1)  # (b, scales, size, 1)
         distance = (places - torch.arange(length, **made)).abs()
-        # `fine` readings a pixel apart, each a hat 1 − |distance|, sum to a trapezoid.
+        # The sum of `fine` triangles 1 − |distance|, one pixel apart, is a trapezoid.
         fine = fine[:, None, None]
         return ((fine + 1) / 2 - distance).clamp(0, 1) / fine

@@ -1,4 +1,4 @@
-"""Self-attention in linear time, with a step for decoding whose cost does not grow with what came before."""
+"""Self-attention in linear time, with a decoding step of constant cost."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,10 +21,10 @@ from regard.nn.projection import HeadProjection
 class LinearAttention(nn.Module):
     """Heads of φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1), in O(n) (Performer, Choromanski et al. 2021).
 
-    It stands where `MultiHeadAttention` does: same call, same names of parameters. `features` is a record:
-    `PerformerFeatures` (drawn here if None, kept in the state_dict, drawn anew by `redraw`), `EluFeatures`, or any map
-    to numbers ≥ 0. A mask may hide keys (`padding`) and be `causal()`, alone or together; `causal=True` is causal
-    always. No weights are formed unless asked for.
+    It replaces `MultiHeadAttention`, with the same call and the same parameter names. `features` is `PerformerFeatures`
+    (sampled here if None, stored in the state_dict, resampled by `redraw`), `EluFeatures`, or any map to numbers ≥ 0. A
+    mask may be `padding`, `causal()`, or both; with `causal=True` the layer is always causal. Weights are formed only
+    on request.
 
     >>> layer = LinearAttention(16, heads=4, causal=True)
     >>> x = torch.randn(2, 7, 16)
@@ -67,7 +67,7 @@ class LinearAttention(nn.Module):
 
     @property
     def features(self) -> Features:
-        """The map φ in use."""
+        """Return the map φ in use."""
         if self.directions is not None:
             return PerformerFeatures(self.directions, self.orthogonal)
         assert self.given is not None
@@ -75,7 +75,7 @@ class LinearAttention(nn.Module):
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """New random directions, so that training does not adapt to one draw, as the paper advises."""
+        """Resample the random directions, so that training does not adapt to one sample, as the paper recommends."""
         if self.directions is None:
             raise ValueError(f"only PerformerFeatures can be drawn anew, this layer has {type(self.given).__name__}")
         self.directions.copy_(PerformerFeatures(self.directions, self.orthogonal).redraw(generator).projection)
@@ -93,8 +93,7 @@ class LinearAttention(nn.Module):
         generator: torch.Generator | None = None,
         **unknown: Unknown,
     ) -> Attended:
-        """What each query reads: output (b, q, size). Weights asked for, (b, h, q, k), cost O(n²), as they are that
-        many."""
+        """Return the output of each query, (b, q, size). Requested weights, (b, h, q, k), cost O(n²)."""
         if unknown:
             torch_names.refuse("LinearAttention", self.forward, unknown, torch_names.LAYER_CALL)
         if bias is not None:
@@ -118,7 +117,8 @@ class LinearAttention(nn.Module):
     def step(
         self, x: Float[Tensor, "b n d"], state: LinearState | None = None
     ) -> tuple[Float[Tensor, "b n d"], LinearState]:
-        """One new position or several of a causal sequence, and all that later ones need of those so far."""
+        """Process one or several new positions of a causal sequence; return their output and the state for later
+        ones."""
         if not self.causal:
             raise ValueError("step needs causal=True: without it every position reads those still to come")
         self._check(x, None, None)
@@ -138,7 +138,7 @@ class LinearAttention(nn.Module):
 
 
 def _parted(mask: Mask) -> tuple[bool, Mask | None]:
-    """Is it causal, and what else it says."""
+    """Return whether the mask is causal, and the rest of the mask."""
     match mask:
         case Band(low=None, high=0):
             return True, None
@@ -155,7 +155,7 @@ def implied_weights(
     causal: bool = False,
     mask: Mask | None = None,
 ) -> Float[Tensor, "b h q k"]:
-    """φ(q_i)·φ(k_j) / Σ_j φ(q_i)·φ(k_j): the weights that linear attention has without forming them, in float64."""
+    """Return φ(q_i)·φ(k_j) / Σ_j φ(q_i)·φ(k_j), the weights that linear attention does not form, in float64."""
     shape = (*query.shape[:-1], key.shape[-2])
     allowed = _allowed(shape, causal, mask, query.device)
     seen = allowed.any(-2).unsqueeze(-1)

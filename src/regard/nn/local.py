@@ -1,4 +1,4 @@
-"""Local attention: each query locks a place of the memory first, then weighs the keys around it."""
+"""Local attention: each query chooses a position of the memory, then attends the keys around it."""
 
 from typing import Literal
 
@@ -18,16 +18,17 @@ from regard.nn.protocol import Projected
 
 
 class LocalAttention(nn.Module):
-    """softmax over the keys within `reach` of a place p_i, times exp(−(j − p_i)² / 2σ²) with σ = reach / 2, or alone.
+    """softmax over the keys within `reach` of a position p_i, times exp(−(j − p_i)² / 2σ²) with σ = reach / 2, or
+    alone.
 
     kind "predictive" (local-p, Luong et al. 2015, section 3.2): p_i = S · σ(v · tanh(W q_i)), S the length of the
-    memory, with the Gaussian, not renormalised, as in the paper: through it p learns. "monotonic" (local-m): p_i = i,
-    without the Gaussian. Time and memory grow with q · reach, whatever the length of the memory. "hard": p_i is the
-    key that a hard attention over the whole memory samples by the same score (in inference, the best), with the
-    Gaussian; `lock` is its estimator, and `Attended.log_prob` the log-probability of the place, for REINFORCE.
+    memory, with the Gaussian, not renormalised, as in the paper: p gets its gradient through it. "monotonic" (local-m):
+    p_i = i, without the Gaussian. Time and memory grow with q · reach, whatever the length of the memory. "hard": p_i
+    is the key that a hard attention over the whole memory samples by the same score (in inference, the best), with the
+    Gaussian; `lock` is its estimator, and `Attended.log_prob` the log-probability of the position, for REINFORCE.
 
-    `score` and `hidden_size` are as for `Attention`. Places are counted over real positions alone, so padding may stand
-    anywhere. The state of the monotonic kind is (the place of the next query,), (b,); the other kind has none.
+    `score` and `hidden_size` are as for `Attention`. Positions are counted without padding, which may be anywhere. The
+    state of the monotonic kind is (the position of the next query,), (b,); the others have none.
 
     >>> from regard.core.requests import full
     >>> layer = LocalAttention(8, reach=2, kind="predictive")
@@ -65,7 +66,7 @@ class LocalAttention(nn.Module):
             )
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
-        """Keys and values with the real positions first, in their order; the mask is the memory's own."""
+        """Return keys and values with the real positions first, in their order, and the memory's mask."""
         memory = clean_memory(memory, self.memory_size, mask)
         if mask is not None:
             memory = memory.gather(1, _real_first(mask).unsqueeze(-1).expand_as(memory))
@@ -80,11 +81,12 @@ class LocalAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, tuple[Tensor] | None]:
-        """What the queries read, each near its own place, and the place of the next query (monotonic alone)."""
+        """Return the outputs of the queries, each near its position, and the position of the next query (monotonic
+        only)."""
         check_query(query, self.query_size, projected)
         key, value, mask = projected
         lengths = None if mask is None else mask.sum(-1)
-        if key.shape[1] == 0:  # no place to lock
+        if key.shape[1] == 0:  # no position to choose
             nothing = value.new_zeros(*query.shape[:2], self.output_size)
             asked = None if weights is None else weights.of(value.new_zeros(*query.shape[:2], 0))
             chosen = value.new_zeros(query.shape[:2]) if self.kind == "hard" else None
@@ -120,13 +122,13 @@ class LocalAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Attended:
-        """What each query reads of the memory: output (b, q, m), weights as asked, of all of them (b, q, k)."""
+        """Return the output of each query, (b, q, m), and the requested weights, (b, q, k) for all of them."""
         return self.attend(query, self.project(memory, mask=mask), weights=weights, generator=generator)[0]
 
     def _centre(
         self, query: Tensor, projected: Projected, state: tuple[Tensor] | None, lengths: Int[Tensor, "b"] | None
     ) -> Float[Tensor, "b q"]:
-        """Each query's place, in float32 at least: half precision cannot count to a thousand."""
+        """Return each query's position in at least float32, because half precision cannot represent large positions."""
         dtype = torch.promote_types(query.dtype, torch.float32)
         if self.predict is not None:
             share = torch.sigmoid(self.predict(query).squeeze(-1).to(dtype))
@@ -135,11 +137,11 @@ class LocalAttention(nn.Module):
         return place.to(dtype)
 
     def _first(self, state: tuple[Tensor] | None, query: Tensor) -> Int[Tensor, "b"]:
-        """The place of the first query of the monotonic kind."""
+        """Return the position of the first query (monotonic only)."""
         return state[0] if state is not None else torch.zeros(len(query), dtype=torch.long, device=query.device)
 
     def _next(self, state: tuple[Tensor] | None, query: Tensor) -> tuple[Tensor] | None:
-        """The state after these queries: only the monotonic kind has one."""
+        """Return the state after these queries (monotonic only)."""
         return (self._first(state, query) + query.shape[1],) if self.stateful else None
 
     def _mapped(self, query: Float[Tensor, "b q d"]) -> Float[Tensor, "b 1 q h"]:
@@ -152,7 +154,7 @@ class LocalAttention(nn.Module):
         lengths: Int[Tensor, "b"] | None,
         generator: torch.Generator | None,
     ) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b q"]]:
-        """The place that hard attention chooses for each query, and the log-probability of that choice."""
+        """Return the position that hard attention chooses for each query, and the log-probability of that choice."""
         key = projected.key
         dtype = torch.promote_types(query.dtype, torch.float32)
         places = torch.arange(key.shape[1], dtype=dtype, device=key.device)
@@ -167,7 +169,7 @@ class LocalAttention(nn.Module):
         )
         centre = found.output.squeeze(1).squeeze(-1)
         assert found.log_prob is not None
-        # The one-hot weights of an estimator are exact only up to rounding, and a window begins at a whole number.
+        # The one-hot weights of an estimator are exact only up to rounding, but a window starts at an integer.
         return centre.detach().round() + (centre - centre.detach()), found.log_prob.squeeze(1)
 
     def _everywhere(
@@ -177,16 +179,16 @@ class LocalAttention(nn.Module):
         keys: int,
         mask: Bool[Tensor, "b k"] | None,
     ) -> Float[Tensor, "b q k"]:
-        """The weights of the windows at their places in the whole memory."""
+        """Scatter the weights of the windows to their positions in the whole memory."""
         first = torch.ceil(centre.detach() - self.reach).long()
         place = first.unsqueeze(-1) + torch.arange(near.shape[-1], device=near.device)
         whole = near.new_zeros(*near.shape[:-1], keys)
-        whole = whole.scatter_add(-1, place.clamp(0, keys - 1), near)  # outside the memory they are 0
+        whole = whole.scatter_add(-1, place.clamp(0, keys - 1), near)  # weights outside the memory are 0
         if mask is None:
             return whole
         return torch.zeros_like(whole).scatter(-1, _real_first(mask).unsqueeze(1).expand_as(whole), whole)
 
 
 def _real_first(mask: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
-    """Positions in the order: the real ones as they come, then the others."""
+    """Return the indices that put real positions first, in their order, then the others."""
     return mask.logical_not().to(torch.uint8).sort(dim=-1, stable=True).indices

@@ -1,6 +1,6 @@
-"""Location-aware attention, which also sees where it looked last; and what attention with a memory of its own shares.
+"""Location-aware attention, whose scores depend on the weights of the previous query.
 
-An attention that depends on its earlier weights must go query by query: `attend` with q queries is q calls with one.
+Such attention processes one query at a time: `attend` with q queries equals q calls with one.
 """
 
 import math
@@ -33,7 +33,7 @@ _SOFTMAX = Softmax()
 
 @dataclass(frozen=True)
 class Smooth(Normalizer):
-    """σ(s_j) / Σ σ(s): flatter than softmax, so that several places are read at once (Chorowski et al. 2015, 2.3).
+    """σ(s_j) / Σ σ(s): flatter than softmax, so that several positions get weight (Chorowski et al. 2015, 2.3).
 
     >>> Smooth()(torch.tensor([0.0, 50.0, 60.0]))
     tensor([0.2000, 0.4000, 0.4000])
@@ -44,16 +44,16 @@ class Smooth(Normalizer):
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "*rows k"]:
-        # σ(s) / Σ σ(s) is the softmax of ln σ(s), which does not vanish however low the scores are.
+        # σ(s) / Σ σ(s) is the softmax of ln σ(s), which does not underflow for low scores.
         return _SOFTMAX(F.logsigmoid(scores), allowed)
 
 
 class LocationAttention(nn.Module):
-    """w · tanh(W s_i + V h_j + U f_ij + b) with f_i = F ∗ α_{i−1}: content and place (Chorowski et al. 2015).
+    """w · tanh(W s_i + V h_j + U f_ij + b) with f_i = F ∗ α_{i−1}: content and location (Chorowski et al. 2015).
 
-    F convolves the last weights with `filters` kernels of (odd) `kernel_size`, so the next place can be found by its
-    distance from the last one. Before the first query α_0 = 0. `normalize=Smooth()` is the
-    paper's smoothing; a `sharpness` β above 1 multiplies the scores (section 2.3).
+    F convolves the last weights with `filters` kernels of (odd) `kernel_size`, so the next position can be found by its
+    distance from the last one. Before the first query α_0 = 0. `normalize=Smooth()` is the paper's smoothing; a
+    `sharpness` β above 1 multiplies the scores (section 2.3).
 
     The state is (α of the last query,), (b, k).
 
@@ -96,7 +96,7 @@ class LocationAttention(nn.Module):
         self.weight = score_vector(hidden_size)
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
-        """Keys V h_j + b and values h_j."""
+        """Return keys V h_j + b and values h_j."""
         memory = clean_memory(memory, self.memory_size, mask)
         return Projected(self.key(memory), memory, mask)
 
@@ -109,7 +109,8 @@ class LocationAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, tuple[Tensor]]:
-        """The outputs of the queries, computed one after another, and the weights of the last one as the new state."""
+        """Return the outputs of the queries, computed one after another, and the weights of the last one as the new
+        state."""
         check_query(query, self.query_size, projected)
         last = state[0] if state is not None else blank(projected)
         steps = []
@@ -126,8 +127,8 @@ class LocationAttention(nn.Module):
         return gathered(steps, projected, query, weights), (last,)
 
     def _place(self, last: Float[Tensor, "b k"]) -> Float[Tensor, "b k hidden"]:
-        """U f, what the last weights around each key say."""
-        if last.shape[1] == 0:  # a convolution wants at least one place
+        """Return U f, the features of the last weights around each key."""
+        if last.shape[1] == 0:  # a convolution needs at least one position
             return last.new_zeros(*last.shape, self.weight.shape[0])
         return self.location(self.convolution(last.unsqueeze(1)).mT)
 
@@ -140,5 +141,5 @@ class LocationAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Attended:
-        """What each query reads of the memory, the weights of one known to the next: output (b, q, m)."""
+        """Return the output of each query, (b, q, m), given the weights of the query before it."""
         return self.attend(query, self.project(memory, mask=mask), weights=weights, generator=generator)[0]

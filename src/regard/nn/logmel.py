@@ -1,4 +1,4 @@
-"""Log-mel features of sound: how loud each band of pitch is in each moment, on the device of the samples."""
+"""Log-mel features of sound: the power of each frequency band over time, on the device of the samples."""
 
 import functools
 import math
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-_FLOOR = 1e-10  # of the power, as in librosa's `power_to_db`
+_FLOOR = 1e-10  # the smallest power, as in librosa's `power_to_db`
 # Slaney's mel scale: linear below 1 kHz, 27 steps to a factor of 6.4 above it.
 _LINEAR, _BREAK = 200 / 3, 1000.0
 _STEP = math.log(6.4) / 27
@@ -38,7 +38,7 @@ class LogMel(nn.Module):
         self.register_buffer("shape", torch.hann_window(self.window), persistent=False)
 
     def forward(self, samples: Float[Tensor, "b n"]) -> Float[Tensor, "b t f"]:
-        """The features of recordings (b, n): ⌊n / hop⌋ + 1 frames."""
+        """Return the features of recordings (b, n): ⌊n / hop⌋ + 1 frames."""
         spectrum = torch.stft(
             samples, self.size, self.hop, self.window, self.shape, pad_mode="constant", return_complex=True
         )
@@ -46,14 +46,14 @@ class LogMel(nn.Module):
         return (power.mT @ self.filters).clamp_min(_FLOOR).log10()
 
     def frames(self, samples: int) -> int:
-        """How many frames so many samples give."""
+        """Return the number of frames of a given number of samples."""
         return samples // self.hop + 1
 
 
 def level(features: Float[Tensor, "t f"], *, depth: float = 8.0) -> Float[Tensor, "t f"]:
-    """Features from 1 (the loudest of the recording) down to −1 (10^−depth of its power, and below).
+    """Return features from 1 (the loudest of the recording) down to −1 (10^−depth of its power, and below).
 
-    What is subtracted is of the recording alone: how loud it was recorded makes no difference.
+    The maximum of each recording is subtracted, so its volume makes no difference.
 
     >>> level(torch.tensor([[3.0, -1.0, -9.0]]))
     tensor([[ 1.,  0., -1.]])
@@ -64,7 +64,7 @@ def level(features: Float[Tensor, "t f"], *, depth: float = 8.0) -> Float[Tensor
 
 @functools.lru_cache(maxsize=8)
 def mel_filters(rate: int, size: int, bands: int) -> Float[Tensor, "bins f"]:
-    """Triangles on the mel scale, each of area 1 in Hz, over the bins of a transform of `size` samples."""
+    """Return triangles on the mel scale, each of area 1 in Hz, over the bins of a transform of `size` samples."""
     edges = _hertz(torch.linspace(0.0, _mel(rate / 2), bands + 2, dtype=torch.float64))
     bins = torch.linspace(0.0, rate / 2, size // 2 + 1, dtype=torch.float64).unsqueeze(1)
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])

@@ -1,8 +1,8 @@
-"""Losses and penalties: plain functions of outputs and weights, each one number to add to another.
+"""Losses and penalties: functions of outputs and weights that return one number each, to be added up.
 
-Weights are (…, q, k) as `weights=full()` gives them. `mask` says which of them count: a bool tensor that broadcasts to
-them, (b, 1, k) to leave out padded keys, (b, q, 1) to leave out padded queries, or both at once. A row that counts
-nowhere has no part in a mean; where nothing counts at all, a loss is 0. Half precision is computed in float32.
+Weights are (…, q, k) as `weights=full()` gives them. `mask` selects entries (True): a bool tensor that broadcasts to
+them, (b, 1, k) to exclude padded keys, (b, q, 1) to exclude padded queries, or both. A row without selected entries is
+excluded from means; if nothing is selected, a loss is 0. Half precision is computed in float32.
 """
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.core.problem import HALF
 from regard.core.requests import Entropy
 
-_LEAST = 1e-8  # the smallest weight whose logarithm is taken: a gold key that got nothing costs 18 nats, not infinity
+_LEAST = 1e-8  # the smallest weight in a logarithm: a gold key without weight costs 18 nats, not infinity
 
 
 def cross_entropy(
@@ -41,7 +41,7 @@ def cross_entropy(
 def squared_error(
     output: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"], mask: Bool[Tensor, "..."] | None = None
 ) -> Float[Tensor, ""]:
-    """(output − target)², the mean over what counts; `mask` broadcasts to the output.
+    """(output − target)², the mean over selected entries; `mask` broadcasts to the output.
 
     >>> squared_error(torch.tensor([1.0, 5.0]), torch.tensor([3.0, 0.0]), torch.tensor([True, False]))
     tensor(4.)
@@ -56,9 +56,9 @@ def squared_error(
 def doubly_stochastic(
     weights: Float[Tensor, "*lead q k"], mask: Bool[Tensor, "..."] | None = None
 ) -> Float[Tensor, ""]:
-    """Σ_j (1 − Σ_i α_ij)²: every key is to get attention 1 over all queries (Xu et al. 2015, section 4.2.1).
+    """Σ_j (1 − Σ_i α_ij)²: every key should get a total weight of 1 from all queries (Xu et al. 2015, section 4.2.1).
 
-    The sum over keys, the mean over what leads (batch, heads).
+    It is summed over keys and averaged over leading axes (batch, heads).
 
     >>> doubly_stochastic(torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]))
     tensor(0.5000)
@@ -77,7 +77,7 @@ def weight_penalty(
     """−β ln p(α|x) Σ_j α_ij², the mean over queries; without `log_prob`, β Σ_j α_ij².
 
     Weights are real, so |α²| in place of α² is the same penalty. `log_prob` may be that of hard choices
-    (`Attended.log_prob`) or of the model's outputs: rows that explain little pay more for being sharp.
+    (`Attended.log_prob`) or of the model's outputs: rows with a low probability get a larger penalty for sharp weights.
 
     >>> weight_penalty(torch.tensor([[0.5, 0.5]]), torch.tensor([-2.0]), beta=0.1)
     tensor(0.1000)
@@ -94,7 +94,7 @@ def weight_penalty(
 
 
 def entropy_penalty(weights: Float[Tensor, "*lead q k"], mask: Bool[Tensor, "..."] | None = None) -> Float[Tensor, ""]:
-    """−Σ_j α_ij ln α_ij, the mean over queries: less of it means sharper weights; subtract it for broader ones.
+    """−Σ_j α_ij ln α_ij, the mean over queries. Adding it sharpens the weights, subtracting it flattens them.
 
     >>> entropy_penalty(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))  # (ln 2 + 0) / 2
     tensor(0.3466)
@@ -108,7 +108,7 @@ def entropy_penalty(weights: Float[Tensor, "*lead q k"], mask: Bool[Tensor, "...
 def guided_alignment(
     weights: Float[Tensor, "*lead q k"], gold: Float[Tensor, "*lead q k"], mask: Bool[Tensor, "..."] | None = None
 ) -> Float[Tensor, ""]:
-    """−Σ_j g_ij ln α_ij, the mean over queries that have gold: attention taught by known alignments (Chen et al. 2016).
+    """−Σ_j g_ij ln α_ij, the mean over queries with gold links: supervision by known alignments (Chen et al. 2016).
 
     Each row of `gold` is divided by its sum, so links may be given as zeros and ones.
 
@@ -132,9 +132,10 @@ def coverage_penalty(
     *,
     coverage: Float[Tensor, "*lead k"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Σ_j min(α_ij, c_ij) with c_i = Σ_{t<i} α_t, the mean over queries: do not read twice (See et al. 2017, eq. 12).
+    """Σ_j min(α_ij, c_ij) with c_i = Σ_{t<i} α_t, the mean over queries: a penalty for attending twice (See et al.
+    2017, eq. 12).
 
-    `coverage` is what had been read before the first query, where the weights go on from earlier ones.
+    `coverage` is the sum of earlier weights, before the first query.
 
     >>> coverage_penalty(torch.tensor([[1.0, 0.0], [0.75, 0.25]]))  # (0 + 0.75) / 2
     tensor(0.3750)
@@ -152,7 +153,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _counts(x: Tensor, mask: Tensor | None, name: str = "weights") -> Bool[Tensor, "..."]:
-    """What counts, in the shape of x."""
+    """Return the mask in the shape of x."""
     if mask is None:
         return torch.ones((), dtype=torch.bool, device=x.device).expand(x.shape)
     if mask.dtype != torch.bool:
@@ -166,5 +167,5 @@ def _counts(x: Tensor, mask: Tensor | None, name: str = "weights") -> Bool[Tenso
 
 
 def _row_mean(rows: Float[Tensor, "*lead q"], counts: Bool[Tensor, "*lead q k"]) -> Float[Tensor, ""]:
-    """The mean over rows in which something counts; the others are 0 already."""
+    """Return the mean over rows with selected entries; the others are already 0."""
     return rows.sum() / counts.any(-1).sum().clamp_min(1)

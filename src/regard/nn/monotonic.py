@@ -1,4 +1,4 @@
-"""Monotonic attention: a reader that only goes forwards; in expectation in training, by hard stops after it."""
+"""Monotonic attention: positions only move forwards; in expectation in training, by hard stops at inference."""
 
 import math
 from typing import Any
@@ -16,17 +16,17 @@ from regard.nn.alignment_steps import blank, check_query, clean_memory, score_ve
 from regard.nn.argument_checks import check_sizes
 from regard.nn.protocol import Projected
 
-HIDDEN_NUMBERS = 2**24  # of tanh(W s_i + V h_j) that stand in memory at a time
+HIDDEN_NUMBERS = 2**24  # entries of tanh(W s_i + V h_j) in memory at a time
 
 
 class MonotonicAttention(nn.Module):
-    """From where it last stopped, the reader goes on and stops at key j with probability p_ij (Raffel et al. 2017).
+    """From its last position, the query moves forwards and stops at key j with probability p_ij (Raffel et al. 2017).
 
     e_ij = g · (w / |w|) · tanh(W s_i + V h_j + b) + r and p = σ(e) (section 2.4 of the paper). In training the weights
     are the expected alignment, α_ij = p_ij Σ_{l≤j} α_{i−1,l} Π_{l≤m<j} (1 − p_im), with Gaussian `noise` on the
-    energies so that p learns to be near 0 or 1 (section 2.5). In evaluation the reader stops at the first key with
-    e > 0, and reads nothing (zeros) once it has passed the end. Rows sum to at most 1: the rest went past the end.
-    `offset` is where r begins: below 0, so that a reader at first does not stop at once.
+    energies so that p learns to be near 0 or 1 (section 2.5). In evaluation the query stops at the first key with e >
+    0, and the output is zeros after the end. Rows sum to at most 1: the rest is the probability of passing the end.
+    `offset` is the initial r: negative, so that at the start of training queries do not stop at once.
 
     The state is (α of the last query,), (b, k).
 
@@ -63,18 +63,18 @@ class MonotonicAttention(nn.Module):
         self.offset = nn.Parameter(torch.tensor(float(offset)))
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
-        """Keys V h_j + b and values h_j."""
+        """Return keys V h_j + b and values h_j."""
         memory = clean_memory(memory, self.memory_size, mask)
         return Projected(self.key(memory), memory, mask)
 
     def energies(self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k hidden"]) -> Float[Tensor, "b q k"]:
-        """e_ij before noise, at full precision."""
+        """Return e_ij before noise, in at least float32."""
         hidden = torch.tanh(self.query(query).unsqueeze(2) + key.unsqueeze(1))
         scores = hidden @ unit(self.weight).to(hidden.dtype)
         return self.gain * (scores.float() if scores.dtype in HALF else scores) + self.offset
 
     def _energies(self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k hidden"]) -> Float[Tensor, "b q k"]:
-        """The same, by parts that are computed again in the backward pass where the hidden layer is large."""
+        """Return the same in parts, which the backward pass recomputes if the hidden layer is large."""
         rows = max(1, HIDDEN_NUMBERS // max(1, key.numel()))
         if query.shape[1] <= rows:
             return self.energies(query, key)
@@ -91,7 +91,7 @@ class MonotonicAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, tuple[Tensor]]:
-        """What the queries read one after the other, and the weights of the last of them."""
+        """Return the outputs of the queries, computed one after another, and the weights of the last."""
         check_query(query, self.query_size, projected)
         energies = self._energies(query, projected.key)
         mask = projected.mask
@@ -116,12 +116,12 @@ class MonotonicAttention(nn.Module):
         mask: Bool[Tensor, "b k"] | None,
         generator: torch.Generator | None,
     ) -> Float[Tensor, "b k"]:
-        """The alignment after the next query; padding is passed over."""
+        """Return the alignment after the next query; padding is skipped."""
         if self.training:
             if self.noise > 0:
                 drawn = torch.randn(energy.shape, dtype=energy.dtype, device=energy.device, generator=generator)
                 energy = energy + self.noise * drawn
-            stop, go = torch.sigmoid(energy), torch.sigmoid(-energy)  # 1 − p would lose the small ones
+            stop, go = torch.sigmoid(energy), torch.sigmoid(-energy)  # 1 − p would lose digits of small numbers
         else:
             stop = (energy > 0).to(energy.dtype)
             go = 1 - stop
@@ -138,12 +138,12 @@ class MonotonicAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Attended:
-        """What each query reads of the memory, each going on where the one before stopped: output (b, q, m)."""
+        """Return the output of each query, (b, q, m); each starts where the one before stopped."""
         return self.attend(query, self.project(memory, mask=mask), weights=weights, generator=generator)[0]
 
 
 def _beginning(projected: Projected) -> Float[Tensor, "b k"]:
-    """A reader that stands at the first key."""
+    """Return the initial state: the first key has weight 1."""
     start = blank(projected)
     if start.shape[1]:
         start[:, 0] = 1
@@ -153,10 +153,10 @@ def _beginning(projected: Projected) -> Float[Tensor, "b k"]:
 def expected_alignment(
     stop: Float[Tensor, "*lead k"], go: Float[Tensor, "*lead k"], last: Float[Tensor, "*lead k"]
 ) -> Float[Tensor, "*lead k"]:
-    """α_j = stop_j · r_j, where r_j = go_{j−1} r_{j−1} + last_j is the chance that the reader reaches key j.
+    """α_j = stop_j · r_j, where r_j = go_{j−1} r_{j−1} + last_j is the probability of reaching key j.
 
-    The closed form by cumulative products divides by numbers that vanish; this recurrence only multiplies and adds what
-    lies between 0 and 1, and is a scan in ⌈log₂ k⌉ steps.
+    The closed form by cumulative products divides by numbers that underflow; this recurrence only multiplies and adds
+    numbers in [0, 1], as a scan in ⌈log₂ k⌉ steps.
 
     >>> half = torch.full((3,), 0.5)
     >>> expected_alignment(half, half, torch.tensor([1.0, 0.0, 0.0]))
@@ -169,7 +169,7 @@ def expected_alignment(
 
 
 class _Recurrence(torch.autograd.Function):
-    """r_j = carry_j r_{j−1} + add_j. Its gradient is the same recurrence from the other end: nothing else is kept."""
+    """r_j = carry_j r_{j−1} + add_j. Its gradient is the same recurrence in reverse, so only its inputs are stored."""
 
     @staticmethod
     def forward(ctx: Any, carry: Tensor, add: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _scan(carry: Tensor, add: Tensor) -> Tensor:
-    """The recurrence by doubling (Hillis & Steele 1986): after each round a place knows twice as much of its past."""
+    """Compute the recurrence as a scan (Hillis & Steele 1986): each round doubles the number of summed positions."""
     length, distance = add.shape[-1], 1
     while distance < length:
         add = torch.cat([add[..., :distance], add[..., distance:] + carry[..., distance:] * add[..., :-distance]], -1)

@@ -1,4 +1,4 @@
-"""Several attentions side by side, each in a part of the space of its own."""
+"""Multi-head attention."""
 
 import math
 
@@ -26,12 +26,13 @@ from regard.nn.projection import HeadProjection, OwnedScore, settled
 class MultiHeadAttention(nn.Module):
     """Concat(head_1 … head_h) W_o with head_i = attention(Q W_i, K W_i, V W_i) (Vaswani et al. 2017, section 3.2.2).
 
-    Without `key` a sequence attends itself; with it, another. Any score, one weight for each head where it learns one;
+    Without `key` it is self-attention, with it cross-attention. Any score is supported, with learned weights per head;
     `kv_heads` fewer than `heads` are shared (Ainslie et al. 2023); `positions` is a Rotary, an Alibi or
-    RelativePositions. `key_size` and `value_size` are those of the sources: `size` and `key_size` unless given.
-    A `KeyValueCache` keeps what a decoder has read: positions, causal masks and windows then count from its length.
-    A cache given with `key` is filled at the first call and only read after. Hard attention samples in training.
-    `load_state_dict` takes the names of `nn.MultiheadAttention` too; `from_torch` copies a module of torch's.
+    RelativePositions. `key_size` and `value_size` are the sizes of the key and value inputs: `size` and `key_size`
+    unless given. A `KeyValueCache` stores earlier keys and values: positions, causal masks and windows then count from
+    its length. A cache given with `key` is filled at the first call and read-only after it. Hard attention samples in
+    training. `load_state_dict` accepts the names of `nn.MultiheadAttention` too; `from_torch` copies a module of
+    torch's.
 
     >>> layer = MultiHeadAttention(8, heads=2)
     >>> out = layer(torch.randn(3, 5, 8))
@@ -80,17 +81,17 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier uniform for the output, as for the input; biases 0."""
+        """Initialise the output by Xavier uniform, as the input; biases are 0."""
         nn.init.xavier_uniform_(self.output.weight)
         if self.output.bias is not None:
             nn.init.zeros_(self.output.bias)
 
     @classmethod
     def from_torch(cls, source: nn.MultiheadAttention, *, batch_first: bool | None = None) -> "MultiHeadAttention":
-        """The same layer as torch's, its weights copied; `torch_masks` translates masks.
+        """Return a layer equal to torch's, with a copy of its weights; `torch_masks` converts masks.
 
         This layer takes (batch, length, size). A source made with batch_first=False takes the length first, so its
-        callers have to change: it is refused until `batch_first=True` says that they do.
+        callers have to change: `batch_first=True` confirms that they do.
         """
         convert.refuse(source, batch_first)
         like = source.out_proj.weight
@@ -108,7 +109,7 @@ class MultiHeadAttention(nn.Module):
         return layer
 
     def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
-        """The same layer as torch's own module, its weights copied; an error where torch has no such layer."""
+        """Return torch's own module with a copy of the weights; raise if torch has no such layer."""
         score, usual = self.score(), ScaledDot().factor(self.head_size)
         if not isinstance(score, ScaledDot):
             raise ValueError(f"to_torch needs score scaled_dot, got {getattr(score, 'name', type(score).__name__)}")
@@ -150,9 +151,10 @@ class MultiHeadAttention(nn.Module):
         generator: torch.Generator | None = None,
         **unknown: Unknown,
     ) -> Attended:
-        """What each query reads: output (b, q, size), weights as asked, of all of them (b, h, q, k).
+        """Return the output of each query, (b, q, size), and the requested weights, (b, h, q, k) for all of them.
 
         `mask` and `bias` are descriptions, or tensors that broadcast to the scores (b, h, q, k); True = may attend.
+        With a cache, k counts all keys so far: descriptions are shifted by the layer, tensors are taken as they are.
         """
         if unknown:
             torch_names.refuse("MultiHeadAttention", self.forward, unknown, torch_names.LAYER_CALL)
@@ -178,7 +180,7 @@ class MultiHeadAttention(nn.Module):
         return Attended(self.output(found.output.transpose(1, 2).flatten(-2)), found.weights, found.log_prob)
 
     def _itself(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of one sequence; queries and keys are turned together, while they are one tensor."""
+        """Return queries, keys and values of one sequence; rotary positions are applied while they are one tensor."""
         packed = self.projection(x)
         turning = self.heads + self.kv_heads
         if isinstance(self.positions, Rotary):
@@ -196,7 +198,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None,
         bias: Bias | Tensor | None,
     ) -> tuple[Mask | None, Bias | None]:
-        """Mask and bias for queries that stand behind a cache; checked before the cache takes anything in."""
+        """Return mask and bias for queries after a cache; they are checked before the cache is changed."""
         batch, count, _ = query.shape
         keys = count + offset if isinstance(offset, int) and cache.room is None else cache.room
         assert isinstance(keys, int)
@@ -219,7 +221,8 @@ class MultiHeadAttention(nn.Module):
         weights: Request | None,
         generator: torch.Generator | None,
     ) -> Attended:
-        score = self.score()
+        owned = self.score
+        score = owned.record if owned.weight is None else owned()
         normalize = settled(self.normalize, self.training or generator is not None)
         dropout = self.dropout if self.training else 0.0
         if isinstance(self.positions, RelativePositions) and isinstance(score, Score):
@@ -253,7 +256,7 @@ class MultiHeadAttention(nn.Module):
         )
 
     def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: KeyValueCache | None) -> None:
-        """Raise where an input does not fit the layer, or a filled cache the inputs."""
+        """Raise if an input does not fit the layer, or a filled cache does not fit the inputs."""
         if value is not None and key is None:
             raise ValueError("value was given without key: self attention takes query alone, any other takes key")
         sources = {"query": (query, self.size), "key": (key, self.key_size), "value": (value, self.value_size)}
@@ -279,7 +282,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def _sum(slopes: Bias | None, bias: Bias | Tensor, query: Tensor, keys: int) -> Tensor:
-    """Two biases as one tensor."""
+    """Return two biases as one tensor."""
     assert slopes is not None
     dtype = torch.promote_types(query.dtype, torch.float32)
     parts = (slopes, as_bias(bias).aligned((*query.shape[:-1], keys)))

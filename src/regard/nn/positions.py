@@ -1,4 +1,4 @@
-"""Where a token stands: positions added to vectors, turned into them, or added to the scores."""
+"""Positional encodings: added to vectors, applied as rotations, or added to the scores."""
 
 import math
 
@@ -11,17 +11,17 @@ from regard.core.biases import Bias, alibi
 from regard.core.scores import float_tensor
 from regard.nn.relative import RelativePositions as RelativePositions
 
-Offset = int | Tensor  # where the first position stands: a number, or one on the device
+Offset = int | Tensor  # the first position: a number, or a tensor on the device
 
 
 def _steps(count: int, offset: Offset, device: torch.device) -> Tensor:
-    """offset, offset + 1, … in float64: angles of late positions would lose their digits in float32."""
+    """Return offset, offset + 1, … in float64: angles of large positions would lose digits in float32."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     return torch.arange(count, device=device, dtype=dtype) + offset
 
 
 def _angles(count: int, offset: Offset, size: int, base: float, device: torch.device) -> Tensor:
-    """t · base^(−2i / size) for each position t and pair i: (count, size / 2)."""
+    """Return t · base^(−2i / size) for each position t and pair i: (count, size / 2)."""
     steps = _steps(count, offset, device)
     pair = torch.arange(0, size, 2, device=device, dtype=steps.dtype)
     return steps.unsqueeze(-1) * torch.exp(pair * (-math.log(base) / size))
@@ -56,12 +56,12 @@ class SinusoidalPositions(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> Float[Tensor, "n d"]:
-        """The positions offset … offset + count − 1."""
+        """Return the encodings of positions offset … offset + count − 1."""
         angles = _angles(count, offset, self.size, self.base, device or torch.device("cpu"))
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).to(dtype)
 
     def forward(self, x: Float[Tensor, "b n d"], *, offset: Offset = 0) -> Float[Tensor, "b n d"]:
-        """x + the table: the vectors with their positions; `offset` is the position of the first."""
+        """Return x plus the table; `offset` is the position of the first vector."""
         _sized(x, self.size)
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         return x + self.table(x.shape[-2], offset=offset, dtype=x.dtype, device=x.device)
@@ -84,26 +84,26 @@ class LearnedPositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start near zero, as embeddings of position do beside embeddings of words."""
+        """Initialise near zero, so that positions are small beside word embeddings."""
         nn.init.normal_(self.weight, std=0.02)
 
     def table(self, count: int, *, offset: Offset = 0) -> Float[Tensor, "n d"]:
-        """The positions offset … offset + count − 1."""
-        if isinstance(offset, Tensor):  # on the device: an index beyond the table is an error of the device
+        """Return the encodings of positions offset … offset + count − 1."""
+        if isinstance(offset, Tensor):  # on a device, an index beyond the table raises there
             return self.weight.index_select(0, torch.arange(count, device=self.weight.device) + offset)
         if offset < 0 or offset + count > self.capacity:
             raise ValueError(f"positions {offset} to {offset + count - 1} asked, the table holds {self.capacity}")
         return self.weight.narrow(0, offset, count)
 
     def forward(self, x: Float[Tensor, "b n d"], *, offset: Offset = 0) -> Float[Tensor, "b n d"]:
-        """x + the table: the vectors with their positions; `offset` is the position of the first."""
+        """Return x plus the table; `offset` is the position of the first vector."""
         _sized(x, self.size)
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         return x + self.table(x.shape[-2], offset=offset).to(x.dtype)
 
 
 class Rotary(nn.Module):
-    """Each pair of features turned by t · base^(−2i/d), so that ⟨R(s) q, R(t) k⟩ depends on t − s (Su et al. 2021).
+    """Each pair of features is rotated by t · base^(−2i/d), so that ⟨R(s) q, R(t) k⟩ depends on t − s (Su et al. 2021).
 
     Feature i goes with feature i + d/2 (section 3.4.2 pairs neighbours: the same up to the order of features).
 
@@ -118,13 +118,13 @@ class Rotary(nn.Module):
         self.base = base
 
     def forward(self, x: Float[Tensor, "b h n d"], *, offset: Offset = 0) -> Float[Tensor, "b h n d"]:
-        """Queries or keys (b, h, n, d) turned by their positions; `offset` is the position of the first."""
+        """Return queries or keys (b, h, n, d) rotated by their positions; `offset` is the position of the first."""
         _sized(x, self.head_size)
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         angles = _angles(x.shape[-2], offset, self.head_size, self.base, x.device)
         dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         cos, sin = (each.to(dtype).unsqueeze(-2) for each in (angles.cos(), angles.sin()))
-        # Turned as (b, n, h, d), the layout projections leave and fused kernels hand on, so that no copy is needed.
+        # The rotation uses the layout (b, n, h, d) of projections, which fused kernels accept without a copy.
         first, second = x.transpose(1, 2).to(dtype).chunk(2, -1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
         return turned.to(x.dtype).transpose(1, 2)
@@ -133,7 +133,8 @@ class Rotary(nn.Module):
 class Alibi(nn.Module):
     """−m · |i − j| added to the scores, m = 2^(−8/h), 2^(−16/h), … for the h heads (Press et al. 2022, section 3).
 
-    Where h is no power of two, the slopes of the next smaller one come first, then every other one of the next larger.
+    If h is not a power of two, the slopes of the next smaller power come first, then every other slope of the next
+    larger.
 
     >>> Alibi(4).slopes
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
@@ -152,7 +153,7 @@ class Alibi(nn.Module):
         self.register_buffer("slopes", torch.tensor(whole + between), persistent=False)
 
     def bias(self, offset: int = 0) -> Bias:
-        """The bias, with the first query at key position `offset`."""
+        """Return the bias for a first query at key position `offset`."""
         return alibi(self.slopes, offset)
 
 

@@ -1,4 +1,4 @@
-"""What attention layers own: the maps to queries, keys and values, and what a score learns."""
+"""Parameters of attention layers: the projections to queries, keys and values, and the parameters of a score."""
 
 import math
 from dataclasses import replace
@@ -17,10 +17,10 @@ SCORES = (*_PLAIN, "bilinear", "additive")
 
 
 class OwnedScore(nn.Module):
-    """A score with the tensors it learns as parameters: `forward` gives the record to attend with.
+    """A score with the tensors it learns as parameters: `forward` returns the score record.
 
-    A name makes a score for vectors of `size`, with a weight for each of `heads` where it learns one. A record or a
-    function of the caller's is taken as it is; the tensor a record holds belongs to this module from then on.
+    A name creates a score for vectors of `size`, with a weight for each of `heads` if it has one. A record or a
+    function given by the caller is used unchanged; the tensor that a record holds becomes a parameter of this module.
     """
 
     def __init__(self, score: str | AnyScore, size: int, heads: int | None = None) -> None:
@@ -40,7 +40,7 @@ class OwnedScore(nn.Module):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform within ±1/√size, as a linear map to one number."""
+        """Initialise uniformly within ±1/√size, as a linear map to one number."""
         if isinstance(self.weight, nn.Parameter):
             bound = 1 / math.sqrt(self.weight.shape[-1])
             nn.init.uniform_(self.weight, -bound, bound)
@@ -55,7 +55,7 @@ class OwnedScore(nn.Module):
         weight = self.weight
         if weight is None or not isinstance(self.record, Score):
             return self.record
-        # The record is made again with the parameter as it is now: functional calls and loads exchange it.
+        # The record is created from the current parameter, because functional calls and loading replace it.
         return self.record.holding(lambda _: weight)
 
 
@@ -72,8 +72,8 @@ def _by_name(name: str, size: int, lead: tuple[int, ...]) -> Score:
 class HeadProjection(nn.Module):
     """Queries, keys and values of all heads, by as few matrix products as their sources allow.
 
-    The rows of one weight are queries, keys, values: a sequence that attends itself takes one product, a query and a
-    memory take two. Sources of different sizes have weights of their own. x W + b goes to (b, heads, n, head size).
+    One weight holds the rows of queries, keys and values: self-attention takes one product, cross-attention two. Inputs
+    of different sizes have separate weights. x W + b is reshaped to (b, heads, n, head size).
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class HeadProjection(nn.Module):
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """Rows of the weight for queries, keys and values."""
+        """Return rows of the weight for queries, keys and values."""
         return self.heads * self.head_size, self.kv_heads * self.head_size, self.kv_heads * self.head_size
 
     def extra_repr(self) -> str:
@@ -102,7 +102,7 @@ class HeadProjection(nn.Module):
         return f"{self.heads} heads of size {self.head_size}{shared}, bias={self.bias is not None}"
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The weights of queries, keys and values, as views of what is stored."""
+        """Return the weights of queries, keys and values, as views of the stored ones."""
         if self.weight is not None:
             query, key, value = self.weight.split(self.rows)
             return query, key, value
@@ -116,14 +116,14 @@ class HeadProjection(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Xavier uniform for each of the three maps, smaller by √2 as torch's packed weight is; biases 0."""
+        """Initialise the three maps by Xavier uniform, smaller by √2 as torch's packed weight is; biases are 0."""
         for part in self.parts():
             nn.init.xavier_uniform_(part, gain=1 / math.sqrt(2))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b heads n e"]:
-        """Queries, keys and values of a sequence that attends itself, behind each other on the axis of heads."""
+        """Return queries, keys and values of self-attention, concatenated on the axis of heads."""
         if self.weight is None:
             raise ValueError(
                 f"query, key and value have sizes {self.sizes}: a sequence that attends itself has one size"
@@ -131,14 +131,14 @@ class HeadProjection(nn.Module):
         return self._split(F.linear(x, self.weight, self.bias))
 
     def queries(self, x: Float[Tensor, "b q d"]) -> Float[Tensor, "b h q e"]:
-        """Queries of all heads."""
+        """Return queries of all heads."""
         (weight, bias), _ = self._query_and_memory()
         return self._split(F.linear(x, weight, bias))
 
     def cross(
         self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k dk"], value: Float[Tensor, "b k dv"]
     ) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b g k e"], Float[Tensor, "b g k e"]]:
-        """Queries of one source; keys and values of another, by one product where that is one tensor."""
+        """Return queries of one input and keys and values of another, by one product if those share one tensor."""
         (weight, bias), (both, both_bias) = self._query_and_memory()
         queries = self._split(F.linear(query, weight, bias))
         return queries, *self._memories(key, value, both, both_bias)
@@ -146,7 +146,7 @@ class HeadProjection(nn.Module):
     def memories(
         self, key: Float[Tensor, "b k dk"], value: Float[Tensor, "b k dv"]
     ) -> tuple[Float[Tensor, "b g k e"], Float[Tensor, "b g k e"]]:
-        """Keys and values of a source, by one product where that is one tensor."""
+        """Return keys and values of an input, by one product if they share one tensor."""
         return self._memories(key, value, *self._query_and_memory()[1])
 
     def _memories(
@@ -163,22 +163,22 @@ class HeadProjection(nn.Module):
         return self._split(keys), self._split(values)
 
     def _query_and_memory(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]]:
-        """Weight and bias of the queries, and of keys and values together (None where those have two sources)."""
+        """Return weight and bias of the queries, and of keys and values together (None if those have two inputs)."""
         rows, kv_rows, _ = self.rows
         bias, both_bias = (None, None) if self.bias is None else self.bias.split([rows, 2 * kv_rows])
-        if self.weight is not None:  # cut once, so that the gradient is put together once
+        if self.weight is not None:  # one split, so that the gradient is concatenated once
             query, both = self.weight.split([rows, 2 * kv_rows])
             return (query, bias), (both, both_bias)
         assert self.query_weight is not None
         return (self.query_weight, bias), (self.memory_weight, both_bias)
 
     def _split(self, x: Tensor) -> Tensor:
-        """(b, n, heads · size) seen as (b, heads, n, size)."""
+        """View (b, n, heads · size) as (b, heads, n, size)."""
         return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
 
 def settled(normalize: Normalizer, sample: bool) -> Normalizer:
-    """The normaliser with hard choices drawn or taken at their best; one that says so itself stays as it is."""
+    """Return the normaliser with hard choices sampled or not; one with its own `sample` is unchanged."""
     return replace(normalize, sample=sample) if isinstance(normalize, Hard) and normalize.sample is None else normalize
 
 

@@ -1,4 +1,4 @@
-"""What a decoder asks of an attention layer: project the memory once, then attend it, at once or step by step."""
+"""The interface of an attention layer that a decoder can use: project the memory once, then attend it."""
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -11,31 +11,31 @@ from regard.core.requests import Request
 
 
 class Projected(NamedTuple):
-    """A memory as one layer reads it: projected once, however many queries come."""
+    """A memory, projected once by a layer for all queries."""
 
     key: Float[Tensor, "b k d"]
     value: Float[Tensor, "b k e"]
     mask: Bool[Tensor, "b k"] | None  # True = a real position
 
     def reorder(self, index: Tensor) -> "Projected":
-        """The batch rows selected by `index`; beam search reorders its hypotheses with it."""
+        """Return the batch rows selected by `index`; beam search reorders its hypotheses with it."""
         mask = None if self.mask is None else self.mask.index_select(0, index)
         return Projected(self.key.index_select(0, index), self.value.index_select(0, index), mask)
 
 
 @runtime_checkable
 class Attends(Protocol):
-    """An attention layer a decoder can be built with.
+    """An attention layer that a decoder can use.
 
-    `state` is whatever the mechanism remembers between steps (the last alignment, a coverage, a position): None at the
-    first step, and None always for a mechanism that remembers nothing. States are tuples of tensors, batch first.
+    `state` is what the mechanism carries between steps (the last alignment, a coverage, a position): None at the first
+    step, and always None for a stateless mechanism. States are tuples of tensors, batch first.
     """
 
     output_size: int
     stateful: bool  # whether a step depends on the step before through `state`
 
     def project(self, memory: Tensor, *, mask: Tensor | None = None) -> Projected:
-        """Keys and values of a memory (b, k, m), computed once."""
+        """Return keys and values of a memory (b, k, m), computed once."""
         ...
 
     def attend(
@@ -47,5 +47,5 @@ class Attends(Protocol):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, Any]:
-        """What the queries (b, q, d) read, and the state after the last of them."""
+        """Return the outputs of the queries (b, q, d), and the state after the last of them."""
         ...

@@ -22,15 +22,15 @@ from regard.core.requests import Entropy, LogSumExp, Received, Request, Rows, To
 from regard.core.scores import Dot, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 
-_BLOCK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # scores of one block of queries
+_BLOCK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # bytes of the scores of one block of queries
 
 
 class RelativePositions(nn.Module):
-    """Keys and values that know how far they are: k_j + a_{j−i} and v_j + c_{j−i}, distances clipped to ±reach.
+    """Keys and values with a learned vector for each distance: k_j + a_{j−i} and v_j + c_{j−i}, clipped to ±reach.
 
     scores q_i · (k_j + a_{j−i}) / √d, outputs Σ_j w_ij (v_j + c_{j−i}) (Shaw et al. 2018, equations 3 to 5; the tables
-    are shared by the heads). The scores' part is q Aᵀ, (n, 2 reach + 1), read off along the diagonals; the values' part
-    is the weights summed by distance, times the table: no (n, n, d) tensor, and queries go in blocks.
+    are shared by the heads). The scores' term is q Aᵀ, (n, 2 reach + 1), indexed along diagonals; the values' term is
+    the weights summed by distance, times the table. No (n, n, d) tensor is formed, and queries are processed in blocks.
 
     >>> positions = RelativePositions(head_size=4, reach=2)
     >>> tuple(positions.key_table.shape), tuple(positions.value_table.shape)
@@ -48,7 +48,7 @@ class RelativePositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier uniform, as the projections beside them."""
+        """Initialise by Xavier uniform, as the projections."""
         nn.init.xavier_uniform_(self.key_table)
         nn.init.xavier_uniform_(self.value_table)
 
@@ -67,7 +67,7 @@ class RelativePositions(nn.Module):
         generator: torch.Generator | None = None,
         offset: int | Tensor = 0,
     ) -> Attended:
-        """Attention with both terms; the first query stands at position `offset` among the keys."""
+        """Compute attention with both terms; the first query is at position `offset` among the keys."""
         factor = self.factor(score)
         device = query.device.type
         with torch.autocast(device, enabled=False) if device in ("cpu", "cuda") else nullcontext():
@@ -83,7 +83,7 @@ class RelativePositions(nn.Module):
         return Attended(output.to(query.dtype), seen, log_prob)
 
     def factor(self, score: object) -> float:
-        """What multiplies q · a, as it multiplies q · k; scores that are no product with the key have no such term."""
+        """Return the factor of q · a, which is that of q · k; scores that are not products have no such term."""
         if isinstance(score, Dot):
             return 1.0
         if isinstance(score, ScaledDot) and score.softcap is None:
@@ -104,7 +104,7 @@ class Tables:
 
 
 class Part(NamedTuple):
-    """What a block of queries gives: outputs, what is asked of its weights, log-probabilities of hard choices."""
+    """The result of a block of queries: outputs, requested weights, log-probabilities of hard choices."""
 
     output: Tensor
     seen: Tensor | Top | None
@@ -112,14 +112,14 @@ class Part(NamedTuple):
 
 
 def _in_blocks(tables: Tables) -> Part:
-    """All queries, as many at a time as memory allows; the backward pass computes each block again."""
+    """Compute all queries in blocks that fit memory; the backward pass recomputes each block."""
     problem = tables.problem
     *lead, queries, keys = problem.shape
     row_bytes = math.prod(lead) * keys * problem.dtype.itemsize
     budget = _BLOCK_BYTES.get(problem.device.type, _BLOCK_BYTES["cpu"])
     if queries * row_bytes <= budget:
         return _block(tables, all_of(queries), all_of(keys))
-    # A generator of the caller's cannot be wound back: its blocks are kept instead of computed again.
+    # A generator given by the caller cannot be rewound, so its blocks are stored instead of recomputed.
     again = problem.differentiated and problem.generator is None
     parts = [
         checkpoint(_block, tables, rows, columns, use_reentrant=False) if again else _block(tables, rows, columns)
@@ -129,7 +129,7 @@ def _in_blocks(tables: Tables) -> Part:
 
 
 def _visible(problem: Problem, size: int) -> list[tuple[Stretch, Stretch]]:
-    """Blocks of queries, each with the keys it needs: under a causal mask none behind its last query."""
+    """Return blocks of queries, each with the keys that it needs: under a causal mask none after its last query."""
     queries, keys = problem.shape[-2:]
     found = clauses(problem.mask, queries, keys)
     ahead = None if found is None or problem.request is not None else found.high
@@ -139,7 +139,7 @@ def _visible(problem: Problem, size: int) -> list[tuple[Stretch, Stretch]]:
 
 
 def _block(tables: Tables, rows: Stretch, columns: Stretch) -> Part:
-    """softmax(q (k + a)) (v + c) for some of the queries, in the plain form."""
+    """Compute softmax(q (k + a)) (v + c) for some of the queries."""
     problem = tables.problem
     query = take(problem.query, -2, rows).to(problem.dtype)
     key, value = (problem.repeat(take(t, -2, columns).to(problem.dtype)) for t in (problem.key, problem.value))
@@ -164,7 +164,7 @@ def _block(tables: Tables, rows: Stretch, columns: Stretch) -> Part:
 
 
 def _asked(weights: Tensor, problem: Problem, rows: Stretch) -> Tensor | Top | None:
-    """What is asked of the weights of a block; of single rows, zeros where they are in another block."""
+    """Return the requested weights of a block; requested rows of other blocks are zeros."""
     request = problem.request
     if not isinstance(request, Rows):
         return None if request is None else request.of(weights)
@@ -175,7 +175,7 @@ def _asked(weights: Tensor, problem: Problem, rows: Stretch) -> Tensor | Top | N
 
 
 def _joined(parts: list[Part], request: Request | None) -> Part:
-    """Blocks of queries put together."""
+    """Concatenate blocks of queries."""
     outputs, asked, log_probs = zip(*parts, strict=True)
     seen: Tensor | Top | None = None
     if isinstance(asked[0], Top):
@@ -188,7 +188,7 @@ def _joined(parts: list[Part], request: Request | None) -> Part:
 
 
 def _dropped(weights: Tensor, problem: Problem) -> Tensor:
-    """Dropout on the weights, the same for both parts of the values."""
+    """Apply dropout to the weights, the same for both terms of the values."""
     if problem.generator is None or problem.dropout in (0.0, 1.0):
         return nn.functional.dropout(weights, problem.dropout)
     kept = torch.rand(weights.shape, generator=problem.generator, device=weights.device) >= problem.dropout
@@ -196,16 +196,16 @@ def _dropped(weights: Tensor, problem: Problem) -> Tensor:
 
 
 def _distance(rows: Stretch, columns: Stretch, offset: int | Tensor, device: torch.device) -> Int[Tensor, "q k"]:
-    """j − i − offset."""
+    """Return j − i − offset."""
     own = torch.arange(rows.start, rows.stop, device=device) + offset
     return torch.arange(columns.start, columns.stop, device=device) - own.unsqueeze(-1)
 
 
 class _Spread(torch.autograd.Function):
-    """From (…, q, 2R + 1), a number for each distance, to (…, q, k): entry clip(j − i) of row i at key j.
+    """Expand (…, q, 2R + 1), a number for each distance, to (…, q, k): entry clip(j − i) of row i at key j.
 
-    Its gradient is the sum by distance, and the other way round. Left to itself, torch would add up the many keys
-    beyond the reach one by one, in no fixed order on a GPU.
+    Its gradient is the sum by distance, and vice versa. torch's own gradient would add the many keys beyond R one by
+    one, in no fixed order on a GPU.
     """
 
     @staticmethod
@@ -222,7 +222,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """From (…, q, k) to (…, q, 2R + 1): the numbers of row i summed by the clipped distance of their key."""
+    """Sum (…, q, k) by the clipped distance of keys, to (…, q, 2R + 1)."""
 
     @staticmethod
     def forward(ctx: Any, numbers: Tensor, distance: Tensor, reach: int) -> Tensor:
@@ -231,7 +231,7 @@ class _Summed(torch.autograd.Function):
         keys = numbers.shape[-1]
         if keys == 0:
             return numbers.new_zeros((*numbers.shape[:-1], 2 * reach + 1))
-        # Within the reach each distance is one key; beyond it, all keys of a side are one number.
+        # Within R each distance occurs at one key; beyond R, all keys of a side are summed.
         near = torch.arange(1 - reach, reach, device=distance.device) - distance[:, :1]
         inside = (near >= 0) & (near < keys)
         near = near.clamp(0, keys - 1).expand(*numbers.shape[:-1], near.shape[-1])

@@ -1,4 +1,4 @@
-"""Bottom-up attention: what stands out by itself, without a task that asks. Max pooling and gating approximate it."""
+"""Bottom-up attention, without a query: max pooling and gating."""
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +12,10 @@ from regard.nn.argument_checks import check_sizes
 
 
 class MaxSaliency(nn.Module):
-    """max_j x_jc: of each feature, the position where it is strongest; the first on a tie.
+    """max_j x_jc: for each feature, the position where it is largest; the first on a tie.
 
-    Max pooling is attention with weights that are 1 at the winner and 0 elsewhere. Every feature asks for itself, so
-    the weights are (b, d, k): `received()` tells how many features each position won, a map of what stands out.
+    Max pooling is attention with weights that are 1 at the maximum and 0 elsewhere. Each feature has its own weights,
+    so they are (b, d, k): `received()` counts the features whose maximum is at each position, a saliency map.
 
     >>> x = torch.tensor([[[1.0, 9.0], [4.0, 2.0], [3.0, 0.0]]])
     >>> from regard.core.requests import received
@@ -31,7 +31,7 @@ class MaxSaliency(nn.Module):
         mask: Bool[Tensor, "b k"] | None = None,
         weights: Request | None = None,
     ) -> Attended:
-        """The largest of each feature (b, d) over the real positions; zeros where there are none."""
+        """Return the maximum of each feature (b, d) over the real positions; zeros if there are none."""
         float_tensor(x, "x")
         if x.ndim != 3:
             raise ValueError(f"x must be (b, positions, size), got {tuple(x.shape)}")
@@ -41,7 +41,7 @@ class MaxSaliency(nn.Module):
                 f"mask must be a bool tensor {tuple(x.shape[:2])}, True for real positions, "
                 f"got {real.dtype} {tuple(real.shape)}"
             )
-        if x.shape[1] == 0:  # nothing to be the largest
+        if x.shape[1] == 0:  # an empty axis has no maximum
             return Attended(x.sum(1), None if weights is None else weights.of(x.mT))
         seen = x if mask is None else torch.where(real.unsqueeze(-1), x, -torch.inf)
         best, index = seen.max(1)
@@ -54,7 +54,7 @@ class MaxSaliency(nn.Module):
 
 
 class Gate(nn.Module):
-    """x ⊙ σ(W x + b): every number is let through in part, by what surrounds it in its own vector.
+    """x ⊙ σ(W x + b): every entry is multiplied by a gate computed from its vector.
 
     The gates are the weights, in the shape of the input (…, d).
 
@@ -71,7 +71,7 @@ class Gate(nn.Module):
         self.linear = nn.Linear(size, size, bias=bias)
 
     def forward(self, x: Float[Tensor, "*lead n d"], *, weights: Request | None = None) -> Attended:
-        """The gated input, in its own shape."""
+        """Return the gated input, in its own shape."""
         float_tensor(x, "x")
         if x.ndim < 2 or x.shape[-1] != self.size:
             raise ValueError(f"x must be (…, n, {self.size}), got {tuple(x.shape)}")

@@ -1,4 +1,4 @@
-"""Spatial attention: which places of an image matter, by one gate for each position."""
+"""Spatial attention: one gate for each position of an image."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -29,9 +29,9 @@ class SpatialAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "b c height width"], *, mask: Bool[Tensor, "b height width"] | None = None
     ) -> Float[Tensor, "b c height width"]:
-        """The gated image, a tensor in the input's shape, so that the layer fits into `nn.Sequential`.
+        """Return the gated image, a tensor in the input's shape, so that the layer fits into `nn.Sequential`.
 
-        Positions that the mask calls unreal count as outside of the image, and are 0 in output and gates.
+        Positions where the mask is False are treated as outside of the image, and are 0 in output and gates.
         """
         gates = self.gates(x, mask=mask)
         real = real_positions(mask, x)
@@ -40,7 +40,7 @@ class SpatialAttention(nn.Module):
     def gates(
         self, x: Float[Tensor, "b c height width"], *, mask: Bool[Tensor, "b height width"] | None = None
     ) -> Float[Tensor, "b height width"]:
-        """The factor of each position, between 0 and 1."""
+        """Return the factor of each position, between 0 and 1."""
         float_tensor(x, "x")
         if x.ndim != 4:
             raise ValueError(f"x must be (b, c, height, width), got {tuple(x.shape)}")

@@ -1,4 +1,4 @@
-"""SpecAugment: bands of pitch and spans of time that are left out of the features in training."""
+"""SpecAugment: in training, random frequency bands and time spans of the features are masked."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 
 class SpecAugment(nn.Module):
-    """Masks of random width at random places (Park et al. 2019, section 2), other ones for each recording.
+    """Masks of random width at random places (Park et al. 2019, section 2), different for each recording.
 
     `bands` masks of up to `band_width` neighbouring features, and `spans` masks of up to `span_width` frames, but
-    never more than `share` of the recording. What is masked becomes `fill`. In evaluation nothing is masked.
+    never more than `share` of the recording. Masked entries become `fill`. In evaluation nothing is masked.
 
     >>> layer = SpecAugment(bands=1, band_width=2, spans=0)
     >>> bool((layer(torch.ones(1, 9, 8)) == 0).any(1).sum() <= 2)
@@ -36,7 +36,7 @@ class SpecAugment(nn.Module):
         self.share, self.fill = share, fill
 
     def forward(self, frames: Float[Tensor, "b t f"], lengths: Int[Tensor, "b"] | None = None) -> Tensor:
-        """The frames with parts of them masked; `lengths` are those of the recordings."""
+        """Return the frames with parts of them masked; `lengths` are those of the recordings."""
         if not self.training:
             return frames
         rows, steps, features = frames.shape
@@ -52,9 +52,10 @@ class SpecAugment(nn.Module):
 
 
 def _masked(sizes: Tensor, count: int, width: int, share: float, total: int) -> Tensor:
-    """Which of `total` places are masked, (b, total): `count` spans of 0 to `width` within the first `sizes` places.
+    """Return which of `total` positions are masked, (b, total): `count` spans of 0 to `width` within the first `sizes`
+    positions.
 
-    No number leaves the device.
+    This needs no device synchronisation.
     """
     drawn = torch.rand(2, len(sizes), count, device=sizes.device)
     most = (sizes * share).clamp_max(width).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Temporal attention: which frames of a sequence matter."""
+"""Temporal attention: one weight for each frame of a sequence."""
 
 import math
 
@@ -19,9 +19,8 @@ _FULL = full()
 class TemporalAttention(nn.Module):
     """Σ_t α_t x_t with α = softmax_t score(q, x_t): one weight for each frame (Yao et al. 2015).
 
-    Frames are vectors (b, t, d), or maps (b, t, d, height, width), which are scored by their mean over the places. What
-    asks is learned (what matters in any sequence), or the `query` given (what matters now). `score` is any that
-    `Attention` takes, with its `hidden_size`.
+    Frames are vectors (b, t, d), or maps (b, t, d, height, width), which are scored by their mean over positions. The
+    query is a learned parameter, or given as `query`. `score` and `hidden_size` are as for `Attention`.
 
     >>> layer = TemporalAttention(6, score="cosine")
     >>> out = layer(torch.randn(2, 5, 6, 4, 3), weights=full())
@@ -44,7 +43,7 @@ class TemporalAttention(nn.Module):
         mask: Bool[Tensor, "b t"] | None = None,
         weights: Request | None = None,
     ) -> Attended:
-        """The weighted sum of the real frames, (b, d) or (b, d, height, width); zeros where there are none.
+        """Return the weighted sum of the real frames, (b, d) or (b, d, height, width); zeros where there are none.
 
         `weights=full()` gives (b, t); there is one query, so no request has an axis for it.
         """
@@ -71,7 +70,7 @@ class TemporalAttention(nn.Module):
 
 
 def _of_one(request: Request, weights: Float[Tensor, "b 1 t"]) -> Tensor | Top:
-    """What is asked of the weights of one query, without its axis."""
+    """Return the requested weights of the single query, without its axis."""
     request.check(1)
     found = request.of(weights)
     if isinstance(found, Top):

@@ -1,7 +1,7 @@
-"""Transformer layers put together from parts: attention, feed-forward, residual connections, normalisation.
+"""Transformer layers composed of parts: attention, feed-forward, residual connections, normalisation.
 
-A layer is given its attention, so whatever attends can be inside: `MultiHeadAttention` with any score and positions, or
-`LinearAttention`. It owns the normalisations and the dropout of what each part adds.
+Attention is passed to a layer, so it may be a `MultiHeadAttention` with any score and positions, or a
+`LinearAttention`. The layer owns the normalisations and the dropout after each part.
 """
 
 import functools
@@ -28,22 +28,22 @@ Normalization = Callable[[int], nn.Module]  # nn.LayerNorm, nn.RMSNorm, a partia
 
 
 def unnormalized(size: int) -> nn.Module:
-    """No normalisation: vectors of any size stay as they are."""
+    """Return x unchanged: no normalisation, for vectors of any size."""
     return nn.Identity()
 
 
 @dataclass(frozen=True, eq=False)
 class Layered:
-    """What a layer gives: its output, and the attention weights asked for."""
+    """The result of a layer: its output, and the requested attention weights."""
 
     output: Float[Tensor, "b q d"]
     weights: Any = None
 
 
 class _Residual(nn.Module):
-    """x + part(norm(x)) before, norm(x + part(x)) after; with dropout on what is added.
+    """x + part(norm(x)) before, norm(x + part(x)) after; with dropout on the part's output.
 
-    Where it is not `residual`, the part's output stands alone, without x +.
+    With `residual=False` the term x + is omitted.
     """
 
     def __init__(
@@ -60,15 +60,14 @@ class _Residual(nn.Module):
         self.residual = residual
 
     def enter(self, x: Tensor) -> Tensor:
-        """What the part reads."""
+        """Return the input of the part."""
         return self.norm(x) if self.first else x
 
     def leave(self, x: Tensor, added: Tensor) -> Tensor:
-        """The stream after the part.
+        """Return the residual stream after the part.
 
-        Under autocast a normalisation gives float32. What it normalised came from a part in the narrow dtype and goes
-        to one, so between layers it stays in that dtype: half the memory. A sum that no normalisation bounds is kept
-        as it is.
+        Under autocast a normalisation returns float32. Its input and the next layer are in the narrow dtype, so its
+        output is cast to that dtype, which halves the memory. A sum without normalisation is not cast.
         """
         kept = F.dropout(added, self.dropout, self.training)
         x = x + kept if self.residual else kept
@@ -84,9 +83,8 @@ class TransformerEncoderLayer(nn.Module):
 
     post: x ← N(x + A(x)), x ← N(x + F(x)), as in the paper; pre: x ← x + A(N(x)), x ← x + F(N(x)), which trains without
     warm-up (Xiong et al. 2020). `attention` is a MultiHeadAttention or anything with a `size` and the same forward;
-    `normalization` makes a normalisation of a size (nn.LayerNorm, nn.RMSNorm, or `unnormalized` for none); `dropout`
-    falls on what each part adds. With `residual=False` each part replaces the stream instead of adding to it, which is
-    there to show what residual connections are for.
+    `normalization` creates one from a size (nn.LayerNorm, nn.RMSNorm, or `unnormalized` for none); `dropout` is applied
+    to the output of each part. With `residual=False` there are no residual connections, for ablations.
 
     >>> layer = TransformerEncoderLayer(MultiHeadAttention(8, 2), FeedForward(8, 32), norm="pre")
     >>> layer(torch.zeros(2, 3, 8)).output.shape
@@ -119,7 +117,7 @@ class TransformerEncoderLayer(nn.Module):
         generator: torch.Generator | None = None,
         **unknown: Unknown,
     ) -> Layered:
-        """x (b, q, d) → output (b, q, d); the mask is a Mask, or a bool tensor that broadcasts to (b, h, q, k)."""
+        """Map x (b, q, d) to output (b, q, d); the mask is a Mask, or a bool tensor that broadcasts to (b, h, q, k)."""
         if unknown:
             torch_names.refuse("TransformerEncoderLayer", self.forward, unknown, torch_names.ENCODER_CALL)
         check_input(x, "x", self.size)
@@ -134,7 +132,7 @@ class TransformerEncoderLayer(nn.Module):
     def from_torch(
         cls, layer: nn.TransformerEncoderLayer, *, batch_first: bool | None = None
     ) -> "TransformerEncoderLayer":
-        """The same layer with a copy of torch's weights; `batch_first` as for `MultiHeadAttention.from_torch`."""
+        """Return a layer with a copy of torch's weights; `batch_first` is as for `MultiHeadAttention.from_torch`."""
         made = cls(
             MultiHeadAttention.from_torch(layer.self_attn, batch_first=batch_first),
             FeedForward.from_torch(layer),
@@ -148,11 +146,11 @@ class TransformerEncoderLayer(nn.Module):
 
 
 class TransformerDecoderLayer(nn.Module):
-    """Self-attention over what was written, attention to the memory, feed-forward (Vaswani et al. 2017, section 3.1).
+    """Self-attention, attention to the memory, and feed-forward (Vaswani et al. 2017, section 3.1).
 
     In the first attention query, key and value share a source; in the second key and value are the encoder's. Give
-    `mask=causal()` for a decoder that must not see what is still to come. With a `cache` only new positions are given,
-    and `memory_cache` keeps the memory's keys and values, projected at the first call.
+    `mask=causal()` for a decoder that must not attend later positions. With a `cache` only new positions are given, and
+    `memory_cache` stores the memory's keys and values, projected at the first call.
 
     >>> layer = TransformerDecoderLayer(MultiHeadAttention(8, 2), MultiHeadAttention(8, 2), FeedForward(8, 32))
     >>> layer(torch.zeros(2, 3, 8), torch.zeros(2, 5, 8)).output.shape
@@ -193,7 +191,8 @@ class TransformerDecoderLayer(nn.Module):
         generator: torch.Generator | None = None,
         **unknown: Unknown,
     ) -> Layered:
-        """x (b, q, d) asks the memory (b, k, m), or its `value` where keys and values differ; weights (b, h, q, k)."""
+        """Map x (b, q, d) with a memory (b, k, m), or its `value` where keys and values differ; weights are (b, h, q,
+        k)."""
         if unknown:
             torch_names.refuse("TransformerDecoderLayer", self.forward, unknown, torch_names.DECODER_CALL)
         if memory is None and (memory_cache is None or not memory_cache.is_fixed):
@@ -219,7 +218,7 @@ class TransformerDecoderLayer(nn.Module):
     def from_torch(
         cls, layer: nn.TransformerDecoderLayer, *, batch_first: bool | None = None
     ) -> "TransformerDecoderLayer":
-        """The same layer with a copy of torch's weights; `batch_first` as for `MultiHeadAttention.from_torch`."""
+        """Return a layer with a copy of torch's weights; `batch_first` is as for `MultiHeadAttention.from_torch`."""
         made = cls(
             MultiHeadAttention.from_torch(layer.self_attn, batch_first=batch_first),
             MultiHeadAttention.from_torch(layer.multihead_attn, batch_first=batch_first),
@@ -235,12 +234,12 @@ class TransformerDecoderLayer(nn.Module):
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Options that are not None: an attention that has no such thing need not take it."""
+    """Return the options that are not None, so that an attention without such an option need not accept it."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _size(attention: nn.Module, *others: nn.Module) -> int:
-    """The one size of all parts, or an error that says which differs."""
+    """Return the common size of all parts, or raise an error that names the different one."""
     sizes = [getattr(part, "size", None) for part in (attention, *others)]
     if not isinstance(sizes[0], int):
         raise TypeError(f"attention must have a size, as MultiHeadAttention does, got {type(attention).__name__}")
@@ -251,7 +250,7 @@ def _size(attention: nn.Module, *others: nn.Module) -> int:
 
 
 def _like(norm: nn.LayerNorm) -> Normalization:
-    """How to make another normalisation like torch's own."""
+    """Return a function that creates another normalisation like torch's."""
     weight = norm.weight
     return functools.partial(
         nn.LayerNorm, eps=norm.eps, bias=norm.bias is not None, device=weight.device, dtype=weight.dtype

@@ -1,21 +1,19 @@
-"""Long sequences over devices: attention whose queries and keys are spread over a process group. Imports core alone.
+"""Long sequences over devices: attention whose queries and keys are sharded over a process group. Imports core alone.
 
 - `sequences`: which positions a process holds; `shard`, `unshard`, `positions`;
-- `masks`: masks of whole sequences, cut to one block;
-- `schedule`: which keys each process needs of the others;
+- `block_masks`: masks of whole sequences, cut to one block;
+- `schedule`: which keys each process needs from the others;
 - `agreement`: all processes make the same call, or all raise;
 - `exchange`: keys, values and gradients sent between processes, and bytes counted;
 - `ring`: the attention itself, forward and backward;
-- `calls`: `attention` and `context`, the public edge.
-
-The names below are imported when first used.
+- `calls`: `attention` and `context`, the public functions. The names below are imported at first use.
 """
 
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Every public name and the module it lives in.
+# Every public name and its module.
 _HOME = {
     "attention": "regard.parallel.calls",
     "context": "regard.parallel.calls",
@@ -29,7 +27,7 @@ _HOME = {
 
 __all__ = [*_HOME]
 
-if TYPE_CHECKING:  # the same list, for readers that do not run the code
+if TYPE_CHECKING:  # the same list, for type checkers and editors
     from regard.parallel.calls import attention as attention
     from regard.parallel.calls import context as context
     from regard.parallel.exchange import Traffic as Traffic
@@ -38,7 +36,7 @@ if TYPE_CHECKING:  # the same list, for readers that do not run the code
     from regard.parallel.sequences import reduce_gradients as reduce_gradients
     from regard.parallel.sequences import shard as shard
     from regard.parallel.sequences import unshard as unshard
-else:  # hidden from checkers, which would take it to mean that any name exists
+else:  # hidden from type checkers, for which __getattr__ would make every name valid
 
     def __getattr__(name: str) -> object:
         if name not in _HOME:

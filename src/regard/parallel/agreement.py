@@ -1,4 +1,4 @@
-"""All processes of a group make the same call, or all of them raise: a process that waits alone would wait for ever."""
+"""Agreement of processes: all make the same call, or all raise, because a process alone in a collective would hang."""
 
 import hashlib
 import json
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from regard.parallel.sequences import Group, Layout
 
-_REFUSED = -1  # no digest: digests are not negative
+_REFUSED = -1  # marks an error; digests are not negative
 
 
 def agree(group: Group, where: Layout, device: torch.device, call: dict[str, str], error: Exception | None) -> None:
     """Raise on every process if one refused its call (`error`), or if the descriptions of the calls differ.
 
-    One all-gather of 8 bytes where all is well.
+    If all agree, this costs one all-gather of 8 bytes.
     """
     if where.size == 1:
         if error is not None:
@@ -40,7 +40,7 @@ def _digest(text: str) -> int:
 
 
 def _difference(calls: list[dict[str, str]]) -> str:
-    """The first difference between the calls of two processes."""
+    """Return the first difference between the calls of two processes."""
     first = calls[0]
     for rank, call in enumerate(calls):
         for name in first:
@@ -50,7 +50,7 @@ def _difference(calls: list[dict[str, str]]) -> str:
 
 
 def _texts(text: str, group: Group, where: Layout, device: torch.device) -> list[str]:
-    """The text of every process."""
+    """Return the text of every process."""
     data = text.encode()
     lengths = [int(t) for t in _gather(torch.tensor([len(data)], device=device), group, where)]
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)

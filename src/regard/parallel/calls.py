@@ -1,4 +1,4 @@
-"""The public edge: a call over the sequences of a process group, and a block in which every call is one."""
+"""The public functions: a call over the sequences of a process group, and a context in which every call is one."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from regard.core.problem import Problem, build
 from regard.core.requests import LogSumExp, Request
 from regard.core.scores import ScaledDot
 from regard.core.transforms import transformed
-from regard.parallel import masks, ring
+from regard.parallel import block_masks, ring
 from regard.parallel.agreement import agree
 from regard.parallel.schedule import schedule
 from regard.parallel.sequences import Group, Layout, layout, positions
@@ -28,10 +28,10 @@ from regard.parallel.sequences import Group, Layout, layout, positions
 
 @contextmanager
 def context(group: Group = None, *, balanced: bool = True) -> Iterator[None]:
-    """Inside, `regard.attention` and the layers that call it take and give this process's part of each sequence.
+    """Inside, `regard.attention` and the layers that call it take and return this process's part of each sequence.
 
-    Masks are those of the whole sequences, and so are positions that layers add; ids of `segments` are parts, cut as
-    the sequences are. `balanced` is that of `shard`. The backward pass may run outside.
+    Masks and positions are those of the whole sequences; ids of `segments` are parts, sharded like the sequences.
+    `balanced` is that of `shard`. The backward pass may run outside.
     """
     ring_ = Ring(group, layout(group, balanced))
     before = sharding.current
@@ -54,11 +54,11 @@ def attention(
     bias: Bias | None = None,
     weights: Request | None = None,
 ) -> Attended:
-    """Softmax attention of this process's queries over the keys of all processes of the group.
+    """Compute softmax attention of this process's queries over the keys of all processes of the group.
 
-    query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) are this process's parts, as `shard` cuts them; the output
-    (…, h, q, e) is a part too. The mask (causal, window, padding, segments, and their combinations) counts positions of
-    the whole sequences; ids of `segments` are parts, cut alike. `weights` may be `regard.logsumexp()`.
+    query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) are this process's parts, as from `shard`; the output (…,
+    h, q, e) is a part too. The mask (causal, window, padding, segments, and their combinations) uses positions of the
+    whole sequences; ids of `segments` are sharded like the sequences. `weights` may be `regard.logsumexp()`.
 
     Gradients of query, key and value are complete. Those of the score's and the bias's tensors are this process's part,
     as those of any parameter: `reduce_gradients` sums them.
@@ -69,19 +69,19 @@ def attention(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ring:
-    """Calls over the sequences of a group (see `regard.core.sharding`)."""
+    """The implementation of calls over the sequences of a group (see `regard.core.sharding`)."""
 
     group: Group
     layout: Layout
 
     def positions(self, length: int, device: torch.device) -> Tensor:
-        """Positions of this process's part in the whole sequence."""
+        """Return positions of this process's part in the whole sequence."""
         return positions(length, self.group, balanced=self.layout.balanced, device=device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Attended:
-        """`regard.attention`, with every process's part of the keys."""
+        """Compute `regard.attention` over every process's part of the keys."""
         device = query.device if isinstance(query, Tensor) else torch.device("cpu")
-        sharding.current = None  # what is called below computes on this process
+        sharding.current = None  # calls below compute on this process alone
         try:
             error: Exception | None = None
             problem, mask = None, None
@@ -92,14 +92,14 @@ class Ring:
             except (TypeError, ValueError, NotImplementedError) as caught:
                 error = caught
             agree(self.group, self.layout, device, call, error)
-            assert problem is not None  # or its error has been raised
+            assert problem is not None  # otherwise its error was raised
             return self._attend(problem, mask)
         finally:
             sharding.current = self
 
     def _attend(self, problem: Problem, mask: Mask | None) -> Attended:
         where = self.layout
-        mask = None if mask is None else masks.with_all_ids(mask, self.group, where)
+        mask = None if mask is None else block_masks.with_all_ids(mask, self.group, where)
         queries, keys = (length * where.size for length in problem.shape[-2:])
         plan = schedule(where, queries, keys, mask, problem.device)
         asked = isinstance(problem.request, LogSumExp)
@@ -123,7 +123,8 @@ def _checked(
     weights: Request | None,
     backend: str,
 ) -> tuple[Problem, Mask | None]:
-    """The problem of this process's parts, and the mask of the whole sequences, its ids still in parts; or an error."""
+    """Return the problem of this process's parts and the mask of the whole sequences, with ids still in parts; or an
+    error."""
     if torch.compiler.is_compiling() or transformed():
         raise NotImplementedError("attention over a process group runs outside of torch.compile and torch.func")
     problem = build(query, key, value, score, normalize, None, None, dropout, weights, None)
@@ -144,7 +145,7 @@ def _checked(
         problem = dataclasses.replace(problem, bias=_checked_bias(bias, problem, whole))
     if mask is None:
         return problem, None
-    return problem, masks.checked(as_mask(mask).on(query.device), problem.shape, whole, problem.device)
+    return problem, block_masks.checked(as_mask(mask).on(query.device), problem.shape, whole, problem.device)
 
 
 def _checked_bias(bias: Bias | Tensor, problem: Problem, whole: tuple[int, ...]) -> Bias:
@@ -159,7 +160,7 @@ def _checked_bias(bias: Bias | Tensor, problem: Problem, whole: tuple[int, ...])
 
 
 def _description(where: Layout, problem: Problem, mask: Mask | None) -> dict[str, str]:
-    """What all processes must have in common, in words for an error message."""
+    """Return a description of what all processes must have in common, for an error message."""
     return {
         "the number of processes": str(where.size),
         "balanced": str(where.balanced),
@@ -169,14 +170,14 @@ def _description(where: Layout, problem: Problem, mask: Mask | None) -> dict[str
         "dtype": str(problem.query.dtype),
         "score": _told(problem.score),
         "bias": "none" if problem.bias is None else _told(problem.bias),
-        "mask": "none" if mask is None else masks.described(mask),
+        "mask": "none" if mask is None else block_masks.described(mask),
         "weights": str(problem.request),
         "whether gradients are computed": "yes" if problem.differentiated else "no",
     }
 
 
 def _told(record: Any) -> str:
-    """A record with the shapes of its tensors instead of their numbers."""
+    """Return a record with the shapes of its tensors instead of their values."""
     if isinstance(record, Custom):
         return "a function"
     fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

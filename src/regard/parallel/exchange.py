@@ -1,4 +1,4 @@
-"""Tensors sent from process to process while others are computed, and how many bytes that takes."""
+"""Tensors sent between processes during computation, and the count of bytes sent."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ class Traffic:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Return the total number of bytes."""
         return self.forward + self.backward + self.masks
 
 
 _counting: list[Traffic] = []
-_lock = threading.Lock()  # the backward pass of CUDA tensors runs in a thread of its own
+_lock = threading.Lock()  # the backward pass of CUDA tensors runs in a separate thread
 
 
 @contextmanager
@@ -57,21 +57,21 @@ def count(kind: str, size: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """One tensor to a process and one from another, under way."""
+    """A pair of transfers in progress: one tensor to a process and one from another."""
 
     works: Sequence[dist.Work]
-    sent: Tensor | None  # held until it has arrived
+    sent: Tensor | None  # referenced until it has arrived
     received: Tensor | None
 
     def wait(self) -> Tensor | None:
-        """What came, once it is there."""
+        """Wait for the received tensor and return it."""
         for work in self.works:
             work.wait()
         return self.received
 
 
 def start(group: Group, to: int, sent: Tensor | None, source: int, received: Tensor | None, kind: str) -> Exchange:
-    """Send a tensor to process `to` and receive one from process `source`; None is not sent."""
+    """Send a tensor to process `to` and receive one from process `source`; None means no transfer."""
     operations = []
     if sent is not None:
         operations.append(dist.P2POp(dist.isend, sent, _peer(group, to), group))
@@ -82,25 +82,25 @@ def start(group: Group, to: int, sent: Tensor | None, source: int, received: Ten
 
 
 def _peer(group: Group, rank: int) -> int:
-    """The rank in the world of a rank in the group."""
+    """Return the global rank of a rank in the group."""
     return rank if group is None else dist.get_global_rank(group, rank)
 
 
 def packed(tensors: Sequence[Tensor], stretches: Sequence[Stretch]) -> Tensor | None:
-    """Stretches of several tensors (…, n, size), one after the other in one flat tensor; None where it is empty."""
+    """Return ranges of several tensors (…, n, size), concatenated in one flat tensor; None if it is empty."""
     pieces = [t.narrow(-2, s.start, len(s)).reshape(-1) for s in stretches for t in tensors]
     return torch.cat(pieces) if sum(piece.numel() for piece in pieces) else None
 
 
 def room(tensors: Sequence[Tensor], stretches: Sequence[Stretch]) -> Tensor | None:
-    """A flat tensor for what `packed` makes of other stretches of tensors shaped alike."""
+    """Allocate the flat tensor that `packed` returns for other ranges of tensors of the same shape."""
     length = sum(len(s) for s in stretches)
     numbers = sum(t.numel() // max(1, t.shape[-2]) for t in tensors) * length
     return tensors[0].new_empty(numbers) if numbers else None
 
 
 def unpacked(flat: Tensor, tensors: Sequence[Tensor], lengths: Sequence[int]) -> list[tuple[Tensor, ...]]:
-    """For each stretch the tensors that were packed, shaped like `tensors` but for the length."""
+    """Return the packed tensors of each range, shaped like `tensors` except for the length."""
     shapes = [(*like.shape[:-2], length, like.shape[-1]) for length in lengths for like in tensors]
     pieces = flat.split([torch.Size(shape).numel() for shape in shapes])
     parts = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]

@@ -22,21 +22,21 @@ from regard.core.masks import Mask
 from regard.core.merging import merge
 from regard.core.problem import Problem
 from regard.core.spans import Stretch
+from regard.parallel.block_masks import local
 from regard.parallel.exchange import Exchange, packed, room, start, unpacked
-from regard.parallel.masks import local
 from regard.parallel.schedule import Block, Schedule
 from regard.parallel.sequences import Group
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A call: the problem over this process's parts without its mask, which is one of the whole sequences."""
+    """A call: the problem over this process's parts without its mask, which is that of the whole sequences."""
 
     problem: Problem
     mask: Mask | None
     schedule: Schedule
     group: Group
-    asked: bool  # is the log-sum-exp an output, with a gradient?
+    asked: bool  # whether the log-sum-exp is an output, with a gradient
 
     @property
     def rank(self) -> int:
@@ -48,7 +48,7 @@ class Job:
 
 
 class Held(NamedTuple):
-    """Keys and values of a stretch of the whole sequence."""
+    """Keys and values of a range of the whole sequence."""
 
     stretch: Stretch
     key: Tensor
@@ -59,7 +59,7 @@ class Held(NamedTuple):
 
 
 def attend(job: Job) -> tuple[Tensor, Tensor]:
-    """Output (…, h, q, e) and log-sum-exp (…, h, q) of this process's queries over the keys of all processes."""
+    """Return output (…, h, q, e) and log-sum-exp (…, h, q) of this process's queries over the keys of all processes."""
     problem = job.problem
     return _Ring.apply(job, problem.query, problem.key, problem.value, *problem.learned)
 
@@ -71,7 +71,7 @@ class _Ring(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         whole = _forward(job, query, key, value)
         output = whole.output.to(query.dtype)
-        ctx.set_materialize_grads(False)  # None where an output is not used
+        ctx.set_materialize_grads(False)  # gradients of unused outputs are None
         ctx.job, ctx.unchanged = job, Unchanged(replace(job.problem, mask=job.mask))
         ctx.save_for_backward(query, key, value, whole.output, whole.logsumexp, *learned)
         if not job.asked:
@@ -92,7 +92,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _forward(job: Job, query: Tensor, key: Tensor, value: Tensor) -> Part:
-    """The attention of all queries of this process, in the plain dtype."""
+    """Return the attention of all queries of this process, in at least float32."""
     found: dict[int, Part] = {}
     for source, held in _arriving(job, key, value, "forward"):
         for block in job.schedule.blocks(source):
@@ -114,7 +114,8 @@ def _forward(job: Job, query: Tensor, key: Tensor, value: Tensor) -> Part:
 def _backward(
     job: Job, inputs: tuple[Tensor, Tensor, Tensor], whole: Part, doutput: Tensor, dtotal: Tensor | None
 ) -> list[Tensor]:
-    """Gradients of this process's query, key and value, and this process's part of those of what is learned."""
+    """Return gradients of this process's query, key and value, and this process's part of the learned tensors'
+    gradients."""
     query, key, value = inputs
     dtype = job.problem.dtype
     sums = [_zeros(t, dtype) for t in inputs]
@@ -144,7 +145,7 @@ def _backward(
 
 
 def _arriving(job: Job, key: Tensor, value: Tensor, kind: str) -> Iterator[tuple[int, list[Held]]]:
-    """The processes, this one first, each with its keys and values that are needed here."""
+    """Yield the processes, this one first, each with the keys and values that this process needs."""
     plan, rank, size = job.schedule, job.rank, job.size
 
     def begin(step: int) -> Exchange:
@@ -169,7 +170,7 @@ def _arriving(job: Job, key: Tensor, value: Tensor, kind: str) -> Iterator[tuple
 
 
 def _block_problem(job: Job, block: Block, query: Tensor, held: list[Held]) -> Problem:
-    """One block as a problem of its own."""
+    """Return the problem of one block."""
     key, value = _inside(held, block.columns)
     mask = local(job.mask, block.rows, block.columns) if job.mask is not None and block.masked else None
     bias = job.problem.bias
@@ -180,7 +181,7 @@ def _block_problem(job: Job, block: Block, query: Tensor, held: list[Held]) -> P
 
 
 def _inside(held: list[Held], columns: Stretch) -> tuple[Tensor, Tensor]:
-    """Keys and values of some columns, of those that are held."""
+    """Return keys and values of some columns of a range."""
     [one] = [each for each in held if each.covers(columns)]
     here = Stretch(columns.start - one.stretch.start, columns.stop - one.stretch.start)
     return _take(one.key, here), _take(one.value, here)
@@ -189,7 +190,7 @@ def _inside(held: list[Held], columns: Stretch) -> tuple[Tensor, Tensor]:
 def _send_back(
     job: Job, step: int, source: int, gradients: list[Held], key: Tensor, value: Tensor
 ) -> tuple[Exchange, list[Stretch]]:
-    """Gradients to the process that holds the keys; those of this process's keys from the one they were sent to."""
+    """Send gradients to the process that holds the keys, and receive those of this process's keys."""
     pieces = [t.reshape(-1) for each in gradients for t in (each.key, each.value)]
     sent = torch.cat(pieces).to(key.dtype) if pieces else None
     other = (job.rank + step) % job.size
@@ -198,7 +199,7 @@ def _send_back(
 
 
 def _finish(job: Job, sums: list[Tensor], returning: tuple[Exchange, list[Stretch]] | None) -> None:
-    """Add the gradients that have come back to those of this process's keys and values."""
+    """Add received gradients to those of this process's keys and values."""
     if returning is None:
         return
     exchange, stretches = returning
@@ -217,10 +218,10 @@ def _add(job: Job, sums: list[Tensor], pieces: list[tuple[Stretch, tuple[Tensor,
 
 
 def _take(tensor: Tensor, rows: Stretch) -> Tensor:
-    """Some positions of (…, n, size): of the axis itself, where `spans.take` would leave one of length 1 whole."""
+    """Return some positions of (…, n, size); unlike `spans.take` it also slices an axis of length 1."""
     return tensor.narrow(-2, rows.start, len(rows))
 
 
 def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zeros of that shape, contiguous even where it is a view that repeats numbers."""
+    """Return contiguous zeros of that shape, even if the tensor is an expanded view."""
     return torch.zeros(like.shape, dtype=dtype, device=like.device)

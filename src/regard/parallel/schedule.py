@@ -1,4 +1,4 @@
-"""Which keys each process needs of every other, from the mask alone: all processes compute the same schedule."""
+"""The exchange schedule: which keys each process needs from every other. The mask alone determines it."""
 
 from dataclasses import dataclass
 
@@ -13,17 +13,19 @@ from regard.parallel.sequences import Layout
 
 @dataclass(frozen=True)
 class Block:
-    """Queries that a process holds, against keys of one chunk of another, in positions of the whole sequences."""
+    """A block: queries that a process holds against keys of one chunk of another, in positions of the whole
+    sequences."""
 
     rows: Stretch
     columns: Stretch
-    first_row: int  # where the rows begin in this process's part
-    masked: bool  # is any pair in it masked?
+    first_row: int  # index of the first row in this process's part
+    masked: bool  # whether any pair in it is masked
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Queries and keys of whole sequences, in chunks, and which keys of a chunk the queries of a chunk may attend."""
+    """The chunks of queries and keys of whole sequences, and the keys of a chunk that the queries of a chunk may
+    attend."""
 
     layout: Layout
     rows: list[Stretch]
@@ -32,7 +34,7 @@ class Schedule:
     masked: list[list[bool]]
 
     def needed(self, asking: int, holding: int) -> list[Stretch]:
-        """What process `asking` needs of the keys of process `holding`: at most one stretch for each chunk."""
+        """Return the keys of process `holding` that process `asking` needs: at most one range for each chunk."""
         stretches = []
         for column in self.layout.owned(holding):
             seen = [s for row in self.layout.owned(asking) if (s := self.visible[row][column]) is not None]
@@ -41,7 +43,7 @@ class Schedule:
         return stretches
 
     def blocks(self, holding: int) -> list[Block]:
-        """What this process computes with the keys of process `holding`."""
+        """Return the blocks that this process computes with the keys of process `holding`."""
         found: list[Block] = []
         first = 0
         for row in self.layout.owned(self.layout.rank):
@@ -53,7 +55,7 @@ class Schedule:
         return found
 
     def within(self, stretch: Stretch, rank: int) -> Stretch:
-        """A stretch of keys of the whole sequence, counted in the part of the process that holds them."""
+        """Return a range of keys of the whole sequence, counted in the part of the process that holds them."""
         before = 0
         for number in self.layout.owned(rank):
             chunk = self.columns[number]
@@ -65,7 +67,7 @@ class Schedule:
 
 
 def schedule(layout: Layout, queries: int, keys: int, mask: Mask | None, device: torch.device) -> Schedule:
-    """The schedule of whole sequences of that many queries and keys, under a mask in their positions."""
+    """Return the schedule of whole sequences of that many queries and keys, under a mask in their positions."""
     rows, columns = layout.chunks(queries), layout.chunks(keys)
     shape = range(len(rows)), range(len(columns))
     if mask is None or queries == 0 or keys == 0:
@@ -81,7 +83,7 @@ def schedule(layout: Layout, queries: int, keys: int, mask: Mask | None, device:
 
 
 def _bounds(mask: Mask | None, queries: int, keys: int) -> tuple[int | None, int | None, int]:
-    """The band of a mask and its greatest length: keys beyond them are not sent."""
+    """Return the band of a mask and its largest length: keys beyond them are not sent."""
     found = clauses(mask, queries, keys)
     if found is None:
         return None, None, keys
@@ -90,7 +92,7 @@ def _bounds(mask: Mask | None, queries: int, keys: int) -> tuple[int | None, int
 
 
 def _seen(rows: Stretch, columns: Stretch, low: int | None, high: int | None, length: int) -> Stretch | None:
-    """The keys of a chunk that the queries of a chunk may attend."""
+    """Return the keys of a chunk that the queries of a chunk may attend."""
     start = columns.start if low is None else max(columns.start, rows.start + low)
     stop = min(columns.stop, length) if high is None else min(columns.stop, length, rows.stop + high)
     return Stretch(start, stop) if start < stop else None

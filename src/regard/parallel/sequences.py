@@ -1,4 +1,4 @@
-"""Which positions of a sequence each process of a group holds, and sequences cut and put together accordingly."""
+"""The sharding of sequences: which positions each process holds, and functions to shard and unshard."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from regard.core.spans import Stretch
 
 Group = dist.ProcessGroup | None
-_BUCKET = 2**22  # numbers whose gradients are summed by one message
+_BUCKET = 2**22  # number of gradient entries that are summed in one message
 
 
 @dataclass(frozen=True)
 class Layout:
     """A sequence over `size` processes. Balanced: of 2 · size chunks, process r holds chunk r and chunk r from the end.
 
-    Under a causal mask late queries attend more keys than early ones: in this zigzag every process has as much to do.
+    Under a causal mask late queries attend more keys than early ones: this zigzag order balances the work.
     """
 
     size: int
@@ -27,20 +27,20 @@ class Layout:
 
     @property
     def parts(self) -> int:
-        """How many chunks a process holds."""
+        """Return the number of chunks that a process holds."""
         return 2 if self.balanced else 1
 
     def owned(self, rank: int) -> tuple[int, ...]:
-        """The numbers of the chunks that a process holds, in the order in which it holds them."""
+        """Return the indices of the chunks that a process holds, in order."""
         return (rank, 2 * self.size - 1 - rank) if self.balanced else (rank,)
 
     def chunks(self, length: int) -> list[Stretch]:
-        """All chunks of a whole sequence."""
+        """Return all chunks of a whole sequence."""
         chunk = length // (self.parts * self.size)
         return [Stretch(c * chunk, (c + 1) * chunk) for c in range(self.parts * self.size)]
 
     def check(self, length: int, name: str) -> None:
-        """Raise unless a whole sequence of that length can be cut."""
+        """Raise unless a whole sequence of that length can be sharded."""
         count = self.parts * self.size
         if length % count:
             way = f"2 chunks for each of {self.size} processes" if self.balanced else f"{self.size} processes"
@@ -60,7 +60,7 @@ class Layout:
 
 
 def layout(group: Group, balanced: bool) -> Layout:
-    """The layout of a group's sequences, or an error where there is no group."""
+    """Return the layout of a group's sequences, or raise if there is no group."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError("regard.parallel needs a process group: call torch.distributed.init_process_group first")
     if group is not None and not isinstance(group, dist.ProcessGroup):
@@ -74,10 +74,10 @@ def layout(group: Group, balanced: bool) -> Layout:
 
 
 def shard(sequence: Tensor, group: Group = None, *, dim: int = 1, balanced: bool = True) -> Tensor:
-    """This process's part of a sequence that every process holds, cut along `dim`: (b, n, …) → (b, n / size, …).
+    """Return this process's part of a sequence that every process holds, along `dim`: (b, n, …) → (b, n / size, …).
 
-    `balanced` cuts for causal masks: of 2 · size chunks, process r gets chunk r and chunk r from the end. Calls over
-    the parts must be given the same `balanced`. Tokens, targets and segment ids are cut alike.
+    `balanced` is for causal masks: of 2 · size chunks, process r gets chunk r and chunk r from the end. Calls over
+    the parts must be given the same `balanced`. Tokens, targets and segment ids are sharded alike.
     """
     where, dim = layout(group, balanced), _axis(sequence, dim)
     where.check(sequence.shape[dim], "sequence")
@@ -87,9 +87,9 @@ def shard(sequence: Tensor, group: Group = None, *, dim: int = 1, balanced: bool
 
 
 def unshard(part: Tensor, group: Group = None, *, dim: int = 1, balanced: bool = True) -> Tensor:
-    """The whole sequence, on every process, from the parts that `shard` cuts.
+    """Return the whole sequence, on every process, from the parts that `shard` returns.
 
-    Differentiable: the gradient of a part is that of the sum of all processes' losses.
+    It is differentiable: the gradient of a part is that of the sum of all processes' losses.
     """
     where, dim = layout(group, balanced), _axis(part, dim)
     where.check_part(part.shape[dim], "part")
@@ -99,7 +99,7 @@ def unshard(part: Tensor, group: Group = None, *, dim: int = 1, balanced: bool =
 def positions(
     length: int, group: Group = None, *, balanced: bool = True, device: torch.device | str | None = None
 ) -> Tensor:
-    """The positions, in the whole sequence, of this process's part of `length` tokens: (length,)."""
+    """Return the positions, in the whole sequence, of this process's part of `length` tokens: (length,)."""
     where = layout(group, balanced)
     where.check_part(length, "part")
     chunks = where.chunks(length * where.size)
@@ -108,7 +108,7 @@ def positions(
 
 
 def reduce_gradients(parameters: nn.Module | Iterable[Tensor], group: Group = None) -> None:
-    """Sum the gradients of parameters over the group, in place, many by each message.
+    """Sum the gradients of parameters over the group, in place, many in each message.
 
     Every process computes, for each parameter, the part of the gradient that comes from its own positions. The sum is
     the gradient of the sum of the processes' losses. DistributedDataParallel over the same group takes the mean.
@@ -117,7 +117,7 @@ def reduce_gradients(parameters: nn.Module | Iterable[Tensor], group: Group = No
     gradients = []
     for tensor in tensors:
         if tensor.requires_grad:
-            if tensor.grad is None:  # all processes take part in every sum
+            if tensor.grad is None:  # all processes take part in every sum, even without a gradient
                 tensor.grad = torch.zeros_like(tensor)
             gradients.append(tensor.grad)
     for bucket in _buckets(gradients):
@@ -129,7 +129,7 @@ def reduce_gradients(parameters: nn.Module | Iterable[Tensor], group: Group = No
 
 
 def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Neighbours of one dtype and device together, up to `_BUCKET` numbers: a message for each would be slow."""
+    """Return groups of adjacent tensors of one dtype and device, up to `_BUCKET` entries, to send fewer messages."""
     buckets: list[list[Tensor]] = []
     room = 0
     for one in tensors:
@@ -143,7 +143,7 @@ def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
 
 
 def gathered(part: Tensor, group: Group, where: Layout, dim: int) -> Tensor:
-    """The whole sequence from all parts, without a gradient."""
+    """Return the whole sequence from all parts, without a gradient."""
     mine = part.detach().contiguous()
     parts = [torch.empty_like(mine) for _ in range(where.size)]
     dist.all_gather(parts, mine, group=group)

@@ -1,4 +1,4 @@
-"""The data of a run's page: its configuration, its result, its model card, and which weights it has."""
+"""The data of a run's page: its configuration, its result, its model card, and the name of its weights."""
 
 import json
 import time
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _FACTS = ("data", "parameters", "steps", "ended", "training_seconds", "seconds", "device", "seed", "command")
 _TYPES = {".png": "image/png", ".wav": "audio/wav"}
-_LARGEST = 4 * 1024 * 1024  # bytes of a result.json that is read
+_LARGEST = 4 * 1024 * 1024  # largest result.json in bytes
 
 
 def summary(run: Any) -> dict[str, Any]:
-    """A run in a list: its inputs and its functions."""
+    """Return the entry of a run in a list: its inputs and its functions."""
     task: Task = run.task
     result = _result(_path(run))
     return {
@@ -34,7 +34,7 @@ def summary(run: Any) -> dict[str, Any]:
 
 
 def details(run: "LiveRun") -> dict[str, Any]:
-    """A run on its page."""
+    """Return the data of a run's page."""
     path, task = _path(run), run.task
     result = _result(path)
     return {
@@ -53,7 +53,7 @@ def details(run: "LiveRun") -> dict[str, Any]:
 
 
 def example(task: "Task", result: Mapping[str, Any]) -> dict[str, str] | None:
-    """The example input of a run, if its result has one: text by the names of the task's inputs."""
+    """Return the example input of a run, if its result has one: text by the names of the task's inputs."""
     from regard.tasks.example_files import example_parts
 
     given = example_parts(task.inputs, result.get("example"))
@@ -69,7 +69,7 @@ def example(task: "Task", result: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def example_bytes(run: "LiveRun", name: str) -> tuple[bytes, str]:
-    """The image or the sound of a run's example, and its media type."""
+    """Return the image or the sound of a run's example, and its media type."""
     from regard.tasks.example_files import example_file
 
     path = Path(run.run.path)
@@ -81,7 +81,7 @@ def example_bytes(run: "LiveRun", name: str) -> tuple[bytes, str]:
 
 
 def example_inputs(run: Any) -> dict[str, Any] | None:
-    """The example of a run as input of its predictor; None if it is not complete."""
+    """Return the example of a run as input of its predictor; None if it is incomplete."""
     result = _result(_path(run))
     texts, files = example(run.task, result) or {}, _files(run, result)
     given: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def example_inputs(run: Any) -> dict[str, Any] | None:
 
 
 def _files(run: Any, result: Mapping[str, Any]) -> list[str]:
-    """The inputs whose example is a file that can be fetched."""
+    """Return the inputs whose example is a file that can be fetched."""
     from regard.tasks.example_files import example_file
 
     path = _path(run)
@@ -110,7 +110,7 @@ def _input(one: "Input") -> dict[str, Any]:
 
 
 def _path(run: Any) -> Path | None:
-    """The directory of a run; None for one that is only in memory."""
+    """Return the directory of a run; None for a run in memory only."""
     opened = getattr(run, "run", None)
     return None if opened is None else Path(opened.path)
 
@@ -120,12 +120,12 @@ def _weights(run: "LiveRun") -> str | None:
 
     try:
         return run.weights
-    except (RunError, OSError) as error:  # damaged while the studio runs: the rest of the page can be shown
+    except (RunError, OSError) as error:  # damaged while the studio runs: the rest of the page is still displayed
         return str(error)[:300]
 
 
 def _result(path: Path | None) -> dict[str, Any]:
-    """The result of a run; nothing while it trains."""
+    """Return the result of a run; empty while it trains."""
     if path is None:
         return {}
     try:
@@ -137,7 +137,7 @@ def _result(path: Path | None) -> dict[str, Any]:
 
 
 def _config(run: "LiveRun") -> list[dict[str, Any]]:
-    """Every setting with its value and its meaning."""
+    """Return every setting with its value and its description."""
     from regard.tasks.config_overrides import listed
 
     config = run.run.config_as(run.task.config)
@@ -153,7 +153,7 @@ def _written(value: Any) -> str:
 
 
 def _figures(task: "Task", result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The figures of a result with the names and units that the task declares."""
+    """Yield the figures of a result with the names and units that the task declares."""
     parts = {"test": result, "longer": result.get("longer") or {}}
     for part, record in parts.items():
         for group in ("metrics", "attention"):
@@ -173,7 +173,7 @@ def _figures(task: "Task", result: Mapping[str, Any]) -> Iterator[dict[str, Any]
 
 
 def _seconds_since_change(path: Path | None) -> float | None:
-    """How long ago the last figures were written."""
+    """Return the time since the last figures were written."""
     try:
         return None if path is None else max(0.0, round(time.time() - (path / "metrics.jsonl").stat().st_mtime, 1))
     except OSError:
@@ -181,7 +181,7 @@ def _seconds_since_change(path: Path | None) -> float | None:
 
 
 def _card(path: Path | None) -> str:
-    """The model card as text."""
+    """Return the model card as text."""
     if path is None:
         return ""
     try:

@@ -1,8 +1,8 @@
 """A hand-written translator of thirty words, for the translation page when no run translates.
 
-It is a real decoder over a real attention. At each step every source word scores by whether it was translated already
-and by its distance from its place in Chinese word order; the weights are those of `regard.attention`, and the next
-word is one of the translations of the attended words.
+It is a decoder with attention. At each step the score of a source word depends on whether it was translated already and
+on its distance from its position in Chinese word order; the weights are those of `regard.attention`, and the next word
+is one of the translations of the attended words.
 """
 
 import re
@@ -22,7 +22,8 @@ from regard.decode.beam import beam
 from regard.decode.records import Hypothesis
 from regard.studio.translation_api import Alternative, Translated, Translation
 
-# What a word may become, best first, and its place in a Chinese sentence: time, subject, where, how, verb, object.
+# The translations of a word, best first, and its position in a Chinese sentence: time, subject, place, manner, verb,
+# object.
 WORDS: dict[str, tuple[tuple[str, ...], int]] = {
     "tom": (("汤姆",), 0), "jerry": (("杰瑞",), 0), "he": (("他",), 0), "she": (("她",), 0), "i": (("我",), 0),
     "cat": (("猫", "猫咪"), 0), "dog": (("狗", "小狗"), 0), "mouse": (("老鼠", "鼠标"), 0), "bird": (("鸟",), 0),
@@ -37,13 +38,13 @@ STOP = "。"
 
 
 def toys() -> "list[Toy]":
-    """Two translators that differ in the normaliser only, for comparison."""
+    """Return two translators that differ in the normaliser only, for comparison."""
     return [Toy(), Toy("toy, sparsemax", Sparsemax(), 0.4)]
 
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """How often each source word was translated, a row for each hypothesis."""
+    """The number of times each source word was translated, a row for each hypothesis."""
 
     covered: Float[Tensor, "b k"]
 
@@ -60,7 +61,7 @@ class Toy:
     sharpness: float = 1.0
 
     def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Translation:
-        """The best hypotheses that begin with the tokens forced."""
+        """Return the best hypotheses that start with the forced tokens."""
         source = re.findall(r"\w+|[^\w\s]", text)
         if not 1 <= len(source) <= 40:
             raise ValueError(f"the toy translates from 1 to 40 words, got {len(source)}")
@@ -76,7 +77,7 @@ class Toy:
         return Translation(tuple(source), tuple(sentence.told(list(forced), steps, hypothesis) for hypothesis in found))
 
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """The probability of a word of a translation when only some words of the source are kept."""
+        """Return the probability of a word of a translation when only some words of the source are kept."""
         source = re.findall(r"\w+|[^\w\s]", text)
         known = {row: self._chance([word for word, there in zip(source, row, strict=True) if there], target, place)
                  for row in {tuple(row) for row in kept.tolist()}}  # fmt: skip
@@ -114,7 +115,7 @@ class _Sentence:
         self.rank = torch.empty(len(source)).scatter(0, torch.tensor(wanted), torch.arange(float(len(source))))
 
     def number(self, token: str) -> int:
-        """A token of the vocabulary; an unknown one is added, and belongs to no source word."""
+        """Return a token of the vocabulary; an unknown one is added without a source word."""
         if token == STOP:
             raise ValueError(f"a translation cannot be forced to end: {STOP!r} was among the forced tokens")
         if token not in self.vocabulary:
@@ -136,7 +137,7 @@ class _Sentence:
         memory = scores[:, :, None]
         weights = attention(query, memory, memory, score=Dot(), normalize=self.toy.normalize, weights=full()).weights
         assert isinstance(weights, Tensor)
-        left = (~self.silent).sum() - done  # nothing left to say: stop
+        left = (~self.silent).sum() - done  # stops when nothing is left to translate
         ending = torch.sigmoid(40 * (0.5 - left))
         speaking = weights[:, 0] * (~self.silent)
         words = (speaking / speaking.sum(1, keepdim=True).clamp_min(1e-6)) @ self.lexicon
@@ -145,7 +146,7 @@ class _Sentence:
         return SimpleNamespace(logits=words.log(), state=_State(covered), weights=weights[:, 0])
 
     def told(self, forced: list[str], steps: list[SimpleNamespace], hypothesis: Hypothesis) -> Translated:
-        """A hypothesis in words, with the alternatives at each position."""
+        """Return a hypothesis in words, with the alternatives at each position."""
         numbers = [self.number(token) for token in forced]
         tokens = [*numbers, *hypothesis.tokens]
         start, state = torch.tensor([self.stop]), _State(torch.zeros(1, len(self.source)))

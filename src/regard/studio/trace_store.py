@@ -1,6 +1,6 @@
 """The traces of a studio: examples, files named at the start or uploaded by the browser, answers, and runs.
 
-A trace has a short id given by the studio. Nothing that comes over HTTP is ever used as a path.
+A trace has a short id given by the studio. No text from HTTP is ever used as a path.
 """
 
 import re
@@ -21,7 +21,7 @@ Origin = Literal["example", "given", "handed in", "answer", "run"]
 
 @dataclass
 class StoredTrace:
-    """One stored trace, opened when it is first requested."""
+    """One stored trace, opened at the first request."""
 
     id: str
     title: str
@@ -45,11 +45,11 @@ class TraceStore:
             self.stored[name] = StoredTrace(name, title, "example", _example(name))
 
     def list(self) -> list[StoredTrace]:
-        """All traces, in order."""
+        """Return all traces, in order."""
         return list(self.stored.values())
 
     def __getitem__(self, id: str) -> "Example":
-        """The trace of an id, opened."""
+        """Return the trace of an id, opened."""
         entry = self.stored.get(id) if re.fullmatch(r"[a-z0-9-]{1,40}", id) else None
         if entry is None:
             raise RefusedError(f"no trace has the id {id[:40]!r}: there is {', '.join(self.stored)}", 404)
@@ -136,5 +136,5 @@ def _opener(trace: "Trace | Path") -> Callable[[], "Example"]:
 
 
 def without_paths(error: Exception) -> str:
-    """The message of an error without paths of this machine."""
+    """Return the message of an error without paths of this machine."""
     return re.sub(r"(/[\w.+-]+){2,}", "the file", str(error))[:300]

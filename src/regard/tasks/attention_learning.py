@@ -52,13 +52,13 @@ class MovingBaseline(nn.Module):
 
 
 def hard(settings: LearningSettings) -> Hard:
-    """The normaliser of hard attention with the configured estimator."""
+    """Return the normaliser of hard attention with the configured estimator."""
     expected = settings.expected if settings.estimator == "reinforce" else 0.0
     return Hard(settings.estimator, temperature=settings.temperature, expected=expected)
 
 
 def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float = 1.5) -> Normalizer:
-    """The normaliser of that name; `alpha` is of entmax."""
+    """Return the normaliser of that name; `alpha` is the parameter of entmax."""
     if name == "hard":
         return hard(settings)
     soft = {"softmax": Softmax(), "sparsemax": Sparsemax(), "entmax": Entmax(alpha), "sigmoid": Sigmoid()}
@@ -68,7 +68,7 @@ def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float
 def with_baseline(
     network: nn.Module, settings: LearningSettings, *, is_hard: bool, kinds: int | None = None
 ) -> nn.Module:
-    """The network; with a baseline, or one for each kind, if hard attention learns by REINFORCE."""
+    """Return the network; if hard attention is trained by REINFORCE, with a baseline, or one for each kind."""
     if is_hard and settings.estimator == "reinforce":
         network.add_module("baseline", MovingBaseline(kinds))
     return network
@@ -83,14 +83,14 @@ def softened(network: nn.Module, expected: Tensor) -> None:
 
 
 def asks_attention(network: nn.Module, settings: LearningSettings) -> bool:
-    """Whether the loss needs weights or samples besides the output."""
+    """Return whether the loss needs weights or samples besides the output."""
     return settings.penalty != "none" or _baseline(network) is not None
 
 
 def loss_of(outcome: Outcome, network: nn.Module, settings: LearningSettings, *, acts: bool | Tensor = True) -> Loss:
-    """The loss of a batch with penalty and estimator terms, summed over the batch as the task's own loss is.
+    """Return the loss of a batch with penalty and estimator terms, summed over the batch as the task's own loss is.
 
-    `acts` says whether the penalty is active: a tensor, as it changes between the replays of a CUDA graph.
+    `acts` is 1 if the penalty is active, else 0: a tensor, because it changes between the replays of a CUDA graph.
     """
     total = outcome.total
     if settings.penalty != "none" and outcome.weights and acts is not False:
@@ -103,7 +103,7 @@ def loss_of(outcome: Outcome, network: nn.Module, settings: LearningSettings, *,
 
 
 def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSettings) -> Tensor:
-    """The mean over maps of the penalty; p(α|x) of a row is exp Σ_j α_j ln α_j, from the weights themselves."""
+    """Return the mean of the penalty over maps; p(α|x) of a row is exp Σ_j α_j ln α_j, computed from the weights."""
     found = []
     for weights in maps:
         if settings.penalty == "doubly_stochastic":
@@ -118,7 +118,9 @@ def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSett
 
 
 def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSettings) -> Tensor:
-    """REINFORCE over single samples. The entropy is rewarded too, estimated by the mean of −ln p over samples.
+    """Return the REINFORCE loss of single samples.
+
+    The entropy is rewarded too, estimated by the mean of −ln p over samples.
 
     A query with soft attention has the log-probability 0 and no gradient here. Its reward does not enter the baseline
     (in Xu et al. 2015 it does): soft attention gets higher rewards, and most samples would fall below the joint mean.

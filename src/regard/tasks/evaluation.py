@@ -13,7 +13,8 @@ from regard.train.distributed import ALONE, Workers
 def judged(
     task: Task, config: TaskConfig, predictor: Any, examples: Sequence[Any], longer: Sequence[Any] = ()
 ) -> dict[str, Any]:
-    """The figures of a result: metrics, attention, faithfulness, and the same beyond the trained lengths."""
+    """Return the figures of a result: metrics, attention, faithfulness, and the same for longer inputs than trained
+    on."""
     found = task.judge(predictor, examples, config, True)
     result: dict[str, Any] = {
         "metrics": found.metrics,
@@ -27,7 +28,8 @@ def judged(
 
 
 def evaluate(loaded: Loaded, data: Sequence[Path], workers: Workers = ALONE) -> dict[str, Any]:
-    """The result record of a run, for its own test part or for other data; several workers share the examples."""
+    """Return the result record of a run, for its own test part or for other data; several workers share the
+    examples."""
     task, config, run = loaded.task, loaded.config, loaded.run
     examples, longer, about = workers.in_turn(lambda: _examples(loaded, data))
     run.manifest.check("result.json")
@@ -39,7 +41,7 @@ def evaluate(loaded: Loaded, data: Sequence[Path], workers: Workers = ALONE) -> 
 
 
 def _examples(loaded: Loaded, data: Sequence[Path]) -> tuple[Sequence[Any], Sequence[Any], str]:
-    """The test examples, longer ones if the run has them, and a description."""
+    """Return the test examples, longer ones if the run has them, and a description."""
     if data:
         examples, about = loaded.task.examples(data, loaded.config, loaded.codec)
         return examples, (), about

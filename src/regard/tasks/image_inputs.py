@@ -1,4 +1,4 @@
-"""Pictures as inputs of tasks, and the cells that attention points at."""
+"""Pictures as inputs of tasks, and the cells of their attention."""
 
 import io
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Size = tuple[int, int]  # height and width in pixels
 
 
 def read_picture(given: Any, size: Size) -> Pixels:
-    """An input as RGB pixels (3, height, width); `InputError` says what is wrong with the file or the bytes."""
+    """Return an input as RGB pixels (3, height, width); an `InputError` names the fault of the file or the bytes."""
     try:
         return decode(given if isinstance(given, bytes) else Path(given), size, name="the picture")
     except DataError as error:
@@ -29,7 +29,7 @@ def read_picture(given: Any, size: Size) -> Pixels:
 
 
 def png_of(pixels: Pixels | Tensor) -> bytes:
-    """RGB pixels (3, height, width), from 0 to 255, as a PNG file."""
+    """Return RGB pixels (3, height, width), from 0 to 255, as a PNG file."""
     from PIL import Image
 
     with io.BytesIO() as file:
@@ -38,17 +38,17 @@ def png_of(pixels: Pixels | Tensor) -> bytes:
 
 
 def scaled(pixels: UInt8[Tensor, "b c height width"]) -> Float[Tensor, "b c height width"]:
-    """Bytes as numbers from −1 to 1."""
+    """Return bytes as numbers from −1 to 1."""
     return pixels.float().div(127.5).sub(1.0)
 
 
 def cell_of(weights: Float[Tensor, "k"]) -> int:
-    """The cell with the largest weight."""
+    """Return the cell with the largest weight."""
     return int(weights.argmax())
 
 
 def points_at(cell: int, boxes: Sequence[Box], *, grid: Grid, size: Size) -> bool:
-    """Whether the centre of a cell lies inside one of the boxes (left, top, right, bottom in pixels).
+    """Return whether the centre of a cell is inside one of the boxes (left, top, right, bottom in pixels).
 
     >>> points_at(7, [(8, 8, 18, 18)], grid=(6, 6), size=(48, 48))  # row 1, column 1: its centre is (12, 12)
     True
@@ -59,7 +59,7 @@ def points_at(cell: int, boxes: Sequence[Box], *, grid: Grid, size: Size) -> boo
 
 
 def covered(pixels: UInt8[Tensor, "c height width"], kept: Tensor, *, grid: Grid) -> UInt8[Tensor, "n c height width"]:
-    """The picture once for each row of `kept` (n, cells); cells that are not kept have the picture's mean colour."""
+    """Return the picture once for each row of `kept` (n, cells); other cells have the picture's mean colour."""
     height, width = pixels.shape[-2:]
     cells = kept.unflatten(-1, grid).to(pixels.device, torch.float32).unsqueeze(1)
     shown = torch.nn.functional.interpolate(cells, size=(height, width), mode="nearest").bool()
@@ -68,7 +68,7 @@ def covered(pixels: UInt8[Tensor, "c height width"], kept: Tensor, *, grid: Grid
 
 
 def cell_labels(pixels: Pixels, grid: Grid) -> Labels:
-    """Names for the cells of a picture, with the picture itself."""
+    """Return names for the cells of a picture, with the picture itself."""
     from PIL import Image
 
     return patches(Image.fromarray(pixels.transpose(1, 2, 0)), grid)

@@ -1,6 +1,6 @@
 """Training: one loop for every model, with checkpoints that survive a crash.
 
-Knows no model: it takes callables and records. Imports nothing of regard but kernels.
+It is independent of models: it takes callables and records. Of regard it imports kernels alone.
 
 - `loop`: `fit`: updates, validation, checkpoints
 - `train_settings`: settings of a run
@@ -20,7 +20,7 @@ Knows no model: it takes callables and records. Imports nothing of regard but ke
 - `atomic_files`: atomic writes
 - `manifest`: checksums
 - `run_directory`: a run on disk
-- `directory_lock`: one process a directory
+- `directory_lock`: one process per directory
 - `data_fingerprints`: whether data files have changed
 - `metrics_log`: metrics.jsonl
 - `model_card`: README.md of a run

@@ -13,7 +13,7 @@ def force(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError:
-        if path.is_file():  # some file systems cannot sync a folder; the rename stays ordered all the same
+        if path.is_file():  # some file systems cannot sync a folder, and order the rename anyway
             raise
     finally:
         os.close(descriptor)
@@ -23,7 +23,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file atomically: a reader, or a crash, sees either the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
-    if path.exists() and not path.is_file():  # a pipe or a terminal has no content to keep; a folder is an error
+    if path.exists() and not path.is_file():  # a pipe or a terminal has no content to replace; a folder is an error
         path.write_bytes(data)
         return
     try:
@@ -46,12 +46,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def _about(path: Path, error: OSError) -> OSError:
-    """The same error with the path of the requested file instead of the temporary one."""
+    """Return the same error with the path of the requested file instead of the temporary one."""
     return OSError(error.errno, error.strerror, str(path)) if error.errno else error
 
 
 def as_os_error(error: Exception, path: Path) -> Exception:
-    """The operating system's error inside an error of a Rust library, which has its number in the text; else the error.
+    """Return the OSError whose number is in the text of an error of a Rust library; else the error itself.
 
     >>> as_os_error(Exception("I/O error: No space left on device (os error 28)"), Path("a.json"))
     OSError(28, 'No space left on device')
@@ -61,6 +61,6 @@ def as_os_error(error: Exception, path: Path) -> Exception:
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file, in hexadecimal."""
+    """Return the checksum of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

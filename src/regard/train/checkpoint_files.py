@@ -21,11 +21,11 @@ from regard.train.weight_files import read_tensors, write_tensors
 FORMAT = 1
 STATE = "state.json"
 KINDS = ("model", "optimizer")
-FILES = (*(f"{kind}.safetensors" for kind in KINDS), STATE)  # of a checkpoint that one worker wrote
+FILES = (*(f"{kind}.safetensors" for kind in KINDS), STATE)  # files of a checkpoint that one worker wrote
 
 
 class CheckpointError(RunError):
-    """A checkpoint is damaged or missing; the message says what is wrong."""
+    """A checkpoint is damaged or missing; the message names the reason."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Checkpoint:
     step: int
 
     def model(self) -> tuple[Mapping[str, Tensor], dict[str, str]]:
-        """The trained weights, and the additional names of shared tensors."""
+        """Return the trained weights, and the additional names of shared tensors."""
         return self._tensors("model")
 
     def optimizer(self) -> Mapping[str, Tensor]:
-        """Tensors of the optimiser, the moving average and the random generators."""
+        """Return tensors of the optimiser, the moving average and the random generators."""
         return self._tensors("optimizer")[0]
 
     def average(self) -> Mapping[str, Tensor]:
-        """The moving average of the weights, by name; empty if there is none."""
+        """Return the moving average of the weights, by name; empty if there is none."""
         return Part(self.optimizer(), "average")
 
     def _tensors(self, kind: str) -> tuple[Mapping[str, Tensor], dict[str, str]]:
@@ -54,7 +54,7 @@ class Checkpoint:
         return read_tensors(self.path / f"{kind}.safetensors")
 
     def state(self) -> dict[str, Any]:
-        """The training state: counts, position in the data, settings."""
+        """Return the training state: counts, position in the data, settings."""
         return json.loads((self.path / "state.json").read_text())
 
 
@@ -72,7 +72,7 @@ class Checkpoints:
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        """The steps that have a folder, oldest first; the folders are not verified."""
+        """Return the steps that have a folder, oldest first; the folders are not verified."""
         found = (re.fullmatch(r"step-(\d{6,})", path.name) for path in self.folder.glob("step-*"))
         return sorted(int(match[1]) for match in found if match)
 
@@ -113,10 +113,10 @@ class Checkpoints:
         own: Mapping[str, Tensor],
         state: Callable[[], Mapping[str, Any]],
     ) -> Path:
-        """The same by all workers, each of which writes its rows of every tensor, and `own` whole.
+        """Write a checkpoint by all workers, each of which writes its rows of every tensor, and its tensors `own`.
 
-        Nothing is gathered but the checksums; `state` is called by the first worker, which writes the manifest when
-        all files are on the disk.
+        Only the checksums are gathered; `state` is called by the first worker, which writes the manifest when all files
+        are on the disk.
         """
         target = self.path(step)
         aside = self.folder / f".step-{step:06d}.pieces.tmp"
@@ -142,7 +142,7 @@ class Checkpoints:
         return target
 
     def _is_there(self, step: int) -> bool:
-        """Whether a good checkpoint of that step exists; a damaged one is removed."""
+        """Return whether a valid checkpoint of that step exists; a damaged one is removed."""
         if not self.path(step).exists():
             return False
         try:
@@ -155,7 +155,7 @@ class Checkpoints:
     def _finish(
         self, aside: Path, step: int, state: Mapping[str, Any], files: dict[str, dict[str, Any]], **more: int
     ) -> None:
-        """The state, the manifest, and the folder under its own name."""
+        """Write the state and the manifest, and rename the folder."""
         _write_json(aside / STATE, state)
         files = {**files, STATE: _entry(aside / STATE)}
         _write_json(aside / "manifest.json", {"format": FORMAT, "step": step, **more, "files": files})
@@ -164,7 +164,7 @@ class Checkpoints:
         force(self.folder)
 
     def at(self, step: int) -> Checkpoint:
-        """The checkpoint of a step, verified; `CheckpointError` says what is wrong with it."""
+        """Return the checkpoint of a step, verified; a `CheckpointError` names what is wrong."""
         path = self.path(step)
         if not path.is_dir():
             raise CheckpointError(f"{path} is not there")
@@ -187,7 +187,7 @@ class Checkpoints:
     def newest(
         self, say: Callable[[str], None], usable: Callable[[Checkpoint], None] = lambda _: None
     ) -> Checkpoint | None:
-        """The newest valid checkpoint; `say` is called with a message for each invalid one that is skipped.
+        """Return the newest valid checkpoint; `say` receives a message for each invalid one that is skipped.
 
         `usable` raises `CheckpointError` for a valid checkpoint from which training cannot resume.
         """
@@ -220,7 +220,7 @@ class Checkpoints:
 
 
 def _file_names(pieces: int | None) -> tuple[str, ...]:
-    """The files of a checkpoint, whole or written by so many workers."""
+    """Return the files of a checkpoint, written by one or several workers."""
     if pieces is None:
         return FILES
     return (*(piece_name(kind, rank, pieces) for kind in KINDS for rank in range(pieces)), STATE)
@@ -232,7 +232,7 @@ def _entry(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _writing(target: Path) -> Generator[None, None, None]:
-    """What the system refuses becomes a `CheckpointError` about the checkpoint."""
+    """Convert errors of the operating system to a `CheckpointError` about the checkpoint."""
     try:
         yield
     except OSError as error:

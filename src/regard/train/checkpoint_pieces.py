@@ -1,4 +1,5 @@
-"""Tensors in pieces: each of several workers writes its rows of every tensor, and any number of workers reads them."""
+"""Tensors in pieces: each of several workers writes its rows of every tensor, and any number of workers can load
+them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from regard.train.sharded_tensors import local_part
 
 
 def piece_name(kind: str, rank: int, size: int) -> str:
-    """The file with a worker's rows, counted as the Hugging Face hub counts parts, but from 0.
+    """Return the file with a worker's rows, named as parts on the Hugging Face hub, but counted from 0.
 
     >>> piece_name("model", 1, 4)
     'model-00001-of-00004.safetensors'
@@ -21,15 +22,15 @@ def piece_name(kind: str, rank: int, size: int) -> str:
 
 
 def pieces_of(folder: Path, kind: str) -> list[Path]:
-    """The files of one kind in a folder, in the order of their workers; none where it is not in pieces."""
+    """Return the files of one kind in a folder, in the order of their workers; empty if it is not in pieces."""
     return sorted(folder.glob(f"{kind}-*-of-*.safetensors"))
 
 
 def my_rows(tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
-    """What a worker writes: its part of sharded tensors, its share of the rows of others.
+    """Return what a worker writes: its part of sharded tensors, its share of the rows of others.
 
-    Pieces in the order of the workers, joined along the first axis, are the whole tensor. What has no axis, or no rows,
-    is the first worker's.
+    Pieces in the order of the workers, joined along the first axis, are the whole tensor. Tensors without axes or rows
+    are written by the first worker.
 
     >>> my_rows({"a": torch.arange(5), "step": torch.tensor(3.0)}, 1, 2)
     {'a': tensor([3, 4])}
@@ -47,9 +48,10 @@ def my_rows(tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Te
 
 
 class JoinedPieces(Mapping[str, Tensor]):
-    """The tensors of several files. One is read, and its pieces joined, each time it is asked for.
+    """The tensors of several files.
 
-    So a worker that takes its part of each needs memory for one whole tensor, not for all of them.
+    A tensor is loaded, and its pieces concatenated, at each access. So a worker that takes its part of each needs
+    memory for one whole tensor, not for all of them.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -79,7 +81,7 @@ class JoinedPieces(Mapping[str, Tensor]):
 
 
 class Part(Mapping[str, Tensor]):
-    """The tensors whose names begin with `part/`, without that; each is read when it is asked for.
+    """The tensors whose names begin with `part/`, without that prefix; each is loaded at access.
 
     >>> dict(Part({"average/w": torch.tensor(2.0), "optimizer/w": torch.tensor(1.0)}, "average"))
     {'w': tensor(2.)}

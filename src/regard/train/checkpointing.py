@@ -1,4 +1,4 @@
-"""Checkpointing of a run: saves and restores all training state, and at the end the weights to use."""
+"""Checkpointing of a run: saves and restores all training state, and at the end the final weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ from regard.train.training_state import TrainingState
 from regard.train.weight_averaging import MovingAverage, mean_weights
 from regard.train.weight_files import model_tensors, put_weights, shared_names
 
-_GATHERED = 2**28  # bytes of sharded tensors beyond which they are not gathered unless it is asked for
+_GATHERED = 2**28  # bytes of sharded tensors beyond which they are not gathered by default
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Checkpointer:
         return path
 
     def _in_pieces(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether every worker writes its part: as asked, or where much is sharded."""
+        """Return whether every worker writes its part: as configured, or if much is sharded."""
         if self.workers.size == 1:
             return False
         if self.settings.pieces is not None:
@@ -85,7 +85,8 @@ class Checkpointer:
         }
 
     def _needed(self, training: TrainingState) -> set[int]:
-        """Steps to keep: the last ones, the best, and the best as of each of those, in case training resumes there."""
+        """Return the steps to keep: the last ones, the best, and the best at the time of each of those, for resuming
+        there."""
         last = [step for step in self.run.checkpoints.steps() if step <= training.step][-self.settings.kept() :]
         needed = {*last, *self._relies_on(training)}
         for step in last:
@@ -97,14 +98,14 @@ class Checkpointer:
         return {step for step in needed if step is not None}
 
     def _relies_on(self, training: TrainingState) -> set[int]:
-        """Earlier checkpoints whose weights may become the final ones: the best, and those that are averaged."""
+        """Return the earlier checkpoints that the final weights may use: the best, and those that are averaged."""
         mean = self.settings.scheduled(training.step) if self.settings.average == "checkpoints" else []
         there = set(self.run.checkpoints.steps())
         steps = {training.best_step, *(step for step in mean if step in there)}
         return {step for step in steps if step is not None and step != training.step}
 
     def newest(self) -> Checkpoint | None:
-        """The newest valid checkpoint. Leftovers of killed processes are removed first."""
+        """Return the newest valid checkpoint. Leftovers of killed processes are removed first."""
         found, checkpoints = None, self.run.checkpoints
         with self.workers.agreed():
             if self.workers.is_first:
@@ -163,7 +164,7 @@ class Checkpointer:
             put_weights(self.model, mean_weights([tensors for tensors, _ in states]), states[-1][1])
 
     def put_best(self, step: int | None) -> bool:
-        """Gives the model the weights of the best step, averaged if they were; False if there are none."""
+        """Gives the model the weights of the best step, averaged if configured; returns False if there are none."""
         found = None if step is None else self.good(step)
         if found is None:
             if self.average is not None:
@@ -176,7 +177,7 @@ class Checkpointer:
         return True
 
     def good(self, step: int) -> Checkpoint | None:
-        """The checkpoint of a step; None, with a message, if it is not valid."""
+        """Return the checkpoint of a step; None, with a message, if it is not valid."""
         try:
             return self.run.checkpoints.at(step)
         except CheckpointError as error:
@@ -185,7 +186,7 @@ class Checkpointer:
 
 
 def _random(rank: int) -> str:
-    """The name of a worker's random numbers in a checkpoint."""
+    """Return the name of a worker's random state in a checkpoint."""
     return f"random-{rank}" if rank else "random"
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from regard.kernels import cuda_graphs
 from regard.train.updates import LossFunction, differentiated
 
-_MOST = 64  # graphs; they share their memory. Further shapes run without a graph
-_AGAIN = 2  # a shape is captured the second time it occurs: the first time compiles and warms up kernels
+_MOST = 64  # the largest number of graphs, which share memory; further shapes run without a graph
+_AGAIN = 2  # a shape is captured at its second occurrence: the first one compiles and warms up kernels
 
 _log = logging.getLogger(__name__)
 
@@ -25,8 +25,9 @@ Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
 class Captured:
     """Adds a batch's gradients to the parameters as `differentiated` does; repeated shapes replay a captured graph.
 
-    A batch is a dataclass of tensors, and batches should come in few shapes. The loss must not wait for the device, and
-    its count must be a tensor there. If it waits, this is reported once, and every batch runs without a graph.
+    A batch is a dataclass of tensors, and batches should come in few shapes. The loss must not synchronise with the
+    device, and its count must be a tensor there. If it synchronises, this is reported once, and every batch runs
+    without a graph.
     """
 
     def __init__(self, loss: LossFunction, model: Any, precision: torch.dtype, device: torch.device) -> None:
@@ -45,7 +46,7 @@ class Captured:
             torch._foreach_zero_(list(self._places.values()))
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """The batch's total and count; its gradients are added to those in the parameters."""
+        """Return the batch's total and count; its gradients are added to those in the parameters."""
         shapes = _shapes(batch) if self._works else None
         if shapes is None:
             return self._plain(batch)
@@ -55,7 +56,7 @@ class Captured:
         if self._seen[shapes] >= _AGAIN and self._places and len(self._graphs) < _MOST:
             return self._recorded(shapes, batch)
         found = self._plain(batch)
-        # The first batch shows which parameters have gradients: these tensors hold them from now on.
+        # The first batch determines which parameters have gradients; these tensors hold them from now on.
         self._places = self._places or self._gradients()
         return found
 
@@ -66,11 +67,11 @@ class Captured:
         return {p: p.grad for p in self._model.parameters() if p.grad is not None}
 
     def _recorded(self, shapes: Shapes, batch: Any) -> tuple[Tensor, Tensor]:
-        """Runs the batch without a graph, and if it never waited for the device, captures a graph of its shapes."""
+        """Runs the batch without a graph, and if it never synchronised, captures a graph of its shapes."""
         held = type(batch)(*(getattr(batch, field.name).to(self._device).clone() for field in fields(batch)))
         before = [gradient.clone() for gradient in self._places.values()]
         try:
-            with _no_waiting():
+            with _no_waiting(), cuda_graphs.recorded():
                 found = self._plain(held)
         except torch.OutOfMemoryError:
             raise
@@ -81,9 +82,10 @@ class Captured:
             self.begin()
             torch._foreach_add_(list(self._places.values()), before)
             return self._plain(batch)
-        if self._gradients().keys() == self._places.keys():  # else this batch used other parameters than the first
-            torch.cuda.empty_cache()  # a graph has memory of its own: what is cached for others is none of it
-            graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)
+        if self._gradients().keys() == self._places.keys():  # otherwise this batch used other parameters than the first
+            torch.cuda.empty_cache()  # a graph has its own memory and cannot use the cached blocks
+            with cuda_graphs.recorded():
+                graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)
             self._pool = graph.pool()
             self._graphs[shapes] = _Graph(graph, held, outputs)
         return found
@@ -105,7 +107,7 @@ class _Graph:
 
 @contextmanager
 def _no_waiting() -> Generator[None, None, None]:
-    """Raises an error when the host waits for the device."""
+    """Raises an error when the host synchronises with the device."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
@@ -117,7 +119,7 @@ def _no_waiting() -> Generator[None, None, None]:
 
 
 def _shapes(batch: Any) -> Shapes | None:
-    """The shapes and types of a batch, the key of its graph; None if the batch is not a dataclass of tensors."""
+    """Return the shapes and types of a batch, the key of its graph; None if the batch is not a dataclass of tensors."""
     if not is_dataclass(batch) or isinstance(batch, type):
         return None
     found = [(field.name, getattr(batch, field.name)) for field in fields(batch)]

@@ -8,7 +8,7 @@ from regard.train.atomic_files import sha256
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Path, size, modification time and SHA-256 of a file."""
+    """Return path, size, modification time and SHA-256 of a file."""
     status = path.stat()
     return {
         "path": str(path),
@@ -19,7 +19,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def changes(recorded: Iterable[dict[str, Any]], paths: Sequence[Path]) -> list[str]:
-    """Differences between recorded fingerprints and the current files, one sentence for each file.
+    """Return differences between recorded fingerprints and the current files, one sentence for each file.
 
     A file of the same size and modification time counts as unchanged; if only the time differs, the file is read.
     """

@@ -9,7 +9,7 @@ from regard.train.errors import RunError
 
 
 def lock_path(folder: Path) -> Path:
-    """The file that is locked."""
+    """Return the file that is locked."""
     return folder / ".lock"
 
 
@@ -18,7 +18,7 @@ def locked(folder: Path) -> Generator[None, None, None]:
     """Locks the directory; the operating system releases the lock when the process ends."""
     try:
         import fcntl
-    except ImportError:  # Windows: nothing keeps two processes out of one directory
+    except ImportError:  # Windows: there is no lock
         yield
         return
     path = lock_path(folder)

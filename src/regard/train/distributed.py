@@ -1,4 +1,4 @@
-"""Several processes that train one model, as torchrun starts them. A single process imports nothing of this."""
+"""Several processes that train one model, as torchrun starts them. A single process does not import this module."""
 
 import functools
 import hashlib
@@ -20,8 +20,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _TIMEOUT = timedelta(minutes=30)  # of one collective: the first worker may index large files while the others wait
-_MEETING = timedelta(minutes=10)  # until all workers of a job have been started
-_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets, and init_process_group needs
+_MEETING = timedelta(minutes=10)  # until all workers of a job have started
+# Environment variables that torchrun sets and init_process_group needs.
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class WorkerFailed(Exception):  # noqa: N818
@@ -34,10 +35,10 @@ class WorkerLost(RunError):  # noqa: N818
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes that share a job: which of them this one is, how many there are, and the device of this one.
+    """The processes of a job: the rank of this one, their number, and the device of this one.
 
     Every method is a collective: all workers must call it, in the same order. Without a process group there is one
-    worker, and every method is free.
+    worker, and methods return at once.
 
     >>> ALONE.is_first, ALONE.gather("a"), ALONE.size
     (True, ['a'], 1)
@@ -50,11 +51,11 @@ class Workers:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker writes the files and reports to the user."""
+        """Return whether this worker writes the files and reports to the user."""
         return self.rank == 0
 
     def reduce(self, numbers: Tensor) -> Tensor:
-        """The sum over all workers, in the same tensor."""
+        """Return the sum over all workers, in the same tensor."""
         if self.grouped:
             import torch.distributed as dist
 
@@ -62,7 +63,7 @@ class Workers:
         return numbers
 
     def gather(self, value: Item) -> list[Item]:
-        """The value of every worker, in the order of their ranks."""
+        """Return the value of every worker, in the order of their ranks."""
         if not self.grouped:
             return [value]
         import torch.distributed as dist
@@ -72,7 +73,7 @@ class Workers:
         return found
 
     def from_first(self, value: Item) -> Item:
-        """The first worker's value, on every worker."""
+        """Return the first worker's value, on every worker."""
         if not self.grouped:
             return value
         import torch.distributed as dist
@@ -87,7 +88,8 @@ class Workers:
 
     @contextmanager
     def agreed(self) -> Generator[None, None, None]:
-        """Work without collectives that every worker must finish: if one fails, all stop, and one reports the error.
+        """A context for work without collectives that every worker must finish: if one fails, all stop, and one reports
+        the error.
 
         The failed worker with the lowest rank raises its own error, all others `WorkerFailed`.
         """
@@ -118,14 +120,15 @@ class Workers:
                 raise RunError(f"{what} of worker {named} is not that of worker 0: all workers must have the same")
 
     def at_once(self, work: Callable[[], Result]) -> Result:
-        """The result of `work`, run by every worker; failures are handled as in `agreed`."""
+        """Return the result of `work`, run by every worker; failures are handled as in `agreed`."""
         made: list[Result] = []
         with self.agreed():
             made.append(work())
         return made[0]
 
     def in_turn(self, work: Callable[[], Result]) -> Result:
-        """The result of `work`: the first worker runs it alone, then the others, which find the files it wrote."""
+        """Return the result of `work`: the first worker runs it alone, then the others, which use the files that it
+        wrote."""
         made: list[Result] = []
         for first in (True, False) if self.grouped else (True,):
             with self.agreed():
@@ -134,7 +137,7 @@ class Workers:
         return made[0]
 
     def read_by_first(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items on every worker; only the first reads them, from its standard input for example."""
+        """Yield the items on every worker; only the first reads them, from its standard input for example."""
         if not self.grouped:
             yield from items
             return
@@ -144,7 +147,7 @@ class Workers:
 
     @contextmanager
     def sharing(self) -> Generator[None, None, None]:
-        """Inside this context, methods marked `shareable` process a share of their items on each worker."""
+        """In this context, methods marked `shareable` process a share of their items on each worker."""
         token = _sharing.set(self if self.size > 1 else None)
         try:
             yield
@@ -158,7 +161,7 @@ _sharing: ContextVar[Workers | None] = ContextVar("sharing", default=None)
 
 @contextmanager
 def joined() -> Generator[Workers, None, None]:
-    """The workers of the job that torchrun, or its environment variables, make this process a part of.
+    """Yield the workers of the job that torchrun, or its environment variables, define.
 
     CPUs communicate by gloo, GPUs by NCCL. A connection that breaks is a `WorkerLost`.
     """
@@ -179,7 +182,7 @@ def joined() -> Generator[Workers, None, None]:
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
-        # gloo adds the place in its source before its message, and advice behind it.
+        # gloo puts the location in its source before its message, and advice after it.
         why = _first_line(error).rpartition("] ")[2].partition(". ")[0]
         raise WorkerLost(f"the connection to another worker broke ({why})") from error
     # Only on success: after a failure other workers may have exited, and waiting for them would hang.
@@ -187,7 +190,7 @@ def joined() -> Generator[Workers, None, None]:
 
 
 def _store(size: int) -> Any:
-    """The store of the workers' addresses, with a prefix for each attempt: torchrun keeps those of earlier attempts.
+    """Return the store of the workers' addresses, with a prefix for each attempt, because torchrun keeps earlier ones.
 
     Without a prefix, restarted workers would connect to processes that have exited, and wait until the time limit.
     """
@@ -199,7 +202,7 @@ def _store(size: int) -> Any:
 
 
 def _no_meeting(error: Exception, size: int) -> str:
-    """Why the workers did not find each other."""
+    """Return the reason why the workers did not find each other."""
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if "EADDRINUSE" in str(error):
         return f"port {port} is in use on {host}, where workers meet: choose another as MASTER_PORT"
@@ -207,16 +210,16 @@ def _no_meeting(error: Exception, size: int) -> str:
 
 
 def may_restart() -> bool:
-    """Whether torchrun starts the workers again after a failure, as it may have done already."""
+    """Return whether torchrun restarts workers after a failure, and may have done so already."""
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
 def in_shares(items: Sequence[Any], work: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-    """`work(items)`, a result for each item in their order; inside `Workers.sharing` each worker does a share of it."""
+    """Return `work(items)`, a result for each item in order; inside `Workers.sharing` each worker does a share."""
     workers = _sharing.get()
     if workers is None:
         return work(items)
-    token = _sharing.set(None)  # functions called by `work` get items that are already a share
+    token = _sharing.set(None)  # items passed on by `work` are already a share
     try:
         mine = work(items[workers.rank :: workers.size])
     finally:

@@ -1,4 +1,4 @@
-"""The error of a run directory that cannot be used as asked."""
+"""The error of a run directory that cannot be used."""
 
 
 class RunError(Exception):

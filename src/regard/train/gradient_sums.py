@@ -1,4 +1,4 @@
-"""Gradients summed over all workers: by DDP while the backward pass runs, by FSDP2 in shards, or all at once after."""
+"""Gradients summed over all workers: by DDP during the backward pass, by FSDP2 in shards, or all at once after it."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -13,21 +13,21 @@ from regard.train.cuda_graph_gradients import Captured
 from regard.train.distributed import Workers
 from regard.train.updates import LossFunction
 
-BUCKET = 25 * 2**20  # bytes of gradients that DDP sends together
+BUCKET = 25 * 2**20  # bytes of gradients in one message of DDP
 
 
 @dataclass(frozen=True, eq=False)
 class Uncounted:
     """A batch with weight 0: the share of a worker where a batch has fewer rows than there are workers.
 
-    It runs all the same, so that the same parameters have gradients on every worker.
+    It runs anyway, so that the same parameters have gradients on every worker.
     """
 
     batch: Any
 
 
 class Step(nn.Module):
-    """The loss of a batch as a module: what DDP and FSDP2 wrap, so that a loss may call any method of the model."""
+    """The loss of a batch as a module, which DDP and FSDP2 wrap, so that a loss may call any method of the model."""
 
     def __init__(self, model: nn.Module, loss: LossFunction) -> None:
         super().__init__()
@@ -41,10 +41,10 @@ class Step(nn.Module):
 class GradientSums:
     """Leaves in the parameters of every worker the gradients of the totals of all workers, summed.
 
-    The first update sums all gradients at once, after the backward pass: it shows which parameters have any, and DDP
-    need not search the graph for those that do not. Models whose gradients are one message of DDP do this in every
-    update, as there is nothing to overlap and DDP would copy each gradient by itself; so do CUDA graphs, whose
-    gradients stay in one place. `step` is sharded already where `sharded`.
+    The first update sums all gradients at once, after the backward pass: it shows which parameters have gradients, so
+    that DDP need not search the graph. Models whose gradients fit one message of DDP do this in every update, because
+    there is nothing to overlap and DDP would copy each gradient separately; so do CUDA graphs, whose gradients have
+    fixed addresses. With `sharded`, `step` is already sharded.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class GradientSums:
         self._versions = self._buffer_versions()
 
     def of(self, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-        """This worker's total and count of each batch; after the last, the gradients are those of all workers."""
+        """Yield this worker's total and count of each batch; after the last, gradients are those of all workers."""
         waiting: list[Any] = []
         for batch in batches:
             if waiting:
@@ -78,7 +78,7 @@ class GradientSums:
             self._average_buffers()
 
     def _can_overlap(self) -> bool:
-        """Whether DDP could send gradients while others are computed."""
+        """Return whether DDP could send gradients while others are computed."""
         gradients = [p.grad for p in self._step.parameters() if p.grad is not None]
         return self._captured is None and sum(one.nbytes for one in gradients) > BUCKET
 
@@ -94,7 +94,7 @@ class GradientSums:
                 total, count = run(batch)
             if total.ndim:
                 raise ValueError(f"loss must give a total of one number; got shape {tuple(total.shape)}")
-            # DDP and FSDP2 average over the workers; a sum is wanted.
+            # DDP and FSDP2 average over the workers, but a sum is needed.
             averaged = self._sharded or wrapped is not None
             weight = (self._workers.size if averaged else 1) * counts
             (total if weight == 1 else total * weight).backward()
@@ -106,7 +106,8 @@ class GradientSums:
 
         unused = any(p.requires_grad and p.grad is None for p in self._step.parameters())
         known = inspect.signature(DistributedDataParallel).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # its older name
+        # Its name in older versions of torch.
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         given: dict[str, Any] = {buffers: False, "find_unused_parameters": unused, "gradient_as_bucket_view": True}
         return DistributedDataParallel(self._step, **given)
 
@@ -119,7 +120,7 @@ class GradientSums:
         parts = [
             part.view_as(one) for part, (_, one) in zip(flat.split([g.numel() for _, g in held]), held, strict=True)
         ]
-        if self._captured is not None:  # graphs write to where the gradients are
+        if self._captured is not None:  # graphs write to fixed addresses of gradients
             torch._foreach_copy_([one for _, one in held], parts)
             return
         for (parameter, _), part in zip(held, parts, strict=True):
@@ -130,7 +131,7 @@ class GradientSums:
 
     @torch.no_grad()
     def _average_buffers(self) -> None:
-        """Buffers that this update changed, such as a moving baseline, become their mean over the workers."""
+        """Replace buffers that this update changed, such as a moving baseline, by their mean over the workers."""
         before, self._versions = self._versions, self._buffer_versions()
         both = zip(before, self._versions, self._step.buffers(), strict=True)
         changed = [buffer for old, new, buffer in both if old != new and buffer.is_floating_point()]

@@ -40,7 +40,7 @@ class OutOfMemory(Stopped):
 
 
 def memory_ran_out(error: BaseException) -> bool:
-    """Whether an error of torch means that memory ran out, on any device."""
+    """Return whether an error of torch means that memory ran out, on any device."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
@@ -56,9 +56,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Signals:
     """Handles Ctrl-C and SIGTERM; the second Ctrl-C ends the process with KeyboardInterrupt.
 
-    A step is short and runs to its end. A validation may be long and changes nothing: a signal interrupts
-    `breakable` work at once. With several workers (`shared`) it does not: they must stop at the same step. Nor does a
-    second Ctrl-C end the process, because the terminal and torchrun may both send the first one.
+    A step is short and runs to its end. A validation may be long and has no side effects: a signal interrupts such
+    `breakable` work at once, but not with several workers (`shared`), which must stop at the same step. With several
+    workers a second Ctrl-C does not end the process either, because the terminal and torchrun may both send the first
+    one.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
@@ -82,11 +83,11 @@ class Signals:
                 signal.signal(number, handler)
 
     def flags(self) -> list[float]:
-        """For each of `SIGNALS`, 1 where it was received."""
+        """Return 1 for each of `SIGNALS` that was received, else 0."""
         return [float(self.received == number) for number in SIGNALS]
 
     def breakable(self, work: Callable[[], Result]) -> Result | None:
-        """The result of the work, or None if a signal came before or while it ran."""
+        """Return the result of the work, or None if a signal came before or during it."""
         try:
             self._breaks = not self._shared
             if self.received is not None and not self._shared:

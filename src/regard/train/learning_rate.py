@@ -6,9 +6,9 @@ from regard.train.train_settings import TrainSettings
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
-    """The learning rate of update `step` (from 1): it rises linearly over the warm-up, then follows the schedule.
+    """Return the learning rate of update `step` (from 1): linear over the warm-up, then by the schedule.
 
-    inverse_sqrt: peak · √(warmup / step), as in Vaswani et al. 2017, section 5.3 (with their peak written out);
+    inverse_sqrt: peak · √(warmup / step), as in Vaswani et al. 2017, section 5.3 (with an explicit peak);
     cosine: from the peak down to final_share · peak at the last step; constant: the peak.
 
     >>> settings = TrainSettings(learning_rate=1.0, warmup=4, steps=100)

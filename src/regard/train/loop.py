@@ -44,7 +44,7 @@ class Fitted:
     best_step: int | None
     figures: dict[str, float]  # of the final weights, if they were validated
     weights: str  # "last", "best", "average" or "best average"
-    memory: dict[str, int] = field(default_factory=dict)  # bytes of the worker that has most, where there are several
+    memory: dict[str, int] = field(default_factory=dict)  # bytes, of the worker with the largest number
 
 
 def fit(
@@ -63,11 +63,11 @@ def fit(
 ) -> Fitted:
     """Trains a model, from the last checkpoint of `run`, and leaves the final weights in it and in `run`.
 
-    `loss(model, batch)` gives a `Loss(total, count)`; it moves the batch to the device. `held_out` batches are
-    validated by that loss; `validate(model)` gives further figures by name (the model is in eval mode, without
-    gradients, and with averaged weights if configured). `settings.watch` names the figure that decides which
-    weights are best. `starting(step)` is called before each update with the number of those before it: a loss that
-    changes during training can be scheduled with it.
+    `loss(model, batch)` returns a `Loss(total, count)`; it moves the batch to the device. `held_out` batches are
+    validated by that loss; `validate(model)` returns further figures by name (the model is in eval mode, without
+    gradients, and with averaged weights if configured). `settings.watch` names the figure that determines the best
+    weights. `starting(step)` is called before each update with the number of those before it: a loss that changes
+    during training can be scheduled with it.
 
     With several `workers`, each calls this with its share of the same batches; totals, counts and gradients are summed,
     and the first worker writes the run. `layers(model)` are the parts that a sharded model gathers one by one.
@@ -147,9 +147,9 @@ class _Loop:
         )
         self.passes = Passes(batches, most=settings.epochs)
         self.signals = Signals(shared=workers.grouped)
-        self.asked: int | None = None  # the signal that any of several workers received, as of the last update
+        self.asked: int | None = None  # the signal that any worker received, as of the last update
         self.state = TrainingState()
-        self.position: Any = None  # of the data, after the last update
+        self.position: Any = None  # position in the data after the last update
 
     def _shared_gradients(self) -> GradientSums:
         step = Step(self.compiled, self.loss) if self.sharded is None else self.sharded.step
@@ -172,7 +172,7 @@ class _Loop:
 
     def train(self) -> str:
         """Runs updates until a limit is reached, and returns which one."""
-        self._after_update()  # a validation that an interruption cut short
+        self._after_update()  # completes a validation that was interrupted
         while (ended := self._ended()) is None:
             if self._update():
                 self._after_update()
@@ -181,7 +181,7 @@ class _Loop:
 
     def finish(self, ended: str) -> Fitted:
         """Loads the final weights into the model, and saves them in the run."""
-        self.workers.wait()  # until the first has written the last checkpoint
+        self.workers.wait()  # until the first worker has written the last checkpoint
         memory = self._memory()
         weights, figures = self._choose()
         if self.sharded is not None:
@@ -194,7 +194,7 @@ class _Loop:
         return Fitted(*counted, ended, state.best, state.best_step, figures, weights, memory)
 
     def _memory(self) -> dict[str, int]:
-        """Bytes of parameters, gradients and optimiser state, and the most that a process held, of any worker."""
+        """Return bytes of parameters, gradients and optimiser state, and peak memory, the largest of any worker."""
         if not self.workers.grouped:
             return {}
         found = self.workers.gather({**state_bytes(self.model, self.optimizer), "peak": peak_bytes(self.device)})
@@ -211,7 +211,7 @@ class _Loop:
         return None
 
     def _update(self) -> bool:
-        """One update, or none at the end of the data. A failed update leaves the state as before."""
+        """Run one update, or none at the end of the data. A failed update leaves the state unchanged."""
         began, before, numbers = time.monotonic(), replace(self.state), RandomState.take(self.device)
         self._no_gradients()
         if self.starting is not None:
@@ -223,7 +223,7 @@ class _Loop:
         except Exception as error:
             if not memory_ran_out(error):
                 raise
-            if self.workers.size > 1:  # the others wait for this worker's gradients: no checkpoint can be made
+            if self.workers.size > 1:  # the others wait for this worker's gradients, so no checkpoint can be written
                 raise self._shortage(f"at step {before.step + 1}", error) from error
             shortage = str(error).partition("\n")[0]
         # Outside the handler: inside it, the traceback would still hold every activation of the batch.
@@ -243,7 +243,7 @@ class _Loop:
         return True
 
     def _shortage(self, where: str, error: Exception) -> OutOfMemory:
-        """The error of one of several workers: the last checkpoint stays unchanged."""
+        """Raise the error of one of several workers; the last checkpoint stays unchanged."""
         why = str(error).partition("\n")[0]
         advice = "give a batch fewer tokens, or take more workers"
         return OutOfMemory(f"out of memory {where} ({why}): {advice}", self._last_checkpoint())
@@ -262,7 +262,7 @@ class _Loop:
         return (differentiated(self.loss, self.compiled, one, self.precision, self.device) for one in batches)
 
     def _exchange(self, sums: Tensor) -> Tensor:
-        """Total and count over all workers, and with them which signals any of them received."""
+        """Return total and count over all workers, and which signals any of them received."""
         if self.workers.size == 1:
             return sums
         return self.workers.reduce(torch.cat([sums, sums.new_tensor(self.signals.flags())]))
@@ -295,7 +295,7 @@ class _Loop:
             self.state.new_window()
 
     def _after_update(self) -> None:
-        """The work after an update: validation, a checkpoint, and stopping on signals."""
+        """Run the work after an update: validation, a checkpoint, and stopping on signals."""
         state, settings = self.state, self.settings
         ended = self._ended() is not None
         improved = False
@@ -313,7 +313,7 @@ class _Loop:
             raise Interrupted(received, self.state.step, self._save())
 
     def _received(self) -> int | None:
-        """The signal to stop for: with several workers, one that all of them know of."""
+        """Return the signal to stop for: with several workers, one that all of them have received."""
         return self.asked if self.workers.size > 1 else self.signals.received
 
     def _validate(self) -> bool:
@@ -335,7 +335,8 @@ class _Loop:
         return improved
 
     def _check_weights(self) -> None:
-        """Finite gradients may give infinite weights: these are neither validated nor saved."""
+        """Check the weights, because finite gradients may give infinite weights, which must not be validated or
+        saved."""
         with torch.no_grad():
             parts = [local_part(parameter) for parameter in self.model.parameters()]
             strange = (~torch.stack([part.isfinite().all() for part in parts])).sum()
@@ -350,13 +351,14 @@ class _Loop:
         return checkpoints.path(steps[-1]) if steps else checkpoints.folder
 
     def _tied(self, figures: Mapping[str, float]) -> bool:
-        """As good as the best, and with a lower loss: early in training, while BLEU is still 0, the loss decides."""
+        """Return whether figures equal the best with a lower loss: early in training, while BLEU is 0, the loss
+        decides."""
         before = self.state.best_figures
         same = figures[self.settings.watch] == self.state.best and "loss" in figures and "loss" in before
         return same and figures["loss"] < before["loss"]
 
     def _figures(self) -> dict[str, float] | None:
-        """The figures of the weights that would be saved now; None if a signal interrupted validation."""
+        """Return the figures of the weights that would be saved now; None if a signal interrupted validation."""
         began, figures, shortage = time.monotonic(), None, None
         try:
             with self._as_used() as model:
@@ -375,7 +377,7 @@ class _Loop:
 
     @contextmanager
     def _as_used(self) -> Generator[nn.Module, None, None]:
-        """The whole model with the weights that would be saved now, in eval mode."""
+        """A context: the whole model with the weights that would be saved now, in eval mode."""
         if self.sharded is None:
             with undisturbed(self.model, self.average, self.device):
                 yield self.model
@@ -385,7 +387,7 @@ class _Loop:
             yield plain
 
     def _choose(self) -> tuple[str, dict[str, float]]:
-        """Which weights are final, and their figures if they have been validated."""
+        """Return which weights are final, and their figures if they have been validated."""
         state = self.state
         if self.settings.average == "checkpoints":
             self.checkpointer.put_mean(state.step)
@@ -393,7 +395,7 @@ class _Loop:
                 return "average", {}
             figures = self._figures()
             if figures is None and (received := self._received()) is not None:
-                # The mean is in the model now; the checkpoint of the last step is on the disk already.
+                # The model holds the averaged weights now; the checkpoint of the last step is already on the disk.
                 raise Interrupted(received, state.step, self.run.checkpoints.path(state.step))
             if figures is not None and not self.settings.better(state.best, figures[self.settings.watch]):
                 return "average", figures

@@ -33,7 +33,7 @@ class Manifest:
         return self.folder / NAME
 
     def entries(self) -> dict[str, list[Entry]] | None:
-        """The accepted versions of each file; None where there is no manifest, as in runs of earlier versions."""
+        """Return the accepted versions of each file; None without a manifest, as in runs of earlier versions."""
         try:
             stored: Any = json.loads(self.path.read_bytes())
             if stored["format"] != FORMAT:
@@ -96,7 +96,7 @@ class Manifest:
                 force(self.folder)
         except OSError:
             raise
-        except Exception as error:  # the tokenizers library reports a full disk so
+        except Exception as error:  # the tokenizers library reports a full disk in this way
             raise as_os_error(error, self.folder) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Whether the memory of this machine suffices to train a model, checked before any is allocated; peak memory."""
+"""A check before training whether the memory of this machine suffices for a model; and peak memory."""
 
 import os
 import sys
@@ -7,16 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-_BYTES = 16  # of a parameter while it is trained: float32 weight, gradient and AdamW's two moments
-_WHOLE = 8  # of a parameter when a sharded model is made: the whole weight, and a copy that is divided
+_BYTES = 16  # bytes per parameter in training: float32 weight, gradient and AdamW's two moments
+_WHOLE = 8  # bytes per parameter when a sharded model is created: the whole weight, and a copy that is divided
 
 
 def check_capacity(build: Callable[[], nn.Module], device: torch.device, *, shards: int = 1) -> None:
-    """Raises `MemoryError` when the parameters alone are more than the device holds.
+    """Raises `MemoryError` if the parameters alone exceed the memory of the device.
 
-    Of several `shards` a worker holds one, and the whole model when it starts and while it validates.
-
-    Linux overcommits memory and kills the process when it is used: trying to allocate is no check.
+    With several `shards` a worker holds one, and the whole model at the start and during validation. Trying to allocate
+    is no check: Linux overcommits memory and kills the process when it is used.
 
     >>> check_capacity(lambda: nn.Linear(2**20, 2**24), torch.device("cpu"))
     Traceback (most recent call last):
@@ -38,12 +37,12 @@ def _memory(device: torch.device) -> int | None:
         return torch.cuda.get_device_properties(device).total_memory
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # not every system says
+    except (ValueError, OSError, AttributeError):  # not available on every system
         return None
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory that this process has held: allocated on a GPU, resident on a CPU; 0 where no one counts."""
+    """Return the peak memory of this process: allocated on a GPU, resident on a CPU; 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

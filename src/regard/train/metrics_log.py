@@ -29,7 +29,7 @@ class Metrics:
             file.write(json.dumps(finite, ensure_ascii=False) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All complete lines."""
+        """Return all complete lines."""
         return [json.loads(line) for line in self._whole().splitlines()]
 
     def force(self) -> int:

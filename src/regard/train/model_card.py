@@ -5,7 +5,7 @@ from typing import Any
 
 
 def model_card(card: Mapping[str, Any]) -> str:
-    """Markdown from a dictionary: `title` and `summary` first, then a section for each other key.
+    """Return markdown from a dictionary: `title` and `summary` first, then a section for each other key.
 
     Text is a paragraph, a dictionary a table, a list a list. `tags` become the front matter that model hubs read.
 

@@ -10,7 +10,7 @@ from regard.train.train_settings import TrainSettings
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """The trained parameters in two groups: matrices, with weight decay, and all others, without.
+    """Return the trained parameters in two groups: matrices, with weight decay, and all others, without.
 
     Weight decay pulls parameters towards zero. For a matrix this is a preference for simple maps. A gain or
     a bias has no reason to be near zero, and an embedding has rows that most batches do not use: rare words would
@@ -38,7 +38,7 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Ada
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as named tensors: `exp_avg/encoder.weight` and so on."""
+    """Return the optimiser's state as named tensors: `exp_avg/encoder.weight` and so on."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{key}/{names[id(parameter)]}": value
@@ -63,7 +63,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
 
 
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes that training holds on this worker: of sharded tensors its part.
+    """Return bytes that training holds on this worker: of sharded tensors its part.
 
     >>> model = nn.Linear(3, 5)
     >>> state_bytes(model, torch.optim.AdamW(model.parameters()))

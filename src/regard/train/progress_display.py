@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-_KNOWN_STEPS = 20  # steps, or seconds, after which the time left is estimated
+_KNOWN_STEPS = 20  # number of steps, or seconds, after which the remaining time is estimated
 _KNOWN_SECONDS = 3.0
-_LONG = 1200.0  # seconds from which a faster alternative is suggested
+_LONG = 1200.0  # seconds from which on a faster alternative is suggested
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Standing:
     loss: float
     learning_rate: float
     tokens_per_second: float
-    best: str  # "bleu 31.2 at step 400", or nothing yet
+    best: str  # such as "bleu 31.2 at step 400"; empty at first
 
 
 @runtime_checkable
@@ -34,11 +34,11 @@ class Progress(Protocol):
     def begin(self, step: int, steps: int) -> None: ...
 
     def step(self, standing: Standing) -> None:
-        """After every update."""
+        """Called after every update."""
         ...
 
     def logged(self, standing: Standing) -> None:
-        """After every line of metrics."""
+        """Called after every line of metrics."""
         ...
 
     def validated(self, step: int, figures: Mapping[str, float], best: str) -> None: ...
@@ -82,7 +82,7 @@ class Forecast:
         self._began, self._given = (time.monotonic(), step), False
 
     def left(self, standing: Standing) -> float:
-        """Seconds until the last step, at the mean pace so far."""
+        """Return seconds until the last step, at the mean pace so far."""
         since, first = self._began
         return (time.monotonic() - since) / max(1, standing.step - first) * (standing.steps - standing.step)
 
@@ -99,7 +99,7 @@ class Forecast:
 
 
 class Lines:
-    """A line for each line of metrics, and one after the first steps: for logs and pipes."""
+    """Prints a line for each line of metrics, and one after the first steps: for logs and pipes."""
 
     def __init__(self, console: Console, quicker: str = "") -> None:
         self._console = console
@@ -130,7 +130,7 @@ class Lines:
 
 
 class Bar:
-    """A bar with the loss, tokens per second, time left and the best score; validations stay above it."""
+    """A bar with the loss, tokens per second, remaining time and the best score; validations stay above it."""
 
     def __init__(self, console: Console, quicker: str = "") -> None:
         self._forecast = Forecast(quicker)
@@ -173,7 +173,7 @@ class Bar:
 
 
 def default_progress(quicker: str = "") -> Progress:
-    """A bar where standard error is a terminal, lines where it is not.
+    """Return a bar if standard error is a terminal, else lines.
 
     `quicker` suggests an alternative for a run that will take long.
     """
@@ -194,7 +194,7 @@ def _tail(best: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """A duration in words."""
+    """Return a duration as text."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

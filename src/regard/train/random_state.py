@@ -33,7 +33,7 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda, device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The same as named tensors, for a file."""
+        """Return the states as named tensors, for a file."""
         version, numbers, gauss = self.python
         _, keys, place, has_gauss, cached = self.numpy
         named = {
@@ -47,7 +47,7 @@ class RandomState:
 
     @staticmethod
     def of(tensors: dict[str, Tensor]) -> "RandomState":
-        """The state from named tensors."""
+        """Return the state from named tensors."""
         version, *numbers = tensors["python"].tolist()
         has_python_gauss, gauss = tensors["python_gauss"].tolist()
         *keys, place, has_gauss = tensors["numpy"].tolist()
@@ -64,5 +64,5 @@ def seed_all(seed: int) -> None:
 
 
 def seed_worker(seed: int, rank: int) -> None:
-    """As `seed_all`, with another seed on each worker; the first worker has the same as a single process."""
+    """Seeds all generators with a different seed on each worker; the first worker has that of a single process."""
     seed_all((seed + 1_000_003 * rank) % 2**63)

@@ -10,8 +10,8 @@ from regard.train.training_state import TrainingState
 class Batches(Protocol):
     """Training data in an order that can be resumed.
 
-    Iterating gives the rest of the current epoch; iterating again, the next epoch. `state` is the position
-    after the last batch, in plain JSON, and `resume` continues from there.
+    Iterating yields the rest of the current epoch; iterating again, the next epoch. `state` is the position after the
+    last batch, as JSON, and `resume` continues from there.
     """
 
     def __iter__(self) -> Iterator[Any]: ...
@@ -30,7 +30,7 @@ class Passes:
         self._rest: Iterator[Any] | None = None
 
     def take(self, wanted: int, training: TrainingState) -> Iterator[Any]:
-        """The batches of one update: fewer, or none, at the end of the last epoch."""
+        """Yield the batches of one update: fewer, or none, at the end of the last epoch."""
         empty = 0
         while wanted:
             if self._rest is None:
@@ -42,7 +42,7 @@ class Passes:
                 if not wanted:
                     return
             empty += 1
-            if empty > 2:  # the rest of an epoch may be empty, a whole one may not
+            if empty > 2:  # the rest of an epoch may be empty, but not a whole epoch
                 raise ValueError("batches gave nothing: it must give at least one batch in each pass")
             self._rest, training.epoch, training.batch = None, training.epoch + 1, 0
             if self._most is not None and training.epoch >= self._most:

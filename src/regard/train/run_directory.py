@@ -52,7 +52,7 @@ class Run:
         changeable: Collection[str] = (),
         renewed: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
     ) -> "Run":
-        """Creates a run directory, or opens an existing one with `resume`, without keeping it locked.
+        """Creates a run directory, or opens an existing one with `resume`, without holding the lock.
 
         A directory with contents is never overwritten. A run is resumed with the config it was started with;
         only keys in `changeable` (written `train.steps`) may differ, and the new values are stored. `renewed` converts
@@ -74,11 +74,11 @@ class Run:
         inputs: Sequence[Path] = (),
         accept_changed_data: bool = False,
     ) -> Generator["Run", None, None]:
-        """The same as `create`, with the directory locked until the end of the context.
+        """A context like `create`, with the directory locked until its end.
 
         `inputs` are the data files. Their size, modification time and SHA-256 are recorded in data.json; when the run
-        is resumed and the contents differ, that is an error, unless changed data is accepted. An error
-        before the first checkpoint removes a directory that was new: the corrected command may use the same name.
+        is resumed and the contents differ, that is an error, unless changed data is accepted. An error before the first
+        checkpoint removes a directory that was new: so that the corrected command may use the same name.
         """
         run = cls(Path(path), accept_changed_data)
         try:
@@ -96,13 +96,13 @@ class Run:
                 else:
                     run._take_up(config, changeable, renewed, inputs)
                 yield run
-            except BaseException:  # a signal too
+            except BaseException:  # includes signals
                 if fresh and not run.checkpoints.steps():
                     run._clear(whole=new)
                 raise
 
     def _check_free(self, resume: bool) -> bool:
-        """Whether the directory is free for a new run. A directory with other contents is an error."""
+        """Return whether the directory is free for a new run. A directory with other contents is an error."""
         # Hidden files are leftovers of an interrupted start.
         if not self.path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):
             return True
@@ -143,7 +143,7 @@ class Run:
             self._record(inputs)
 
     def _listed(self) -> list[Path]:
-        """The files that a manifest would list, for a run that has none."""
+        """Return the files that a manifest would list, for a run that has none."""
         files = [*self.path.glob("*.json"), *self.path.glob("*.safetensors")]
         return sorted(path for path in files if not path.name.startswith(".") and path.name != MANIFEST)
 
@@ -204,11 +204,11 @@ class Run:
         return self.path / "model.safetensors"
 
     def config(self) -> dict[str, Any]:
-        """The configuration as a dictionary."""
+        """Return the configuration as a dictionary."""
         return self._read_json("config.json")
 
     def config_as(self, kind: type[Config]) -> Config:
-        """The configuration as the record of a task; a `RunError` names the setting that does not fit."""
+        """Return the configuration as the record of a task; a `RunError` names the setting that does not fit."""
         stored = self.config()
         try:
             return kind.model_validate(stored)
@@ -219,7 +219,7 @@ class Run:
 
     @contextmanager
     def reading(self, *names: str) -> Generator[None, None, None]:
-        """Checks files of the run; then whatever their readers raise becomes a `RunError` that names the file."""
+        """Checks files of the run; errors of their readers become a `RunError` that names the file."""
         for name in names:
             self.manifest.check(name)
         try:
@@ -260,7 +260,7 @@ class Run:
         self.manifest.write("result.json", _json(result))
 
     def result(self) -> dict[str, Any]:
-        """The final figures."""
+        """Return the final figures."""
         if not (self.path / "result.json").is_file():
             raise RunError(f"{self.path} has no result.json: its training has not ended")
         return self._read_json("result.json")
@@ -298,7 +298,7 @@ def _json(value: Mapping[str, Any]) -> str:
 
 
 def _differences(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
-    """Where two configs differ, by dotted name."""
+    """Return the differences of two configs, by dotted name."""
     if isinstance(old, dict) and isinstance(new, dict):
         found: dict[str, tuple[Any, Any]] = {}
         for key in {**old, **new}:

@@ -17,12 +17,12 @@ Layers = Callable[[nn.Module], Iterable[nn.Module]]
 
 
 class Sharded:
-    """A sharded copy of a model for training. The plain model is empty meanwhile, except inside `whole`.
+    """A sharded copy of a model for training. The unsharded model is empty meanwhile, except inside `whole`.
 
     Parameters in none of the `layers` are gathered for the duration of a `step`, a batch's loss as a module.
 
-    Decoding calls any method of a model, and the number of calls differs among the workers: it
-    needs the plain model.
+    Decoding calls any method of a model, and the number of calls differs among the workers: it needs the unsharded
+    model.
     """
 
     def __init__(self, plain: nn.Module, workers: Workers, layers: Layers, loss: LossFunction) -> None:
@@ -43,23 +43,23 @@ class Sharded:
         self.empty()
 
     def empty(self) -> None:
-        """Frees the parameters of the plain model."""
+        """Frees the parameters of the unsharded model."""
         for storage, _ in self._storages.values():
             storage.resize_(0)
 
     @torch.no_grad()
     def fill(self, other: Mapping[str, Tensor] | None = None) -> None:
-        """Gives the plain model the weights of the divided one, or others where they are named."""
+        """Gives the unsharded model the weights of the sharded one, or others that are given by name."""
         for storage, size in self._storages.values():
             storage.resize_(size)
         wanted = {**self.model.state_dict(), **(other or {})}
         for name, value in [*self.plain.named_parameters(), *self.plain.named_buffers()]:
-            if name in wanted:  # some buffers are in no state
+            if name in wanted:  # some buffers are not in the state dict
                 value.copy_(whole(wanted[name]))
 
     @contextmanager
     def filled(self, other: Mapping[str, Tensor] | None = None) -> Generator[nn.Module, None, None]:
-        """The plain model with the weights; empty again afterwards."""
+        """A context: the unsharded model with the weights; it is emptied afterwards."""
         self.fill(other)
         try:
             yield self.plain

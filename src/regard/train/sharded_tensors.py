@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor gathered on every worker (a collective); any other tensor unchanged."""
+    """Return a sharded tensor gathered on every worker (a collective); any other tensor unchanged."""
     gathered: Any = tensor
     return gathered.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """This worker's shard of a tensor, sharded as `like` is; the tensor itself if `like` is not sharded."""
+    """Return this worker's shard of a tensor, sharded as `like` is; the tensor itself if `like` is not sharded."""
     divided: Any = like
     if not hasattr(like, "device_mesh"):
         return tensor
@@ -32,13 +32,13 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This worker's shard of a tensor."""
+    """Return this worker's shard of a tensor."""
     divided: Any = tensor
     return divided.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Tensors gathered one after another, on the CPU; where `keep` is false they are discarded."""
+    """Return tensors gathered one after another, on the CPU; if `keep` is false they are discarded."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         divided = hasattr(tensor, "full_tensor")

@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 Count = Annotated[int, Field(gt=0, le=10**12)]
-"""A number of updates, passes or batches: more would never end."""
+"""The limit on numbers of updates, passes or batches: larger runs would never end."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-"""What every generator of random numbers takes."""
+"""The range of seeds that every random generator accepts."""
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class TrainSettings(BaseModel):
-    """How long, how fast, how often; frozen, and an unknown name is an error.
+    """Length, learning rate, validation and checkpoints of a run. Frozen; an unknown name is an error.
 
     >>> TrainSettings(steps=200, warmup=20).model_dump(include={"steps", "warmup", "schedule"})
     {'steps': 200, 'schedule': 'inverse_sqrt', 'warmup': 20}
@@ -21,37 +21,37 @@ class TrainSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     steps: Count = 10_000
-    """Updates of the parameters, at most."""
+    """The largest number of updates."""
     epochs: Count | None = None
-    """Passes over the data, at most."""
+    """The largest number of passes over the data."""
     accumulate: Count = 1
-    """Batches to each update; their loss is averaged over all their tokens, as if they were one batch."""
+    """The number of batches in each update; their loss is averaged over all their tokens, as if they were one batch."""
     learning_rate: float = Field(default=1e-3, gt=0.0, le=1e6)
-    """The largest, reached after the warm-up."""
+    """The largest learning rate, reached after the warm-up."""
     schedule: Literal["inverse_sqrt", "cosine", "constant"] = "inverse_sqrt"
-    """How the learning rate falls after the warm-up."""
+    """How the learning rate decreases after the warm-up."""
     warmup: int = Field(default=400, ge=0, le=10**12)
-    """Updates over which the learning rate rises from 0."""
+    """The number of updates over which the learning rate rises from 0."""
     final_share: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Where the cosine ends, as a share of the largest learning rate."""
+    """The final value of the cosine schedule, as a fraction of the largest learning rate."""
     weight_decay: NonNegativeFloat = 0.01
     """Weight decay of matrices only: biases, gains of norms and embeddings have none."""
     betas: tuple[Beta, Beta] = (0.9, 0.98)
-    """Memory of AdamW's first and second moments."""
+    """Decay rates of AdamW's first and second moments."""
     epsilon: PositiveFloat = 1e-9
     """Epsilon of AdamW, added to the root of the second moment."""
     clip: PositiveFloat | None = 1.0
-    """Largest norm of the gradient; None lets it be."""
+    """The largest norm of the gradient; None: no clipping."""
     average: Literal["none", "ema", "checkpoints"] = "none"
-    """Weights to validate and keep: as trained, their moving average, or the mean of the last checkpoints."""
+    """Weights to validate and save: as trained, their moving average, or the mean of the last checkpoints."""
     ema_decay: float = Field(default=0.999, ge=0.0, lt=1.0)
-    """Decay of the moving average; it starts lower, so that early weights are soon forgotten."""
+    """Decay of the moving average; it starts lower, so that early weights decay fast."""
     average_last: int = Field(default=5, gt=0, le=10_000)
-    """How many checkpoints are averaged."""
+    """The number of checkpoints that are averaged."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the matrix products; auto is bfloat16 on CUDA and float32 elsewhere. Parameters stay float32."""
     compile: bool = False
-    """Whether the model goes through torch.compile."""
+    """Whether the model is compiled by torch.compile."""
     graphs: bool = False
     """On CUDA, whether a step is captured once for each shape of batch and replayed; batches then have few shapes."""
     shard: bool = False
@@ -59,30 +59,30 @@ class TrainSettings(BaseModel):
     pieces: bool | None = None
     """Whether each worker writes its part of a checkpoint; none: where more than 256 MiB are sharded."""
     log_every: Count = 50
-    """Updates between two lines of metrics."""
+    """The number of updates between two lines of metrics."""
     validate_every: Count = 500
-    """Updates between two validations."""
+    """The number of updates between two validations."""
     checkpoint_every: Count | None = None
-    """Updates between two checkpoints; None is as often as validation. A new best is always kept."""
+    """The number of updates between two checkpoints; None: as often as validation. A new best is always saved."""
     watch: str = "loss"
-    """The validation figure that says which weights are best."""
+    """The validation figure that determines the best weights."""
     watch_for: Literal["lowest", "highest"] = "lowest"
-    """Which way is better."""
+    """Whether a lower or a higher figure is better."""
     patience: Count | None = None
-    """Validations without a new best before training ends; None never ends it early."""
+    """The number of validations without a new best after which training ends; None never ends it early."""
     keep_last: int = Field(default=2, gt=0, le=1_000_000)
-    """Checkpoints kept besides the best."""
+    """The number of checkpoints that are stored besides the best."""
     seed: Seed = 1
     """Seed of dropout and of all other randomness in a step."""
 
     def kept(self) -> int:
-        """How many of the last checkpoints must stay, whatever wrote them."""
+        """Return the number of the last checkpoints that must stay."""
         return max(self.keep_last, 1)
 
     def scheduled(self, last: int) -> list[int]:
-        """The steps up to `last` whose checkpoints the schedule writes and the mean is of, oldest first.
+        """Return the steps up to `last` whose scheduled checkpoints are averaged, oldest first.
 
-        Those that a signal or a new best added are not among them: the mean would depend on when a signal came.
+        Checkpoints caused by a signal or a new best are excluded: the mean must not depend on when a signal came.
 
         >>> TrainSettings(average="checkpoints", average_last=3, checkpoint_every=4).scheduled(14)
         [8, 12, 14]
@@ -93,7 +93,7 @@ class TrainSettings(BaseModel):
         return sorted({last, *steps})[-self.average_last :]
 
     def better(self, value: float, best: float | None) -> bool:
-        """Whether a figure is a new best; one that is not a number never is."""
+        """Return whether a figure is a new best; NaN never is."""
         if value != value:
             return False
         return best is None or (value < best if self.watch_for == "lowest" else value > best)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 @dataclass
 class TrainingState:
-    """Counted from the first step of a run, however often it was interrupted."""
+    """Counts from the first step of a run, across interruptions."""
 
     step: int = 0
     epoch: int = 0  # complete passes over the data
     batch: int = 0  # batches used of the current epoch
     tokens: int = 0
     seconds: float = 0.0
-    # Since the last line of metrics:
+    # The following fields are since the last line of metrics.
     window_loss: float = 0.0
     window_tokens: int = 0
     window_seconds: float = 0.0
@@ -20,7 +20,7 @@ class TrainingState:
     best: float | None = None
     best_step: int | None = None
     best_figures: dict[str, float] = field(default_factory=dict)
-    waited: int = 0  # validations since the best
+    waited: int = 0  # number of validations since the best
 
     def count_update(self, loss: float, tokens: int) -> None:
         """Counts an update."""
@@ -35,7 +35,7 @@ class TrainingState:
         self.window_seconds += seconds
 
     def window(self) -> tuple[float, float]:
-        """Loss for each token, and tokens for each second, since the last line of metrics."""
+        """Return loss per token, and tokens per second, since the last line of metrics."""
         loss = self.window_loss / self.window_tokens if self.window_tokens else float("nan")
         return loss, self.window_tokens / self.window_seconds if self.window_seconds else 0.0
 

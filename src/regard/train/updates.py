@@ -13,7 +13,7 @@ from regard.train.sharded_tensors import whole
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A loss summed over a batch, and how much it was summed over (tokens, sentences …): their ratio is minimised."""
+    """A loss summed over a batch, and the number of summands (tokens, sentences …): their ratio is minimised."""
 
     total: Tensor
     count: int | Tensor
@@ -30,10 +30,10 @@ class Gradients:
     total: float
     count: float
     norm: float
-    asked: tuple[float, ...] = ()  # what else was summed over the workers
+    asked: tuple[float, ...] = ()  # further numbers that were summed over the workers
 
     def trouble(self) -> str | None:
-        """An error message if the loss or the gradient is not finite, else None."""
+        """Return an error message if the loss or the gradient is not finite, else None."""
         if not math.isfinite(self.total):
             return f"the loss is {self.total}"
         if not math.isfinite(self.norm):
@@ -44,7 +44,7 @@ class Gradients:
 def differentiated(
     loss: LossFunction, model: nn.Module, batch: Any, precision: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The total and the count of a batch, on the device; its gradients are added to those in the parameters."""
+    """Return the total and the count of a batch, on the device; its gradients are added to those in the parameters."""
     with torch.autocast(device.type, precision, enabled=precision != torch.float32):
         result = loss(model, batch)
     if result.total.ndim:
@@ -62,10 +62,10 @@ def gather(
 ) -> Gradients | None:
     """Leaves in the parameters the gradient of Σ total / Σ count over the batches; None if there were none.
 
-    `differentiate(batches)` adds each batch's gradients to those in the parameters, and gives its total and count. Sums
-    are differentiated, and divided at the end: how tokens are divided into batches, and batches into shares of several
-    workers, makes no difference. `reduce` sums total and count over the workers, and may add further numbers. The
-    numbers that the caller needs are fetched from the device together, once.
+    `differentiate(batches)` adds each batch's gradients to those in the parameters, and returns its total and count.
+    Sums are differentiated, and divided at the end: how tokens are divided into batches, and batches into shares of
+    several workers, makes no difference. `reduce` sums total and count over the workers, and may add further numbers.
+    The numbers that the caller needs are fetched from the device together, once.
     """
     sums = list(differentiate(batches))
     if not sums:

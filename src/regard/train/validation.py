@@ -26,19 +26,19 @@ class Validation:
     held_out: Iterable[Any] | None
     validate: Validate | None
     precision: torch.dtype
-    workers: Workers = ALONE  # each takes its share of the batches
+    workers: Workers = ALONE  # each worker takes its share of the batches
 
     @property
     def possible(self) -> bool:
         return self.held_out is not None or self.validate is not None
 
     def figures(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """All figures by name; `loss` is the one on held-out batches."""
+        """Return all figures by name; `loss` is the one on held-out batches."""
         found = {} if self.held_out is None else {"loss": self._held_out_loss(model, self.held_out, device)}
         if self.validate is not None:
             with self.workers.sharing():
                 found |= {name: float(value) for name, value in self.validate(model).items()}
-        return self.workers.from_first(found)  # the same to the bit: workers decide by them
+        return self.workers.from_first(found)  # bit-identical on all workers, which decide by them
 
     def _held_out_loss(self, model: nn.Module, batches: Iterable[Any], device: torch.device) -> float:
         total = count = 0.0
@@ -55,7 +55,7 @@ class Validation:
 
 @contextmanager
 def undisturbed(model: nn.Module, average: MovingAverage | None, device: torch.device) -> Generator[None, None, None]:
-    """The model in inference mode: averaged weights, eval mode, no gradients. Restored afterwards."""
+    """A context: the model with averaged weights, in eval mode, without gradients. It is restored afterwards."""
     numbers, training = RandomState.take(device), model.training
     with nullcontext() if average is None else average.in_place(model), torch.no_grad():
         model.eval()

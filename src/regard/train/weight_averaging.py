@@ -33,7 +33,7 @@ class MovingAverage:
         torch._foreach_lerp_(self._mean, [self._of(model, name).detach() for name in self._names], 1 - decay)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The average, by name."""
+        """Return the average, by name."""
         return dict(zip(self._names, self._mean, strict=True))
 
     @torch.no_grad()
@@ -46,7 +46,7 @@ class MovingAverage:
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Generator[None, None, None]:
-        """The model with the averaged weights; its own weights are restored afterwards, bit for bit."""
+        """A context: the model with the averaged weights; its own weights are restored afterwards, bit for bit."""
         own = [self._of(model, name).detach().clone() for name in self._names]
         self.put(model)
         try:
@@ -69,7 +69,7 @@ class MovingAverage:
 
 
 def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of several states of one model; what is not floating point is taken from the last.
+    """Return the mean of several states of one model; tensors that are not floating point are taken from the last.
 
     >>> mean_weights([{"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}])
     {'w': tensor([2.5000])}

@@ -14,7 +14,7 @@ from regard.train.sharded_tensors import part_of
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:
-    """For each additional name of a shared tensor, the name it is saved under.
+    """Return for each additional name of a shared tensor the name under which it is saved.
 
     >>> model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     >>> model[1].weight = model[0].weight
@@ -31,7 +31,7 @@ def shared_names(model: nn.Module) -> dict[str, str]:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state, each shared tensor under its first name only."""
+    """Return the model's state, each shared tensor under its first name only."""
     aliases = shared_names(model)
     state = model.state_dict()
     for name, value in state.items():
@@ -64,13 +64,13 @@ def _in_order(path: Path) -> None:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU with its own storage: a file has no views."""
+    """Return a contiguous copy on the CPU with its own storage: a file has no views."""
     plain = tensor.detach().cpu().contiguous()
     return plain if plain.untyped_storage().nbytes() == plain.nbytes else plain.clone()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, on the CPU, and the additional names of shared tensors."""
+    """Return the tensors of a file, on the CPU, and the additional names of shared tensors."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -115,7 +115,7 @@ def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mappin
         raise ValueError(f"the file does not fit the model: it lacks {missing[:5]} and has {extra[:5]} besides")
     parts: dict[str, Tensor] = {}
     for name, value in wanted.items():
-        stored = tensors[name]  # read now, where it comes from a file
+        stored = tensors[name]  # loaded here, if it comes from a file
         if stored.shape != value.shape:
             expected, came = tuple(value.shape), tuple(stored.shape)
             raise ValueError(f"the file does not fit the model: {name} must have shape {expected}; got {came}")

@@ -1,15 +1,17 @@
-"""Ways to compute one attention: each says why it cannot serve a call, what it costs, and serves it. Imports core.
+"""The backends: each reports why it cannot compute a call, estimates its memory, and computes it. Imports core.
 
-The backends:
-- `reference`: the specification, in plain operations;
+The files:
+
+- `reference`: the specification, in torch operations over the whole matrix;
 - `sdpa`: torch's fused kernels, called through `torch_sdpa`; `banded`: windows by the same kernels; `flash`: with the
   log-sum-exp on the CPU;
-- `flex`: FlexAttention on CUDA, and the kernel for plain windows;
+- `flex`: FlexAttention on CUDA, and the kernel for plain windows; `ranges`: the kernel for bands, lengths, segments and
+  ALiBi;
 - `short`: short sequences on CUDA;
 - `additive`: additive scores, on the CPU and on CUDA;
 - `blocked`: any mechanism in blocks; `block_grid`: how the score matrix is cut; `online_normalizers`: normalisers that
-  get a row in pieces; `sparse_rows`: sparsemax and entmax on CUDA;
+  receive a row block by block; `sparse_rows`: sparsemax and entmax on CUDA;
 - `decoding_step`: a few queries on CUDA, used by `sdpa` and `additive`;
-- `kernel_arguments`: mask and bias as tensors and numbers, for kernels that judge each pair;
-- `result`: what a backend returns.
+- `kernel_arguments`: mask and bias as tensors and numbers, for kernels that evaluate them pair by pair;
+- `result`: the record that a backend returns.
 """

@@ -2,7 +2,8 @@
 
 On the CPU the blocks of `blocked` with the score in its exponential form, compiled where there is a C compiler: any
 normaliser, mask and bias; where that would not be worth compiling, the logistic form. On CUDA Triton kernels from rows
-to output, for softmax: the exponential form in float32, a sine series on the tensor cores in half precision.
+to output, for softmax: small and middle sizes store their scores, a tanh for each pair and hidden unit; large ones take
+the exponential form in float32, a sine series on the tensor cores in half precision.
 """
 
 import math
@@ -14,45 +15,48 @@ from torch import Tensor
 
 from regard.core import recompute
 from regard.core.backends import blocked, decoding_step, reference
-from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
-from regard.core.backends.result import Result
+from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments, mask_pairs
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
+from regard.core.mask_cache import stored
+from regard.core.masks import Mask
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
 from regard.core.scores import Additive
 from regard.kernels.additive import exponential, logistic, pair_loops
+from regard.kernels.additive.small_calls import stores_scores
 from regard.kernels.availability import TRITON
 
 NAME = "additive"
-_WORTH = 2**22  # pair-features from which compiled loops serve: compiling them takes a second, once on a machine
-_MANY = 2**24  # pair-features from which, without a compiler, the exponential form is faster than the logistic one
-_SOME = 2**17  # pair-features from which the logistic form is faster than tanh
+_WORTH = 2**22  # from this number of pair-features on, compile the loops (takes a second, once per machine)
+_MANY = 2**24  # without a compiler, the exponential form is faster than the logistic one from here on
+_SOME = 2**17  # from this number of pair-features on, the logistic form is faster than tanh
 
 
 @dataclass(frozen=True, eq=False)
 class Exponential(Additive):
-    """w · tanh(q + k) by exponentials of rows, with gradients of its own."""
+    """w · tanh(q + k), computed from exponentials of single rows, with its own backward pass."""
 
-    build: bool = False  # compile its loops
+    build: bool = False  # whether to compile the loops in C
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return exponential.scores(query, key, self.weight.to(query.dtype), self.build)
 
     def floats(self, size: int) -> float:
-        return 1.0  # the hidden layer is never in memory, only one matrix the size of the scores
+        return 1.0  # the hidden layer is never stored, only one matrix of the size of the scores
 
 
 @dataclass(frozen=True, eq=False)
 class Logistic(Additive):
-    """w · tanh(q + k) by the logistic function."""
+    """w · tanh(q + k), computed with the logistic function."""
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return logistic.scores(query, key, self.weight.to(query.dtype))
 
 
 def refuses(problem: Problem) -> str | None:
-    """Why it does not compute this, if it does not."""
+    """Return the reason why this backend cannot compute the problem, or None."""
     if problem.device.type == "cuda":
         return _kernels_refuse(problem)
     assert isinstance(problem.score, Additive)
@@ -62,7 +66,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def _kernels_refuse(problem: Problem) -> str | None:
-    """Why the Triton kernels do not compute this, if they do not."""
+    """Return the reason why the Triton kernels cannot compute the problem, or None."""
     if not TRITON:
         return "Triton is not installed"
     if not problem.normalize.is_softmax:
@@ -80,7 +84,7 @@ def _kernels_refuse(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Where the plain form is as fast."""
+    """Return a reason where the reference implementation is as fast, or None."""
     least = _SOME if problem.dtype == torch.float32 and not torch.compiler.is_compiling() else _MANY
     if problem.device.type != "cpu" or _features(problem) >= least:
         return None
@@ -88,28 +92,36 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """On the CPU a block of scores, however many features (the logistic form: all of few); on CUDA rows' features."""
+    """On the CPU a block of scores, however many features (the logistic form: all of few); on CUDA rows' features.
+
+    Small calls on CUDA store their scores instead.
+    """
     if problem.device.type == "cpu":
         if _logistic_serves(problem):
             return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
         return blocked.working_bytes(_exponential(problem))
+    assert isinstance(problem.score, Additive)
+    *lead, heads, queries, keys = problem.shape
+    size = problem.query.shape[-1]
+    if stores_scores((math.prod(lead), heads, queries, size), (1, 1, keys), problem.score.activation, "auto"):
+        return math.prod(problem.shape) * 4
     columns = 32 if problem.query.dtype in HALF else 2  # of each hidden unit: sines and cosines of 16 harmonics
     return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
 
 
 def kernel(problem: Problem) -> str:
-    """A form of `regard.kernels.additive` on the CPU, a kernel of `regard.kernels.triton` on CUDA."""
+    """Return the name of the form that runs on the CPU, or of the Triton kernel on CUDA."""
     if problem.device.type == "cuda":
         return "triton decode" if _is_step(problem) else "triton additive"
     score = quicker(problem).score
-    if isinstance(score, Exponential):  # numbers too large for exponentials are computed by tanh
+    if isinstance(score, Exponential):  # inputs too large for exponentials are computed with tanh
         built = score.build and exponential.worth_building(problem.dtype, *problem.shape[-2:])
         return "exponential (compiled)" if built else "exponential"
     return "logistic" if isinstance(score, Logistic) else "tanh"
 
 
 def attend(problem: Problem) -> Result:
-    """Attention by the logistic or the exponential form, or by the kernels."""
+    """Compute attention by the logistic or the exponential form, or by the Triton kernels."""
     if problem.device.type == "cuda":
         return _by_kernels(problem)
     plain = _logistic_serves(problem) and blocked.not_worth_it(problem)
@@ -122,7 +134,7 @@ def attend(problem: Problem) -> Result:
 
 
 def quicker(problem: Problem) -> Problem:
-    """The problem on the CPU with its score in the logistic or in the exponential form."""
+    """Return the problem on the CPU with its score in the logistic or in the exponential form."""
     if not _logistic_serves(problem):
         return _exponential(problem)
     assert isinstance(problem.score, Additive)
@@ -132,19 +144,19 @@ def quicker(problem: Problem) -> Problem:
 
 
 def _features(problem: Problem) -> int:
-    """Pairs times hidden units."""
+    """Return the number of pairs times the number of hidden units."""
     return math.prod(problem.shape) * problem.query.shape[-1]
 
 
 def _builds(problem: Problem) -> bool:
-    """Do compiled loops serve? Decided by the call alone, so that a run that goes on computes the same numbers."""
+    """Return whether to use the compiled loops. Only shapes decide, so that a resumed run computes the same numbers."""
     if torch.compiler.is_compiling() or _SOME <= _features(problem) < _WORTH:
         return False
     return exponential.worth_building(problem.dtype, *problem.shape[-2:]) and pair_loops.available()
 
 
 def _logistic_serves(problem: Problem) -> bool:
-    """Is this too little for the exponential form, and enough to gain by the logistic one? It reads the data."""
+    """Return whether the logistic form is the fastest. This inspects the values of the tensors."""
     if torch.compiler.is_compiling() or problem.dtype != torch.float32 or not _SOME <= _features(problem) < _MANY:
         return False
     return not _builds(problem)
@@ -155,33 +167,50 @@ def _exponential(problem: Problem) -> Problem:
     return replace(problem, score=Exponential(problem.score.weight, build=_builds(problem)))
 
 
-def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tensor | None:
-    """A plain call without building a problem, where `attend` would take the same kernels; None elsewhere.
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that runs the kernel alone for all calls with the signature of this one.
 
-    The tensors are on CUDA, and nothing is masked.
+    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
-    weight, shape = score.weight, query.shape
-    if (
-        not query.dim() == key.dim() == value.dim() == 4
-        or shape[:2] != key.shape[:2]
-        or key.shape[:3] != value.shape[:3]
-    ):
+    if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0 or _is_step(problem):
         return None
-    if shape[3] != key.shape[3] or weight.shape not in (shape[3:], (shape[1], shape[3])):
+    query, key, value = problem.query, problem.key, problem.value
+    if query.ndim != 4 or value.shape[-1] == 0 or not query.dtype == key.dtype == value.dtype:
         return None
-    if 0 in shape or 0 in key.shape or value.shape[3] == 0 or shape[2] <= decoding_step.MOST:
+    assert isinstance(problem.score, Additive)
+    weight = problem.score.weight
+    if (weight.ndim == 2 and len(weight) != query.shape[1]) or weight.dtype == torch.float64:
         return None
-    if not query.dtype == key.dtype == value.dtype or query.dtype not in (*HALF, torch.float32):
-        return None
-    if not query.device == key.device == value.device == weight.device:
-        return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not TRITON:
-        return None
+    if stores_scores(query.shape, key.shape, problem.score.activation, "auto"):
+        return _direct_stored(problem.shape)
+    return None if problem.masked or problem.group > 1 else _direct_large
+
+
+def _direct_stored(shape: tuple[int, ...]) -> Direct:
+    """Return the function for calls that store their scores; what a mask becomes is stored with the mask."""
+    from regard.kernels.triton.additive.operator import stored_attention  # imported here, because it imports Triton
+    from regard.kernels.triton.additive.pairs import EVERY
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, *_: object) -> Tensor | None:
+        device, weight, pairs = query.device, score.weight, EVERY
+        if device.index != torch.cuda.current_device() or weight.stride(-1) != 1:
+            return None
+        if mask is not None:
+            if not isinstance(mask, Mask):
+                return None
+            pairs = stored(mask, device, ("additive", shape), lambda: mask_pairs(mask, shape, device))
+        return stored_attention(query, key, value, weight, pairs)
+
+    return attended
+
+
+def _direct_large(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_: object) -> Tensor | None:
+    """Return the output of a call without a mask."""
+    from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
+
     if query.device.index != torch.cuda.current_device():
         return None
-    from regard.kernels.additive.fused import additive_attention  # imports Triton: only where it is used
-
-    return additive_attention(query, key, value, weight, activation=score.activation)[0]
+    return additive_attention(query, key, value, score.weight, activation=score.activation)[0]
 
 
 def _is_step(problem: Problem) -> bool:
@@ -189,7 +218,7 @@ def _is_step(problem: Problem) -> bool:
 
 
 def _by_kernels(problem: Problem) -> Result:
-    from regard.kernels.additive.fused import additive_attention  # imports Triton: only where it is used
+    from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
 
     assert isinstance(problem.score, Additive)
     lead, weight = problem.query.shape[:-3], problem.score.weight

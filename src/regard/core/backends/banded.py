@@ -1,8 +1,8 @@
-"""A band of the score matrix at the cost of the band: O(n · width) time and memory, in training too.
+"""Attention within a window in O(n · width) time and memory, in training too: only the band is computed.
 
-Queries are cut into blocks of a fixed size. The keys a block can see are a stretch of fixed length, so the stretches of
-all blocks are one overlapping view of the padded keys, and the whole band is a single call of a fused kernel with the
-blocks where the heads used to be.
+Queries are cut into blocks of a fixed size. The keys that a block may attend form a range of fixed length, so the
+ranges of all blocks are one overlapping view of the padded keys, and the whole band is a single call of a fused kernel
+with blocks on the axis of the heads.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from regard.core.clauses import Clauses
 
 Kernel = Callable[..., Tensor]
 
-_ROWS = 128  # of a block: fewer waste less on masked pairs, more keep the kernel busy (docs/experiments.md)
+_ROWS = 128  # rows of a block: fewer waste less on masked pairs, more keep the kernel busy (docs/experiments.md)
 
 
 def worth_it(found: Clauses | None, queries: int, keys: int) -> bool:
-    """Is the mask a band, perhaps with lengths and segments, so narrow that its stretches are far from all keys?"""
+    """Return whether the mask is a band (with lengths and segments, perhaps) that is narrow enough for this path."""
     if found is None or found.low is None or found.high is None or len(found.dense) > 0:
         return False
     return not found.by_head and queries > _ROWS and 2 * _stretch(found) <= keys
 
 
 def working_bytes(found: Clauses, *, queries: int, keys: int, row_bytes: int) -> int:
-    """The mask of the stretches, as bool and as numbers, and the padded copies of keys and values."""
+    """Return the bytes of the blocks' masks, as bool and as numbers, and of the padded copies of keys and values."""
     return 5 * queries * _stretch(found) + 2 * keys * row_bytes
 
 
@@ -39,7 +39,7 @@ def attend(
     lead: torch.Size,
     kernel: Kernel,
 ) -> Float[Tensor, "b h q d"]:
-    """Attention within the band, by a kernel (query, key, value, mask=) -> output over (batch, heads, …).
+    """Compute attention within the band by a kernel (query, key, value, mask=) -> output over (batch, heads, …).
 
     `lead` are the axes that were flattened into the batch: the tensors of the clauses still have them.
     """
@@ -47,7 +47,7 @@ def attend(
     blocks = -(-queries // _ROWS)
     group = heads // key.shape[1]
     rows = F.pad(query, (0, 0, 0, blocks * _ROWS - queries)).unflatten(2, (blocks, _ROWS))
-    # Heads that share keys become further rows of the same block: (b, g, blocks, group · rows, d).
+    # Query heads that share a key head become further rows of the same block: (b, g, blocks, group · rows, d).
     rows = rows.unflatten(1, (-1, group)).transpose(2, 3).flatten(3, 4)
     keys, values = (_stretches(tensor, found, blocks) for tensor in (key, value))
     band = _band(found, queries, key.shape[2], blocks, query.device)
@@ -64,26 +64,26 @@ def attend(
 
 
 def _stretch(found: Clauses) -> int:
-    """How many keys the rows of a block can see between them."""
+    """Return the number of keys that the rows of one block may attend."""
     assert found.low is not None
     assert found.high is not None
     return _ROWS + max(0, found.high - found.low)
 
 
 def _stretches(tensor: Tensor, found: Clauses, blocks: int) -> Tensor:
-    """(b, g, k, d) to (b, g, blocks, stretch, d): what each block sees, as a view of one padded copy."""
+    """Return the keys of each block, (b, g, k, d) → (b, g, blocks, range, d), as a view of one padded copy."""
     return _padded(tensor, found, blocks).unfold(2, _stretch(found), _ROWS).mT
 
 
 def _padded(tensor: Tensor, found: Clauses, blocks: int) -> Tensor:
-    """Keys (…, k, d) moved so that block r's stretch starts at r · rows; padding may be negative, which crops."""
+    """Return keys (…, k, d) padded so that block r's range starts at r · rows; negative padding crops."""
     low = found.low or 0
     length = (blocks - 1) * _ROWS + _stretch(found)
     return F.pad(tensor, (0, 0, -low, length + low - tensor.shape[-2]))
 
 
 def _band(found: Clauses, queries: int, keys: int, blocks: int, device: torch.device) -> Bool[Tensor, "blocks rows c"]:
-    """May row t of a block attend place c of its stretch? Place c is key r · rows + low + c."""
+    """Return whether row t of a block may attend column c of its range, which is key r · rows + low + c."""
     place, row = torch.arange(_stretch(found), device=device), torch.arange(_ROWS, device=device)
     inside = (place >= row[:, None]) & (place <= row[:, None] + (found.high or 0) - (found.low or 0))
     key = torch.arange(blocks, device=device)[:, None, None] * _ROWS + (found.low or 0) + place
@@ -91,7 +91,7 @@ def _band(found: Clauses, queries: int, keys: int, blocks: int, device: torch.de
 
 
 def _narrowed(band: Tensor, found: Clauses, part: slice, lead: torch.Size, blocks: int) -> Tensor:
-    """The band of one item of the batch (or of all), within its length and its segments."""
+    """Return the band's mask for one item of the batch (or for all), within its length and its segments."""
     if found.lengths is not None:
         lengths = found.lengths.expand(*lead, 1).reshape(-1)[part]
         key = torch.arange(blocks, device=band.device)[:, None] * _ROWS + (found.low or 0)

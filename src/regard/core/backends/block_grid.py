@@ -1,4 +1,4 @@
-"""The score matrix cut into blocks: how large, which to skip, which need no mask."""
+"""The score matrix in blocks: the size of a block, and which blocks to skip or to compute without a mask."""
 
 import math
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from regard.core.transforms import mapped
 
 
 class Grid(NamedTuple):
-    """Row and column blocks, and for each pair of them whether anything and whether everything may attend."""
+    """Row and column blocks, and for each pair of blocks whether any key and whether every key may be attended."""
 
     rows: list[Stretch]
     columns: list[Stretch]
@@ -32,7 +32,7 @@ def grid(problem: Problem, row_size: int, column_size: int) -> Grid:
 def survey(
     mask: Mask, rows: list[Stretch], columns: list[Stretch], device: torch.device
 ) -> tuple[list[list[bool]], list[list[bool]]]:
-    """For each pair of blocks, over all leading axes: may anything attend, may everything."""
+    """Return for each pair of blocks, over all leading axes, whether any and whether every pair may attend."""
     if out_of_sight(mask, device):
         return [[True] * len(columns) for _ in rows], [[False] * len(columns) for _ in rows]
     device = torch.device("cpu") if device.type == "meta" else device
@@ -45,7 +45,7 @@ def survey(
 
 
 def out_of_sight(mask: Mask, device: torch.device) -> bool:
-    """Has the mask tensors that cannot be read: without data, or mapped over?"""
+    """Return whether the mask holds tensors whose values are unavailable: fake tensors, or under vmap."""
     return len(mask.tensors()) > 0 and (device.type == "meta" or mapped())
 
 
@@ -54,7 +54,7 @@ def _edges(blocks: list[Stretch], device: torch.device) -> torch.Tensor:
 
 
 def square(problem: Problem, budget: int) -> int:
-    """The side of a square block whose scores, with what the score makes on the way, fit the budget in bytes."""
+    """Return the side of a square block whose scores and intermediate tensors fit the budget in bytes."""
     slices = max(1, math.prod(problem.shape[:-2]))
     floats = 3 + problem.score.floats(problem.query.shape[-1])
     side = math.isqrt(int(budget / (slices * floats * problem.dtype.itemsize)))

@@ -1,7 +1,8 @@
-"""Any score, any normaliser, any mask, in blocks of queries and keys: memory O(n · block), in training too.
+"""Attention in blocks of queries and keys, for any score, normaliser and mask: memory O(n · block), in training too.
 
-Forward keeps the output and a number or two for each row; backward computes each block's scores again, so even a
-score with a hidden layer for each pair (additive, an MLP) never has more than one block of it in memory.
+The forward pass stores the output and one or two numbers for each row; the backward pass recomputes the scores of each
+block, so even a score with a hidden layer for each pair (additive, an MLP) never holds more than one block of that
+layer in memory.
 """
 
 import math
@@ -27,6 +28,7 @@ from regard.core.backends.result import Result
 from regard.core.backward_checks import Unchanged, once_only
 from regard.core.biases import DenseBias
 from regard.core.custom import Custom, Swapped, leaves
+from regard.core.kernel_scores import by_kernel
 from regard.core.nonfinite import cleaned
 from regard.core.normalizers import gumbel_like
 from regard.core.problem import Problem
@@ -34,25 +36,25 @@ from regard.core.requests import LogSumExp
 from regard.core.spans import take
 
 NAME = "blocked"
-_BUDGET = 24 * 2**20  # bytes of one block with what its score makes on the way
-_CUDA_ROWS = 48 * 2**20  # bytes of whole rows on a GPU, which has many threads to feed and does not wait between them
-_CUDA_COLUMNS = 8192  # keys in one block there
+_BUDGET = 24 * 2**20  # bytes of one block of scores with its intermediate tensors
+_CUDA_ROWS = 48 * 2**20  # bytes of whole rows on a GPU, which needs larger blocks to be busy
+_CUDA_COLUMNS = 8192  # keys in one block on a GPU
 
 
 def refuses(problem: Problem) -> str | None:
-    """A normaliser without a blockwise form; a score that would differ when it is computed again."""
+    """Return the reason why this backend cannot compute the problem, or None."""
     if stream(problem.normalize, problem.sample) is None:
         return f"no blockwise form of {type(problem.normalize).__name__}"
     return problem.score.unfit if isinstance(problem.score, Custom) else None
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Where the plain form fits memory easily, loops only cost time."""
+    """Return a reason where the whole matrix fits memory easily, because loops over blocks are then slower; or None."""
     return "small: the plain form is the fastest" if reference.working_bytes(problem) <= reference.SMALL else None
 
 
 def working_bytes(problem: Problem) -> int:
-    """One block, however long the sequences; whole rows of it for sparsemax and entmax."""
+    """Return the working memory: one block, whatever the length; whole rows for sparsemax and entmax."""
     if sparse_rows.serves(problem):
         return sparse_rows.working_bytes(problem)
     rows, columns = _sizes(problem)
@@ -62,21 +64,23 @@ def working_bytes(problem: Problem) -> int:
 
 
 def kernel(problem: Problem) -> str:
-    """`regard.kernels.triton.entmax` by whole rows, or plain operations of torch on blocks."""
+    """Return the name of the code that runs: the Triton kernels of entmax on whole rows, or torch operations on
+    blocks."""
     return "triton entmax" if sparse_rows.serves(problem) else "blocks"
 
 
 def attend(problem: Problem) -> Result:
-    """Attention block by block, in loops that depend on the data: a compiled caller steps out of its graph here."""
+    """Compute attention block by block. The loops depend on the data, so a compiled caller breaks its graph here."""
     if torch.compiler.is_compiling():
-        from regard.core import graph_breaks  # imports the compiler: a second, so only here
+        from regard.core import graph_breaks  # imported here, because it imports torch's compiler, which takes a second
 
         return graph_breaks.blocks(problem)
     return run(problem)
 
 
 def run(problem: Problem) -> Result:
-    """`attend` outside of a compiler."""
+    """Compute attention block by block, outside of torch.compile."""
+    problem = by_kernel(problem)
     problem, marks = cleaned(problem) if problem.masked else (problem, None)
     if marks is None and _two_pass(problem) and sparse_rows.serves(problem):
         return sparse_rows.attend(problem)
@@ -84,7 +88,7 @@ def run(problem: Problem) -> Result:
     learned = tuple(t for t in problem.learned if t is not bias)
     asked = isinstance(problem.request, LogSumExp)
     rule = SoftmaxStream(logsumexp=True) if asked else stream(problem.normalize, problem.sample)
-    assert rule is not None  # refuses() has said so
+    assert rule is not None  # checked by refuses()
     originals = learned if bias is None else (*learned, bias)
     job = Job(problem, rule, grid(problem, *_sizes(problem)), seed(problem), originals)
     output, log_prob, chosen = _Blocked.apply(job, problem.query, problem.key, problem.value, bias, *learned)
@@ -103,10 +107,10 @@ class Job:
     rule: Stream
     grid: Grid
     seed: int
-    originals: tuple[Tensor, ...]  # what is learned, as the score and the bias hold it; a dense bias last
+    originals: tuple[Tensor, ...]  # learned tensors of the score and the bias; a dense bias is last
 
     def scores(self, query: Tensor, key: Tensor, r: int, c: int) -> tuple[Tensor, Tensor | None]:
-        """The raw scores of a block and what may be attended in it (None: everything)."""
+        """Return the raw scores of a block and its mask (None: every pair may attend)."""
         rows, columns = self.grid.rows[r], self.grid.columns[c]
         raw = self.problem.scores(query, self.problem.repeat(key), rows, columns)
         if self.grid.every[r][c] and not (self.problem.bias is not None and self.problem.bias.may_mask):
@@ -114,7 +118,7 @@ class Job:
         return raw, self.problem.allowed(rows, columns)
 
     def block(self, raw: Tensor, allowed: Tensor | None, value: Tensor, r: int, c: int) -> Block:
-        """The block as the rule sees it; its random numbers are the same whenever it is made."""
+        """Return the block as its normaliser takes it; its random numbers are the same each time it is computed."""
         problem, columns = self.problem, self.grid.columns[c]
         scores = raw if allowed is None else torch.where(allowed, raw, -math.inf)
         values = problem.repeat(take(value, -2, columns).to(problem.dtype))
@@ -144,7 +148,7 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
         once_only(NAME)
-        # As in the forward pass: scores rounded by autocast would not fit the sums that were kept.
+        # Autocast is set as in the forward pass: scores rounded otherwise would not match the stored sums.
         device = ctx.job.problem.device.type
         with torch.autocast(device, enabled=False) if device in ("cpu", "cuda") else nullcontext():
             return _Blocked._back(ctx, *upstream)
@@ -165,7 +169,7 @@ class _Blocked(torch.autograd.Function):
 def _forward(
     job: Job, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, ...]]:
-    """All blocks of a job: output, log-probabilities, choices, and what is kept for the backward pass."""
+    """Compute all blocks: return output, log-probabilities, choices, and what is stored for the backward pass."""
     dtype = job.problem.dtype
     finished = []
     for r, rows in enumerate(job.grid.rows):
@@ -180,26 +184,27 @@ def _forward(
 
 
 def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of softmax over a part of the keys, in the plain dtype and without a graph."""
+    """Return output and log-sum-exp of softmax over a part of the keys, in at least float32 and without a graph."""
     with torch.no_grad():
         problem, marks = cleaned(problem)
         output, total, _, _ = _forward(_part_job(problem), problem.query, problem.key, problem.value)
-        assert total is not None  # the rule of the job gives it
+        assert total is not None  # the normaliser of this job returns a log-sum-exp
         return output if marks is None else output + marks, total
 
 
 def part_backward(
     problem: Problem, output: Tensor, total: Tensor, doutput: Tensor, dtotal: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Gradients of query, key, value and what is learned by a part of the keys, in the plain dtype.
+    """Return the gradients of query, key, value and learned tensors for a part of the keys, in at least float32.
 
-    `output` and `total` are those over all keys, the gradients arrive at them: the parts' gradients sum to the whole.
+    `output`, `total` and their gradients are those over all keys, so the gradients of the parts sum to the whole.
     """
     with torch.no_grad():
         problem, _ = cleaned(problem)
         sums = _Sums(_part_job(problem), problem.query, problem.key, problem.value, None, list(problem.learned))
         total = total.unsqueeze(-1)
-        kept = (total, (total != -math.inf).to(total.dtype), output)  # exp(s − total) is the weight: divided by 1
+        # exp(s − total) is the weight already, so the divisor is 1.
+        kept = (total, (total != -math.inf).to(total.dtype), output)
         sums.add_all(Upstream(doutput.to(problem.dtype), dtotal), kept)
         return sums.query, sums.key, sums.value, *sums.learned
 
@@ -209,19 +214,20 @@ def _part_job(problem: Problem) -> Job:
 
 
 class _Sums:
-    """Gradients being summed up block by block."""
+    """The gradients, summed block by block."""
 
     def __init__(
         self, job: Job, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, learned: list[Tensor]
     ) -> None:
         dtype = job.problem.dtype
         self.inputs = (query, key, value)
-        # Half precision would lose the sum over many blocks; a score of the caller's own is given what it holds.
+        # Sums over many blocks are in float32, because half precision would lose digits; a score of the caller's own
+        # gets its own dtype.
         custom = isinstance(job.problem.score, Custom)
         wide = [t if custom else t.to(torch.promote_types(t.dtype, dtype)) for t in learned]
         self.parameters = tuple(tensor.detach().requires_grad_() for tensor in wide)
-        # Leaves in place of what is learned, so that each gets the gradient of its own part, even where one is made
-        # from another. The dense bias is a constant here: its gradient is that of the scores themselves.
+        # Detached leaves replace the learned tensors, so that each gets the gradient of its own part, even where one is
+        # computed from another. The dense bias is a constant here: its gradient is that of the scores.
         leaf = (*self.parameters, *((bias.detach(),) if bias is not None else ()))
         self.leaves = {id(original): other for original, other in zip(job.originals, leaf, strict=True)}
         swap = self._swapped
@@ -232,7 +238,7 @@ class _Sums:
         self.learned = [torch.zeros_like(t, dtype=torch.promote_types(t.dtype, dtype)) for t in learned]
 
     def add_all(self, upstream: Upstream, kept: tuple[Tensor, ...]) -> None:
-        """The gradients of every block; `kept` is what the rule stored for each row."""
+        """Add the gradients of every block; `kept` is what the normaliser stored for each row."""
         for r, rows in enumerate(self.job.grid.rows):
             log_prob = None if upstream.log_prob is None else take(upstream.log_prob, -1, rows)
             arriving = Upstream(take(upstream.output, -2, rows), log_prob)
@@ -241,12 +247,12 @@ class _Sums:
                     self.add(r, c, arriving, tuple(take(tensor, -2, rows) for tensor in kept))
 
     def add(self, r: int, c: int, upstream: Upstream, kept: tuple[Tensor, ...]) -> None:
-        """Score a block again, and add what its gradient gives to each input."""
+        """Recompute the scores of a block, and add its gradients to those of each input."""
         problem = self.job.problem
         rows, columns = self.job.grid.rows[r], self.job.grid.columns[c]
         query = take(self.inputs[0], -2, rows).detach().to(problem.dtype).requires_grad_()
         key = take(self.inputs[1], -2, columns).detach().to(problem.dtype).requires_grad_()
-        custom = isinstance(problem.score, Custom)  # its tensors can only be exchanged inside torch functions
+        custom = isinstance(problem.score, Custom)  # its captured tensors can only be replaced by a torch function mode
         with torch.enable_grad(), Swapped(self._swapped) if custom else nullcontext():
             raw, allowed = self.job.scores(query, key, r, c)
         self._refuse_strangers(raw, query, key)
@@ -271,7 +277,8 @@ class _Sums:
         return self.leaves.get(id(tensor), tensor)
 
     def _refuse_strangers(self, raw: Tensor, query: Tensor, key: Tensor) -> None:
-        """Raise for parameters that the probe did not find (of a scripted module, or used by this block alone)."""
+        """Raise if the score uses learned tensors that its trial call did not find (scripted modules, other
+        branches)."""
         custom = isinstance(self.job.problem.score, Custom) and raw.numel() > 0
         if custom and leaves(raw, (query, key, *self.parameters)):
             raise RuntimeError(
@@ -281,7 +288,7 @@ class _Sums:
 
 
 def _joined(finished: list[Finished]) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, ...]]:
-    """Blocks of rows put together: output, log-probabilities, choices, and what is kept for the backward pass."""
+    """Concatenate blocks of rows: output, log-probabilities, choices, and what is stored for the backward pass."""
     outputs, kept, log_probs, chosen = zip(*finished, strict=True)
     return (
         torch.cat(outputs, -2),
@@ -292,7 +299,7 @@ def _joined(finished: list[Finished]) -> tuple[Tensor, Tensor | None, Tensor | N
 
 
 def summed_groups(tensor: Tensor, group: int) -> Tensor:
-    """Gradients of repeated heads summed for the head they share."""
+    """Sum the gradients of repeated heads for the head that they share."""
     return tensor if group == 1 else tensor.unflatten(-3, (-1, group)).sum(-3)
 
 
@@ -301,20 +308,23 @@ def _two_pass(problem: Problem) -> bool:
 
 
 def _sizes(problem: Problem) -> tuple[int, int]:
-    """Rows and columns of a block. Sparsemax and entmax hold whole rows, so they take fewer at a time."""
+    """Return the number of rows and columns of a block.
+
+    Sparsemax and entmax need whole rows, so their blocks have fewer.
+    """
     side = square(problem, _BUDGET)
     if not _two_pass(problem):
         return side, side
     row_bytes = max(1, math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize)
     if problem.device.type == "cuda":
         row_bytes *= max(1, round(problem.score.floats(problem.query.shape[-1])))
-        columns = problem.shape[-1] * _CUDA_ROWS // row_bytes  # of one row: not all of it where that is too much
+        columns = problem.shape[-1] * _CUDA_ROWS // row_bytes  # part of one row, where a whole row exceeds the budget
         return max(1, _CUDA_ROWS // row_bytes), max(side, min(_CUDA_COLUMNS, columns))
     return max(1, min(side, _BUDGET // row_bytes)), side
 
 
 def seed(problem: Problem) -> int:
-    """The seed of the call's random numbers, drawn from the generator given or torch's own."""
+    """Return the seed of the call's random numbers, sampled from the given generator or torch's own."""
     if not problem.sample and problem.dropout == 0.0:
         return 0
     device = problem.generator.device if problem.generator is not None else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Decoding steps on CUDA: which calls they are, and their kernel, of one launch or two."""
+"""Decoding steps on CUDA: the condition for a call to be one, and the call of their kernel."""
 
 import functools
 
@@ -10,11 +10,12 @@ from regard.core.problem import HALF, Problem
 from regard.core.transforms import transformed
 from regard.kernels.availability import TRITON
 
-MOST = 8  # queries: up to so many, splitting the keys over programs is faster than splitting the queries
+# The largest number of queries for which splitting the keys over programs is faster than splitting the queries.
+MOST = 8
 
 
 def serves(problem: Problem) -> bool:
-    """Is this a step: a few queries without gradient, a whole memory or a padded one?"""
+    """Return whether the call is a decoding step: a few queries, no gradient, and no mask but padding."""
     if problem.device.type != "cuda" or not 0 < problem.shape[-2] <= MOST or problem.shape[-1] == 0 or transformed():
         return False
     if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not TRITON:
@@ -23,17 +24,17 @@ def serves(problem: Problem) -> bool:
     if found is None or found.banded or found.by_head or len(found.segments) > 0:
         return False
     if any(tensor.shape[-2] > 1 or tensor.shape[-3] > 1 for tensor in found.dense):
-        return False  # keys may be masked, but for all heads and queries alike
+        return False  # the kernel only takes masks that are equal for all heads and queries
     return problem.query.dtype in (*HALF, torch.float32) and problem.value.shape[-1] <= 1024
 
 
 def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, scale: float) -> Tensor:
-    """The step's output: additive scores with a weight, else scale · ⟨query, key⟩."""
-    from regard.kernels.triton.decode_attention import decode  # imports Triton: only where it is used
+    """Return the output of the step: additive scores if a weight is given, else scale · ⟨query, key⟩."""
+    from regard.kernels.triton.decode_attention import decode  # imported here, because it imports Triton
 
     found = clauses(problem.mask, *problem.shape[-2:])
     lead = problem.query.shape[:-3]
-    assert found is not None  # serves() has said so
+    assert found is not None  # checked by serves()
     lengths = None if found.lengths is None else found.lengths.expand(*lead, 1).reshape(-1)
     mask = None
     if found.dense:

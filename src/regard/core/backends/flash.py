@@ -1,4 +1,4 @@
-"""Dot products over a part of the keys by torch's flash kernel for the CPU, which gives the log-sum-exp too.
+"""Dot-product attention over a part of the keys by torch's CPU flash kernel, which also returns the log-sum-exp.
 
 The gradient of a part needs nothing but the output and the log-sum-exp over all keys: given those instead of the
 part's own, the kernel's backward pass computes exp(s − total), the weights among all keys (Liu et al. 2023).
@@ -26,7 +26,7 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def serves(problem: Problem) -> bool:
-    """Is it a plain dot product on the CPU, whose numbers need no cleaning?"""
+    """Return whether the problem is dot-product attention on the CPU with finite inputs."""
     if problem.device.type != "cpu" or problem.empty or problem.value.shape[-1] == 0:
         return False
     plain = type(problem.score) is Dot or (type(problem.score) is ScaledDot and problem.score.softcap is None)
@@ -36,7 +36,7 @@ def serves(problem: Problem) -> bool:
 
 
 def attend(problem: Problem) -> Result:
-    """Output and log-sum-exp, both differentiable."""
+    """Return output and log-sum-exp, both differentiable."""
     output, total = _Flash.apply(problem, problem.query, problem.key, problem.value)
     return Result(output, total)
 
@@ -45,7 +45,7 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         output, total = part_forward(problem)
-        ctx.set_materialize_grads(False)  # None where an output is not used
+        ctx.set_materialize_grads(False)  # gradients of unused outputs are None
         ctx.problem, ctx.unchanged = problem, Unchanged(problem)
         ctx.save_for_backward(output, total)
         return output.to(query.dtype), total
@@ -65,7 +65,7 @@ class _Flash(torch.autograd.Function):
 
 
 class _Tile(NamedTuple):
-    """Rows, the columns they see, and the mask that the kernel gets."""
+    """A range of rows, the columns that they may attend, and the mask that the kernel gets."""
 
     rows: Stretch
     columns: Stretch
@@ -74,7 +74,7 @@ class _Tile(NamedTuple):
 
 
 def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp over a part of the keys, in the plain dtype and without a graph."""
+    """Return output and log-sum-exp over a part of the keys, in at least float32 and without a graph."""
     with torch.no_grad():
         query, key, value = _four_axes(problem)
         outputs: list[Tensor] = []
@@ -84,7 +84,7 @@ def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
                 take(query, -2, tile.rows), take(key, -2, tile.columns), take(value, -2, tile.columns),
                 0.0, tile.causal, attn_mask=_numbers(tile, query), scale=_scale(problem),
             )  # fmt: skip
-            if tile.mask is not None:  # for a row with nothing to attend the kernel gives 0
+            if tile.mask is not None:  # for a row with nothing to attend the kernel returns a log-sum-exp of 0
                 total = torch.where(tile.mask.any(-1), total, -math.inf)
             outputs.append(output)
             totals.append(total)
@@ -95,11 +95,11 @@ def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value by a part of the keys; `output` and `total` are those over all keys."""
+    """Return gradients of query, key and value for a part of the keys; `output` and `total` are those over all keys."""
     with torch.no_grad():
         query, key, value = _four_axes(problem)
         output, doutput = (_padded(_flat(t.to(query.dtype)), query.shape[-1]) for t in (output, doutput))
-        total = torch.where(total == -math.inf, 0, total)  # of a row whose scores are all −inf
+        total = torch.where(total == -math.inf, 0, total)  # rows whose scores are all −inf
         total = total.reshape(query.shape[0], *total.shape[-2:])
         grads = tuple(torch.zeros(t.shape, dtype=problem.dtype) for t in (query, key, value))
         for tile in _tiles(problem):
@@ -137,7 +137,7 @@ def _padded(tensor: Tensor, size: int) -> Tensor:
 
 
 def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """(batch, heads, length, size), the keys' heads repeated, and equal sizes: columns of zeros change nothing."""
+    """Return (batch, heads, length, size) with repeated key heads and equal sizes; zero columns change nothing."""
     size = max(problem.query.shape[-1], problem.value.shape[-1])
     query, key, value = (
         _padded(_flat(t), size) for t in (problem.query, problem.repeat(problem.key), problem.repeat(problem.value))
@@ -146,7 +146,7 @@ def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _tiles(problem: Problem) -> Iterator[_Tile]:
-    """The whole where the kernel knows the mask, else blocks of queries with the span of keys each can see."""
+    """Yield one tile if the kernel supports the mask, else blocks of queries with the range of keys each may attend."""
     queries, keys = problem.shape[-2:]
     found = clauses(problem.mask, queries, keys)
     by_band = found is not None and found.lengths is None and not found.segments and not found.dense
@@ -161,7 +161,7 @@ def _tiles(problem: Problem) -> Iterator[_Tile]:
 
 
 def _numbers(tile: _Tile, like: Tensor) -> Tensor | None:
-    """The mask as numbers to add, which the kernel wants in the queries' dtype."""
+    """Return the mask as numbers to add, in the queries' dtype as the kernel requires."""
     if tile.mask is None:
         return None
     return torch.zeros(tile.mask.shape, dtype=like.dtype).masked_fill_(~tile.mask, -math.inf)

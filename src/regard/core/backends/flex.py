@@ -1,9 +1,10 @@
 """FlexAttention on CUDA: windows, segments, ALiBi, softcaps and relative biases inside one compiled kernel.
 
-Plain windows in half precision have a kernel of their own.
+In half precision two kernels of our own come first: one for plain windows, and `ranges` for bands, lengths, segments
+and ALiBi together.
 
-The mask is handed over twice: as a rule for single pairs, and as a list of blocks worth visiting, which comes from
-`Mask.coarse`, so that no n × n tensor is ever made.
+FlexAttention gets a mask twice: as a rule for single pairs, and as a list of blocks that are not fully masked, from
+`Mask.coarse`, so that no n × n tensor is allocated; both are computed once for a mask object.
 """
 
 import contextlib
@@ -15,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.backends import sdpa
-from regard.core.backends.result import Result
+from regard.core.backends import ranges, sdpa
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi, DenseBias, Relative, Rule
 from regard.core.clauses import Clauses, clauses
+from regard.core.mask_cache import stored
 from regard.core.masks import Band, Blocks, Coarse
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
@@ -27,15 +29,15 @@ from regard.kernels.availability import TRITON
 
 NAME = "flex"
 _BLOCK = 128
-_NARROW = 2048  # keys in a window up to which its own kernel takes it
-_PROGRAMS = 65_535  # on the second axis of a launch
-# A bias that is read for each pair is fetched ahead by whole tiles, in float32: three at a time do not fit beside keys.
+_NARROW = 2048  # widest window, in keys, that our window kernel takes
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
+# A bias that is loaded for each pair is prefetched in float32 tiles; three pipeline stages exceed shared memory.
 _READING: Any = {"num_stages": 2}
-_WORTH = 1024  # queries and keys below which its set-up costs more than it saves
+_WORTH = 1024  # number of queries and keys below which its set-up costs more than it saves
 
 
 def refuses(problem: Problem) -> str | None:
-    """Why FlexAttention does not serve this, if it does not."""
+    """Return the reason why FlexAttention cannot compute the problem, or None."""
     if _softcap(problem) is None and (reason := problem.score.why_no_product()):
         return reason
     if problem.dropout > 0.0:
@@ -53,11 +55,13 @@ def refuses(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Why another backend would be at least as fast, or None."""
+    """Return why another backend would be at least as fast, or None."""
     queries, keys = problem.shape[-2:]
+    found = clauses(problem.mask, queries, keys)
+    if ranges.serves(problem, found):
+        return None
     if min(queries, keys) < _WORTH:
         return f"under {_WORTH} queries or keys its set-up costs more than it saves"
-    found = clauses(problem.mask, queries, keys)
     sparse = found is not None and (found.low is not None or len(found.segments) > 0)
     if problem.query.dtype not in HALF and not sparse:
         if isinstance(problem.bias, (DenseBias, Relative)):
@@ -73,19 +77,28 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """The lists of blocks."""
+    """Return the bytes of the lists of blocks; our own kernels need at most the bounds of segments."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is not None and (_narrow(problem, found) or ranges.serves(problem, found)):
+        return ranges.working_bytes(problem, found)
     queries, keys = (-(-n // _BLOCK) for n in problem.shape[-2:])
     return 16 * math.prod(problem.shape[:-3]) * queries * keys
 
 
 def kernel(problem: Problem) -> str:
-    """`regard.kernels.triton.window_attention` for plain windows, else torch's FlexAttention."""
+    """`window_attention` or `range_attention` of `regard.kernels.triton`, else torch's FlexAttention."""
     found = clauses(problem.mask, *problem.shape[-2:])
-    return "triton window" if found is not None and _narrow(problem, found) else "flex attention"
+    if found is not None and _narrow(problem, found):
+        return "triton window"
+    return ranges.KERNEL if ranges.serves(problem, found) else "flex attention"
 
 
 def attend(problem: Problem, *, compiled: bool = True) -> Result:
-    """Attention by FlexAttention; uncompiled it is the same function in plain operations, on any device."""
+    """Compute attention by FlexAttention; without compilation it is the same function in torch operations."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    assert found is not None  # checked by refuses()
+    if compiled and ranges.serves(problem, found) and not _narrow(problem, found):
+        return ranges.attend(problem, found)
     problem = zero_masked_keys(problem)
     query, key, scale = problem.query, problem.key, 1.0
     softcap = _softcap(problem)
@@ -97,12 +110,11 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
     lead, value = problem.query.shape[:-3], problem.value
     if len(lead) != 1:
         query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
-    found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # refuses() has said so
     if compiled and query.shape[-1] == problem.query.shape[-1] and _narrow(problem, found):
         return Result(_led(_by_window(query, key, value, found, scale), lead))
 
-    from torch.nn.attention.flex_attention import flex_attention  # imports the compiler: seconds, so only here
+    # Imported here, because it imports torch's compiler, which takes seconds.
+    from torch.nn.attention.flex_attention import flex_attention
 
     kernel = _compiled() if compiled and not torch.compiler.is_compiling() else flex_attention
     rules = {"score_mod": _score_rule(problem, softcap, lead), "block_mask": _block_mask(problem, found, lead)}
@@ -117,7 +129,7 @@ def _led(output: Tensor, lead: torch.Size) -> Tensor:
 
 
 def _narrow(problem: Problem, found: Clauses) -> bool:
-    """A plain window in half precision: a kernel of our own starts in a fraction of FlexAttention's time."""
+    """Return whether the call is a window in half precision, for which our own kernel starts faster."""
     if found.low is None or found.high is None or found.lengths is not None or found.segments or found.dense:
         return False
     plain = problem.bias is None and _softcap(problem) is None and problem.query.dtype in HALF
@@ -128,48 +140,53 @@ def _narrow(problem: Problem, found: Clauses) -> bool:
 
 
 def _near(heads: int, *tensors: Tensor) -> bool:
-    """Do the heads of a batch row lie within 2³¹ numbers, as the kernel counts them?"""
-    farthest = max(t.shape[-2] for t in tensors) * max(t.shape[-1] for t in tensors)  # of a copy without gaps
+    """Return whether the kernel's 32-bit offsets reach every head of a batch row."""
+    # Numbers in one head of a contiguous copy.
+    farthest = max(t.shape[-2] for t in tensors) * max(t.shape[-1] for t in tensors)
     return heads * max(farthest, *(t.stride(-3) for t in tensors)) < 2**31
 
 
-def directly(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float | None) -> Tensor | None:
-    """A plain window without building a problem, where `attend` would take the same kernel; None elsewhere.
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that runs the kernel alone for all calls with the signature of this one.
 
-    The tensors are on CUDA, of one dtype and one shape (b, h, n, d).
+    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
-    batch, heads, length, size = query.shape
-    if query.dtype not in HALF or not low <= 0 <= high <= low + _NARROW or length < _WORTH:
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or problem.query.ndim != 4 or not isinstance(problem.score, ScaledDot):
         return None
-    if low <= 1 - length or high >= length - 1:  # a bound that excludes nothing: no window
+    if not _narrow(problem, found):
+        return ranges.direct(problem, problem.score) if ranges.serves(problem, found) else None
+    low, high, square = found.low, found.high, problem.query.shape == problem.key.shape
+    if low is None or high is None or not (square and low <= 0 <= high):
         return None
-    if size < 16 or size > 128 or size & (size - 1) or batch * heads > _PROGRAMS or not _near(heads, query, key, value):
-        return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not TRITON:
-        return None
-    if query.device.index != torch.cuda.current_device():
-        return None
-    from regard.kernels.triton.window_attention import window_attention  # imports Triton: only where it is used
+    from regard.kernels.triton.window_attention import window_attention  # imported here, because it imports Triton
 
-    return window_attention(query, key, value, low, high, size**-0.5 if scale is None else scale)
+    scale = problem.score.factor(problem.query.shape[-1])
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor | None:
+        if query.device.index != torch.cuda.current_device():
+            return None
+        return window_attention(query, key, value, low, high, scale)
+
+    return attended
 
 
 def _by_window(query: Tensor, key: Tensor, value: Tensor, found: Clauses, scale: float) -> Tensor:
-    from regard.kernels.triton.window_attention import window_attention  # imports Triton: only where it is used
+    from regard.kernels.triton.window_attention import window_attention  # imported here, because it imports Triton
 
     assert found.low is not None
     assert found.high is not None
     return window_attention(query, key, value, found.low, found.high, scale)
 
 
-_served: set[Any] = set()  # calls whose kernel is compiled
+_served: set[Any] = set()  # call signatures whose kernel is already compiled
 _MANY = 4096
 
 
 def _many_kernels(problem: Problem, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Any:
-    """Shapes and windows each have a kernel of their own; after a few, torch would go on without compiling at all.
+    """Raise the limit on recompilations: each shape and window compiles its own kernel, and torch gives up after a few.
 
-    Lifting its limit costs as much as a short kernel, so a call that differs in nothing from an earlier one does not.
+    Raising the limit costs as much as a short kernel, so it is skipped for a call signature seen before.
     """
     if torch.compiler.is_compiling():
         return contextlib.nullcontext()
@@ -197,13 +214,13 @@ def _softcap(problem: Problem) -> float | None:
 
 
 def _flat(tensor: Tensor, lead: torch.Size, shape: tuple[int, ...]) -> Tensor:
-    """A tensor that broadcasts to (*lead, *shape) as (batch, *shape), a view where it can be."""
+    """Return a tensor that broadcasts to (*lead, *shape) as (batch, *shape), as a view if possible."""
     tensor = tensor.expand(*lead, *shape)
     return tensor.reshape(-1, *shape)
 
 
 def _score_rule(problem: Problem, softcap: float | None, lead: torch.Size) -> Callable[..., Tensor] | None:
-    """softcap, then bias, for one pair."""
+    """Apply softcap and bias to the score of one pair."""
     bias = problem.bias
     if bias is None and softcap is None:
         return None
@@ -214,7 +231,7 @@ def _score_rule(problem: Problem, softcap: float | None, lead: torch.Size) -> Ca
 
     if bias is None:
         return lambda score, b, h, i, j: capped(score)
-    offset = torch.tensor(getattr(bias, "offset", 0), device=device)
+    offset = torch.full((), getattr(bias, "offset", 0), device=device)
     heads = problem.shape[-3]
     if isinstance(bias, Alibi):
         slopes = bias.slopes.to(problem.dtype).expand(heads)
@@ -228,22 +245,29 @@ def _score_rule(problem: Problem, softcap: float | None, lead: torch.Size) -> Ca
 
 
 def _block_mask(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
-    """The mask as FlexAttention takes it, or None where there is none."""
+    """Return the mask as FlexAttention takes it, or None without a mask."""
     if problem.mask is None or found == Clauses():
         return None
     queries, keys = problem.shape[-2:]
     if found.lengths is None and len(found.segments) == 0 and len(found.dense) == 0:
-        made = _band_mask.__wrapped__ if torch.compiler.is_compiling() else _band_mask  # caches are not for compilers
+        # The compiler cannot trace through the cache.
+        made = _band_mask.__wrapped__ if torch.compiler.is_compiling() else _band_mask
         return made(found.low, found.high, queries, keys, problem.device)
+    return stored(problem.mask, problem.device, ("flex", lead, problem.shape[-3:]), lambda: _made(problem, found, lead))
+
+
+def _made(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
+    assert problem.mask is not None
+    queries, keys = problem.shape[-2:]
     coarse = problem.mask.coarse(Blocks(_edges(queries, problem.device), _edges(keys, problem.device)))
     return _listed_mask(coarse, lead, _pair_rule(problem, found, lead), queries, keys)
 
 
 @functools.lru_cache(maxsize=64)
 def _band_mask(low: int | None, high: int | None, queries: int, keys: int, device: torch.device) -> Any:
-    """A causal mask or a window: every layer and step asks for the same one, so it is made once."""
+    """Return the block mask of a band, cached because every layer and step uses the same one."""
     coarse = Band(low, high).coarse(Blocks(_edges(queries, device), _edges(keys, device)))
-    # Plain numbers, compiled into the kernel: as tensors they would be loaded for every pair, at twice the time.
+    # Python numbers are compiled into the kernel; tensors would be loaded for every pair, which doubles the time.
     first, last = -queries if low is None else low, keys if high is None else high
 
     def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -253,7 +277,7 @@ def _band_mask(low: int | None, high: int | None, queries: int, keys: int, devic
 
 
 def _listed_mask(coarse: Coarse, lead: torch.Size, rule: Callable[..., Tensor], queries: int, keys: int) -> Any:
-    """Blocks to visit with the rule, and blocks to take whole; one list for all heads where they agree."""
+    """Return the partly and the fully visible blocks; one list for all heads where they agree."""
     from torch.nn.attention.flex_attention import BlockMask
 
     shape = (-(-queries // _BLOCK), -(-keys // _BLOCK))
@@ -269,16 +293,16 @@ def _edges(length: int, device: torch.device) -> Tensor:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row are meant, and which, those first."""
+    """Return for each row the number of selected blocks, and the indices of blocks with the selected ones first."""
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
 def _pair_rule(problem: Problem, found: Clauses, lead: torch.Size) -> Callable[..., Tensor]:
-    """May query i attend key j? Numbers are tensors, so that another window does not compile another kernel."""
+    """Return the mask function of one pair. Bounds are tensors, so that another window does not recompile."""
     device, (heads, queries, keys) = problem.device, problem.shape[-3:]
-    low, high = (
-        torch.tensor(x if x is not None else d, device=device) for x, d in ((found.low, -queries), (found.high, keys))
-    )
+    # Filled on the device: a number copied there would be waited for.
+    bounds = ((found.low, -queries), (found.high, keys))
+    low, high = (torch.full((), d if x is None else x, device=device) for x, d in bounds)
     lengths = _flat(found.lengths, lead, (heads,)) if found.lengths is not None else None
     segments = [
         (_flat(query_ids, lead, (heads, queries)), _flat(key_ids, lead, (heads, keys)))

@@ -1,4 +1,4 @@
-"""Mask and bias of a call as tensors and numbers, for Triton kernels that judge each pair themselves."""
+"""Mask and bias of a call as tensors and numbers, for Triton kernels that evaluate them pair by pair."""
 
 import functools
 from typing import Any
@@ -7,14 +7,40 @@ import torch
 from torch import Tensor
 
 from regard.core.biases import DenseBias, Relative, Rule
-from regard.core.clauses import clauses
+from regard.core.clauses import Clauses, clauses
+from regard.core.masks import Mask
 from regard.core.problem import Problem
 
 
 def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
-    """The mask as the kernels take it."""
+    """Return the mask as the kernels take it."""
     found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # refused before
+    assert found is not None  # the caller has checked this
+    return _clause_arguments(found, lead)
+
+
+def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
+    """Return the mask of a call of four axes that was checked before, as the additive kernels take it."""
+    from regard.kernels.triton.additive.operator import kernel_pairs  # imported here, because it imports Triton
+
+    found = clauses(mask.on(device).aligned(shape), *shape[-2:])
+    assert found is not None  # the caller has checked this
+    given: dict[str, Any] = dict.fromkeys(("mask", "lengths", "query_ids", "key_ids"))
+    given |= _clause_arguments(found, torch.Size(shape[:1]))
+    return kernel_pairs(shape, *given.pop("band"), **narrowed(given, shape[-1]), bias=None, table=None)
+
+
+def narrowed(given: dict[str, Any], keys: int) -> dict[str, Any]:
+    """Return the arguments with lengths of 32 bits, and ids of one dtype without gaps."""
+    if given["lengths"] is not None:
+        given["lengths"] = given["lengths"].long().clamp_max(keys).int().contiguous()
+    if given["query_ids"] is not None:  # both ids need one dtype, of any width
+        wide = torch.promote_types(given["query_ids"].dtype, given["key_ids"].dtype)
+        given |= {name: given[name].to(wide).contiguous() for name in ("query_ids", "key_ids")}
+    return given
+
+
+def _clause_arguments(found: Clauses, lead: torch.Size) -> dict[str, Any]:
     pairs: dict[str, Any] = {"band": (found.low, found.high)}
     if found.lengths is not None:
         pairs["lengths"] = found.lengths.expand(*lead, 1).reshape(-1)
@@ -27,14 +53,14 @@ def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
 
 
 def bias_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
-    """The bias as the kernels take it."""
+    """Return the bias as the kernels take it."""
     heads, bias = problem.shape[-3], problem.bias
     if isinstance(bias, DenseBias):
         return {"bias": _four_axes(bias.tensor, lead)}
     if bias is None or (isinstance(bias, Relative) and bias.offset == 0):
         return {} if bias is None else {"relative": bias.table.expand(heads, -1)}
-    assert isinstance(bias, Rule)  # refused before
-    # A rule as a table of all distances j - i that matter: as long as the sequences, not as large as their pairs.
+    assert isinstance(bias, Rule)  # the caller has checked this
+    # A bias rule becomes a table over all distances j - i that occur: its size is linear in the length.
     reach = bias.reach if isinstance(bias, Relative) else max(problem.shape[-2:])
     far = reach + abs(bias.offset)
     table = bias.values(range(1), range(-far, far + 1), torch.float32).squeeze(-2)
@@ -42,7 +68,7 @@ def bias_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
 
 
 def _four_axes(tensor: Tensor, lead: torch.Size) -> Tensor:
-    """(batch, heads, queries, keys), with ones where the tensor broadcasts."""
+    """Return the tensor as (batch, heads, queries, keys), with 1 on axes that broadcast."""
     if len(lead) < 2:
         return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
     return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])

@@ -1,7 +1,7 @@
-"""Normalisers that see a row of scores in pieces, and give its gradient from a number or two kept for each row.
+"""Normalisers that receive a row of scores block by block, and compute its gradient from one or two stored numbers.
 
 A stream is a frozen record of four functions: `begin` rows, `add` their blocks, `finish` them (output, and what to
-keep), and `gradient` of any block in the backward pass.
+store), and `gradient` of any block in the backward pass.
 
 With weights w = f(s), output o = Σ w v and dw = do · v, the gradient of a softmax-like row is
 ds = slope ∘ (dw − mean), where mean = Σ slope · dw / Σ slope = do · (Σ slope v / Σ slope): a row of size e is
@@ -30,20 +30,20 @@ from regard.kernels import entmax_rows
 
 
 class Block(NamedTuple):
-    """Scores (−inf where nothing may attend) against some keys, with their values."""
+    """A block of scores (−inf where masked), with the values of its keys."""
 
     scores: Tensor
     values: Tensor
     first: int  # the position of the block's first key
-    kept: Tensor | None = None  # dropout's mask, already scaled
-    noise: Tensor | None = None  # Gumbel noise where a key is drawn
+    kept: Tensor | None = None  # dropout's mask, already scaled by 1 / (1 − p)
+    noise: Tensor | None = None  # Gumbel noise, where a key is sampled
 
     def drop(self, weights: Tensor) -> Tensor:
         return weights if self.kept is None else weights * self.kept
 
 
 class Finished(NamedTuple):
-    """The output of some rows, what the backward pass needs of them, (…, q, ?), and hard choices.
+    """The output of some rows, what is stored for their backward pass, (…, q, ?), and hard choices.
 
     `log_prob` is the log-probability of hard choices; of a softmax it is the log-sum-exp, where that is requested.
     """
@@ -55,13 +55,13 @@ class Finished(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """Gradients that arrive at some rows: of the output, and of the log-probabilities."""
+    """The incoming gradients of some rows: of the output, and of the log-probabilities."""
 
     output: Tensor
     log_prob: Tensor | None
 
     def weights(self, block: Block, dtype: torch.dtype | None = None) -> Tensor:
-        """dw = do · v, through dropout; in the dtype of both, or in another."""
+        """Return dw = do · v, through dropout; in the dtype of both, or in another."""
         output, values = self.output, block.values
         if dtype is not None:
             output, values = output.to(dtype), values.to(dtype)
@@ -69,17 +69,17 @@ class Upstream(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """Gradient of a block's scores, and the weights that hand the output's gradient on to the values."""
+    """The gradient of a block's scores, and the weights that multiply the output's gradient for the values."""
 
     scores: Tensor
     weights: Tensor
 
 
 class Stream:
-    """Rows whose keys arrive block by block."""
+    """The interface of a normaliser whose keys arrive block by block."""
 
     def begin(self, rows: Tensor, size: int) -> Any:
-        """The state of rows (…, q) that have seen nothing."""
+        """Return the initial state of rows (…, q), before any block."""
         raise NotImplementedError
 
     def add(self, state: Any, block: Block) -> Any:
@@ -93,7 +93,7 @@ class Stream:
 
 
 class Running(NamedTuple):
-    """An online softmax: the best score so far, the sum of exp below it, the output so far."""
+    """The state of an online softmax: the largest score so far, the sum of exp(s − largest), the output so far."""
 
     best: Tensor
     total: Tensor
@@ -102,7 +102,7 @@ class Running(NamedTuple):
 
 @dataclass(frozen=True)
 class SoftmaxStream(Stream):
-    """Online softmax (Milakov & Gimelshein 2018); with `logsumexp`, that of each row is an output too."""
+    """Online softmax (Milakov & Gimelshein 2018); with `logsumexp`, the log-sum-exp of each row is an output too."""
 
     logsumexp: bool = False
 
@@ -119,7 +119,7 @@ class SoftmaxStream(Stream):
 
     def finish(self, state: Running) -> Finished:
         output = state.output / torch.where(state.total == 0, 1, state.total)
-        # Best and total, not their log-sum-exp: of large scores it would keep too few digits for the weights.
+        # Largest score and sum are stored apart: their log-sum-exp would have too few digits for large scores.
         total = (state.best + state.total.log()).squeeze(-1) if self.logsumexp else None
         return Finished(output, (state.best, state.total, output), total)
 
@@ -127,20 +127,20 @@ class SoftmaxStream(Stream):
         best, total, output = kept
         weights = softmax_from(block.scores, best, total)
         mean = (upstream.output * output).sum(-1, keepdim=True)
-        if upstream.log_prob is not None:  # the log-sum-exp's derivative by a score is the weight itself
+        if upstream.log_prob is not None:  # the derivative of the log-sum-exp by a score is the weight
             mean = mean - torch.where(best == -math.inf, 0, upstream.log_prob.unsqueeze(-1))
         return Gradient(weights * (upstream.weights(block) - mean), block.drop(weights))
 
 
 def softmax_from(scores: Tensor, best: Tensor, total: Tensor) -> Tensor:
-    """exp(s − best) / total; an empty row (best = −inf, total = 0) gives zeros."""
+    """Return exp(s − best) / total; an empty row (best = −inf, total = 0) gives zeros."""
     weights = torch.exp(scores - torch.where(best == -math.inf, 0, best))
     return weights.div_(torch.where(total == 0, 1, total))
 
 
 @dataclass(frozen=True)
 class SigmoidStream(Stream):
-    """Each weight depends on its own score: a plain sum."""
+    """The sigmoid normaliser, blockwise: each weight depends on its own score, so the output is a sum over blocks."""
 
     bias: float
 
@@ -159,7 +159,7 @@ class SigmoidStream(Stream):
 
 
 class Collected(NamedTuple):
-    """Blocks of whole rows, kept until the last has come, and zeros in the shape of the output."""
+    """Score blocks of whole rows, stored until the last has arrived, and zeros in the shape of the output."""
 
     blocks: tuple[Block, ...]
     output: Tensor
@@ -167,7 +167,10 @@ class Collected(NamedTuple):
 
 @dataclass(frozen=True)
 class EntmaxStream(Stream):
-    """Two passes: the rows' scores are collected for their exact threshold, then weighed. Memory O(block · keys)."""
+    """Sparsemax and entmax in two passes: collect whole rows for the exact threshold, then weigh.
+
+    Memory O(block · keys).
+    """
 
     alpha: float
 
@@ -202,31 +205,31 @@ class EntmaxStream(Stream):
 
     def _threshold(self, scores: Tensor) -> Tensor:
         if self._by_kernel(scores):
-            from regard.kernels.triton import entmax  # imports Triton: only where it is used
+            from regard.kernels.triton import entmax  # imported here, because it imports Triton
 
             return entmax.entmax_threshold(scores, self.alpha)
         return entmax_threshold(scores, self.alpha)
 
     def _by_kernel(self, scores: Tensor) -> bool:
-        """One launch instead of a dozen, and no sorting."""
+        """Return the threshold from one Triton launch, which needs no sorting."""
         return scores.is_cuda and scores.dtype == torch.float32 and entmax_rows.climbs(self.alpha, scores.shape[-1])
 
 
 class Candidate(NamedTuple):
-    """The best key so far: its noisy score, its score, position, dropout scale and value; and online softmaxes."""
+    """The best key so far (noisy score, score, position, dropout scale, value) and two online softmaxes."""
 
     noisy: Tensor
     score: Tensor
     index: Tensor
     scale: Tensor
     value: Tensor
-    plain: Running  # of the distribution drawn from: gives log_prob
-    relaxed: Running  # of the distribution whose gradient is taken
+    plain: Running  # of the distribution that is sampled, for log_prob
+    relaxed: Running  # of the distribution whose gradient is computed
 
 
 @dataclass(frozen=True)
 class HardStream(Stream):
-    """One pass: Gumbel-max keeps a running best, so sampling needs no second pass over the keys."""
+    """Hard attention in one pass: Gumbel-max only needs the running maximum, so sampling takes no second pass."""
 
     hard: Hard
     sample: bool
@@ -240,7 +243,7 @@ class HardStream(Stream):
         scores = block.scores * self.hard.sharpness
         noisy = scores if block.noise is None else scores + block.noise
         best, index = noisy.max(-1, keepdim=True)
-        better = best > state.noisy  # strictly: the first of equals stays
+        better = best > state.noisy  # strictly greater: the first of equal scores wins
         scale = torch.ones_like(best) if block.kept is None else block.kept.gather(-1, index)
         values = block.values.expand(*scores.shape[:-2], *block.values.shape[-2:])
         value = values.gather(-2, index.expand(*index.shape[:-1], values.shape[-1]))
@@ -255,7 +258,8 @@ class HardStream(Stream):
         )
 
     def _logits(self, scores: Tensor, noise: Tensor | None) -> Tensor:
-        """What the estimator takes the softmax of; `scores` are already sharpened."""
+        """Return the scores whose softmax the gradient estimator uses; `scores` are already divided by the
+        temperature."""
         if self.hard.estimator != "gumbel":
             return scores
         return (scores if noise is None else scores + noise) / self.hard.temperature
@@ -283,7 +287,7 @@ class HardStream(Stream):
 
 
 def stream(normalize: Normalizer, sample: bool) -> Stream | None:
-    """The blockwise form of a normaliser, or None."""
+    """Return the blockwise form of a normaliser, or None."""
     match normalize:
         case Softmax() | Entmax(alpha=1.0):
             return SoftmaxStream()
@@ -291,6 +295,6 @@ def stream(normalize: Normalizer, sample: bool) -> Stream | None:
             return SigmoidStream(bias)
         case Entmax() | Sparsemax():
             return EntmaxStream(normalize.alpha)
-        case Hard() if not (sample and normalize.mixes):  # the expected value needs every weight
+        case Hard() if not (sample and normalize.mixes):  # a mixture with the expected value needs every weight
             return HardStream(normalize, sample)
     return None

@@ -1,7 +1,7 @@
 """The specification: score, normalise, weighted sum, each in one line over the whole matrix.
 
-Any score, normaliser, mask and bias; any float dtype (half precision computes in float32); differentiable twice.
-Every other backend is compared with this one.
+It supports any score, normaliser, mask, bias and float dtype (half precision computes in float32) and is twice
+differentiable. Every other backend is compared with this one.
 """
 
 import torch
@@ -15,33 +15,33 @@ from regard.core.requests import Entropy, LogSumExp
 from regard.core.spans import all_of
 
 NAME = "reference"
-SMALL = 32 * 2**20  # bytes of working memory up to which the plain form is the fastest
+SMALL = 32 * 2**20  # bytes of working memory up to which this backend is the fastest
 
 
 def refuses(problem: Problem) -> str | None:
-    """Nothing: the reference serves every problem."""
+    """Return None: the reference computes every problem."""
     return None
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Never: it is the last resort."""
+    """Return None: this backend is the last choice."""
     return None
 
 
 def working_bytes(problem: Problem) -> int:
-    """Scores, weights and what the score makes on the way, for every pair at once."""
+    """Return the bytes of scores, weights and intermediate tensors of all pairs at once."""
     pairs = torch.Size(problem.shape).numel()
     floats = 3 + problem.score.floats(problem.query.shape[-1])
     return int(pairs * floats * problem.dtype.itemsize)
 
 
 def kernel(problem: Problem) -> str:
-    """Plain operations of torch."""
+    """Return the name of the code that runs: torch operations."""
     return NAME
 
 
 def attend(problem: Problem) -> Result:
-    """softmax(score(Q, K) + bias) V, as written."""
+    """Compute softmax(score(Q, K) + bias) V as written."""
     problem, marks = cleaned(problem)
     query, key, value = (t.to(problem.dtype) for t in (problem.query, problem.key, problem.value))
     rows, columns = all_of(problem.shape[-2]), all_of(problem.shape[-1])
@@ -71,7 +71,7 @@ def attend(problem: Problem) -> Result:
 
 
 def _drop(weights: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """Dropout on the weights: kept ones grow by 1 / (1 − p) so that the expected sum stays."""
+    """Apply dropout to the weights: those not dropped are scaled by 1 / (1 − p), which preserves the expected sum."""
     if problem.dropout == 0.0:
         return weights
     if problem.dropout == 1.0:

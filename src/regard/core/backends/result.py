@@ -1,17 +1,21 @@
-"""What a backend gives back."""
+"""The record that a backend returns."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from regard.core.requests import Top
 
+# Takes query, key, value, score, mask and bias of a call; returns its output, or None if the kernel refuses the data.
+Direct = Callable[[Tensor, Tensor, Tensor, Any, Any, Any], Tensor | None]
+
 
 class Result(NamedTuple):
-    """Output and, where they apply, the weights asked, the log-probability and index of hard choices."""
+    """The output and, where they apply, requested weights, and the log-probability and index of hard choices."""
 
     output: Tensor
     weights: Tensor | Top | None = None
     log_prob: Tensor | None = None
     chosen: Tensor | None = None
-    lse: Tensor | None = None  # log-sum-exp of each row of scores, (…, h, q), where the backend has it
+    lse: Tensor | None = None  # log-sum-exp of each row of scores, (…, h, q), if the backend computes it

@@ -1,76 +1,100 @@
-"""Dot products through torch's fused kernels, `F.scaled_dot_product_attention`; masks in the form it computes fastest.
+"""Dot-product attention by `F.scaled_dot_product_attention`, with each mask in the form that its kernels run fastest.
 
 Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
-`is_causal`, a mask of keys alone one row, a window a band at the cost of its width; any other is made for a block of
-queries at a time, over the span of keys that block can see (on a GPU blocks are large: 2²⁶ entries of the mask).
+`is_causal`, a mask that is equal for all queries becomes one row, a window is computed as a band (`banded`); any other
+mask is built for a block of queries at a time, over the range of keys that the block may attend (on a GPU blocks are
+large: 2²⁶ entries of the mask). On the CPU padding and documents are cut into sequences, one call without a mask for
+each (`sequences`).
 """
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import summaries
-from regard.core.backends import banded, decoding_step, reference, torch_sdpa
+from regard.core.backends import banded, decoding_step, reference, sequences, torch_sdpa
 from regard.core.backends.block_grid import survey
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
-from regard.core.nonfinite import all_finite, needs_cleaning, zero_masked_keys
+from regard.core.mask_cache import stored
+from regard.core.masks import Dense, Mask
+from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
-from regard.core.requests import LogSumExp
-from regard.core.scores import Bilinear, ScaledDot
+from regard.core.requests import LogSumExp, Rows
+from regard.core.scores import Bilinear, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
 
 NAME = "sdpa"
-FEW = 16  # keys: with fewer, torch's kernels on the CPU return 0 for a query of NaN
-_MASK_NUMBERS = 2**22  # entries of a mask made at a time
-_CUDA_NUMBERS = 2**26  # the same on a GPU, which has many threads to feed and whose memory is quick
-_COLUMNS = 128  # keys in one step of the search for the span that is visible
+FEW = 16  # with fewer keys than this, torch's CPU kernels return 0 for a query of NaN
+_MASK_NUMBERS = 2**22  # entries of a mask built at a time
+_CUDA_NUMBERS = 2**26  # the same on a GPU, which needs larger blocks to be busy
+_STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
+_COLUMNS = 128  # number of keys in one step of the search for visible keys
 
 
 def refuses(problem: Problem) -> str | None:
-    """Why torch's kernels do not compute this, if they do not."""
+    """Return the reason why torch's kernels cannot compute the problem, or None."""
     if problem.dropout > 0.0 and problem.generator is not None:
         return "its dropout takes no generator"
-    if problem.device.type == "cpu" and not torch.compiler.is_compiling():
-        masked = problem.mask is not None or problem.bias is not None
-        if (masked or problem.shape[-1] < FEW) and mapped():
-            return (
-                "in vmap the data cannot be checked for NaN or Inf, which its kernels would carry past a mask or lose"
-            )
-        if needs_cleaning(problem):
-            return "NaN or Inf in query, key or value, or numbers near it: its kernels would carry them past the mask"
-        if problem.shape[-1] < FEW and not all_finite(problem):
-            return "NaN or Inf in query, key or value: its kernels lose them among few keys"
+    if _inspected(problem) and mapped():
+        return "in vmap the data cannot be checked for NaN or Inf, which its kernels would carry past a mask or lose"
     return None
 
 
+def refuses_data(problem: Problem) -> str | None:
+    """Why torch's kernels do not compute these numbers, if they do not."""
+    if not _inspected(problem):
+        return None
+    if problem.masked:
+        wrong = "NaN or Inf in query, key or value, or numbers near it: its kernels would carry them past the mask"
+        return wrong if needs_cleaning(problem) else None
+    if not all_finite(problem):
+        return "NaN or Inf in query, key or value: its kernels lose them among few keys"
+    return None
+
+
+def _inspected(problem: Problem) -> bool:
+    """Must the numbers be inspected, and can they be?"""
+    if problem.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return problem.masked or problem.key.shape[-2] < FEW
+
+
 def not_worth_it(problem: Problem) -> str | None:
-    """Where torch would form the whole matrix itself, or a product would have to fit float16 on the way."""
+    """Return a reason where torch would form the whole matrix, or an intermediate product could overflow float16; or
+    None."""
     if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
         return "query times weight can overflow float16"
+    asked = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
+    if asked and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
+        return "small, and weights are requested: the plain form computes them with the output"
     if plain(problem) and working_bytes(problem) > _affordable(problem.device):
         return "torch would form the whole matrix for dropout or a learned bias"
     return None
 
 
 def _affordable(device: torch.device) -> int:
-    """How large a matrix may be before another backend is taken. On a GPU the others are fifty times slower."""
+    """Return the largest matrix that torch may form.
+
+    On a GPU the limit is high: other backends are fifty times slower.
+    """
     if device.type != "cuda":
         return reference.SMALL
     return 2**31 if torch.compiler.is_compiling() else torch.cuda.get_device_properties(device).total_memory // 16
 
 
 def working_bytes(problem: Problem) -> int:
-    """A mask for a block of queries at most, unless torch falls back to its plain path."""
+    """Return the working memory: the mask of a block of queries, unless torch falls back to its math path."""
     if plain(problem):
         return 2 * math.prod(problem.shape) * problem.query.element_size()
     found = clauses(problem.mask, *problem.shape[-2:])
-    if problem.bias is None and _needs_no_block(found):
+    if (problem.bias is None and _needs_no_block(found)) or _sequences(problem, found) is not None:
         return 0
     if problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:]):
         key_bytes = math.prod(problem.key.shape) // problem.shape[-1] * problem.key.element_size()
@@ -82,19 +106,19 @@ def working_bytes(problem: Problem) -> int:
 
 
 def has_rules(problem: Problem) -> bool:
-    """Are there rules for CUDA's kernels in vmap? In half precision, without a tensor for mask or bias."""
+    """Return whether torch can vmap the CUDA kernel: in half precision, without a tensor as mask or bias."""
     if problem.bias is not None or problem.query.dtype not in HALF:
         return False
     return problem.mask is None or _is_causal_alone(clauses(problem.mask, *problem.shape[-2:]))
 
 
 def plain(problem: Problem) -> bool:
-    """Will torch form the whole matrix? For a bias that is learned it does, on the CPU for dropout too."""
+    """Return whether torch will form the whole matrix, as for a learned bias, and on the CPU for dropout."""
     return problem.bias_learned or (problem.dropout > 0.0 and problem.device.type == "cpu")
 
 
 def kernel(problem: Problem) -> str:
-    """The kernel that torch picks: flash, efficient, cudnn or math; a decoding step on CUDA has one of its own."""
+    """Return the name of the kernel: torch's flash, efficient, cudnn or math, or our kernel for decoding steps."""
     found = clauses(problem.mask, *problem.shape[-2:])
     if _is_step(problem, found):
         return "triton decode"
@@ -116,7 +140,7 @@ def kernel(problem: Problem) -> str:
 
 
 def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Tensors for which torch picks the same kernel as for the real ones; no number is computed."""
+    """Return tensors for which torch picks the same kernel as for the real ones, without computing any values."""
     size = max(problem.query.shape[-1], problem.value.shape[-1])
     tensors = (problem.query, problem.key, problem.value)
     if all(t.ndim == 4 and t.shape[-1] == size for t in tensors):
@@ -130,22 +154,22 @@ def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _is_step(problem: Problem, found: Clauses | None) -> bool:
-    """A padded memory would have to be cleaned at every step; the kernel for steps does not read its padding."""
+    """Return whether the decoding kernel runs, which never loads padding, so the memory needs no cleaning."""
     return found is not None and found.lengths is not None and decoding_step.serves(problem)
 
 
 def attend(problem: Problem) -> Result:
-    """Attention by torch's fused kernels."""
+    """Compute attention by torch's fused kernels."""
     totals = isinstance(problem.request, LogSumExp) or summaries.sums_serve(problem)
     if totals and (result := _with_log_sum_exp(problem)) is not None:
         return result
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
     step = _is_step(problem, found)
-    if not step:  # before any product with the keys: in the backward pass 0 · NaN would be NaN
+    if not step:  # clean before any product with the keys: in the backward pass 0 · NaN would be NaN
         problem = zero_masked_keys(problem)
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # refuses() has said so
+    assert product is not None  # checked by refuses()
     if step:
         return Result(decoding_step.attend(problem, product.query, product.key, None, product.scale))
     if product.query is not problem.query or product.key is not problem.key:
@@ -154,7 +178,7 @@ def attend(problem: Problem) -> Result:
 
     lse: Tensor | None = None
     banding = problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:])
-    # The padding rows of a band's last block may have no key to attend.
+    # The last block of a band is padded with rows that may have no key to attend.
     emptied = _wants_full_rows(problem.device) and (banding or not _every_row_sees(found, *problem.shape[-2:]))
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
@@ -171,11 +195,15 @@ def attend(problem: Problem) -> Result:
         )
         return output if filled is None else torch.where(filled, output, 0)
 
-    if problem.bias is None and found is not None and _needs_no_block(found):
+    calls = _sequences(problem, found)
+    if calls is not None:
+        output = sequences.attend(query, key, value, calls, kernel)
+    elif problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
         both = None
-        if mask is None and problem.dropout == 0.0 and summaries.serves(problem):  # which begin with the log-sum-exp
+        # The summary kernels need the log-sum-exp.
+        if mask is None and problem.dropout == 0.0 and summaries.serves(problem):
             both = torch_sdpa.attend_with_lse(query, key, value, causal=found.banded, scale=product.scale)
         if both is not None:
             output, lse = both[0], both[1].reshape(problem.shape[:-1])
@@ -190,19 +218,77 @@ def attend(problem: Problem) -> Result:
             )
             for rows, columns in visible(problem)
         ]
-        output = torch.cat(parts, -2)
+        output = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
     output = output[..., :size]
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]), lse=lse)
 
 
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that runs the kernel alone for all calls with the signature of this one.
+
+    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
+    """
+    found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
+    if problem.query.ndim != 4 or problem.key.shape[-1] != problem.value.shape[-1]:
+        return None
+    if found is None or problem.bias is not None:
+        return None
+    causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
+    if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
+        small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
+        return sequences.direct(problem) if small and problem.dropout == 0.0 and found.low is None else None
+    if not causal and pairs is None and (found.banded or found.segments or found.lengths is not None or found.dense):
+        return None
+    on_cpu = problem.device.type == "cpu"
+    if causal and queries < keys and not on_cpu:  # the keys behind the last query are masked for all
+        return None
+    masked, few, learning = problem.mask is not None, keys < FEW, problem.differentiated
+    as_it_is = isinstance(problem.score, ScaledDot)
+    scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
+    options = {"dropout_p": problem.dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
+    dropout, by_flash = problem.dropout, torch_sdpa.small(problem.query, problem.key, problem.value, causal)
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
+        if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
+            return None
+        if by_flash and as_it_is and scale > 0 and torch.backends.cuda.flash_sdp_enabled():
+            return torch_sdpa.flash(query, key, value, dropout, causal, scale)
+        given = None if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
+        if as_it_is:
+            return torch_sdpa.attend(query, key, value, attn_mask=given, scale=scale, **options)
+        product = score.as_product(query, key)
+        assert product is not None  # checked by refuses()
+        return torch_sdpa.attend(product.query, product.key, value, attn_mask=given, scale=product.scale, **options)
+
+    return attended
+
+
+def _pairs_at_once(problem: Problem) -> torch.Size | None:
+    """Return the shape of a mask tensor that the CPU's kernel takes whole, as it was given, or None."""
+    mask = problem.mask
+    if not isinstance(mask, Dense) or problem.device.type != "cpu" or _rows_at_once(problem) < problem.shape[-2]:
+        return None
+    return mask.tensor.shape
+
+
+def _sequences(problem: Problem, found: Clauses | None) -> list[sequences.Packed] | None:
+    """Return the calls, one for each sequence, if lengths and ids are on the CPU and a call for each is faster."""
+    if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
+        return None
+    shape, mask = problem.shape, problem.mask
+    if mask is None or found is None or found.low is not None or found.dense:
+        return None
+    return stored(mask, problem.device, ("sequences", shape), lambda: sequences.packed(found, shape))
+
+
 def _with_log_sum_exp(problem: Problem) -> Result | None:
-    """Output and log-sum-exp from one kernel, where there is one that gives both."""
+    """Return output and log-sum-exp from one kernel, or None if no kernel returns both."""
     if torch.compiler.is_compiling():
         return None
-    from regard.core.backends import flash  # which imports this module
+    from regard.core.backends import flash  # imported here, because flash imports this module
 
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # refuses() has said so
+    assert product is not None  # checked by refuses()
     plain = replace(problem, query=product.query, key=product.key, score=ScaledDot(product.scale))
     if not flash.serves(plain):
         return None
@@ -212,7 +298,7 @@ def _with_log_sum_exp(problem: Problem) -> Result | None:
 
 
 def _needs_no_block(found: Clauses | None) -> bool:
-    """Is the mask nothing, `is_causal` alone, or one row for all queries?"""
+    """Return whether the mask is absent, `is_causal` alone, or one row for all queries."""
     return found is not None and (found.by_key or _is_causal_alone(found))
 
 
@@ -223,16 +309,16 @@ def _is_causal_alone(found: Clauses | None) -> bool:
 
 
 def _wants_full_rows(device: torch.device) -> bool:
-    """Must a row with nothing to attend be kept from the kernels?
+    """Return whether rows with nothing to attend must be hidden from the kernels.
 
-    cuDNN takes a bool mask as the lowest number: such a row gets the mean of the values and, at some lengths, NaN for
-    gradients (pytorch#196678). The CPU's kernels give 0.
+    cuDNN replaces masked scores by the lowest number, so such a row gets the mean of the values and, at some lengths,
+    NaN for gradients (pytorch#196678). The CPU kernels return 0.
     """
     return device.type != "cpu"
 
 
 def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
-    """Is it certain, without reading any tensor, that each row has a key to attend?"""
+    """Return whether every row has a key to attend for certain, judged without inspecting any tensor."""
     if found is None or found.lengths is not None or len(found.segments) > 0 or len(found.dense) > 0:
         return False
     low, high = 1 - queries if found.low is None else found.low, keys - 1 if found.high is None else found.high
@@ -240,7 +326,7 @@ def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
 
 
 def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Four axes, and equal sizes: columns of zeros change neither scores nor the first columns of the output."""
+    """Return inputs with four axes and equal sizes: zero columns change neither scores nor the first output columns."""
     size = max(problem.query.shape[-1], problem.value.shape[-1])
     tensors = (problem.query, problem.key, problem.value)
     query, key, value = (t if t.ndim == 4 else t.flatten(0, -4) if t.ndim > 4 else t.unsqueeze(0) for t in tensors)
@@ -249,13 +335,13 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
-    """Blocks of queries, each with the span of keys it can see."""
+    """Return blocks of queries, each with the range of keys that it may attend."""
     queries, keys = problem.shape[-2:]
     rows = cut(queries, _rows_at_once(problem))
     if problem.mask is None or len(rows) < 2:
         return [(block, all_of(keys)) for block in rows]
-    columns = cut(keys, _COLUMNS)
-    some, _ = survey(problem.mask, rows, columns, problem.device)
+    mask, device, columns = problem.mask, problem.device, cut(keys, _COLUMNS)
+    some, _ = stored(mask, device, ("survey", problem.shape), lambda: survey(mask, rows, columns, device))
     spans = []
     for block, sees in zip(rows, some, strict=True):
         found = [c for c, any_seen in enumerate(sees) if any_seen] or [0]
@@ -264,7 +350,7 @@ def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
 
 
 def _rows_at_once(problem: Problem) -> int:
-    """How many queries a block has: on the CPU few, for few keys may be all that they can see."""
+    """Return the number of queries in a block: small on the CPU, because fewer queries may attend fewer keys."""
     queries, keys = problem.shape[-2:]
     if problem.device.type != "cpu":
         return min(queries, max(64, _CUDA_NUMBERS // max(1, keys * problem.matrices)))
@@ -275,22 +361,29 @@ def _rows_at_once(problem: Problem) -> int:
 
 
 def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
-    """Mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
-    allowed = problem.mask.allowed(rows, columns, problem.device) if problem.mask is not None else None
+    """Return mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
+    allowed = None if problem.mask is None else _allowed(problem.mask, rows, columns, problem.device)
     if problem.bias is None:
         return None if allowed is None else four_axes(allowed, problem)
-    # The CPU's kernels take a float32 bias beside half-precision queries; CUDA's want the queries' own dtype.
+    # CPU kernels accept a float32 bias with half-precision queries; CUDA kernels require the queries' dtype.
     cpu = problem.device.type == "cpu"
     numbers = problem.bias.values(rows, columns, problem.dtype if cpu else problem.query.dtype)
     if allowed is not None:
         numbers = torch.where(allowed, numbers, -math.inf)
     elif not cpu and isinstance(problem.bias, Rule):
-        numbers = numbers.contiguous()  # its rows are not aligned in memory
+        numbers = numbers.contiguous()  # the CPU kernels need aligned rows
     return four_axes(numbers, problem)
 
 
+def _allowed(mask: Mask, rows: Stretch, columns: Stretch, device: torch.device) -> Tensor:
+    """Return the mask of a block; a small one is stored for the mask object."""
+    if math.prod(mask.lead()) * len(rows) * len(columns) > _STORED_NUMBERS:
+        return mask.allowed(rows, columns, device)
+    return stored(mask, device, ("allowed", rows, columns), lambda: mask.allowed(rows, columns, device))
+
+
 def four_axes(tensor: Tensor, problem: Problem) -> Tensor:
-    """(batch, heads, rows, columns), with ones kept where the tensor broadcasts."""
+    """Return the tensor as (batch, heads, rows, columns), with 1 on axes that broadcast."""
     lead = problem.query.shape[:-3]
     if tensor.ndim < 4:
         return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))

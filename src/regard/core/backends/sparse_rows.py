@@ -1,4 +1,4 @@
-"""Sparsemax and entmax of products on CUDA by whole rows: which problems, and how large a block.
+"""Sparsemax and entmax of dot products on CUDA by whole rows: which problems qualify, and the size of a block.
 
 `regard.kernels.entmax_rows` computes them.
 """
@@ -15,12 +15,13 @@ from regard.core.normalizers import Entmax, Sparsemax
 from regard.core.problem import Problem
 from regard.kernels import entmax_rows
 
-BYTES = 64 * 2**20  # scores of a block
-ROWS = 256  # at least: fewer slices are computed at once rather than fewer rows of each
+BYTES = 64 * 2**20  # bytes of the scores of a block
+ROWS = 256  # the smallest number of rows; below it, fewer slices are computed at once instead
 
 
 def serves(problem: Problem) -> bool:
-    """Products of float32 or less, a band and lengths at most, no dropout, rows that fit registers."""
+    """Return whether this is a dot product in at most float32, with a band and lengths at most, and rows that fit
+    registers."""
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None or found.segments or found.dense or problem.bias is not None or problem.bad_keys is not None:
         return False
@@ -36,14 +37,14 @@ def serves(problem: Problem) -> bool:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Scores and outputs of a block, its rows spread over the chunks, and the chunks of keys and values."""
+    """Return the bytes of a block's scores and outputs, per-chunk rows, and the chunks of keys and values."""
     at_once, rows, keys = _block(problem)
     chunks, sizes = -(-keys // entmax_rows.CHUNK), problem.query.shape[-1] + problem.value.shape[-1]
     return 4 * at_once * chunks * (rows * (entmax_rows.CHUNK + sizes) + entmax_rows.CHUNK * sizes)
 
 
 def _block(problem: Problem) -> tuple[int, int, int]:
-    """Slices at once, rows of each at once, and keys with what fills up the last chunk."""
+    """Return the number of slices and of rows computed at once, and of keys padded to whole chunks."""
     *lead, queries, keys = problem.shape
     keys += -keys % entmax_rows.CHUNK
     at_once = max(1, min(math.prod(lead), BYTES // (4 * keys * min(queries, ROWS))))
@@ -51,12 +52,12 @@ def _block(problem: Problem) -> tuple[int, int, int]:
 
 
 def attend(problem: Problem) -> Result:
-    """Attention by whole rows, in float32 from the beginning."""
+    """Compute attention by whole rows, in float32."""
     alpha, found = _alpha(problem), clauses(problem.mask, *problem.shape[-2:])
     query, key, value = (t.to(torch.float32) for t in (problem.query, problem.key, problem.value))
     with torch.autocast(problem.device.type, enabled=False):
         product = problem.score.as_product(query, key)
-        assert product is not None  # serves() has said so
+        assert product is not None  # checked by serves()
         assert alpha is not None
         assert found is not None
         parts = (product.query * product.scale, problem.repeat(product.key), problem.repeat(value))
@@ -85,5 +86,5 @@ def _lengths(found: Clauses, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _part(rule: entmax_rows.Rule, start: int, count: int) -> entmax_rows.Rule:
-    """The rule of some slices."""
+    """Return the mask rule of some slices."""
     return rule if rule.lengths is None else replace(rule, lengths=rule.lengths[start : start + count])

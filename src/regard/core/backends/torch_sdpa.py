@@ -1,14 +1,17 @@
-"""`F.scaled_dot_product_attention`, whose gradients come back in the layout of its output.
+"""`F.scaled_dot_product_attention` with the incoming gradient copied to the layout of the output.
 
-On CUDA torch keeps cuDNN's backward graphs by the layout of query, key and value; the layout of the gradient that
-comes in is built into the graph and is no part of the key (seen in torch 2.11). A second backward pass over inputs laid
+On CUDA torch caches cuDNN's backward graphs under the layout of query, key and value; the layout of the incoming
+gradient is built into the graph but is not part of the cache key (torch 2.11). A second backward pass over inputs laid
 out alike, with a gradient laid out otherwise, such as that of a mean over the queries, or of a compiled function beside
 a plain one, is read as if it were laid out like the first: the gradients are wrong, silently. The output's layout
-follows the query's, so a gradient laid out like the output always fits. In vmap, where that cannot be seen to, the
-other kernels serve.
+follows the query's, so a gradient laid out like the output always fits. Under vmap the layout cannot be controlled, so
+the other kernels are used.
 
-They also serve where gradients of head sizes other than 64 and 128 are wanted: torch 2.11's cuDNN gave NaN gradients in
+They are also used for gradients of head sizes other than 64 and 128: torch 2.11's cuDNN gave NaN gradients in
 bfloat16 for 64 keys of size 96 where weights are nearly 0 or 1 (docs/experiments.md).
+
+Small calls run the flash kernel directly: there the host takes longer than the device, cuDNN's set-up on the host takes
+longer than that of the flash kernel, and its gradients need a hook in Python.
 """
 
 import functools
@@ -23,26 +26,59 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regard.core.transforms import mapped, transformed
 
 _BY_CUDNN = (torch.bfloat16, torch.float16)
-_CUDNN_SIZES = (64, 128)  # of heads, whose gradients are left to cuDNN
-_KERNELS = {1: "flash", 2: "efficient", 3: "cudnn"}  # of torch.nn.attention.SDPBackend
+_CUDNN_SIZES = (64, 128)  # head sizes whose gradients cuDNN computes correctly
+_SMALL = 2**29  # pairs times head size: up to here the host takes longer than the kernels
+_KERNELS = {1: "flash", 2: "efficient", 3: "cudnn"}  # values of torch.nn.attention.SDPBackend
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """torch's fused attention, by the kernel it picks."""
+    """Compute torch's fused attention by the kernel that torch picks."""
     scale = options.get("scale")
-    if scale is not None and scale <= 0:  # masked pairs are −inf before some kernels scale, and +inf or NaN after
+    if scale is not None and scale <= 0:  # some kernels mask with −inf before scaling, which then gives +inf or NaN
         query, options["scale"] = (-query, -scale) if scale < 0 else (query * 0, 1.0)
+    if query.is_cuda and options.get("attn_mask") is None and scale is not None:
+        causal, dropout = options.get("is_causal", False), options.get("dropout_p", 0.0)
+        if small(query, key, value, causal) and torch.backends.cuda.flash_sdp_enabled():
+            return flash(query, key, value, dropout, causal, options["scale"])
     if query.is_cuda and _without_cudnn(query, key, value):
         with sdpa_kernel(_others()):
             return F.scaled_dot_product_attention(query, key, value, **options)
     output = F.scaled_dot_product_attention(query, key, value, **options)
-    # Of the output, for autocast narrows float32 on the way.
+    # The output's dtype decides, because autocast may have narrowed float32 inputs.
     by_cudnn = output.is_cuda and output.dtype in _BY_CUDNN
     return returning_alike(output) if by_cudnn and output.requires_grad else output
 
 
+def small(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
+    """Return whether this is a small call on CUDA that the flash kernel computes."""
+    if query.dtype not in _BY_CUDNN or query.ndim != 4 or not query.is_cuda:
+        return False
+    batch, heads, queries, size = query.shape
+    keys = key.shape[2]
+    if key.shape[:2] != query.shape[:2] or size % 8 or size > 256 or value.shape != key.shape or size != key.shape[3]:
+        return False
+    if not 0 < batch * heads * queries * keys * size <= _SMALL or (causal and queries != keys):
+        return False
+    if not query.stride(3) == key.stride(3) == value.stride(3) == 1:
+        return False
+    if torch.compiler.is_compiling() or transformed():
+        return False
+    return _has_flash(query.device)
+
+
+@functools.cache
+def _has_flash(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float) -> Tensor:
+    """Compute a call that is `small` by torch's flash kernel."""
+    return torch._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
+
+
 def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> list[Tensor] | None:
-    """Output and log-sum-exp (b, h, q) by the kernel that torch picks on CUDA; None where that one gives only output.
+    """Return output and log-sum-exp (b, h, q) by the kernel that torch picks on CUDA; None if that kernel has no
+    log-sum-exp.
 
     The log-sum-exp has no gradient of its own.
     """
@@ -63,10 +99,12 @@ def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, 
 
 
 def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool) -> str:
-    """The name of the kernel that torch would pick for such tensors; no number is computed."""
+    """Return the name of the kernel that torch would pick for these tensors, without computing any values."""
     if query.device.type not in ("cpu", "cuda"):
         return "math"
     grouped = query.shape[-3] != key.shape[-3]
+    if mask is None and torch.backends.cuda.flash_sdp_enabled() and small(query, key, value, causal):
+        return "flash"
     others = query.is_cuda and _without_cudnn(query, key, value)
     with sdpa_kernel(_others()) if others else nullcontext():
         picked = torch._fused_sdp_choice(query, key, value, mask, dropout, causal, enable_gqa=grouped)
@@ -74,7 +112,7 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
 
 
 def _without_cudnn(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Must cuDNN not compute this? Not where its gradient could not be laid out anew, nor gradients of other sizes."""
+    """Return whether cuDNN must be excluded: for gradients whose layout cannot be changed, or of other head sizes."""
     if transformed() and (mapped() or torch.compiler.is_compiling()):
         return True
     learning = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
@@ -83,9 +121,9 @@ def _without_cudnn(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _others() -> list[SDPBackend]:
-    """The kernels beside cuDNN's, of those that are switched on."""
+    """Return the enabled kernels other than cuDNN's."""
     kinds = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-    if not mapped():  # under vmap its backward pass ends in an error
+    if not mapped():  # the backward pass of this kernel raises under vmap
         kinds.insert(1, SDPBackend.EFFICIENT_ATTENTION)
     if torch.compiler.is_compiling():
         return kinds
@@ -99,7 +137,7 @@ def _others() -> list[SDPBackend]:
 
 
 def returning_alike(output: Tensor) -> Tensor:
-    """The same numbers; the gradient that comes back to them has their strides."""
+    """Return the same tensor; the gradient that arrives at it gets the tensor's strides."""
     if torch.compiler.is_compiling():
         return _ReturningAlike.apply(output)
     output.register_hook(functools.partial(_alike, output.stride()))
@@ -113,7 +151,7 @@ def _alike(strides: tuple[int, ...], grad: Tensor) -> Tensor:
 
 
 class _ReturningAlike(torch.autograd.Function):
-    """A hook cannot be compiled; here the strides of the gradient are only known later, so it is copied in any case."""
+    """The version for the compiler, which cannot trace a hook: the gradient is always copied."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""Texts as words with their character positions: an answer is then exactly a part of the text."""
+"""Texts as words with their character positions, so that an answer is an exact part of the text."""
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _CJK = "぀-ヿ㐀-鿿豈-﫿"
-# One Chinese or Japanese character, a run of letters and digits, or one mark.
+# One Chinese or Japanese character, a run of letters and digits, or one punctuation mark.
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+|\S")
 _ENDS = frozenset(".!?。！？")
 
@@ -30,7 +30,7 @@ class Passage:
 
     @classmethod
     def of(cls, text: str) -> "Passage":
-        """The words of a text; a sentence ends at a full stop, question mark or exclamation mark before a blank.
+        """Return the words of a text; a sentence ends at a full stop, question mark or exclamation mark before a blank.
 
         Chinese and Japanese marks need no blank after them. An abbreviation with a full stop ends a sentence too.
         """
@@ -46,7 +46,7 @@ class Passage:
 
     @classmethod
     def joined(cls, sentences: Sequence[str], *, whole: Sequence[str] = ()) -> "Passage":
-        """Sentences one after the other; `whole` are words of one more sentence, none of which is cut.
+        """Return the passage of some sentences; `whole` are the words of one more sentence, which are not split.
 
         >>> Passage.joined(["Tom ran."], whole=["apple,milk", "none"]).words
         ('Tom', 'ran', '.', 'apple,milk', 'none')
@@ -65,22 +65,22 @@ class Passage:
         return cls(text, words, places, numbers)
 
     def between(self, first: int, last: int) -> str:
-        """The text from one word to another, both included."""
+        """Return the text from one word to another, both included."""
         return self.text[self.places[first][0] : self.places[last][1]]
 
     def covering(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first and the last word that share a character with text[start:end]; None where no word does."""
+        """Return the first and the last word that share a character with text[start:end]; None if no word does."""
         touched = [number for number, (first, past) in enumerate(self.places) if first < end and past > start]
         return (touched[0], touched[-1]) if touched else None
 
     def sentence(self, number: int) -> str:
-        """The text of a sentence."""
+        """Return the text of a sentence."""
         inside = [word for word, sentence in enumerate(self.sentences) if sentence == number]
         return self.between(inside[0], inside[-1])
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a text.
+    """Return the words of a text.
 
     >>> words("Where's the ball?")
     ('Where', "'", 's', 'the', 'ball', '?')
@@ -89,5 +89,5 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def lowered(words: Iterable[str]) -> tuple[str, ...]:
-    """The same words without capitals."""
+    """Return the same words without capitals."""
     return tuple(word.lower() for word in words)

@@ -15,13 +15,13 @@ class Phrase(NamedTuple):
 
 
 def phrases_of(tree: str) -> list[Phrase]:
-    """The whole sentence first, then every phrase in it, words included.
+    """Return the whole sentence first, then every phrase in it, words included.
 
     >>> phrases_of("(3 (2 not) (1 bad))")
     [Phrase(text='not bad', label='3'), Phrase(text='not', label='2'), Phrase(text='bad', label='1')]
     """
     words: list[str] = []
-    open_: list[tuple[str, int, int]] = []  # label, first word, place in the result
+    open_: list[tuple[str, int, int]] = []  # label, first word, index in the result
     found: list[Phrase | None] = []
     for mark in _MARK.finditer(tree):
         if mark[1] is not None:

@@ -2,9 +2,10 @@
 
 - `exponential`: all pairs on the CPU by exponentials of rows;
 - `pair_loops`: its loops over pairs in C (`pair_loops.c`), where there is a C compiler;
-- `logistic`: all pairs on the CPU by the logistic function, where compiling is not worth it;
+- `logistic`: all pairs on the CPU by the logistic function, where compiling would cost more time than it saves;
 - `query_scores`: one query for each row of a batch, for loops over steps on the CPU;
-- `fused`: attention on CUDA, the entry to the Triton kernels: checks, and activations as tanh, |x| or gelu;
+- `fused`: attention on CUDA: checks, and the call of the Triton kernels with every activation as tanh, |x| or gelu;
+- `small_calls`: which calls on CUDA store their scores;
 - `series`: sine series for activations, with their fits in `series.json`;
-- `autotuning`: tile sizes measured on a device and kept in a file.
+- `autotuning`: tile sizes measured on a device and cached in a file.
 """

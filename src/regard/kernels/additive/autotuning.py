@@ -1,8 +1,8 @@
-"""Which tiles the additive kernels take on a device: measured where asked for, and kept in a file.
+"""Tile sizes of the additive kernels: defaults, or measured on the device on request and cached in a file.
 
-Shipped defaults serve unless tiles are measured: with `REGARD_AUTOTUNE=1` in the environment the first call of each
-class of shapes times a few choices (a log line says so; each is compiled first, some seconds), and the best one is
-written to a small JSON file, `regard/additive.json` in the user's folder of caches, from which later processes take it.
+With `REGARD_AUTOTUNE=1` in the environment the first call of each
+class of shapes times a few choices (with a line in the log; compiling each takes some seconds), and the best one is
+written to a small JSON file, `regard/additive.json` in the user's folder of caches, which later processes read.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 _log = logging.getLogger("regard")
-_EDITION = 1  # of the kernels: measurements of another one are ignored
-_MOST = 512  # entries of the file: the oldest make room
+_EDITION = 1  # version of the kernels: measurements of another version are ignored
+_MOST = 512  # the largest number of entries in the file; the oldest are dropped
 
 
 def wanted() -> bool:
-    """Are measurements asked for?"""
+    """Return whether measurements are requested."""
     return os.environ.get("REGARD_AUTOTUNE", "") not in ("", "0")
 
 
 def path() -> Path:
-    """The file; `REGARD_CACHE` names another folder for it."""
+    """Return the file; `REGARD_CACHE` names another folder for it."""
     if chosen := os.environ.get("REGARD_CACHE"):
         return Path(chosen) / "additive.json"
     home = os.environ.get("XDG_CACHE_HOME")
@@ -33,21 +33,21 @@ def path() -> Path:
 
 
 def kept() -> dict[str, Any]:
-    """What the file holds; nothing, with a warning in the log, where it cannot be read."""
+    """Return the contents of the file; if it cannot be read, nothing, with a warning in the log."""
     try:
         found = json.loads(path().read_text())
         if not isinstance(found, dict):
             raise ValueError("not an object")
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RuntimeError) as problem:  # RuntimeError: this user has no home
+    except (OSError, ValueError, RuntimeError) as problem:  # RuntimeError: the user has no home directory
         _log.warning("ignoring the file of tiles, which cannot be read: %s", problem)
         return {}
     return found
 
 
 def keep(name: str, value: Any) -> None:
-    """One entry more in the file, which is replaced in one step: no reader ever sees a part of it."""
+    """Add one entry to the file and replace it atomically, so that no reader sees a partial file."""
     entries = {**kept(), name: value}
     entries = dict(list(entries.items())[-_MOST:])
     try:
@@ -66,18 +66,18 @@ def keep(name: str, value: Any) -> None:
 
 
 class Tiles:
-    """The choice for each class of shapes: in memory, else from the file, else measured or the default."""
+    """The choice for each class of shapes: from memory, else from the file, else measured or the default."""
 
     def __init__(self) -> None:
         self._chosen: dict[Hashable, int] = {}
         self._file: dict[str, Any] | None = None
 
     def known(self, where: Hashable) -> int | None:
-        """The choice for a class seen before."""
+        """Return the cached choice for a class of shapes, or None."""
         return self._chosen.get(where)
 
     def choose(self, where: Hashable, device: str, choices: Sequence[str], measure: Callable[[int], float]) -> int:
-        """The number of the choice for a class not seen before; `measure` gives the seconds of one.
+        """Return the index of the choice for a new class of shapes; `measure` returns the seconds of one choice.
 
         The first choice is the default.
         """
@@ -98,6 +98,6 @@ class Tiles:
     def _seconds(measure: Callable[[int], float], number: int) -> float:
         try:
             return measure(number)
-        except Exception as problem:  # a tile that does not fit this device is no choice, and no error
+        except Exception as problem:  # a tile that does not fit this device is skipped
             _log.info("tile choice %d does not run here: %s", number, problem)
             return float("inf")

@@ -1,11 +1,11 @@
 """The additive score on the CPU without a tanh for each pair: tanh(a + b) = 1 − 2 / (1 + e^{2a} e^{2b}).
 
-The exponentials are taken once for each row, O((n + m) f); a pair costs a multiply-add and a division. Compiled, the
-hidden layer of the pairs never stands in memory, forward or backward: with r = 1 / (1 + e^{2a} e^{2b}) the derivative
-of tanh is 4 r (1 − r), so nothing but r is needed again.
+The exponentials are computed once for each row, O((n + m) f); a pair costs a multiply-add and a division. Compiled, the
+hidden layer of the pairs is never stored, forward or backward: with r = 1 / (1 + e^{2a} e^{2b}) the derivative of tanh
+is 4 r (1 − r), so the backward pass only needs r.
 
-Among small numbers 1 − 2 r loses the digits that tanh x ≈ x keeps. There tanh(a + b) = u / (u + 2) with
-u = e^{2(a + b)} − 1 = A + B (1 + A) for A = e^{2a} − 1 and B = e^{2b} − 1, which keep them.
+For small numbers 1 − 2 r loses digits that tanh x ≈ x has. There tanh(a + b) = u / (u + 2) with
+u = e^{2(a + b)} − 1 = A + B (1 + A) for A = e^{2a} − 1 and B = e^{2b} − 1, which does not lose them.
 """
 
 import math
@@ -19,22 +19,22 @@ from torch import Tensor
 from regard.kernels.additive import pair_loops
 from regard.kernels.derivatives import REFERENCE, once_only
 
-# e^{2a} and its inverse are normal float32 numbers up to here. The product of two may overflow or vanish: then
-# tanh has long reached ±1, and so has the form.
+# e^{2a} and its inverse are normal float32 numbers up to this |a|. A product of two may overflow or underflow; tanh is
+# ±1 there, and the formula gives ±1 too.
 REACH = 43.0
-_NEAR = 2.0  # the largest |q| + |k| up to which numbers are small
+_NEAR = 2.0  # the largest |q| + |k| for which the form for small numbers is used
 
 
 def scores(query: Tensor, key: Tensor, weight: Tensor, build: bool) -> Tensor:
-    """w · tanh(q + k) (…, q, k) by exponentials of rows, with gradients of its own; with `build`, by compiled loops.
+    """w · tanh(q + k) (…, q, k) from exponentials of rows, with its own backward pass; with `build`, by compiled loops.
 
-    The plain function: `regard.core.scores.Additive`.
+    Reference implementation: `regard.core.scores.Additive`.
     """
     return _Scores.apply(query, key, weight, build)
 
 
 class _Scores(torch.autograd.Function):
-    """Scores (…, q, k) from query (…, q, f) and key (…, k, f)."""
+    """The autograd function: scores (…, q, k) from query (…, q, f) and key (…, k, f)."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, weight: Tensor, build: bool) -> Tensor:
@@ -50,8 +50,7 @@ class _Scores(torch.autograd.Function):
         query, key, weight = ctx.saved_tensors
         dscores = _slices(upstream[0])
         rows, columns, forms = _form(query, key, ctx.build)
-        query_slope, dweight = forms.sums(rows, columns, dscores)
-        key_slope, _ = forms.sums(columns, rows, dscores.mT.contiguous())
+        query_slope, dweight, key_slope = forms.sums(rows, columns, dscores)
         vector = weight if weight.ndim == 1 else weight.unsqueeze(-2)
         return (
             vector * query_slope.reshape(query.shape),
@@ -62,7 +61,7 @@ class _Scores(torch.autograd.Function):
 
 
 def _form(query: Tensor, key: Tensor, build: bool) -> tuple[Tensor, Tensor, "_Forms"]:
-    """Rows and columns as the loops take them, and the loops for their range."""
+    """Return rows and columns as the loops take them, and the loops for their range of values."""
     query, key = _slices(query), _slices(key)
     reach = _largest(query) + _largest(key)
     if reach <= _NEAR:
@@ -76,25 +75,25 @@ def _form(query: Tensor, key: Tensor, build: bool) -> tuple[Tensor, Tensor, "_Fo
 
 
 def worth_building(dtype: torch.dtype, queries: int, keys: int) -> bool:
-    """Do compiled loops serve? They are written for float32, and single rows gain little."""
+    """Return whether the compiled loops apply: they need float32, and gain little for single rows."""
     return dtype == torch.float32 and min(queries, keys) > 1
 
 
 def _slices(tensor: Tensor) -> Tensor:
-    """Leading axes as one, contiguous: the compiled loops meet one layout, whatever the caller's."""
+    """Return the tensor with leading axes flattened, contiguous, so that the compiled loops see one layout."""
     return tensor.reshape(math.prod(tensor.shape[:-2]), *tensor.shape[-2:]).contiguous()
 
 
 def _row_weight(weight: Tensor, query: Tensor) -> Tensor:
-    """(slices, f)."""
+    """Return the weight as (slices, f)."""
     lead = query.shape[:-2]
     return weight.detach().expand(*lead, -1).reshape(math.prod(lead), weight.shape[-1]).contiguous()
 
 
 def _factors(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
-    """e^{2(q + c)} and e^{2(k − c)}, or None where no shift c brings both within reach, or a NaN is among the numbers.
+    """Return e^{2(q + c)} and e^{2(k − c)}, or None if no shift c brings both into range, or there is a NaN.
 
-    c is 0 where that is possible, because adding it rounds. It cancels in tanh(q + k).
+    c is 0 if possible, because adding it rounds. It cancels in tanh(q + k).
     """
     largest = _largest(query), _largest(key)
     if any(map(math.isnan, largest)):
@@ -114,23 +113,34 @@ def _largest(tensor: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Forms:
-    """The two loops over all pairs: scores; and (…, q, f) sums over j of ds · tanh' and of ds · tanh."""
+    """The loops over all pairs: scores; and sums over j of ds · tanh' and of ds · tanh, over i of ds · tanh'."""
 
     scores: Callable[[Tensor, Tensor, Tensor], Tensor]
-    sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-# Checks of shapes, which the tests put around every function, are no part of a compiled loop.
+def _both_ways(
+    sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """The sums over j and, with rows and columns exchanged, those over i."""
+
+    def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return *sums(rows, columns, dscores), sums(columns, rows, dscores.mT.contiguous())[0]
+
+    return run
+
+
+# @no_type_check: the run-time shape checks of the tests cannot be compiled.
 @no_type_check
 def pair_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
-    """Scores (z, q, k) from e^{2 query} (z, q, f), e^{2 key} (z, k, f) and the weight (z, f)."""
+    """Return scores (z, q, k) from e^{2 query} (z, q, f), e^{2 key} (z, k, f) and the weight (z, f)."""
     pairs = weight[:, None, None] / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
     return weight.sum(-1)[:, None, None] - 2 * pairs.sum(-1)
 
 
 @no_type_check
 def pair_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_j ds r (1 − r) and Σ_j ds r, (z, q, f), with r = 1 / (1 + e^{2 query} e^{2 key})."""
+    """Return Σ_j ds r (1 − r) and Σ_j ds r, (z, q, f), with r = 1 / (1 + e^{2 query} e^{2 key})."""
     inverse = 1 / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
     weighted = dscores.unsqueeze(-1) * inverse
     return (weighted * (1 - inverse)).sum(-2), weighted.sum(-2)
@@ -144,21 +154,21 @@ def _compiled_near() -> _Forms:
     return _Forms(pair_loops.scores(near=True), pair_loops.sums(near=True))
 
 
-# Without a compiler: feature by feature, over one matrix that stays in the cache.
+# Without a compiler, the loops run feature by feature over one matrix that stays in the cache.
 
 
 def _by_feature(rows: Tensor, columns: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Each feature's column of the rows, (z, q, 1), and row of the columns, (z, 1, k)."""
+    """Return an iterator over each feature's column of the rows, (z, q, 1), and row of the columns, (z, 1, k)."""
     left, right = rows.mT.unsqueeze(-1), columns.mT.contiguous().unsqueeze(-2)
     return ((f, left[:, f], right[:, f]) for f in range(rows.shape[-1]))
 
 
 def _eager_far() -> _Forms:
-    return _Forms(_eager_scores, _eager_sums)
+    return _Forms(_eager_scores, _both_ways(_eager_sums))
 
 
 def _eager_near() -> _Forms:
-    return _Forms(_eager_small_scores, _eager_small_sums)
+    return _Forms(_eager_small_scores, _both_ways(_eager_small_sums))
 
 
 def _eager_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
@@ -220,9 +230,9 @@ def _tanh_sums(query: Tensor, key: Tensor, dscores: Tensor) -> tuple[Tensor, Ten
 
 
 def _hidden_sums(hidden: Tensor, dscores: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_j ds tanh and Σ_j ds (1 − tanh²) of one feature; `hidden` and `room` are written over."""
+    """Return Σ_j ds tanh and Σ_j ds (1 − tanh²) of one feature; `hidden` and `room` are overwritten."""
     weighted = torch.mul(dscores, hidden, out=room)
     return weighted.sum(-1), torch.addcmul(dscores, weighted, hidden, value=-1, out=hidden).sum(-1)
 
 
-_TANH = _Forms(_tanh_scores, _tanh_sums)
+_TANH = _Forms(_tanh_scores, _both_ways(_tanh_sums))

@@ -1,4 +1,4 @@
-"""Fused additive attention, the public function: checks, and activations as tanh, |x| or gelu."""
+"""Fused additive attention on CUDA: checks, and the reduction of every activation to tanh, |x| or gelu."""
 
 import os
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.kernels.additive.small_calls import stores_scores
+
 ACTIVATIONS = ("tanh", "sigmoid", "gelu", "leaky_relu")
-FORMS = ("auto", "series", "exact")
+FORMS = ("auto", "stored", "series", "exact")
 _COLUMNS = 256  # of the values in one program: with more, registers run out and compiling takes half a minute
 _LEAK = 0.2  # as in graph attention, and in regard.core.scores
 
@@ -30,12 +32,12 @@ def additive_attention(
     seed: int = 0,
     form: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """softmax_j(Σ_f w_f act(q_if + k_jf) + bias) applied to the values, and the log-sum-exp of the scores.
+    """Return softmax_j(Σ_f w_f act(q_if + k_jf) + bias) @ value and the log-sum-exp of the scores.
 
     query (b, h, q, f), key (b, g, k, f), value (b, g, k, e), weight (f,) or (h, f).  A pair (i, j) attends if
     band[0] <= j - i <= band[1], j < lengths[b], query_ids[b, i] == key_ids[b, j] and mask[b, h, i, j], as far as these
     are given.  `relative` (h, 2r + 1) adds relative[h, clip(j - i, -r, r) + r].  A row that attends to nothing gives 0
-    and a log-sum-exp of -inf.  The plain function: `regard.core.backends.reference` with an `Additive` score.
+    and a log-sum-exp of -inf.  Reference implementation: `regard.core.backends.reference` with an `Additive` score.
     """
     _check(query, key, value, weight, activation, form, bias, relative)
     settings: dict[str, Any] = {
@@ -44,10 +46,10 @@ def additive_attention(
     }  # fmt: skip
     if activation == "tanh":
         return _fused(query, key, value, weight, "tanh", bias=bias, **settings)
-    if activation == "sigmoid":  # 1/2 + tanh(x/2) / 2
+    if activation == "sigmoid":  # sigmoid(x) = 1/2 + tanh(x/2) / 2
         output, lse = _fused(query * 0.5, key * 0.5, value, weight * 0.5, "tanh", bias=bias, **settings)
         return output, lse + _per_head(weight.float().sum(-1) * 0.5)
-    # What is linear in q + k separates: the key's part is a bias, the query's part shifts its row's log-sum-exp.
+    # A term linear in q + k separates: the key's part is a bias, the query's part shifts the log-sum-exp of its row.
     slope, kernel, gain = (0.5, "gelu", 1.0) if activation == "gelu" else ((1 + _LEAK) / 2, "abs", (1 - _LEAK) / 2)
     shift = slope * _linear(key, weight, query.shape[1])[:, :, None, :]
     total = shift if bias is None else bias + shift
@@ -60,7 +62,7 @@ def _per_head(x: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, heads: int) -> Tensor:
-    """Σ_f w_f x_f for every query head, float32: (b, h, n)."""
+    """Return Σ_f w_f x_f for every query head, float32: (b, h, n)."""
     wide = x.repeat_interleave(heads // x.shape[1], 1).float()
     return (wide * (weight if weight.dim() == 1 else weight[:, None, :]).float()).sum(-1)
 
@@ -85,8 +87,10 @@ def _fused(
 ) -> tuple[Tensor, Tensor]:
     from regard.kernels.triton.additive.operator import additive
 
-    lengths = None if lengths is None else lengths.long().clamp_max(key.shape[-2]).int().contiguous()
-    if query_ids is not None and key_ids is not None:  # of any width, but of one
+    if lengths is not None:  # the kernels take 32 bits, and no more keys than there are
+        lengths = lengths if lengths.dtype == torch.int32 else lengths.long().clamp_max(key.shape[-2]).int()
+        lengths = lengths.contiguous()
+    if query_ids is not None and key_ids is not None:  # both ids need one dtype, of any width
         wide = torch.promote_types(query_ids.dtype, key_ids.dtype)
         query_ids, key_ids = query_ids.to(wide).contiguous(), key_ids.to(wide).contiguous()
     key, value = key.to(query.dtype), value.to(query.dtype)
@@ -94,9 +98,9 @@ def _fused(
     weight = weight if weight.stride(-1) == 1 else weight.contiguous()
     table = None if relative is None else relative.contiguous()
     rest = (weight, lengths, query_ids, key_ids, mask, bias, table, *band, kernel, dropout, seed, form)
-    if value.shape[-1] <= _COLUMNS:
+    if value.shape[-1] <= _COLUMNS or stores_scores(query.shape, key.shape, kernel, form):
         return additive(query, key, value, *rest)
-    # Each part scores its pairs anew: outputs are columns side by side, and the gradients of parts add up.
+    # Each part recomputes the scores: outputs are concatenated by columns, and the gradients of parts add up.
     parts = [additive(query, key, columns, *rest) for columns in value.split(_COLUMNS, -1)]
     return torch.cat([output for output, _ in parts], -1), parts[0][1]
 
@@ -119,6 +123,8 @@ def _check(
         raise ValueError(f"form must be one of {', '.join(FORMS)}, not {form!r}")
     if form == "series" and (query.dtype == torch.float32 or activation == "leaky_relu"):
         raise ValueError("the series serves bfloat16 and float16 with tanh, sigmoid or gelu")
+    if form == "stored" and activation not in ("tanh", "sigmoid"):
+        raise ValueError("stored scores serve tanh and sigmoid")
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
         raise ValueError("query, key and value must have four axes: batch, heads, rows, size")
     if query.shape[1] % key.shape[1]:

@@ -1,22 +1,22 @@
-"""The additive score on the CPU where it is not worth compiling: tanh x = 2 σ(2x) − 1.
+"""The additive score on the CPU for calls too small to compile for: tanh x = 2 σ(2x) − 1.
 
-Torch's sigmoid takes a sixth of the time of its tanh there, and is differentiable as often as you like.
+On the CPU torch's sigmoid takes a sixth of the time of its tanh, and is differentiable any number of times.
 """
 
 import torch
 from torch import Tensor
 
-# σ is off by the rounding of 1, however small x: min(|x|, 1) must on the average be more than this, or tanh itself is
-# taken. A weight of a norm above _LIGHT makes more of an error.
+# The rounding error of σ does not shrink with x, so it is used only if the mean of min(|x|, 1) exceeds _LITTLE;
+# otherwise tanh is. A weight with a norm above _LIGHT would amplify the error too much.
 _LITTLE = 0.15
 _MUCH = 0.65
 _LIGHT = 2.0
 
 
 def scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """w · tanh(q + k) (…, q, k) by the logistic function; weight (f,) or (h, f).
+    """Return w · tanh(q + k) (…, q, k) by the logistic function; weight (f,) or (h, f).
 
-    The plain function: `regard.core.scores.Additive`.
+    Reference implementation: `regard.core.scores.Additive`.
     """
     weight = weight if weight.ndim == 1 else weight[:, None]  # (h, 1, f): one vector for all queries of a head
     hidden = torch.add((2 * query).unsqueeze(-2), key.unsqueeze(-3), alpha=2).sigmoid_()
@@ -24,9 +24,10 @@ def scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 
 
 def exact_enough(query: Tensor, key: Tensor, weight: Tensor) -> bool:
-    """Is the error about that of a plain tanh? Judged by a few rows and the first keys, the last to be masked.
+    """Return whether the error is about that of tanh, estimated from a few rows and the first keys, which are rarely
+    masked.
 
-    A mean over pairs, not their extremes: one large number tells nothing about the others.
+    The estimate is a mean over pairs, because a maximum would depend on one outlier.
     """
     group = query.shape[-3] // key.shape[-3]
     rows = query.detach()[..., ::group, :: max(1, query.shape[-2] // 4), :][..., :4, :].float()
@@ -36,5 +37,5 @@ def exact_enough(query: Tensor, key: Tensor, weight: Tensor) -> bool:
     try:
         norm = float(weight.detach().norm(dim=-1).max())
         return float(means @ share) > (_MUCH if norm > _LIGHT else _LITTLE) * float(share.sum())
-    except RuntimeError:  # numbers that cannot be read: under vmap, or of a fake tensor
+    except RuntimeError:  # values cannot be read under vmap, or of a fake tensor
         return False

@@ -1,4 +1,4 @@
-"""Additive scores of one query for each row of a batch, and their gradients, without keeping the hidden layer.
+"""Additive scores of one query for each row of a batch, and their gradients, without storing the hidden layer.
 
 e_j = v · tanh(q + k_j). A loop over steps calls `scores`, its backward pass `slope`, and after it `sums` gives the
 gradients of the keys and of v from all steps at once. The compiled loops over pairs are those of `exponential`; the
@@ -14,16 +14,16 @@ from regard.kernels import compilation
 from regard.kernels.additive.exponential import REACH, pair_scores, pair_sums
 from regard.kernels.compilation import compiled
 
-_WORTH = 2**24  # pair-features of all steps from which a compiled loop earns its compilation
-_LANES = 16  # float32 numbers in the widest register
-_SMALL = 0.05  # below, 1 − 2 / (1 + e^{2x}) has fewer right digits than tanh x ≈ x
+_WORTH = 2**24  # pair-features of all steps from which on a compiled loop saves more than compiling costs
+_LANES = 16  # float32 numbers in the widest SIMD register
+_SMALL = 0.05  # below this |x|, 1 − 2 / (1 + e^{2x}) is less accurate than tanh x ≈ x
 
 
 class Keys(NamedTuple):
-    """Keys (b, k, f), the score's weight (f,), and e^{2 keys} where the exponential form serves.
+    """Keys (b, k, f), the score's weight (f,), and e^{2 keys} if the exponential form is used.
 
     `rows` (b, f) is the weight for each row of the batch. `blocks` (b, f / 16, k, 16) are the same powers for the
-    backward pass, which adds over keys: a sum of 16 features at a time reads memory in its order, three times faster.
+    backward pass, which adds over keys: summing 16 features at a time loads memory sequentially, three times faster.
     """
 
     keys: Tensor
@@ -34,7 +34,8 @@ class Keys(NamedTuple):
 
 
 def prepare(keys: Tensor, weight: Tensor, steps: int, *, back: bool = False) -> Keys:
-    """Choose the form for so many steps: tanh, or on the CPU tanh(q + k) = 1 − 2 / (1 + e^{2q} e^{2k}), compiled."""
+    """Choose the form for this number of steps: tanh, or on the CPU tanh(q + k) = 1 − 2 / (1 + e^{2q} e^{2k}),
+    compiled."""
     plain = keys.device.type != "cpu" or keys.dtype != torch.float32 or keys.numel() * steps < _WORTH
     if plain or min(keys.shape) < 2 or not compilation.compiler():
         return Keys(keys, weight)
@@ -46,7 +47,7 @@ def prepare(keys: Tensor, weight: Tensor, steps: int, *, back: bool = False) -> 
 
 
 def blocked(rows: Tensor) -> Tensor | None:
-    """(b, k, f) as (b, f / 16, k, 16), where 16 divides f."""
+    """Return (b, k, f) as (b, f / 16, k, 16), if 16 divides f."""
     if rows.shape[-1] % _LANES:
         return None
     return rows.unflatten(-1, (-1, _LANES)).transpose(1, 2).contiguous()
@@ -58,14 +59,14 @@ def _within(query: Tensor) -> bool:
 
 
 def scores(query: Tensor, keys: Keys) -> Tensor:
-    """e (b, k) of the queries (b, f): `torch.tanh(query[:, None] + keys) @ weight`."""
+    """Return e (b, k) of the queries (b, f): `torch.tanh(query[:, None] + keys) @ weight`."""
     if keys.powers is not None and _within(query):
         return compiled(pair_scores)(torch.exp(2 * query).unsqueeze(1), keys.powers, keys.rows).squeeze(1)
     return torch.tanh(query.unsqueeze(1) + keys.keys) @ keys.weight
 
 
 def slope(query: Tensor, keys: Keys, dscores: Tensor) -> Tensor:
-    """de/dq (b, f) for the gradient (b, k) of the scores: v Σ_j de_j (1 − tanh²)."""
+    """Return de/dq (b, f) for the gradient (b, k) of the scores: v Σ_j de_j (1 − tanh²)."""
     if keys.powers is not None and _within(query):
         power = torch.exp(2 * query)
         if keys.blocks is not None:
@@ -77,7 +78,7 @@ def slope(query: Tensor, keys: Keys, dscores: Tensor) -> Tensor:
 
 
 def sums(queries: Tensor, keys: Keys, dscores: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of the keys (b, k, f) and of the weight (f,), from all queries (t, b, f) and dscores (t, b, k)."""
+    """Return the gradients of keys (b, k, f) and weight (f,) from all queries (t, b, f) and dscores (t, b, k)."""
     if keys.powers is not None and _within(queries):
         powers, changes = torch.exp(2 * queries).transpose(0, 1).contiguous(), dscores.permute(1, 2, 0).contiguous()
         slopes, inverses = compiled(pair_sums)(keys.powers, powers, changes)

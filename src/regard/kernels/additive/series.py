@@ -1,20 +1,19 @@
-"""Trigonometric series for activations: additive scores as plain dot products.
+"""Trigonometric series for activations: additive scores as dot products.
 
 On ``|x| <= X`` an activation is nearly ``constant + slope * x + Σ_r sine_r sin(ω_r x) + cosine_r cos(ω_r x)`` with odd
-harmonics ``ω_r = (2r + 1) π / (2P)``; and ``sin ω(a + b) = sin ωa cos ωb + cos ωa sin ωb``, so a score
-``Σ_f w_f act(a_f + b_f)`` is a dot product of 2R features per hidden unit.  Odd harmonics mirror about P: tanh there is
-flat, so P may be smaller than X, which saves terms.  A slope saves half a term more: tanh x - x/P repeats after 2P, so
-with it the harmonics are all multiples, ``ω_r = (2r + 2) π / (2P)``.  It costs nothing: its query part is the same for
-all keys, and its key part is one number for each key.
+harmonics ``ω_r = (2r + 1) π / (2P)``; and ``sin ω(a + b) = sin ωa cos ωb + cos ωa sin ωb``, so a score ``Σ_f w_f
+act(a_f + b_f)`` is a dot product of 2R features per hidden unit.  Odd harmonics are symmetric about P; tanh is flat
+there, so P may be smaller than X, which saves terms. A slope saves another half term: tanh x - x/P repeats after 2P, so
+with it the harmonics are all multiples, ``ω_r = (2r + 2) π / (2P)``.  The slope costs nothing: its query part is the
+same for all keys, and its key part is one number for each key.
 
 The backward pass uses the series' derivative too, so its fit minimises the larger of the value's and a quarter of the
-derivative's worst error.  The forward pass needs the value alone, and may be off by more away from the middle, from
-0.3 X on and by three times as much from 0.65 X on, where few sums lie: X is the largest of them all.  What is largest
-over all hidden units is more than most of them need, so there each unit has a fit for its own X, with as many
-harmonics: the work is the same, the error about half.  Their number is chosen by what the units need together, about,
-not by the one that needs most: errors of a few are lost among those of many.
+derivative's worst error.  The forward pass needs the value alone, and may have a larger error from 0.3 X on, and three
+times that error from 0.65 X on, where few sums lie. Since X is the maximum over all hidden units, most units need less;
+so each unit has a fit for its own X, with the same number of harmonics: the cost is the same, the error about half. The
+number of harmonics is chosen for the error of all units together, not for the worst one.
 
-``python -m regard.kernels.additive.series`` writes ``series.json`` anew.
+``python -m regard.kernels.additive.series`` regenerates ``series.json``.
 """
 
 import functools
@@ -26,35 +25,36 @@ from typing import NamedTuple
 
 import numpy as np
 
-GROUPS = {"forward": 1, "backward": 2}  # harmonics that lie side by side: the gradients' feature blocks want pairs
-MOST = 16  # most harmonics a row may have
-WIDTH = 8 + 2 * MOST  # numbers of a packed fit
-SHORTER = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.7, 0.6)  # reaches of a forward row's fits, by the longest
-FITS = {"forward": len(SHORTER), "backward": 1}  # in a row: the gradients' kernels know but one frequency for all units
-_SHARES = {"forward": 0.0, "backward": 0.25}  # of the derivative in the fit
+GROUPS = {"forward": 1, "backward": 2}  # number of adjacent harmonics: the gradients' kernels need pairs
+MOST = 16  # the largest number of harmonics in a row
+WIDTH = 8 + 2 * MOST  # length of a packed fit, in numbers
+SHORTER = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.7, 0.6)  # ranges of a forward row's fits, relative to the largest
+FITS = {"forward": len(SHORTER), "backward": 1}  # fits per row: the gradients' kernels have one frequency
+_SHARES = {"forward": 0.0, "backward": 0.25}  # weight of the derivative's error in the fit
 
-# Largest error of value and derivative allowed for each feature type and pass: about the rounding that plain arithmetic
-# of the type makes in one activation.
+# The largest allowed error of value and derivative for each feature type and pass: about the rounding error of one
+# activation in that type.
 BUDGETS = {
     ("bfloat16", "forward"): (3.2e-3, math.inf),
     ("bfloat16", "backward"): (2.8e-3, 6e-3),
     ("float16", "forward"): (3.2e-4, math.inf),
     ("float16", "backward"): (3.2e-4, 1e-3),
 }
-STEP = 0.25  # between the reaches that are tried in the forward pass
-ALL, ONE = 0.8, 1.25  # shares of the budget in the forward pass: for all units together, and for each
+STEP = 0.25  # distance between the ranges tried in the forward pass
+ALL, ONE = 0.8, 1.25  # fractions of the budget in the forward pass: for all units together, and for each
+# Ranges tried in the backward pass; the last one is tried in both passes.
 REACHES = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 8.75, 9.0, 9.25, 9.5, 10.0,
-           11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0)  # in the backward pass; the last one in both  # fmt: skip
+           11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0)  # fmt: skip
 
 
 class Series(NamedTuple):
-    """A fit that holds for ``|x| <= reach``."""
+    """A fit that is valid for ``|x| <= reach``."""
 
     reach: float
     period: float  # P: the base frequency is π / (2P)
     waves: tuple[float, ...]  # sines of an odd function, cosines of an even one
-    constant: float = 0.0  # a softmax does not see it, the log-sum-exp does
-    slope: float = 0.0  # with one the harmonics are 2, 4, 6, … times the base frequency, without 1, 3, 5, …
+    constant: float = 0.0  # it cancels in a softmax, but not in the log-sum-exp
+    slope: float = 0.0  # with a slope, harmonics are 2, 4, 6, … times the base frequency; without, 1, 3, 5, …
 
     @property
     def harmonics(self) -> int:
@@ -62,10 +62,10 @@ class Series(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Fits with equally many harmonics; the first one reaches furthest.
+    """Fits with the same number of harmonics; the first one has the largest range.
 
-    It serves units of which none reaches further than that, and all together, by a mean that counts long reaches
-    most (triton.additive.features.table_row), no further than `together`.
+    A row applies if no unit exceeds the first range, and a mean over all units that emphasises large ranges
+    (triton.additive.features.table_row) is at most `together`.
     """
 
     together: float
@@ -81,7 +81,7 @@ def _tanh(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _gelu_even(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """gelu(x) - x/2 = x erf(x/√2) / 2, even; x/2 itself is separable and needs no series."""
+    """Return gelu(x) - x/2 = x erf(x/√2) / 2, an even function; the term x/2 is separable and needs no series."""
     erf = np.vectorize(math.erf)(x / math.sqrt(2.0))
     return x * erf / 2.0, erf / 2.0 + x * np.exp(-x * x / 2.0) / math.sqrt(2.0 * math.pi)
 
@@ -102,7 +102,7 @@ class Fit(NamedTuple):
 
 
 def _tolerance(x: np.ndarray, direction: str) -> np.ndarray:
-    """How much more than in the middle of the range the value may be off."""
+    """Return the allowed error relative to that in the middle of the range."""
     return np.ones_like(x) if direction == "backward" else 1.0 + np.clip((x / x[-1] - 0.3) / 0.175, 0.0, 2.0)
 
 
@@ -117,7 +117,7 @@ def _fit(
     period: float,
     direction: str,
 ) -> Fit:
-    """Least squares with weights that grow where the error is large: close to the minimax fit after some rounds."""
+    """Fit by least squares with weights that grow where the error is large, which converges to the minimax fit."""
     share, tolerance = _SHARES[direction], _tolerance(x, direction)
     omega = (2 * np.arange(harmonics) + 1 + sloped) * math.pi / (2 * period)
     phase = np.outer(x, omega)
@@ -150,7 +150,7 @@ def _fit(
 
 @functools.cache
 def fit_row(target: str, reach: float, harmonics: int, direction: str) -> Fit:
-    """The best fit over the period, in the forward pass of an odd function with or without a slope."""
+    """Return the best fit over all periods; odd functions in the forward pass are tried with and without a slope."""
     function, odd = TARGETS[target]
     x = np.linspace(0.0, reach, 601)
     values, slopes = function(x)
@@ -176,14 +176,14 @@ def _series(target: str, reach: float, harmonics: int, direction: str) -> Series
 
 
 def fit_table(target: str, budget: tuple[float, float], direction: str) -> Iterator[Row]:
-    """Rows that reach further and further."""
+    """Yield rows with increasing range."""
 
     def serves(reach: float, harmonics: int, share: float = 1.0) -> bool:
         fit = fit_row(target, reach, harmonics, direction)
         return fit.value_error <= share * budget[0] and fit.slope_error <= share * budget[1]
 
     numbers = range(2, MOST + 1, GROUPS[direction])
-    if direction == "backward":  # for each reach the fewest harmonics, until even the most are not enough
+    if direction == "backward":  # for each range the smallest number of harmonics, until the largest does not suffice
         for reach in REACHES:
             found = next((n for n in numbers if serves(reach, n)), None)
             if found is None:
@@ -191,7 +191,7 @@ def fit_table(target: str, budget: tuple[float, float], direction: str) -> Itera
             yield Row(reach, (_series(target, reach, found, direction),))
         return
     steps = {ALL: 0, ONE: 0}
-    for harmonics in numbers:  # for each number of harmonics as far as it goes
+    for harmonics in numbers:  # for each number of harmonics the largest range
         before = dict(steps)
         for share in steps:
             while (steps[share] + 1) * STEP <= REACHES[-1] and serves((steps[share] + 1) * STEP, harmonics, share):
@@ -203,7 +203,7 @@ def fit_table(target: str, budget: tuple[float, float], direction: str) -> Itera
 
 @functools.cache
 def packed(target: str, dtype: str, direction: str) -> tuple[tuple[float, ...], ...]:
-    """Rows as the kernels read them, their fits one after another.
+    """Return rows in the kernels' format, with their fits concatenated.
 
     Each is reach, harmonics, base frequency in turns, slope, constant, first, together, a spare number, waves.  `first`
     is the lowest harmonic in base frequencies, the next ones are two apart.  The waves are sines and cosines, each
@@ -225,7 +225,7 @@ def packed(target: str, dtype: str, direction: str) -> tuple[tuple[float, ...], 
 
 @functools.cache
 def _fitted() -> dict[str, list[Row]]:
-    """The rows of `series.json` by their name, "target dtype direction"."""
+    """Return the rows of `series.json` by their name, "target dtype direction"."""
     text = importlib.resources.files("regard.kernels.additive").joinpath("series.json").read_text()
     return {
         name: [Row(together, tuple(_from_json(*fit) for fit in fits)) for together, fits in rows]

@@ -1,13 +1,13 @@
 """The loop of a GRU decoder with additive attention in Bahdanau's order, forward and backward by hand.
 
-For each step i, with everything that does not depend on the state before already done for all steps:
+For each step i, after everything that does not depend on the previous state is computed for all steps:
 
     [h; q] = [W_hh; W_q] s_{i-1} + b        one matrix product
     a = softmax(v · tanh(q + k_j))
     s_i = gru(x_i + Σ_j a_j W_c h_j, h, s_{i-1})      the values are mapped before the loop
 
-Autograd would keep the hidden layer of every step and add to every matrix's gradient at every step. Here only states,
-gates and weights are kept; the backward pass has one matrix product a step over the state, and the gradients of
+Autograd would store the hidden layer of every step and add to every matrix's gradient at every step. Here only states,
+gates and weights are stored; the backward pass has one matrix product per step, and the gradients of
 matrices, keys and values come from all steps at once, after the loop. `bahdanau_cpu` is the same for the CPU.
 """
 
@@ -24,7 +24,7 @@ from regard.kernels.derivatives import once_only
 from regard.kernels.dtypes import HALF
 from regard.kernels.recurrent import gru
 
-_MOST_KEYS = 128  # as many as a program of the kernels holds
+_MOST_KEYS = 128  # the largest number of keys that one program of the kernels can hold
 
 
 class Unrolled(NamedTuple):
@@ -35,7 +35,7 @@ class Unrolled(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What the loop starts from."""
+    """The inputs of the loop."""
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
     keys: Tensor  # (b, k, f)
@@ -48,7 +48,7 @@ class Given(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the forward pass keeps for the backward pass."""
+    """Tensors stored for the backward pass."""
 
     states: Tensor  # (t + 1, b, d)
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
@@ -57,7 +57,7 @@ class Kept(NamedTuple):
 
 
 def unrolled(given: Given) -> Unrolled:
-    """Run all steps; differentiable once. The plain function: `RecurrentDecoder`'s loop over single steps."""
+    """Run all steps; differentiable once. Reference implementation: `RecurrentDecoder`'s loop over single steps."""
     return Unrolled(*_Loop.apply(*(None if tensor is None else tensor.contiguous() for tensor in given)))
 
 
@@ -75,7 +75,7 @@ class _Loop(torch.autograd.Function):
 
 
 def _kernels(given: Given) -> bool:
-    """Do the Triton kernels serve? They take no more keys than a program can hold."""
+    """Return whether the Triton kernels can run: they hold all keys of a row in one program."""
     device = given.inputs.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     known = given.inputs.dtype in (*HALF, torch.float32) and 0 < given.keys.shape[1] <= _MOST_KEYS
     return device and known and given.inputs.numel() > 0 and TRITON
@@ -105,11 +105,11 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def weighed(energy: Tensor, masked: Tensor | None, out: Tensor) -> None:
-    """Softmax over the keys that are not masked; a row with nothing to attend is zeros."""
+    """Compute softmax over the keys that are not masked; a row with nothing to attend is zeros."""
     if masked is None:
         torch.softmax(energy, -1, out=out)
         return
-    # The lowest number in place of −inf: a row that is masked whole then has no NaN before it is set to 0.
+    # The lowest finite number replaces −inf, so that a fully masked row is not NaN before it is set to 0.
     torch.softmax(energy.masked_fill(masked, torch.finfo(energy.dtype).min), -1, out=out)
     out.masked_fill_(masked, 0.0)
 
@@ -129,7 +129,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
         hidden, query = kept.products[i, :, :gate_size], kept.products[i, :, gate_size:]
         dhidden = dproducts[i, :, :gate_size]
         dstate = gru.in_place_back(kept.gates[i], hidden, kept.states[i], None, dstate, dgates[i], dhidden)
-        # A row times a matrix: as a matrix times a column it would be four times slower on the CPU.
+        # A row times a matrix: on the CPU, a matrix times a column would be four times slower.
         dweights = torch.baddbmm(upweights[i].unsqueeze(1), dgates[i].unsqueeze(1), given.values.mT).squeeze(1)
         share = kept.weights[i] * dweights
         torch.addcmul(share, kept.weights[i], share.sum(-1, keepdim=True), value=-1, out=dscores[i])
@@ -143,8 +143,8 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 
 def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
-    """The same with two launches a step: a matrix product, and all the rest."""
-    from regard.kernels.triton import few_row_products  # imports Triton: only where it is used
+    """Compute the same with two launches per step: a matrix product, and one kernel for the rest."""
+    from regard.kernels.triton import few_row_products  # imported here, because it imports Triton
     from regard.kernels.triton.gru_attention_step import forward_step
 
     steps, batch, _ = given.inputs.shape
@@ -174,8 +174,8 @@ def _backward_by_kernels(given: Given, kept: Kept, upstream: Tensor, upweights: 
     dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
     dscores = torch.empty_like(kept.weights)
     upstream, upweights = upstream.contiguous(), upweights.contiguous()
-    # The state's gradient is two sums: the direct part in float32, and the part through the product in its own
-    # dtype, in pieces where the product is that of `few_row_products`.
+    # The state's gradient is the sum of a direct part in float32 and a part through the product in its own dtype; the
+    # latter is itself in parts if `few_row_products` computes the product.
     shares = given.state.new_zeros(2, *given.state.shape, dtype=torch.float32)
     ours = few_row_products.serves(given.state)
     through = given.state.new_zeros(few_row_products.parts(len(given.recurrent)) if ours else 1, *given.state.shape)

@@ -1,7 +1,7 @@
 """The loop of a GRU decoder with additive attention in Bahdanau's order on the CPU, forward and backward by hand.
 
-As `bahdanau`, with matrices laid out once for all steps, and the context mapped at each step: to map every value
-instead is no less work there, and more memory to read.
+As `bahdanau`, with matrices packed once for all steps, and the context mapped at each step: mapping every value instead
+would save no work on the CPU and need more memory traffic.
 
     [h; q] = [W_hh; W_q] s_{i-1} + b
     a = softmax(v · tanh(q + k_j)),  c_i = Σ_j a_j v_j
@@ -25,11 +25,11 @@ from regard.kernels.products import matrix
 from regard.kernels.recurrent.bahdanau import weighed
 from regard.kernels.recurrent.gru import forms
 
-_WORTH = 2**24  # numbers read of the values in all steps from which compiled reading earns its compilation
+_WORTH = 2**24  # numbers loaded from the values in all steps from which on compiling saves time
 
 
 class Unrolled(NamedTuple):
-    """States after each step (t, b, d), what each read (t, b, e) and the weights (t, b, k)."""
+    """States after each step (t, b, d), contexts (t, b, e) and weights (t, b, k)."""
 
     states: Tensor
     contexts: Tensor
@@ -37,7 +37,7 @@ class Unrolled(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What the loop starts from: in the dtype of the matrices, but for keys, score and state."""
+    """The inputs of the loop, in the dtype of the matrices except for keys, score and state."""
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
     keys: Tensor  # (b, k, f)
@@ -51,18 +51,18 @@ class Given(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What the forward pass keeps for the backward pass."""
+    """Tensors stored for the backward pass."""
 
     states: Tensor  # (t + 1, b, d)
     contexts: Tensor  # (t, b, e)
     weights: Tensor  # (t, b, k)
     gates: Tensor  # (t, b, 3d): r, z, n
-    hidden: Tensor  # (t, b, d): what r gates
+    hidden: Tensor  # (t, b, d): multiplied by r
     queries: Tensor  # (t, b, f)
 
 
 def unrolled(given: Given) -> Unrolled:
-    """Run all steps; differentiable once. The plain function: `RecurrentDecoder`'s loop over single steps."""
+    """Run all steps; differentiable once. Reference implementation: `RecurrentDecoder`'s loop over single steps."""
     return Unrolled(*_Loop.apply(*(None if tensor is None else tensor.contiguous() for tensor in given)))
 
 
@@ -85,7 +85,7 @@ class _Loop(torch.autograd.Function):
 
 
 def _bare(tensors: Iterable[Any]) -> list[Any]:
-    """Tensors that want no gradient: compiled forms would be built again for those that do."""
+    """Return tensors detached from the graph: compiled forms would be compiled again for tensors with a gradient."""
     return [None if tensor is None else tensor.detach() for tensor in tensors]
 
 
@@ -144,7 +144,7 @@ def _backward(given: Given, kept: _Kept, upstream: Unrolled) -> tuple[Tensor | N
 
 
 class _Values(NamedTuple):
-    """Values (b, k, e), and in blocks (b, e / 16, k, 16) where a compiled loop reads them."""
+    """Values (b, k, e), and in blocks (b, e / 16, k, 16) for the compiled loop."""
 
     rows: Tensor
     blocks: Tensor | None
@@ -154,7 +154,7 @@ class _Values(NamedTuple):
         return _Values(values, blocked(values) if _worth(values, steps) else None)
 
     def into(self, out: Tensor, weights: Tensor) -> None:
-        """Σ_j a_j v_j for each row of the batch."""
+        """Write Σ_j a_j v_j for each row of the batch into `out`."""
         if self.blocks is not None:
             out.copy_(compiled(_read)(weights, self.blocks))
         else:
@@ -175,15 +175,15 @@ def _spread(values: Tensor, steps: int) -> Any:
 
 
 def _spread_back(dcontext: Tensor, values: Tensor, weights: Tensor, upstream: Tensor) -> Tensor:
-    """The gradient of the scores from that of the context and of the weights."""
+    """Return the gradient of the scores from that of the context and of the weights."""
     dweights = upstream + (dcontext.to(weights.dtype).unsqueeze(1) * values).sum(-1)
     share = weights * dweights
     return share - weights * share.sum(-1, keepdim=True)
 
 
 def _spread_plainly(dcontext: Tensor, values: Tensor, weights: Tensor, upstream: Tensor) -> Tensor:
-    """The same without a product of every number with every other in memory."""
-    # A row times a matrix: as a matrix times a column it would be four times slower on the CPU.
+    """Return the same without storing the product of all pairs."""
+    # A row times a matrix: on the CPU, a matrix times a column would be four times slower.
     dweights = upstream + torch.bmm(dcontext.unsqueeze(1), values.mT).squeeze(1)
     share = weights * dweights
     return share - weights * share.sum(-1, keepdim=True)

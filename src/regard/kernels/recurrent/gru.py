@@ -1,10 +1,10 @@
-"""The step of a GRU: the plain definition, and forms of it for loops whose backward pass is written by hand.
+"""The step of a GRU: its definition, and forms of it for loops whose backward pass is written by hand.
 
 `step` is the definition, which every other form in this package must equal, those in Triton included
 (`triton/gru_step.py`, `triton/gru_attention_step.py`). `forth` and `back` are for the CPU, where each is compiled into
-one pass over the numbers if that is worth it; `in_place` and `in_place_back` write into memory that was given, as a
-CUDA graph wants it. States and gradients have the dtype of the state; matrix products, and the gradients for them, have
-their own, which under autocast is narrower.
+one pass if that saves time; `in_place` and `in_place_back` write into given buffers, as a CUDA graph requires. States
+and gradients have the dtype of the state; matrix products, and the gradients for them, have their own, which under
+autocast is narrower.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from torch import Tensor
 from regard.kernels import compilation
 from regard.kernels.compilation import compiled
 
-_WORTH = 2**22  # gates of all steps from which compiled forms earn their compilation
+_WORTH = 2**22  # gates of all steps from which on compiling saves time
 
 
 def step(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
-    """h' = (1 − z) n + z h with n = tanh(x_n + r h_n), in torch's order of gates: r, z, n."""
+    """Return h' = (1 − z) n + z h with n = tanh(x_n + r h_n), in torch's order of gates: r, z, n."""
     size = hidden.shape[-1]
     reset, update = torch.sigmoid(gates[..., : 2 * size] + recurrent[..., : 2 * size]).chunk(2, -1)
     new = torch.tanh(gates[..., 2 * size :] + reset * recurrent[..., 2 * size :])
@@ -28,14 +28,14 @@ def step(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
 
 
 class Forms(NamedTuple):
-    """`forth` and `back`, as they are or compiled."""
+    """`forth` and `back`, uncompiled or compiled."""
 
     forth: Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Tensor]
     back: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def forms(inputs: Tensor) -> Forms:
-    """The forms for input gates (t, b, 3d) of all steps."""
+    """Return the forms for input gates (t, b, 3d) of all steps."""
     if inputs.numel() < _WORTH or inputs.dtype == torch.float64 or min(inputs.shape) < 2 or not compilation.compiler():
         return Forms(forth, back)
     return Forms(compiled(forth), compiled(back))
@@ -44,10 +44,10 @@ def forms(inputs: Tensor) -> Forms:
 def forth(
     inputs: Tensor, read: Tensor | None, product: Tensor, before: Tensor, gates: Tensor, hidden: Tensor
 ) -> Tensor:
-    """The next state from the input's gates (b, 3d), what adds to them, W_hh s + b and the state before, (b, d).
+    """Return the next state from input gates (b, 3d), an addend, W_hh s + b and the previous state, (b, d).
 
     The product (b, 3d + …) may be wider: the rest is ignored. For the backward pass r, z, n are written side by side to
-    `gates` (b, 3d), and the product's last part, which r gates, to `hidden` (b, d).
+    `gates` (b, 3d), and the product's last part, which r multiplies, to `hidden` (b, d).
     """
     size = before.shape[-1]
     inputs = inputs.to(before.dtype)
@@ -64,7 +64,7 @@ def forth(
 def back(
     gates: Tensor, hidden: Tensor, before: Tensor, dstate: Tensor, upstream: Tensor, dgates: Tensor, dproduct: Tensor
 ) -> Tensor:
-    """Write the gradients of input gates and product, (b, 3d) each; return the direct part of the earlier state's."""
+    """Write the gradients of input gates and product, (b, 3d) each; return the previous state's direct gradient."""
     size = before.shape[-1]
     reset, update, new = gates.split(size, -1)
     dstate = dstate + upstream
@@ -78,7 +78,7 @@ def back(
 
 
 def in_place(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, after: Tensor) -> None:
-    """Turn input gates into r, z, n in place, and write the next state; a masked row keeps the state before."""
+    """Replace input gates by r, z, n in place, and write the next state; a masked row keeps its previous state."""
     size = before.shape[-1]
     gates[:, : 2 * size].add_(hidden[:, : 2 * size]).sigmoid_()
     gates[:, 2 * size :].addcmul_(gates[:, :size], hidden[:, 2 * size :]).tanh_()
@@ -90,7 +90,7 @@ def in_place(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None,
 def in_place_back(
     gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, dstate: Tensor, dgates: Tensor, dhidden: Tensor
 ) -> Tensor:
-    """Write the gradients of input gates and hidden gates; return the direct part of that of the state before."""
+    """Write the gradients of input gates and hidden gates; return the previous state's direct gradient."""
     size = before.shape[-1]
     reset, update, new = gates.split(size, -1)
     here = dstate if mask is None else dstate * mask

@@ -1,6 +1,6 @@
 """The loop of a GRU decoder with additive attention in Luong's order with input feeding, forward and backward by hand.
 
-As `bahdanau`, with one more tensor carried from step to step: what the output layer sees. For each step i
+As `bahdanau`, with one more tensor carried from step to step: the input f of the output layer. For each step i
 
     s_i = gru(x_i + W_f f_{i-1}, h_{i-1}, s_{i-1})
     [h_i; q; r] = [W_hh; W_q; W_r] s_i + b        one matrix product
@@ -22,14 +22,14 @@ from regard.kernels.recurrent.bahdanau import weighed
 
 
 class Unrolled(NamedTuple):
-    """What the output layer sees after each step (t, b, d), and the weights of each (t, b, k)."""
+    """The input of the output layer after each step (t, b, d), and the weights of each step (t, b, k)."""
 
     outputs: Tensor
     weights: Tensor
 
 
 class Given(NamedTuple):
-    """What the loop starts from."""
+    """The inputs of the loop."""
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
     keys: Tensor  # (b, k, f)
@@ -43,7 +43,7 @@ class Given(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the forward pass keeps for the backward pass."""
+    """Tensors stored for the backward pass."""
 
     states: Tensor  # (t + 1, b, d)
     outputs: Tensor  # (t + 1, b, d); the first is zeros
@@ -53,7 +53,7 @@ class Kept(NamedTuple):
 
 
 def unrolled(given: Given) -> Unrolled:
-    """Run all steps; differentiable once. The plain function: `RecurrentDecoder`'s loop over single steps."""
+    """Run all steps; differentiable once. Reference implementation: `RecurrentDecoder`'s loop over single steps."""
     return Unrolled(*_Loop.apply(*(None if tensor is None else tensor.contiguous() for tensor in given)))
 
 
@@ -107,7 +107,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     for i in reversed(range(steps)):
         output = kept.outputs[i + 1]
         torch.mul(upstream[i] + doutput, 1 - output * output, out=dmixed[i])
-        # A row times a matrix: as a matrix times a column it would be four times slower on the CPU.
+        # A row times a matrix: on the CPU, a matrix times a column would be four times slower.
         dweights = torch.baddbmm(upweights[i].unsqueeze(1), dmixed[i].unsqueeze(1), given.values.mT).squeeze(1)
         part = kept.weights[i] * dweights
         torch.addcmul(part, kept.weights[i], part.sum(-1, keepdim=True), value=-1, out=dscores[i])

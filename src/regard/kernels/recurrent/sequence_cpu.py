@@ -4,9 +4,9 @@
     s' = gru(x_j, h, s)
 
 torch's own GRU adds to the matrix's gradient at every step. Here that gradient is one product over all steps, and the
-matrix is laid out once for all of them. Rows come longest first, so at each position those that have a token are the
-first ones: padding is neither computed nor read. Under autocast the operands and results of products are bfloat16, and
-the recurrent state is float32. `_plainly` is the plain function it must equal.
+matrix is packed once. Rows are sorted by length, longest first, so at each position the rows with a token are the first
+ones, and padding is not computed. Under autocast the operands and results of products are bfloat16, and the recurrent
+state is float32. Reference implementation: `_plainly`.
 """
 
 from collections.abc import Iterable
@@ -21,16 +21,16 @@ from regard.kernels.recurrent import gru
 
 
 def states(inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool) -> Tensor:
-    """States (k, b, d) from input gates (k, b, 3d), W_hh (3d, d) and its bias, starting from zeros; as `_plainly`.
+    """Return states (k, b, d) from input gates (k, b, 3d), W_hh (3d, d) and its bias, starting from zeros.
 
-    `counts` says how many rows have a token at each position; the states of the other rows are zeros. With `back` the
-    sequence is read from its end.
+    `counts` holds the number of rows with a token at each position; the states of the other rows are zeros. With `back`
+    the sequence is processed from its end.
     """
     return cast(Tensor, _Sequence.apply(inputs, recurrent, bias, counts, back))
 
 
 class _Sequence(torch.autograd.Function):
-    """States (k, b, d) from input gates (k, b, 3d), from zeros; rows beyond the count of a position are zeros."""
+    """The autograd function: states (k, b, d) from input gates (k, b, 3d); rows without a token are zeros."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool) -> Tensor:
@@ -43,7 +43,7 @@ class _Sequence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         inputs, recurrent, bias, states, gates, hidden = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is asked for: autograd makes it from the plain form
+        if torch.is_grad_enabled():  # for second derivatives, autograd differentiates the reference implementation
             given = (inputs, recurrent, bias)
             wanted = [tensor for tensor in given if tensor.requires_grad]
             plain = _plainly(inputs, recurrent, bias, ctx.counts, ctx.back)
@@ -51,7 +51,7 @@ class _Sequence(torch.autograd.Function):
             return (*(next(found) if tensor.requires_grad else None for tensor in given), None, None)
         with torch.autocast("cpu", enabled=False):
             dgates, dproducts = _backward(inputs, recurrent, states, gates, hidden, upstream[0], ctx.counts, ctx.back)
-            # The first state is zeros, and adds nothing to the matrix.
+            # The first state is zeros, so it contributes nothing to the matrix's gradient.
             later = dproducts[:-1] if ctx.back else dproducts[1:]
             drecurrent = later.flatten(0, 1).t() @ states[1:-1].flatten(0, 1)
         return dgates, drecurrent, dproducts.sum((0, 1)), None, None
@@ -60,7 +60,7 @@ class _Sequence(torch.autograd.Function):
 def _forward(
     inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """States, with the zeros from which reading starts, (k + 1, b, d); gates (k, b, 3d), and what r gates (k, b, d)."""
+    """Return states with the initial zeros (k + 1, b, d), gates (k, b, 3d), and the factor of r (k, b, d)."""
     steps, batch, gate_size = inputs.shape
     size, wide = recurrent.shape[-1], torch.promote_types(inputs.dtype, torch.float32)
     states = torch.empty(steps + 1, batch, size, dtype=inputs.dtype)
@@ -91,7 +91,7 @@ def _backward(
     counts: list[int],
     back: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of input gates and of products, (k, b, 3d)."""
+    """Return the gradients of input gates and of products, (k, b, 3d)."""
     steps, batch, _ = inputs.shape
     dgates, dproducts = (torch.empty(*inputs.shape, dtype=inputs.dtype) for _ in range(2))
     dstate = states.new_zeros(states.shape[1:], dtype=torch.promote_types(inputs.dtype, torch.float32))
@@ -115,7 +115,7 @@ def _order(steps: int, back: bool) -> Iterable[int]:
 
 
 def _plainly(inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool) -> Tensor:
-    """The same states by operations that autograd follows."""
+    """Return the same states by operations that autograd can differentiate."""
     steps, batch, _ = inputs.shape
     state = inputs.new_zeros(batch, recurrent.shape[-1])
     states: list[Tensor] = []

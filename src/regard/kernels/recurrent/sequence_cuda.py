@@ -1,8 +1,8 @@
-"""A GRU over whole sequences on CUDA, both directions in step, with a backward pass written by hand.
+"""A GRU over whole sequences on CUDA, both directions at once, with a backward pass written by hand.
 
 torch's own GRU spends more time launching a short sequence than computing it. Here the loop is replayed as one CUDA
-graph, and a row that has ended keeps its state, so padding needs no packing and no transfer from the device. The plain
-function is `gru.step`, applied position by position.
+graph, and a finished row keeps its state, so padding needs neither packing nor a transfer from the device. Reference
+implementation: `gru.step`, applied position by position.
 """
 
 import os
@@ -19,7 +19,7 @@ from regard.kernels.recurrent import gru
 
 
 def states(inputs: Tensor, recurrent: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """States (t, w, b, d) of w directions from input gates (t, w, b, 3d), starting from zeros.
+    """Return states (t, w, b, d) of w directions from input gates (t, w, b, 3d), starting from zeros.
 
     recurrent (w, 3d, d) and bias (w, 1, 3d) are those of each direction; where `mask` (t, w, b) is False a row keeps
     its state.
@@ -28,12 +28,12 @@ def states(inputs: Tensor, recurrent: Tensor, bias: Tensor, mask: Tensor | None)
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Directions and batch as one axis: to all but the matrix product they are the same."""
+    """Return directions and batch as one axis, because only the matrix product distinguishes them."""
     return tensor.flatten(0, 1)
 
 
 class _Sequence(torch.autograd.Function):
-    """States (t, w, b, d) from input gates (t, w, b, 3d), w directions; all start from zeros."""
+    """The autograd function: states (t, w, b, d) from input gates (t, w, b, 3d), w directions, starting from zeros."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, recurrent: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
@@ -60,7 +60,7 @@ def _forward(inputs: Tensor, recurrent: Tensor, bias: Tensor, mask: Tensor | Non
     transposed, step, multiply = recurrent.mT, gru.in_place, _multiply
     if _kernels(inputs):
         from regard.kernels.triton import (
-            few_row_products,  # import Triton: only where it is used
+            few_row_products,  # imported here, because it imports Triton
             gru_step,
         )
 
@@ -89,7 +89,7 @@ def _gru_back(
     dgates: Tensor,
     dhidden: Tensor,
 ) -> Tensor:
-    """As `triton.gru_step.backward`; nothing comes `through` here in parts."""
+    """Compute `triton.gru_step.backward` in torch operations; here `through` is not in parts."""
     assert through is None
     return gru.in_place_back(gates, hidden, before, mask, upstream + carried, dgates, dhidden)
 
@@ -101,12 +101,12 @@ def _backward(
     carried, through, step, multiply = torch.zeros_like(states[0]), None, _gru_back, None
     if _kernels(gates):
         from regard.kernels.triton import (
-            few_row_products,  # import Triton: only where they are used
+            few_row_products,  # imported here, because they import Triton
             gru_step,
         )
 
         step = gru_step.backward
-        if few_row_products.serves(states[0]):  # in parts, which the next step's kernel adds up
+        if few_row_products.serves(states[0]):  # written in parts, which the next step's kernel adds up
             multiply = few_row_products.multiply
             through = states.new_zeros(few_row_products.parts(gates.shape[-1]), *states.shape[1:])
     for i in reversed(range(len(gates))):

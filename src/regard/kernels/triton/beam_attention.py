@@ -1,7 +1,7 @@
-"""Attention of a few queries over one row's keys, as beam search has it: a program takes one head of one row.
+"""Attention of a beam's hypotheses over the keys of one row: a program computes one head of one row.
 
-The queries are the row's hypotheses. They read the same keys, so those are loaded once; a bias says which of them each
-may see. Where the time is on the device, keys beyond it are not read.
+The hypotheses share their keys, so keys are loaded once; a bias masks those that a hypothesis may not attend. If the
+time is a tensor on the device, keys beyond it are not loaded.
 """
 
 import torch
@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_KEYS = 64  # keys a program takes at a time
-_LEAST = 16  # rows of the smallest matrix product
+_KEYS = 64  # keys loaded at a time by a program
+_LEAST = 16  # rows of the smallest matrix product in Triton
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def _attend(
             s += tl.load(bias + b * bb + i * bs + n[None, :], mask=(i < slots) & inside[None, :], other=0.0)
         s = tl.where(inside[None, :], s, -float("inf"))
         top = tl.maximum(high, tl.max(s, 1))
-        base = tl.where(top == -float("inf"), 0.0, top)  # nothing seen yet
+        base = tl.where(top == -float("inf"), 0.0, top)  # no key may be attended so far
         p = tl.exp(s - base[:, None])
         faded = tl.exp(high - base)
         total = total * faded + tl.sum(p, 1)
@@ -59,7 +59,7 @@ def attend(
 ) -> Tensor:
     """query (b, h, s, d), key and value (b, h, n, d), bias (b, 1, s or 1, n) → (b, s, h·d).
 
-    With `time`, s keys of each step up to it are there, its own among them. The plain function:
+    With `time`, there are s keys for each step up to and including it. Reference implementation:
     `torch.nn.functional.scaled_dot_product_attention` with the bias as its mask.
     """
     rows, heads, slots, size = query.shape
@@ -96,7 +96,7 @@ def _added_norm(x, added, weight, bias, out, size, eps, BIASED: tl.constexpr, BL
 
 
 def added_norm(x: Tensor, added: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
-    """norm(x + added) over the last axis, as `norm` computes it; the sum is not rounded on the way."""
+    """Return norm(x + added) over the last axis; the sum is not rounded to the input's dtype."""
     x, added = x.contiguous(), added.contiguous()
     out, size = torch.empty_like(added), x.shape[-1]
     biased = norm.bias is not None

@@ -1,14 +1,20 @@
 """One decoding step in one launch: a few queries against a long memory, additive or dot scores.
 
-A step has too few queries to fill a GPU with tiles of them, so the memory is cut instead: each program reads a stretch
-of keys and values once, and where there are several stretches a second launch joins them by their log-sum-exp. Keys
-beyond a sequence's length and keys that are closed are not read at all, so nothing in padding can matter.
+A step has too few queries to fill a GPU with tiles of them, so the memory is split instead: each program loads a range
+of keys and values once, and if there are several ranges, a second launch merges them by their log-sum-exp. Padded and
+masked keys are never loaded, so their values do not matter.
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from regard.kernels.triton.additive.plan import Block, launch
+
+_BLOCK = Block(1, 32, warps=4)
 
 
 @triton.jit
@@ -25,7 +31,7 @@ def _step(
     ADDITIVE: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr,
     BK: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Row `program_id(0)` of (batch · heads · queries) against stretch `program_id(1)` of the keys."""
+    """Compute row `program_id(0)` of (batch · heads · queries) against range `program_id(1)` of the keys."""
     row, part = tl.program_id(0), tl.program_id(1)
     i = row % queries
     h = (row // queries) % heads
@@ -59,7 +65,8 @@ def _step(
                 scores += tl.sum(_tanh(x[None, :] + k) * w[None, :], 1)
             else:
                 scores += tl.sum(x[None, :] * k, 1)
-        scores = tl.where(inside, (scores * scale).to(tl.float32), float("-inf"))  # a compiler passes float64
+        # torch.compile may pass the scale as float64.
+        scores = tl.where(inside, (scores * scale).to(tl.float32), float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 0))
         pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # no key so far
         weights = tl.exp(scores - pivot)
@@ -84,7 +91,7 @@ def _step(
 
 @triton.jit
 def _join(parts, bests, totals, output, e_size, splits, BS: tl.constexpr, BE: tl.constexpr):
-    """The stretches of one row as one: each fades to the best score of all."""
+    """Merge the ranges of one row, each scaled by its best score relative to the best of all."""
     row = tl.program_id(0).to(tl.int64)
     s, e = tl.arange(0, BS), tl.arange(0, BE)
     best = tl.load(bests + row * splits + s, mask=s < splits, other=float("-inf"))
@@ -111,11 +118,12 @@ def decode(
     scale: float,
     workers: int,
 ) -> Tensor:
-    """query (b, h, q, f) with few q, key (b, g, k, f), value (b, g, k, e) → output (b, h, q, e).
+    """Attend query (b, h, q, f) with few q, key (b, g, k, f), value (b, g, k, e) → output (b, h, q, e).
 
-    With `weight` (f,) or (h, f) the score is additive, else scale · ⟨q, k⟩. `lengths` (b,), `mask` (b, k) of the
-    keys that may be read. `workers` is how many programs the device runs at once: as many stretches are made as keep
-    them busy. The plain function: `regard.core.backends.reference` with `Additive(weight)` or `ScaledDot(scale)`.
+    With `weight` (f,) or (h, f) the score is additive, else scale · ⟨q, k⟩. `lengths` (b,) and `mask` (b, k) select the
+    keys that may be attended. `workers` is the number of programs that the device runs at once, and determines the
+    number of ranges. Reference implementation: `regard.core.backends.reference` with `Additive(weight)` or
+    `ScaledDot(scale)`.
     """
     batch, heads, queries, f_size = query.shape
     keys, e_size = value.shape[-2:]
@@ -131,18 +139,27 @@ def decode(
         parts, bests, totals = room.split((rows * splits * e_size, rows * splits, rows * splits))
     block_values = triton.next_power_of_2(e_size)
     weight = weight if weight is None or weight.stride(-1) == 1 else weight.contiguous()
-    _step[(rows, splits)](
+    _launched(
+        _step, (rows, splits, 1),
         query, key, value, weight if weight is not None else query, lengths if lengths is not None else query,
         mask.contiguous().view(torch.uint8) if mask is not None else query, parts, bests, totals,
         *query.stride(), *key.stride(), *value.stride(),
         weight.stride(0) if weight is not None and weight.ndim == 2 else 0,
         lengths.stride(0) if lengths is not None else 0,
-        1.0 if weight is not None else scale,
+        1.0 if weight is not None else float(scale),
         heads, heads // key.shape[1], queries, keys, stretch, f_size, e_size, splits,
         ADDITIVE=weight is not None, PADDED=lengths is not None, MASKED=mask is not None, WHOLE=splits == 1,
-        BK=block_keys, BF=block_features, BE=block_values, num_warps=4,
+        BK=block_keys, BF=block_features, BE=block_values,
     )  # fmt: skip
     if splits > 1:
         block_splits = triton.next_power_of_2(splits)
-        _join[(rows,)](parts, bests, totals, output, e_size, splits, BS=block_splits, BE=block_values, num_warps=4)
+        sizes = {"BS": block_splits, "BE": block_values}
+        _launched(_join, (rows, 1, 1), parts, bests, totals, output, e_size, splits, **sizes)
     return output
+
+
+def _launched(kernel: Any, grid: tuple[int, int, int], *args: Any, **constants: Any) -> None:
+    if torch.compiler.is_compiling():  # which traces launches in Triton's own form alone
+        kernel[grid](*args, **constants, num_warps=_BLOCK.warps)
+    else:
+        launch(kernel, grid, *args, **constants, block=_BLOCK)

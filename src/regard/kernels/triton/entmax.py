@@ -1,10 +1,10 @@
 """Sparsemax and entmax of whole rows of scores on CUDA, a row to a program: threshold, weights, gradient of scores.
 
 The threshold is the root of Σ [m - τ]₊^p - 1 with margins m = (α - 1)(s - best) <= 0 and p = 1 / (α - 1) >= 1, convex
-and falling: Newton's steps from τ = -1, where the sum is at least 1, climb to it and pass it by a rounding at most, and
-no score is sorted. The row stays in registers meanwhile, so it is read once.
+and falling: Newton's steps from τ = -1, where the sum is at least 1, increase towards the root and exceed it by a
+rounding error at most, so no sorting is needed. The row stays in registers, so it is loaded once.
 
-Scores stand in chunks, (chunks, slices, rows, C): `regard.kernels.entmax_rows` says why. One chunk is a matrix.
+Scores are stored in chunks, (chunks, slices, rows, C); see `regard.kernels.entmax_rows`. One chunk is a matrix.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from regard.kernels.triton.additive.plan import Block, launch
 
-_ROUNDS = 60  # Newton's steps at most; six to ten are usual
+_ROUNDS = 60  # the largest number of Newton steps; six to ten are usual
 
 
 @triton.jit
 def _slope(z, weights, POWER: tl.constexpr):
-    """weight^{2 - α} on the support: with weight = z^p that is z^{p - 1}."""
+    """Return weight^{2 - α} on the support: with weight = z^p that is z^{p - 1}."""
     if POWER == 1.0:
         return tl.where(z > 0.0, 1.0, 0.0)
     elif POWER == 2.0:
@@ -45,7 +45,7 @@ def _row(
     scores, lengths, slices, rows, width, i0, j0, n, count, low, high,
     C: tl.constexpr, BLOCK: tl.constexpr, BAND: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Where the program's row stands, what of it is there to be stored, and its scores, -inf where nothing may be."""
+    """Return the offsets of the program's row, the mask for stores, and its scores, -inf where masked."""
     z, r = tl.program_id(0) // rows, tl.program_id(0) % rows
     t = tl.arange(0, BLOCK)
     at = (((t // C).to(tl.int64) * slices + z) * rows + r) * width + t % C
@@ -59,7 +59,7 @@ def _row(
     return at, t < count, tl.load(scores + at, mask=allowed, other=float("-inf"))
 
 
-# Numbers that have no kernel of their own where they are 1 or a multiple of 16.
+# Arguments that must not be specialised by Triton when they are 1 or a multiple of 16.
 _FREE = ["slices", "rows", "i0", "j0", "n", "count", "low", "high", "rounds"]
 
 
@@ -69,7 +69,7 @@ def rows_forward(
     POWER: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
     BAND: tl.constexpr, PADDED: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """(best, τ) of each row: τ is inf where nothing is in it, NaN with a NaN or +inf. Weights replace the scores."""
+    """Compute (best, τ) of each row: τ is inf for an empty row, NaN with a NaN or +inf. Weights replace the scores."""
     at, there, s = _row(scores, lengths, slices, rows, width, i0, j0, n, count, low, high, C, BLOCK, BAND, PADDED)
     best = tl.max(tl.where(s == s, s, float("-inf")), 0)
     spoilt = (tl.max((s != s).to(tl.int32), 0) > 0) | (best == float("inf"))
@@ -83,7 +83,7 @@ def rows_forward(
         weights = _weight(z, POWER)
         slope = tl.sum(_slope(z, weights, POWER), 0) * POWER
         step = (tl.sum(weights, 0) - 1.0) / tl.maximum(slope, 1e-30)
-        # A step down means that rounding has carried the last one past the root: it is taken, and is the last.
+        # A negative step means that rounding has carried the previous one past the root: it is the last one.
         left = tl.where(tau + step > tau, left - 1, 0)
         tau += step
     tau = tl.where(empty, float("inf"), tau)
@@ -101,7 +101,7 @@ def rows_backward(
     scores, change, found, f_slice, lengths, slices, rows, width, i0, j0, n, count, low, high,
     POWER: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BAND: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Weights in the place of the scores, and the scores' gradient in the place of the weights'."""
+    """Replace the scores by weights, and the gradient of the weights by that of the scores."""
     at, there, s = _row(scores, lengths, slices, rows, width, i0, j0, n, count, low, high, C, BLOCK, BAND, PADDED)
     place = found + (tl.program_id(0) // rows).to(tl.int64) * f_slice + (i0 + tl.program_id(0) % rows) * 2
     best, tau = tl.load(place), tl.load(place + 1)
@@ -119,7 +119,7 @@ def rows_backward(
 
 def _tiles(chunks: int, size: int) -> dict[str, Any]:
     numbers = max(128, triton.next_power_of_2(chunks * size))
-    # One chunk may have any size, and a kernel for each size would be many: it ends where the block does.
+    # A single chunk may have any size; padding it to the block avoids compiling a kernel for each size.
     whole = {"C": size if chunks > 1 else numbers, "BLOCK": numbers}
     return {**whole, "block": Block(1, numbers, warps=min(32, max(1, numbers // 1024)))}
 
@@ -134,10 +134,10 @@ def weigh(
     scores: Tensor, found: Tensor, alpha: float, *, i0: int, j0: int, n: int,
     low: int | None = None, high: int | None = None, lengths: Tensor | None = None, weights: bool = True,
 ) -> None:  # fmt: skip
-    """Writes (best, τ) of the rows from `i0` into `found` (slices, queries, 2), and the weights over their scores.
+    """Write (best, τ) of the rows from `i0` into `found` (slices, queries, 2), and replace their scores by weights.
 
-    `scores` (chunks, slices, rows, C) are those of the keys from `j0`; keys from `n` do not exist. The plain functions:
-    `regard.core.normalizers.entmax_threshold` and `entmax_weights`.
+    `scores` (chunks, slices, rows, C) are those of the keys from `j0`; keys from `n` do not exist.
+    Reference implementations: `regard.core.normalizers.entmax_threshold` and `entmax_weights`.
     """
     chunks, slices, rows, size = scores.shape
     band, limits = _limits(low, high, lengths)
@@ -152,9 +152,9 @@ def weigh_back(
     scores: Tensor, change: Tensor, found: Tensor, alpha: float, *, i0: int, j0: int, n: int,
     low: int | None = None, high: int | None = None, lengths: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Writes the weights over the scores, and the gradient of the scores over `change`, that of the weights.
+    """Replace the scores by weights, and the gradient of the weights `change` by that of the scores.
 
-    The plain function: the gradient of `regard.core.normalizers.Entmax`.
+    Reference implementation: the gradient of `regard.core.normalizers.Entmax`.
     """
     chunks, slices, rows, size = scores.shape
     band, limits = _limits(low, high, lengths)
@@ -166,7 +166,7 @@ def weigh_back(
 
 
 def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
-    """Best score and threshold of each row, (…, 2), as `regard.core.normalizers.entmax_threshold` gives them."""
+    """Return best score and threshold of each row, (…, 2); must equal `regard.core.normalizers.entmax_threshold`."""
     n = scores.shape[-1]
     flat: Any = scores.reshape(1, 1, -1, n).contiguous()
     found = torch.empty(1, flat.shape[2], 2, dtype=scores.dtype, device=scores.device)

@@ -1,8 +1,6 @@
-"""Float32 products of a few rows, for loops that wait for each of them.
-
-The library's float32 product leaves the matrix units idle, and for so few rows half of the device too. Here one product
-is three of the matrix units' own, on numbers split in two (TF32 three times: no less exact than float32), and may be
-cut along what it sums over into parts that the reader adds up.
+"""Float32 products of a few rows, for loops in which each step depends on the previous product. cuBLAS computes float32
+products without tensor cores and, for so few rows, on half of the device. Here a product is three TF32 products of
+numbers split in two, as accurate as float32, and may be split along the summed axis into parts that the caller adds up.
 """
 
 import functools
@@ -13,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 _ROWS, _COLUMNS, _DEPTH = 32, 64, 64
-_MOST = 512  # rows: beyond, the library's tiles fill a device
-_SHARE = 512  # of what is summed over, to each part
+_MOST = 512  # the largest number of rows: beyond it, cuBLAS fills the device
+_SHARE = 512  # length of the summed axis in each part
 
 
 @triton.jit
@@ -38,29 +36,29 @@ def _product(
 
 
 def serves(rows: Tensor) -> bool:
-    """Are these rows (…, m, k) few, is float32 wanted exactly, and does the device have TF32?"""
+    """Return whether these rows (…, m, k) are few, float32 precision is required, and the device has TF32."""
     exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
     return rows.dtype == torch.float32 and rows.shape[-2] <= _MOST and exact and _knows(rows.device)
 
 
 @functools.cache
 def _knows(device: torch.device) -> bool:
-    """Of AMD's devices Triton serves none this way; the CPU is the interpreter's."""
+    """Return whether Triton can run this: not on AMD devices; on the CPU in the interpreter."""
     if device.type != "cuda":
         return True
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def parts(summed: int) -> int:
-    """How many parts a product over so many numbers is cut into."""
+    """Return the number of parts of a product over a summed axis of this length."""
     return max(1, summed // _SHARE)
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor, *, added: Tensor | None = None) -> Tensor:
-    """out = added + left @ right for each w, left (w, m, k), right (w, k, n), added (w, m or 1, n).
+    """Compute out = added + left @ right for each w, left (w, m, k), right (w, k, n), added (w, m or 1, n).
 
-    With `out` (w, m, n) whole, with `out` (p, w, m, n) in p parts that want to be added up. Rows of `left`, `added` and
-    `out` have their numbers side by side. The plain function: `torch.baddbmm`.
+    `out` is (w, m, n), or (p, w, m, n) for p parts that the caller adds up. Rows of `left`, `added` and `out` are
+    contiguous. Reference implementation: `torch.baddbmm`.
     """
     count, rows, summed = left.shape
     columns, pieces = right.shape[-1], len(out) if out.dim() == 4 else 1

@@ -1,6 +1,6 @@
-"""A step of a GRU decoder with additive attention as one kernel each way: a program takes one row of the batch.
-
-Around them stands one matrix product a step. Values are already mapped to the gates; inside, numbers are float32.
+"""A step of a GRU decoder with additive attention as one forward and one backward kernel: a program computes one row of
+the batch. The caller adds one matrix product per step. Values are already mapped to the gates; arithmetic is in
+float32.
 """
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from regard.kernels.triton.gru_step import gru_backward, gru_forward
 
-_TILE = 32 << 10  # bytes of keys or values a program takes at a time; it holds the scores of all keys
+_TILE = 32 << 10  # bytes of keys or values loaded at a time; a program holds the scores of all keys
 
 
 @triton.jit
 def _inverse(x):
-    """1 / (1 + e^{2x}), so that tanh x = 1 − 2 r and its derivative 4 r (1 − r)."""
+    """Return r = 1 / (1 + e^{2x}), so that tanh x = 1 − 2 r and its derivative 4 r (1 − r)."""
     return 1.0 / (1.0 + tl.exp(2.0 * x))
 
 
@@ -152,14 +152,14 @@ def _sums(products, keys, score, dscores, dkeys, along, B, T, K, F, D, BK: tl.co
 
 
 def _blocks(keys: Tensor) -> dict[str, int]:
-    """With few warps each thread has whole columns of values, and adds them up alone."""
+    """Return the number of warps: with few, each thread sums whole columns of values alone."""
     rows = max(16, triton.next_power_of_2(keys.shape[1]))
     columns = max(16, _TILE // keys.element_size() // rows)
     return {"BK": rows, "BF": columns, "BD": columns, "num_warps": 4}
 
 
 def _blocks_back(keys: Tensor) -> dict[str, int]:
-    """In float32, half the columns and more warps were faster; in half precision the same ones were."""
+    """Return tile and warps: in float32, half the columns and more warps were faster; not in half precision."""
     found = _blocks(keys)
     return found if keys.element_size() < 4 else {**found, "BD": max(16, found["BD"] // 2), "num_warps": 8}
 
@@ -168,9 +168,9 @@ def forward_step(
     product: Tensor, keys: Tensor, score: Tensor, values: Tensor, inputs: Tensor, before: Tensor, mask: Tensor | None,
     weights: Tensor, gates: Tensor, after: Tensor,
 ) -> None:  # fmt: skip
-    """From [h; q] (b, 3d + f) and the state before to weights, gates and the state after.
+    """Compute weights, gates and the next state from [h; q] (b, 3d + f) and the previous state.
 
-    The plain function: one step of `regard.kernels.recurrent.bahdanau._forward`.
+    Reference implementation: one step of `regard.kernels.recurrent.bahdanau._forward`.
     """
     batch, count, features = keys.shape
     _forward_step[(batch,)](
@@ -184,9 +184,10 @@ def backward_step(
     upstream: Tensor, upweights: Tensor, carried: Tensor, through: Tensor,
     dgates: Tensor, dproduct: Tensor, dscores: Tensor, share: Tensor,
 ) -> None:  # fmt: skip
-    """The gradients of gates, products and scores of one step; `share` is what goes straight to the state before.
+    """Compute the gradients of gates, products and scores of one step; `share` is the direct gradient of the previous
+    state.
 
-    `through` (p, b, d) is in parts: they are added up here. The plain function: one step of
+    `through` (p, b, d) is in parts: they are added up here. Reference implementation: one step of
     `regard.kernels.recurrent.bahdanau._backward`.
     """
     batch, count, features = keys.shape
@@ -197,7 +198,8 @@ def backward_step(
 
 
 def sums(products: Tensor, keys: Tensor, score: Tensor, dscores: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The gradients of the keys (b, k, f) and of the score's weight (f,), as `additive.query_scores.sums`."""
+    """Return the gradients of the keys (b, k, f) and of the score's weight (f,); must equal
+    `additive.query_scores.sums`."""
     batch, count, features = keys.shape
     dkeys, along = torch.empty_like(keys), keys.new_empty(batch, features, dtype=torch.float32)
     rows = max(16, triton.next_power_of_2(count))

@@ -1,4 +1,4 @@
-"""What a GRU does beside its matrix product: one kernel forward, one backward, and their formulas for other kernels."""
+"""The elementwise part of a GRU step: a forward and a backward kernel, and their formulas for other kernels."""
 
 import torch
 import triton
@@ -10,7 +10,8 @@ _BLOCK = 512
 
 @triton.jit
 def gru_forward(reset, update, new, hidden_new, before):
-    """r, z, n and the next state from the sums that enter r and z, and from what enters n beside r · hidden_new."""
+    """Return r, z, n and the next state from the sums that enter r and z, and the term that n adds to r ·
+    hidden_new."""
     reset = tl.sigmoid(reset)
     update = tl.sigmoid(update)
     new = new + reset * hidden_new
@@ -20,7 +21,7 @@ def gru_forward(reset, update, new, hidden_new, before):
 
 @triton.jit
 def gru_backward(dstate, reset, update, new, hidden_new, before):
-    """The direct part of the gradient of the state before, and those of what enters r, z and n."""
+    """Return the direct gradient of the previous state, and the gradients of the inputs of r, z and n."""
     direct = dstate * update
     dnew = (dstate - direct) * (1.0 - new * new)
     dreset = dnew * hidden_new * reset * (1.0 - reset)
@@ -92,7 +93,8 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 
 
 def forward(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, after: Tensor) -> None:
-    """Turn input gates into r, z, n in place, and write the next state, as `regard.kernels.recurrent.gru.in_place`."""
+    """Replace input gates by r, z, n in place, and write the next state; must equal
+    `regard.kernels.recurrent.gru.in_place`."""
     grid, block = _grid(before)
     size = before.shape[-1]
     _forward[grid](gates, hidden, before, _bytes(mask), after, size, MASKED=mask is not None, BLOCK=block)
@@ -109,10 +111,11 @@ def backward(
     dgates: Tensor,
     dhidden: Tensor,
 ) -> Tensor:
-    """Write the gradients of input gates and hidden gates; return that of the state before, by its direct way.
+    """Write the gradients of input gates and hidden gates; return the direct gradient of the previous state. The
 
-    That of the state after is the sum of `upstream` (b, d), `carried` (b, d) and the parts of `through` (p, …, b, d).
-    The plain function: `regard.kernels.recurrent.gru.in_place_back`.
+    gradient of the next state is the sum of `upstream` (b, d), `carried` (b, d) and the parts of `through` (p, …, b,
+    d).
+    Reference implementation: `regard.kernels.recurrent.gru.in_place_back`.
     """
     grid, block = _grid(before)
     share = torch.empty_like(carried)

@@ -1,4 +1,4 @@
-"""Softmax, loss and gradient of rows of logits in one kernel: read once or twice, overwritten once."""
+"""Softmax, loss and gradient of rows of logits in one kernel: logits are loaded once or twice and overwritten once."""
 
 import torch
 import triton
@@ -25,7 +25,7 @@ def _overwrite(
     label = tl.load(target + row)
     real = label != ignore
 
-    # The largest logit and the sum of exponentials are carried along together (online), so one reading is enough.
+    # The largest logit and the sum of exponentials are updated together (online softmax), so one pass suffices.
     high = -float("inf")
     total = 0.0
     plain = 0.0
@@ -44,7 +44,7 @@ def _overwrite(
     tl.store(losses + row, tl.where(real, lse - on_target * chosen - on_every * plain, 0.0))
 
     if GRADIENT:
-        tl.debug_barrier()  # the target's logit has been read by now: it may be overwritten
+        tl.debug_barrier()  # the target's logit must be loaded before it is overwritten
         for start in range(0, vocabulary, BLOCK):
             column = start + tl.arange(0, BLOCK)
             inside = column < vocabulary
@@ -54,9 +54,9 @@ def _overwrite(
 
 
 def overwrite(logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool) -> tuple[Tensor, Tensor]:
-    """The loss of each row, float32, and the logits, which where asked have become their gradients.
+    """Return the loss of each row, float32, and the logits, on request replaced by their gradients.
 
-    The plain function: `regard.kernels.cross_entropy._losses`.
+    Reference implementation: `regard.kernels.cross_entropy._losses`.
     """
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)

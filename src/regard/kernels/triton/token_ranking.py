@@ -1,7 +1,7 @@
-"""Log-probabilities of the best tokens, straight from logits: they are read once, and nothing of their size is written.
+"""Log-probabilities of the best tokens from logits, which are loaded once; nothing of their size is stored.
 
-A program takes a part of a row: its best tokens, and its part of the sum of exponentials. Another puts the parts of a
-row together. Ties go to the lower token.
+A program computes the best tokens and the sum of exponentials of a part of a row. A second kernel merges the parts of a
+row. Ties go to the lower token.
 """
 
 import torch
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PART = 2048  # logits a program takes
+_PART = 2048  # logits in the part of one program
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def _parts(
     cells = (row * parts + part) * COUNT
     for rank in tl.static_range(COUNT):
         most = tl.max(x, 0)
-        where = tl.min(tl.where(x == most, place, vocabulary - 1), 0)  # a row of NaN names a token all the same
+        where = tl.min(tl.where(x == most, place, vocabulary - 1), 0)  # a row of NaN still gets a valid token
         tl.store(values + cells + rank, most)
         tl.store(tokens + cells + rank, where)
         x = tl.where(place == where, -float("inf"), x)
@@ -61,7 +61,7 @@ def _whole(
         tl.store(chosen + row * COUNT + rank, tl.sum(tl.where(cell == where, token, 0), 0).to(tl.int64))
         x = tl.where(cell == where, -float("inf"), x)
     mine = tl.load(logits + row * stride + stop).to(tl.float32) - total
-    # An infinite sum is as broken as one that is no number.
+    # An infinite sum is as invalid as NaN.
     finite = (total == total) & (total < float("inf")) & (total > -float("inf"))
     tl.store(at_stop + row, tl.where(finite, mine, float("nan")))
 
@@ -69,9 +69,9 @@ def _whole(
 def rank(
     logits: Tensor, never: Tensor | None, time: Tensor, *, stop: int, minimum: int, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of logits (n, v): log-probabilities and tokens of the `count` best (n, count), and the stop token's own (n,).
+    """Return from logits (n, v) log-probabilities and tokens of the `count` best (n, count), and the stop token's (n,).
 
-    Tokens in `never` are not among them, nor is the stop token before `time` has come to `minimum`. The plain function:
+    Tokens in `never` are excluded, and the stop token while `time` is below `minimum`. Reference implementation:
     `regard.decode.ranking.best` of `regard.decode.records.Bounds.distribution`.
     """
     logits = logits if logits.stride(1) == 1 else logits.contiguous()

@@ -1,13 +1,13 @@
 """Summaries of softmax weights in one pass over the pairs: log-sum-exp, entropy, weight received, largest weights.
 
-None of them reads a value, so each costs about half of a forward pass. With s the scores, L their log-sum-exp and
+None of them needs the values, so each costs about half of a forward pass. With s the scores, L their log-sum-exp and
 p = exp(s − L): entropy H = Σ_j p (L − s), received R_j = Σ_i p_ij. The gradient of each is p_ij (a_ij − c_i):
 
     received    a = dR_j               c = Σ_j p dR_j
     entropy     a = dH_i (L_i − s_ij)  c = dH_i H_i
     logsumexp   a = dL_i               c = 0
 
-They must equal `Request.of` of the plain weights (`regard.core.requests`).
+They must equal `Request.of` of the full weights (`regard.core.requests`).
 """
 
 from typing import Any, NamedTuple
@@ -32,12 +32,12 @@ from regard.kernels.triton.additive.pairs import (
 from regard.kernels.triton.additive.plan import Block, launch
 
 LN2 = tl.constexpr(0.6931471805599453)
-MOST = 32  # of the largest weights, kept in registers for each row
+MOST = 32  # the largest number of weights per row, held in registers
 
 
 @triton.jit
 def _tile(x, row, n, step, SIZE: tl.constexpr, D: tl.constexpr):
-    """Rows of a matrix, 0 beyond its ends."""
+    """Return rows of a matrix, 0 outside of its bounds."""
     c = tl.arange(0, D)
     inside = (row < n)[:, None]
     if SIZE != D:
@@ -48,7 +48,7 @@ def _tile(x, row, n, step, SIZE: tl.constexpr, D: tl.constexpr):
 @triton.jit
 def _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION: tl.constexpr, BM: tl.constexpr,
             BN: tl.constexpr):  # fmt: skip
-    """Scores in base 2 with bias, −inf where nothing may attend."""
+    """Return scores in base 2 with bias, −inf where masked."""
     s = product(q, k.T, tl.zeros((BM, BN), tl.float32), PRECISION) * (scale * LOG2E)
     s = add_bias(s, pairs, b, h, i[:, None], j[None, :], n_q, n_k, LOG2E)
     if not every:
@@ -58,7 +58,7 @@ def _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION: tl.const
 
 @triton.jit
 def _known(lse, at, inside):
-    """Log-sum-exps in base 2; +inf for rows that attend nothing, whose weights are then 0."""
+    """Return log-sum-exps in base 2; +inf for rows that attend nothing, whose weights are then 0."""
     row = tl.load(lse + at, mask=inside, other=float("-inf"))
     return tl.where(row == float("-inf"), float("inf"), row * LOG2E)
 
@@ -69,8 +69,8 @@ def row_summaries(
     SIZE: tl.constexpr, KNOWN: tl.constexpr, ENTROPY: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Log-sum-exp and entropy of each row; where the log-sum-exp is known, the entropy alone."""
-    # long rows of a causal mask first, so that they do not end the launch alone
+    """Compute log-sum-exp and entropy of each row; if the log-sum-exp is given, only the entropy."""
+    # long rows of a causal mask start first, so that the launch does not end with a few long programs
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
     i = i0 + tl.arange(0, BM)
@@ -79,7 +79,7 @@ def row_summaries(
     at = z.to(tl.int64) * n_q + i
     most = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
-    spread = tl.zeros((BM,), tl.float32)  # Σ 2^(s − most) (s − most), or the entropy itself where L is known
+    spread = tl.zeros((BM,), tl.float32)  # Σ 2^(s − most) (s − most), or the entropy if L is given
     if KNOWN:
         most = _known(known, at, i < n_q)
     start, stop = key_range(pairs, b, i0, n_k, BM, BN)
@@ -119,7 +119,7 @@ def column_sums(
     query, key, pairs, lse, received, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
     SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The weight that each key receives from all queries of a head."""
+    """Compute the weight that each key receives from all queries of a head."""
     j0, z = tl.program_id(0) * BN, tl.program_id(1)
     b, h = z // heads, z % heads
     j = j0 + tl.arange(0, BN)
@@ -144,9 +144,9 @@ def largest(
     COUNT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The COUNT largest scores of each row (natural logarithm's base) and their keys, in no order.
+    """Compute the COUNT largest scores of each row (in base e) and their keys, unsorted. The maximum of a tile is
 
-    A tile's maximum is taken out as long as it beats the least of those kept in some row: seldom, after a few tiles.
+    inserted as long as it exceeds the smallest stored score in some row, which is rare after a few tiles.
     """
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
@@ -154,7 +154,7 @@ def largest(
     q = _tile(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
     key += b.to(tl.int64) * k_b + (h // group) * k_h
     place = tl.arange(0, WIDTH)[None, :]
-    # Places beyond COUNT hold +inf: never the least, so nothing is put there.
+    # Slots beyond COUNT hold +inf: they are never the smallest, so nothing is inserted there.
     best = tl.where(place < COUNT, float("-inf"), float("inf")) + tl.zeros((BM, WIDTH), tl.float32)
     which = tl.zeros((BM, WIDTH), tl.int32) - 1
     least = tl.full((BM,), float("-inf"), tl.float32)
@@ -183,7 +183,7 @@ def largest(
 
 @triton.jit
 def _gradient(s, row, change, key_change, entropy, centre, KIND: tl.constexpr, PRECISION: tl.constexpr):
-    """dS of a tile: p (a − c), as the head of this file says."""
+    """Return dS of a tile: p (a − c), as in the module's docstring."""
     x = s - row[:, None]
     p = power_of_two(x, PRECISION != "interpreted")
     if KIND == "received":
@@ -201,7 +201,7 @@ def row_gradients(
     KIND: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the queries; for received weights also c, the mean of the keys' gradients by each row's weights."""
+    """Compute the gradient of the queries; for received weights also c, the weighted mean of the keys' gradients."""
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
     i = i0 + tl.arange(0, BM)
@@ -248,7 +248,7 @@ def key_gradients(
     KIND: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the keys, over all query heads that share them."""
+    """Compute the gradient of the keys, over all query heads that share them."""
     j0, y = tl.program_id(0) * BN, tl.program_id(1)
     groups = heads // group
     b, g = y // groups, y % groups
@@ -288,7 +288,7 @@ def key_gradients(
 
 
 class Scored(NamedTuple):
-    """Queries (b, h, q, d), keys (b, g, k, d), which pairs attend and the factor of their product."""
+    """Queries (b, h, q, d), keys (b, g, k, d), which pairs attend, and the scale of their product."""
 
     query: Tensor
     key: Tensor
@@ -312,7 +312,7 @@ class Scored(NamedTuple):
         return large if wide else small
 
     def rows(self) -> Tensor:
-        """Room for a number of each row."""
+        """Allocate one number for each row."""
         b, h, q, _ = self.query.shape
         return torch.empty(b, h, q, device=self.query.device, dtype=torch.float32)
 
@@ -329,7 +329,7 @@ def _over_rows(scored: Scored, block: Block) -> tuple[int, int, int]:
 
 
 def log_sum_exp(scored: Scored, *, entropy: bool = False) -> tuple[Tensor, Tensor]:
-    """L of each row and, where it is asked for, the entropy; (b, h, q) each, float32."""
+    """Return L of each row and, if requested, the entropy; (b, h, q) each, float32."""
     lse, block = scored.rows(), scored.block(*_ROWS)
     spread = scored.rows() if entropy else lse
     launch(
@@ -340,7 +340,7 @@ def log_sum_exp(scored: Scored, *, entropy: bool = False) -> tuple[Tensor, Tenso
 
 
 def row_entropy(scored: Scored, lse: Tensor) -> Tensor:
-    """The entropy of each row, (b, h, q), from its log-sum-exp."""
+    """Return the entropy of each row, (b, h, q), from its log-sum-exp."""
     spread, block = scored.rows(), scored.block(*_ROWS)
     launch(
         row_summaries, _over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
@@ -350,7 +350,7 @@ def row_entropy(scored: Scored, lse: Tensor) -> Tensor:
 
 
 def received(scored: Scored, lse: Tensor) -> Tensor:
-    """The sum of each key's weights, (b, h, k)."""
+    """Return the sum of each key's weights, (b, h, k)."""
     (b, h, _, _), k, block = scored.query.shape, scored.key.shape[2], scored.block(*_COLUMNS)
     sums = torch.empty(b, h, k, device=lse.device, dtype=torch.float32)
     launch(
@@ -361,7 +361,7 @@ def received(scored: Scored, lse: Tensor) -> Tensor:
 
 
 def top(scored: Scored, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest weights of each row, largest first, and their keys; −1 beside a weight of 0."""
+    """Return the `count` largest weights of each row, largest first, and their keys; −1 for weights of 0."""
     (b, h, q, _), block = scored.query.shape, scored.block(*_LARGEST)
     scores = torch.empty(b, h, q, count, device=lse.device, dtype=torch.float32)
     keys = torch.empty(b, h, q, count, device=lse.device, dtype=torch.int32)
@@ -376,7 +376,7 @@ def top(scored: Scored, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 class _Summary(torch.autograd.Function):
-    """A summary of rows or columns with its gradients by the kernels."""
+    """The autograd function of a summary by rows or columns."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, pairs: Pairs, scale: float, lse: Tensor | None, kind: str) -> Any:
@@ -408,9 +408,9 @@ class _Summary(torch.autograd.Function):
 
 
 def summary(query: Tensor, key: Tensor, pairs: Pairs, scale: float, lse: Tensor | None, kind: str) -> Tensor:
-    """`received` (b, h, k), `entropy` or `logsumexp` (b, h, q) of softmax(scale · query keyᵀ + bias), float32.
+    """Return `received` (b, h, k), `entropy` or `logsumexp` (b, h, q) of softmax(scale · query keyᵀ + bias), float32.
 
-    `lse` is the log-sum-exp of the rows where it is known; the gradient is the same with it and without.
+    `lse` is the log-sum-exp of the rows if known; the gradient does not depend on it.
     """
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     if lse is not None:

@@ -1,7 +1,8 @@
-"""Scaled dot in a window, forward and backward, a block of rows to a program: it visits the keys of its window alone.
+"""Scaled dot-product attention in a window, forward and backward: a program computes a block of rows with the keys of
+their window.
 
 The backward pass forms every pair twice, once for the rows' gradients and once for the keys', so that no sum is shared
-between programs: two runs agree to the last bit.
+between programs and results are deterministic.
 """
 
 from typing import Any, NamedTuple
@@ -16,19 +17,19 @@ from regard.kernels.triton.additive.pairs import power_of_two
 from regard.kernels.triton.additive.plan import Block, launch, trait
 
 LOG2E = tl.constexpr(1.4426950408889634)
-REACH = 2**31 - 1  # the heads of a batch row lie within so many numbers: their places are counted in 32 bits
+REACH = 2**31 - 1  # the kernels address the heads of a batch row with 32-bit offsets
 
 
 @triton.jit
 def _tile(x, row, n, x_n, SIZE: tl.constexpr):
-    """Rows of a matrix, 0 beyond its end."""
+    """Return rows of a matrix, 0 outside of its bounds."""
     e = tl.arange(0, SIZE)
     return tl.load(x + row.to(tl.int64)[:, None] * x_n + e[None, :], mask=(row < n)[:, None], other=0.0)
 
 
 @triton.jit
 def _weights(q, k, i, j, n_q, n_k, low, high, scale, row_lse, NATIVE: tl.constexpr):
-    """exp(score - lse), 0 outside the window."""
+    """Return exp(score - lse), 0 outside the window."""
     s = tl.dot(q, k.T) * (scale * LOG2E)
     distance = j[None, :] - i[:, None]
     allowed = (distance >= low) & (distance <= high) & (j < n_k)[None, :] & (i < n_q)[:, None]
@@ -72,7 +73,7 @@ def window_forward(
     e = tl.arange(0, E)
     at = output + b * o_b + h * o_h + i.to(tl.int64)[:, None] * o_n + e[None, :]
     tl.store(at, acc.to(output.dtype.element_ty), mask=(i < n_q)[:, None])
-    # base 2, and inf for an empty row: its weights then come out as 0
+    # base 2, and inf for an empty row, whose weights are then 0
     row = tl.where(empty, float("inf"), most + tl.log2(tl.where(empty, 1.0, total)))
     tl.store(lse + z.to(tl.int64) * n_q + i, row, mask=i < n_q)
 
@@ -83,7 +84,7 @@ def window_rows(
     c_b, c_h, c_n, g_b, g_h, g_n, heads, group, n_q, n_k, low, high, scale,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of query rows, and Σ dO O of each for the keys' pass."""
+    """Compute the gradient of query rows, and Σ dO O of each for the pass over keys."""
     z = tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
     i0 = tl.program_id(0) * BM
@@ -118,7 +119,7 @@ def window_keys(
     c_b, c_h, c_n, gk_b, gk_h, gk_n, gv_b, gv_h, gv_n, heads, group, n_q, n_k, low, high, scale,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values, over all query heads that share them."""
+    """Compute gradients of keys and values, over all query heads that share them."""
     y = tl.program_id(1)
     groups = heads // group
     b, g = (y // groups).to(tl.int64), y % groups
@@ -138,7 +139,7 @@ def window_keys(
             i = i0 + tl.arange(0, BM)
             q = _tile(own, i, n_q, q_n, D)
             row_lse = tl.load(lse + rows + i, mask=i < n_q, other=float("inf"))
-            # the tile lies on its side, (keys, queries), as both products want it
+            # the tile is transposed, (keys, queries), as both products need it
             s = tl.dot(k, q.T) * (scale * LOG2E)
             distance = j[:, None] - i[None, :]
             allowed = (distance >= low) & (distance <= high) & (j < n_k)[:, None] & (i < n_q)[None, :]
@@ -156,7 +157,7 @@ def window_keys(
 
 
 class Tuning(NamedTuple):
-    """Tiles of the three kernels."""
+    """The tile sizes of the three kernels."""
 
     forward: Block
     rows: Block
@@ -220,11 +221,11 @@ class _Window(torch.autograd.Function):
 
 
 def window_attention(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float) -> Tensor:
-    """softmax over low <= j - i <= high of scale · ⟨query, key⟩, applied to the values.
+    """Return softmax over low <= j - i <= high of scale · ⟨query, key⟩, multiplied by the values.
 
-    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are powers of two from 16 to 128, and all heads of
-    a tensor lie within `REACH` numbers. The plain function: `regard.core.backends.reference` with `regard.window`.
+    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are powers of two from 16 to 128, and all heads of a
+    batch row fit into `REACH` numbers. Reference implementation: `regard.core.backends.reference` with `regard.window`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    # An integer would be a kernel of its own, or a constant in one that others share.
+    # A float, because Triton would specialise the kernel on an integer scale.
     return _Window.apply(query, key, value, low, high, float(scale))

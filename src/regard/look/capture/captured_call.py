@@ -13,7 +13,7 @@ from regard.look.attention_records import Kept, Source
 from regard.look.recomputed_weights import Modified, Pairs, lent
 
 _CHECKED_ROWS = 4
-_HELD_BYTES = 2**20  # of values that are stored for a check
+_HELD_BYTES = 2**20  # bytes of values that are stored for a check
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class Call:
 class Recorder(Protocol):
     """The interface of the watcher that handlers use."""
 
-    sinks: Tensor | None  # of the running layer, if they are not arguments of its kernel
+    sinks: Tensor | None  # attention sinks of the running layer, if they are not arguments of its kernel
 
     def record(self, call: Call) -> None: ...
 
@@ -56,7 +56,7 @@ class Recorder(Protocol):
         ...
 
     def heads(self, count: int) -> int | None:
-        """The number of heads in an axis of `count` sequences and heads; None if unknown."""
+        """Return the number of heads in an axis of `count` sequences and heads; None if unknown."""
         ...
 
     def inside(self, heads: int) -> AbstractContextManager[None]:
@@ -73,7 +73,7 @@ class Recorder(Protocol):
 
     @property
     def count(self) -> int:
-        """The number of calls captured so far."""
+        """Return the number of calls captured so far."""
         ...
 
 
@@ -81,7 +81,7 @@ Function = Callable[..., Any]
 
 
 class Done(NamedTuple):
-    """A function that has run."""
+    """A call of a function: its arguments and its result."""
 
     function: Function
     args: tuple[Any, ...]
@@ -115,7 +115,7 @@ class Checked:
     def of(self, batch: int) -> float:
         try:
             return self.settle().of(batch)
-        except RuntimeError:  # a tensor has been overwritten since
+        except RuntimeError:  # a tensor was overwritten since
             return math.nan
 
 
@@ -129,13 +129,13 @@ class Settled:
         return [self._found, self._output]
 
     def of(self, batch: int) -> float:
-        """The largest difference over the largest output."""
+        """Return the largest difference over the largest output."""
         found, output = self._found[batch], self._output[batch].to(self._found.dtype)
         return float((found - output).abs().max() / output.abs().max().clamp_min(torch.finfo(output.dtype).tiny))
 
 
 def checked(call: Call) -> Checked | Settled | None:
-    """The check of a call on some rows, with the weights that the record shows; None if it would be meaningless.
+    """Return the check of a call on some rows, with the weights that the record shows; None if it would be meaningless.
 
     Small values are stored and compared when requested, which does not delay the model; large ones at once.
     """
@@ -151,7 +151,7 @@ def checked(call: Call) -> Checked | Settled | None:
 
 
 def shortened(call: Call) -> Call | None:
-    """The call with its queries and keys in fewer bits, with a note about it; None if that saves nothing."""
+    """Return the call with its queries and keys in fewer bits, with a note about it; None if that saves nothing."""
     found = call.source.short() if isinstance(call.source, Pairs | Modified) else None
     if found is None:
         return None
@@ -159,13 +159,13 @@ def shortened(call: Call) -> Call | None:
 
 
 def spread(tensor: Tensor, heads: int) -> Tensor:
-    """Values with each head repeated for the query heads that share it."""
+    """Return values with each head repeated for the query heads that share it."""
     group = heads // max(1, tensor.shape[1])
     return tensor if group <= 1 else tensor.repeat_interleave(group, 1)
 
 
 def four_axes(tensor: Tensor, heads: int | None = None) -> Tensor:
-    """(b, h, n, d): leading axes become one; (n, d) is one head; (b·h, n, d) has `heads` heads where they are known."""
+    """Return (b, h, n, d): leading axes become one; (n, d) is one head; (b·h, n, d) has `heads` heads if known."""
     if tensor.ndim == 2:
         return tensor[None, None]
     if tensor.ndim == 3:
@@ -175,7 +175,7 @@ def four_axes(tensor: Tensor, heads: int | None = None) -> Tensor:
 
 
 class Backward:
-    """∂L/∂weights = ∂L/∂output · valueᵀ: the values, and the gradient of the output after the backward pass."""
+    """∂L/∂weights = ∂L/∂output · valueᵀ, from the values and the gradient of the output after the backward pass."""
 
     def __init__(self, call: Call, name: str) -> None:
         assert call.value is not None

@@ -1,4 +1,4 @@
-"""Attention modules, by class name, of which no call was captured: kernels outside torch, TorchScript, own loops."""
+"""Attention modules, by class name, without a captured call: kernels outside of torch, TorchScript, custom loops."""
 
 import functools
 import re
@@ -42,7 +42,7 @@ class Expected:
         self._ran[name] += 1
 
     def missing(self, seen: set[str], keeps: Callable[[str], bool]) -> Iterator[str]:
-        """One sentence for each attention module without a captured call."""
+        """Yield one sentence for each attention module without a captured call."""
         for whole in self._attending:
             name = named(whole)
             if not keeps(name) or any(other == name or other.startswith(f"{name}.") for other in seen):
@@ -58,10 +58,10 @@ class Expected:
 
 
 def named(name: str) -> str:
-    """A module's name without the wrapper of torch.compile."""
+    """Return a module's name without the wrapper of torch.compile."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def times(count: int) -> str:
-    """How often, in words."""
+    """Return a number of times in words."""
     return "once" if count == 1 else f"{count} times"

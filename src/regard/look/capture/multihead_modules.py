@@ -1,4 +1,5 @@
-"""nn.MultiheadAttention and what is made of it: nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer.
+"""Calls of nn.MultiheadAttention and the modules that use it: nn.TransformerEncoder, nn.TransformerDecoder,
+nn.Transformer.
 
 Torch passes the whole layer's function to a TorchFunctionMode and runs it with the mode off. A copy of the function
 that does not dispatch again makes the calls inside visible.
@@ -19,7 +20,7 @@ from regard.look.capture.captured_call import Function, Handler, Recorder
 
 @functools.cache
 def open_form(function: FunctionType) -> FunctionType:
-    """A copy of the function that treats its tensors as plain ones; torch's own function is unchanged."""
+    """Return a copy of the function that treats its tensors as plain ones; torch's own function is unchanged."""
     names = {**function.__globals__, "has_torch_function": lambda _: False}
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
@@ -60,7 +61,8 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def as_unwatched(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-    """The values that nn.TransformerEncoder has at padded positions in inference without capture: 0, then its norm.
+    """Return the values that nn.TransformerEncoder has at padded positions in inference without capture: 0, then its
+    norm.
 
     It packs the sequences in that case. Capture prevents packing, so padded rows would hold other values.
     """

@@ -1,4 +1,4 @@
-"""Large matrices of hand-written attention, traced back to the queries and keys they came from.
+"""Large matrices of hand-written attention, traced back to their queries and keys.
 
 The scores q kᵀ are tracked through a scale, an added bias and a mask, up to their softmax. Where that is all
 that happened, queries and keys are stored instead of the matrix: rows of both are compared first, and if they do not
@@ -19,14 +19,14 @@ from regard.look.attention_records import Kept
 from regard.look.capture.captured_call import Done, four_axes
 from regard.look.recomputed_weights import Pairs
 
-LARGE = 2**20  # weights from which queries and keys are stored instead of a matrix, if possible
+LARGE = 2**20  # number of weights from which queries and keys are stored instead of a matrix, if possible
 
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 SCALED = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__}
 DIVIDED = {torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__}
 ADDED = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 FILLED = {torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_}
-# The same numbers, but for their precision.
+# Operations that only change the precision.
 ROUNDED = {Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.contiguous}
 FUNCTIONS = PRODUCT | SCALED | DIVIDED | ADDED | FILLED | ROUNDED
 
@@ -44,7 +44,7 @@ class Scores:
 
 
 def first(done: Done) -> Scores | None:
-    """Scores, if a product of two tensors can be scores."""
+    """Return scores, if a product of two tensors can be scores."""
     result = done.result
     if (
         done.function not in PRODUCT
@@ -61,12 +61,12 @@ def first(done: Done) -> Scores | None:
 
 
 def worth_it(matrix: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Whether the matrix is large, and larger than queries and keys."""
+    """Return whether the matrix is large, and larger than queries and keys."""
     return matrix.numel() >= LARGE and matrix.numel() > query.numel() + key.numel()
 
 
 def next_of(scores: Scores, done: Done) -> Scores | None:
-    """The scores after one more operation, or None if the operation is not one of those tracked."""
+    """Return the scores after one more operation, or None if the operation is not one of those tracked."""
     function, args, kwargs, _ = done
     if function in ROUNDED:
         return scores
@@ -88,7 +88,7 @@ def _closes(fill: Any, dtype: torch.dtype) -> bool:
 
 
 def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) -> Pairs | None:
-    """The same weights from queries and keys; None if rows of the two do not agree."""
+    """Return the same weights from queries and keys; None if rows of the two do not agree."""
     scores.kept.check()
     query, key = four_axes(scores.query, heads), four_axes(scores.key, heads)
     shape = (*query.shape[:3], key.shape[2])
@@ -101,7 +101,7 @@ def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) ->
     for added in scores.added:
         bias = _fitting(added, heads) if bias is None else bias + _fitting(added, heads)
     if mask is not None and not bool(mask.any(-1).all()):
-        return None  # implementations differ in what a fully masked row gives
+        return None  # implementations differ in the result of a fully masked row
     found = Pairs(
         build(query, key, value.to(query.dtype), ScaledDot(scores.scale), Softmax(), mask, bias, 0.0, None, None)
     )
@@ -112,6 +112,6 @@ def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) ->
 
 
 def _fitting(tensor: Tensor, heads: int | None) -> Tensor:
-    """A mask or bias for scores (b, h, q, k); (b·h, q, k) has heads in its first axis."""
+    """Return a mask or bias for scores (b, h, q, k); (b·h, q, k) has heads in its first axis."""
     folded = tensor.ndim == 3 and heads is not None and tensor.shape[0] > 1 and tensor.shape[0] % heads == 0
     return four_axes(tensor, heads) if folded else tensor

@@ -34,7 +34,7 @@ def product_call(
     note: str | None = None,
     view: Callable[[Tensor], Tensor] = lambda output: output,
 ) -> Call:
-    """A call of scaled dot products and softmax; a bool mask is True at allowed pairs, a float one is added."""
+    """Return a call of scaled dot products and softmax; a bool mask is True at allowed pairs, a float one is added."""
     adds = isinstance(mask, Tensor) and mask.dtype != torch.bool
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     score = ScaledDot(scale, softcap)

@@ -4,6 +4,6 @@
 - `decoder`: `RecurrentDecoder`: Bahdanau's and Luong's order
 - `cells`: single steps of GRU and LSTM
 - `gru_sequence`: a GRU over whole sequences on the CPU
-- `additive_loops`: which decoders the hand-written loops serve
+- `additive_loops`: calls of the hand-written loops, and the decoders that can use them
 - `token_embeddings`: embeddings computed once for each distinct token
 """

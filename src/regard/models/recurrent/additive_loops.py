@@ -1,4 +1,4 @@
-"""Which decoders the hand-written loops serve, and the calls of these loops with the decoder's parameters."""
+"""Calls of the hand-written loops with a decoder's parameters, and the condition for a decoder to use them."""
 
 from typing import Any, NamedTuple
 
@@ -16,9 +16,9 @@ from regard.nn.protocol import Projected
 
 
 class Found(NamedTuple):
-    """States, or with feeding what the output layer sees, (b, t, d); weights (b, t, k); what was read (b, t, e).
+    """States, or with feeding the inputs of the output layer, (b, t, d); weights (b, t, k); contexts (b, t, e).
 
-    `turned` means that states and contexts have time first: on the CPU they are mapped further in that layout.
+    `turned` means that states and contexts have time first, as the CPU code uses them.
     """
 
     states: Tensor
@@ -28,9 +28,8 @@ class Found(NamedTuple):
 
 
 def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = False) -> bool:
-    """Whether it is a GRU of one layer with additive attention and softmax; torch.compile and watch get the plain loop.
-
-    Under autocast on the CPU it is bfloat16 without input feeding.
+    """Return whether the decoder is a GRU of one layer with additive softmax attention, outside of torch.compile and
+    watch. Under autocast on the CPU it must be bfloat16, without input feeding.
     """
     if calls.listeners:
         return False
@@ -50,7 +49,8 @@ def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = Fals
 def bahdanau(
     network: nn.GRU | nn.LSTM, attention: Any, gates: Tensor, mapping: Tensor, state: Tensor, projected: Projected
 ) -> Found:
-    """All steps from the tokens' input gates (t, b, 3d) and the first state (b, d); `mapping` is the context's."""
+    """Run all steps from the tokens' input gates (t, b, 3d) and the first state (b, d); `mapping` is that of the
+    context."""
     query = attention.query.weight
     recurrent = torch.cat((network.get_parameter("weight_hh_l0"), query))
     hidden = network.get_parameter("bias_hh_l0")
@@ -62,7 +62,7 @@ def bahdanau(
         given = bahdanau_cpu.Given(gates, keys, score, values, mapping, state, recurrent, bias, projected.mask)
         states, contexts, weights = bahdanau_cpu.unrolled(given)
         return Found(states, weights.transpose(0, 1), contexts, turned=True)
-    # The values are mapped to the gates once, so that a step has one matrix product fewer.
+    # The values are mapped to the gates once, which saves one matrix product per step.
     narrow = _narrow(gates, projected.key, score, F.linear(values, mapping), state, recurrent, bias)
     found = _batch_first(bahdanau_loop.unrolled(bahdanau_loop.Given._make([*narrow, projected.mask])))
     return found._replace(contexts=found.weights @ values)
@@ -77,7 +77,7 @@ def feeding(
     state: Tensor,
     projected: Projected,
 ) -> Found:
-    """The same in Luong's order with input feeding; `mapping` is that of the last output."""
+    """Run all steps in Luong's order with input feeding; `mapping` is that of the last output."""
     values, query = projected.value, attention.query.weight
     context, hidden = readout.weight.split([values.shape[-1], readout.in_features - values.shape[-1]], 1)
     recurrent = torch.cat((network.get_parameter("weight_hh_l0"), query, hidden))
@@ -89,12 +89,12 @@ def feeding(
 
 
 def _narrow(gates: Tensor, *others: Tensor | None) -> list[Any]:
-    """All in the dtype of the gates, which under autocast is the autocast dtype."""
+    """Return all tensors in the dtype of the gates, which under autocast is the autocast dtype."""
     return [gates, *(None if other is None else other.to(gates.dtype) for other in others)]
 
 
 def _wide(gates: Tensor, *others: Tensor) -> list[Any]:
-    """All in float32, or in the dtype of the gates where that is wider."""
+    """Return all tensors in float32, or in the dtype of the gates if that is wider."""
     dtype = torch.promote_types(gates.dtype, torch.float32)
     return [other.to(dtype) for other in others]
 

@@ -42,11 +42,11 @@ class Recurrence:
 
     @property
     def parts(self) -> int:
-        """The number of vectors of a layer's state: h, or h and c."""
+        """Return the number of vectors of a layer's state: h, or h and c."""
         return 2 if self.cell == "lstm" else 1
 
     def network(self, input_size: int, size: int, *, bidirectional: bool = False) -> nn.GRU | nn.LSTM:
-        """Torch's network, batch first."""
+        """Return torch's network, batch first."""
         between = self.dropout if self.layers > 1 else 0.0
         return CELLS[self.cell](
             input_size, size, self.layers, batch_first=True, dropout=between, bidirectional=bidirectional
@@ -54,7 +54,7 @@ class Recurrence:
 
 
 def run(network: nn.GRU | nn.LSTM, inputs: Float[Tensor, "b t i"], hidden: Hidden) -> tuple[Tensor, Hidden]:
-    """All steps in one call of torch's: outputs (b, t, d) and the hidden state after the last."""
+    """Run all steps in one call of torch's network: outputs (b, t, d) and the hidden state after the last."""
     if isinstance(network, nn.LSTM):
         outputs, (last, cell) = network(inputs, (hidden[0], hidden[1]))
         return outputs, (last, cell)
@@ -63,7 +63,7 @@ def run(network: nn.GRU | nn.LSTM, inputs: Float[Tensor, "b t i"], hidden: Hidde
 
 
 def advance(network: nn.GRU | nn.LSTM, gates: Float[Tensor, "b g"], hidden: Hidden) -> tuple[Tensor, Hidden]:
-    """One step from the input's gates of the first layer: the top layer's output (b, d) and the new hidden state."""
+    """Run one step from the input gates of the first layer: the top layer's output (b, d) and the new hidden state."""
     found: list[Sequence[Tensor]] = []
     output = gates
     for layer in range(network.num_layers):
@@ -86,7 +86,7 @@ def advance(network: nn.GRU | nn.LSTM, gates: Float[Tensor, "b g"], hidden: Hidd
 
 
 def _lstm(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """c' = f c + i g, h' = o tanh c', in torch's order of gates: i, f, g, o."""
+    """Return c' = f c + i g, h' = o tanh c', in torch's order of gates: i, f, g, o."""
     write, keep, new, show = (gates + recurrent).chunk(4, -1)
     cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
     return torch.sigmoid(show) * torch.tanh(cell), cell

@@ -31,7 +31,7 @@ class RecurrentState:
     summary: Float[Tensor, "b s"]
 
     def reorder(self, index: Int[Tensor, "n"]) -> "RecurrentState":
-        """The rows of the batch named by `index`."""
+        """Return the rows of the batch named by `index`."""
         return RecurrentState(
             tuple(part.index_select(1, index) for part in self.hidden),
             self.feed.index_select(0, index),
@@ -54,10 +54,10 @@ class RecurrentDecoder(nn.Module):
     """A recurrent network that generates y_i from y_{i-1}, its state, and a context from the memory.
 
     order="bahdanau" (Bahdanau et al. 2015, appendix A.2): c_i = attend(s_{i-1}), s_i = f(s_{i-1}, [y_{i-1}; c_i]), and
-    the output layer sees tanh(W_o [s_i; c_i; y_{i-1}]). order="luong" (Luong et al. 2015, section 3): h_t = f(h_{t-1},
-    y_{t-1}), c_t = attend(h_t), and the output layer sees h~_t = tanh(W_c [c_t; h_t]); with `input_feeding` h~_{t-1}
-    joins the next input. `attention` is any layer of `regard.nn` that `Attends`; without one, C = `memory.summary`
-    stands for every c_i (Cho et al. 2014). The first state is tanh(W_s · summary).
+    the input of the output layer is tanh(W_o [s_i; c_i; y_{i-1}]). order="luong" (Luong et al. 2015, section 3): h_t =
+    f(h_{t-1}, y_{t-1}), c_t = attend(h_t), and the input of the output layer is h~_t = tanh(W_c [c_t; h_t]); with
+    `input_feeding` h~_{t-1} is part of the next input. `attention` is any layer of `regard.nn` that `Attends`; without
+    one, every c_i is C = `memory.summary` (Cho et al. 2014). The first state is tanh(W_s · summary).
 
     Training takes one call of the network and one of attention in Luong's order without feeding. Otherwise it is a loop
     over steps; for one GRU layer with additive attention a hand-written loop, on CUDA replayed as one graph.
@@ -111,7 +111,7 @@ class RecurrentDecoder(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Decoded:
-        """States for each token of the prefix: `logits` of state i score token i + 1."""
+        """Return states for each token of the prefix: `logits` of state i score token i + 1."""
         state = self.start(memory)
         if self.input_feeding or (self.order == "bahdanau" and self.attention is not None):
             return self._in_steps(state, prefix, weights, generator)
@@ -124,21 +124,21 @@ class RecurrentDecoder(nn.Module):
         return Decoded(self.dropout(states), read.weights, read.log_prob)
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-        """Scores of the next token."""
+        """Return scores of the next token."""
         return self.output(states)
 
     @property
     def output_weight(self) -> Float[Tensor, "v d"]:
-        """The matrix of the output layer."""
+        """Return the matrix of the output layer."""
         return self.output.weight
 
     @property
     def output_bias(self) -> Float[Tensor, "v"]:
-        """The bias of the output layer."""
+        """Return the bias of the output layer."""
         return self.output.bias
 
     def start(self, memory: Memory, *, limit: int | None = None) -> RecurrentState:
-        """The state before the first token; the memory is projected here, once. `limit` is not needed."""
+        """Return the state before the first token; the memory is projected here, once. `limit` is not needed."""
         sharding.refuse("a recurrent decoder")
         summary = memory.summary
         first = torch.tanh(self.bridge(summary))
@@ -150,7 +150,7 @@ class RecurrentDecoder(nn.Module):
         return RecurrentState(hidden, torch.zeros_like(hidden[0][0]), None, projected, summary)
 
     def _projected(self, memory: Memory, attention: Attends) -> Projected:
-        """Keys and values as the mechanism reads them."""
+        """Return keys and values in the form that the mechanism needs."""
         keys, values, mask = memory.keys, memory.values, memory.mask
         same = keys is values
         if mask is not None:  # zero times the value at a padded position must be zero, in gradients too
@@ -160,7 +160,7 @@ class RecurrentDecoder(nn.Module):
         return projected if same else projected._replace(value=attention.project(values, mask=mask).value)
 
     def step(self, state: RecurrentState, tokens: Int[Tensor, "b"]) -> Step:
-        """One decoding step; the same numbers as `forward`."""
+        """Run one decoding step; its results equal those of `forward`."""
         sharding.refuse("a recurrent decoder")
         words = Tokens(self.dropout(self.embedding(tokens)).unsqueeze(1), None)
         gates, mapping = self._gates(words)
@@ -174,7 +174,7 @@ class RecurrentDecoder(nn.Module):
     def _in_steps(
         self, state: RecurrentState, prefix: Tensor, request: Request | None, generator: torch.Generator | None
     ) -> Decoded:
-        """A loop over steps, where one step's output is the next one's input."""
+        """Loop over steps, where one step's output is the next one's input."""
         words = embedded(self.embedding, self.dropout, prefix)
         if additive_loops.serves(self.network, self.attention, feeding=self.input_feeding):
             gates, mapping = self._gates(words.turned())
@@ -187,7 +187,7 @@ class RecurrentDecoder(nn.Module):
             states = states.transpose(0, 1) if found.turned else states
             return Decoded(self.dropout(states), None if request is None else request.of(found.weights))
         gates, mapping = self._gates(words)
-        # Rows are indexed over all steps, and the weight a key receives is summed over them: both need every weight.
+        # Rows are indexed over all steps, and received weight is summed over them: both need all weights.
         whole = isinstance(request, (Rows, Received))
         hidden: list[Tensor] = []
         reads: list[_Read] = []
@@ -208,13 +208,13 @@ class RecurrentDecoder(nn.Module):
         return Decoded(self.dropout(states), weights, torch.cat(log_probs, 1) if log_probs else None)
 
     def _by_hand(self, gates: Tensor, mapping: Tensor, state: Tensor, projected: Projected) -> additive_loops.Found:
-        """The hand-written loops without autograd, for the decoders they serve."""
+        """Run the hand-written loop if this decoder can use it, else return None."""
         if self.input_feeding:
             return additive_loops.feeding(self.network, self.attention, self.readout, gates, mapping, state, projected)
         return additive_loops.bahdanau(self.network, self.attention, gates, mapping, state, projected)
 
     def _gates(self, words: Tokens) -> tuple[Tensor, Tensor | None]:
-        """Input gates of the tokens, for all steps by one product; and the columns for input feeding."""
+        """Return the input gates of the tokens, for all steps by one product, and the columns for input feeding."""
         network, size = self.network, words.vectors.shape[-1]
         tokens, fed = network.get_parameter("weight_ih_l0").split([size, network.input_size - size], 1)
         gates = words.mapped(tokens, network.get_parameter("bias_ih_l0"))
@@ -228,7 +228,8 @@ class RecurrentDecoder(nn.Module):
         request: Request | None,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, _Read, RecurrentState]:
-        """One step from the token's input gates: the network's output (b, 1, d), what was read, and the next state."""
+        """Run one step from the token's input gates: the network's output (b, 1, d), the context, and the next
+        state."""
         if self.order == "bahdanau":
             read = self._read(state, state.hidden[0][-1].unsqueeze(1), request, generator)
             top, hidden = advance(self.network, _fed(gates, read.context.squeeze(1), mapping), state.hidden)
@@ -243,7 +244,7 @@ class RecurrentDecoder(nn.Module):
     def _read(
         self, state: RecurrentState, query: Tensor, request: Request | None, generator: torch.Generator | None
     ) -> _Read:
-        """The contexts of the queries (b, t, d): by attention, or the memory's summary."""
+        """Return the contexts of the queries (b, t, d): by attention, or the memory's summary."""
         if self.attention is None or state.projected is None:
             return _Read(_spread(state.summary, query), None, None, None)
         found, after = self.attention.attend(
@@ -252,7 +253,7 @@ class RecurrentDecoder(nn.Module):
         return _Read(found.output, found.weights, found.log_prob, after)
 
     def _mixed(self, hidden: Tensor, context: Tensor, words: Tokens | None) -> Tensor:
-        """The input of the output layer, for any number of steps; its parts are mapped without concatenation."""
+        """Return the input of the output layer, for any number of steps; its parts are mapped without concatenation."""
         first, second = (hidden, context) if self.order == "bahdanau" else (context, hidden)
         sizes = [first.shape[-1], second.shape[-1]]
         weights = self.readout.weight.split([*sizes, self.readout.in_features - sum(sizes)], 1)
@@ -263,17 +264,17 @@ class RecurrentDecoder(nn.Module):
 
 
 def _fed(gates: Tensor, feed: Tensor, mapping: Tensor | None) -> Tensor:
-    """The gates with the fed-back output, if there is input feeding."""
+    """Return the gates with the fed-back output, if there is input feeding."""
     return gates if mapping is None else gates + F.linear(feed, mapping)
 
 
 def _spread(summary: Tensor, like: Tensor) -> Tensor:
-    """The summary at every step of `like`."""
+    """Return the summary at every step of `like`."""
     return summary.unsqueeze(1).expand(-1, like.shape[1], -1)
 
 
 def _joined(found: list[Tensor | Top | None]) -> Tensor | Top | None:
-    """The results of single steps, joined as one call would return them."""
+    """Concatenate the results of single steps, as one call would return them."""
     tensors = [one for one in found if isinstance(one, Tensor)]
     if tensors:
         return torch.cat(tensors, 1)
@@ -282,7 +283,7 @@ def _joined(found: list[Tensor | Top | None]) -> Tensor | Top | None:
 
 
 def _reordered(state: Any, index: Tensor) -> Any:
-    """A mechanism's state (nested tuples of tensors, batch first) for other rows."""
+    """Return a mechanism's state (nested tuples of tensors, batch first) for other rows."""
     if isinstance(state, Tensor):
         return state.index_select(0, index)
     if isinstance(state, tuple):

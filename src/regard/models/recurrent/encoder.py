@@ -58,7 +58,7 @@ class RecurrentEncoder(nn.Module):
         self.words = None if plain else nn.Linear(embedding_size or size, self.memory_size, bias=False)
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
-        """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
+        """Return the memory of some sources; `lengths` holds the number of real tokens of each row (None: all)."""
         sharding.refuse("a recurrent encoder")
         memory = self._read(source, lengths)
         if self.words is None:
@@ -70,11 +70,11 @@ class RecurrentEncoder(nn.Module):
         return with_words(memory, words, keys=self.keys, values=self.values)
 
     def _read(self, source: Tensor, lengths: Tensor | None) -> Memory:
-        """The memory whose keys and values are the states."""
+        """Return the memory whose keys and values are the states."""
         mask = None
         captured = gru_sequence.serves_cuda(self.network) and source.numel() > 0
         if lengths is not None:
-            if captured and lengths.is_cuda:  # nothing here may wait for the device: the lengths are not checked
+            if captured and lengths.is_cuda:  # a CUDA graph is being captured, so lengths cannot be checked
                 _check_shape(source, lengths)
             else:
                 lengths = lengths.cpu()  # pack_padded_sequence needs them on the CPU
@@ -99,12 +99,12 @@ class RecurrentEncoder(nn.Module):
         return Memory(states, states, mask, summary)
 
     def _by_hand(self, source: Tensor, lengths: Tensor | None) -> gru_sequence.Read:
-        """The same by the loop without autograd; it takes the longest rows first, and time before rows."""
+        """Return the same by the hand-written loop, which takes the longest rows first and time before rows."""
         order = None
         if lengths is not None and bool((lengths[1:] > lengths[:-1]).any()):
             order = lengths.argsort(descending=True, stable=True)
             source, lengths = source[order], lengths[order]
-        if lengths is not None:  # a valid token in place of padding: zero times its embedding must be zero
+        if lengths is not None:  # a valid token in place of padding, whose embedding gets zero gradient
             source = torch.where(torch.arange(source.shape[1]) < lengths.unsqueeze(-1), source, source[0, 0])
         words = embedded(self.embedding, self.dropout, source.t())
         found = gru_sequence.read(self.network, words, lengths)
@@ -114,7 +114,7 @@ class RecurrentEncoder(nn.Module):
         return gru_sequence.Read(found.states[places], found.last[places])
 
     def _summary(self, last: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-        """The top layer's last state, both directions concatenated."""
+        """Return the top layer's last state, both directions concatenated."""
         hidden = last if isinstance(last, Tensor) else last[0]
         directions = 2 if self.network.bidirectional else 1
         return torch.cat(tuple(hidden[-directions:]), -1)

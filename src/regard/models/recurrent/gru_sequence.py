@@ -1,4 +1,4 @@
-"""How a GRU of one layer reads whole sequences by the loops of `kernels.recurrent`, and which networks they serve."""
+"""GRUs of one layer over whole sequences by the loops of `kernels.recurrent`, and the condition for using them."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ class Read(NamedTuple):
 
 
 def serves(network: nn.GRU | nn.LSTM) -> bool:
-    """Whether it is a GRU of one layer on the CPU; under torch.compile and float16 autocast torch's GRU is used."""
+    """Return whether the network is a GRU of one layer on the CPU, outside of torch.compile and float16 autocast."""
     plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
     known = not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16
     return plain and network.get_parameter("weight_hh_l0").device.type == "cpu" and known
@@ -41,7 +41,7 @@ def read(network: nn.GRU | nn.LSTM, words: Tokens, lengths: Tensor | None) -> Re
 
 
 def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
-    """The number of rows that have a token at each position."""
+    """Return the number of rows that have a token at each position."""
     steps, batch, _ = gates.shape
     if lengths is None:
         return [batch] * steps
@@ -49,7 +49,7 @@ def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
 
 
 def _last(states: Tensor, lengths: Tensor | None, back: bool) -> Tensor:
-    """The states (b, d) after the last token of each row in the given direction; zeros for an empty row."""
+    """Return the states (b, d) after the last token of each row in the given direction; zeros for an empty row."""
     if back:
         return states[0]
     if lengths is None:
@@ -59,19 +59,19 @@ def _last(states: Tensor, lengths: Tensor | None, back: bool) -> Tensor:
 
 
 def serves_cuda(network: nn.GRU | nn.LSTM) -> bool:
-    """A GRU of one layer on CUDA; compilers take torch's own."""
+    """Return whether the network is a GRU of one layer on CUDA, outside of torch.compile."""
     plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
     return plain and network.get_parameter("weight_hh_l0").is_cuda
 
 
 def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) -> Read:
-    """Run a sequence (b, k, e) through every direction; `mask` (b, k) ends in False where a row has ended."""
+    """Run a sequence (b, k, e) through every direction; `mask` (b, k) is False after the end of a row."""
     ways = ["_l0", "_l0_reverse"][: 2 if network.bidirectional else 1]
 
     def each(name: str) -> list[Tensor]:
         return [network.get_parameter(name + way) for way in ways]
 
-    if mask is not None:  # zero times whatever stands at a padded position must be zero
+    if mask is not None:  # zero times the value at a padded position must be zero
         embedded = embedded.masked_fill(~mask.unsqueeze(-1), 0.0)
     # One product for both directions, with time first; the backward direction is reversed in time.
     gates = F.linear(embedded.transpose(0, 1), torch.cat(each("weight_ih")), torch.cat(each("bias_ih"))).chunk(
@@ -81,7 +81,7 @@ def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) 
     kept = None
     if mask is not None:
         kept = torch.stack([_turned(mask.t(), way) for way in range(len(ways))], 1)
-    recurrent = torch.stack(each("weight_hh")).to(inputs.dtype)  # under autocast the gates are narrow
+    recurrent = torch.stack(each("weight_hh")).to(inputs.dtype)  # under autocast the gates are in its dtype
     bias = torch.stack(each("bias_hh")).unsqueeze(1).to(inputs.dtype)
     states = sequence_cuda.states(inputs, recurrent, bias, kept)
     found = torch.cat([_turned(states[:, way], way) for way in range(len(ways))], -1).transpose(0, 1)

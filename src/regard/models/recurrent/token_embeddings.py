@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from regard.kernels.products import linear
 
-_SHARE = 0.6  # up to this share of distinct tokens, mapping them and copying is faster than mapping all
-_FEW = 256  # with fewer tokens all are mapped
+_SHARE = 0.6  # up to this fraction of distinct tokens, mapping them once and copying is faster than mapping all
+_FEW = 256  # with fewer tokens than this, all are mapped
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,19 +21,19 @@ class Tokens:
     index: Int[Tensor, "b t"] | None
 
     def turned(self) -> "Tokens":
-        """The same with time first: (t, b)."""
+        """Return the same with time first: (t, b)."""
         if self.index is None:
             return Tokens(self.vectors.transpose(0, 1), None)
         return Tokens(self.vectors, self.index.t())
 
     def mapped(self, weight: Float[Tensor, "o e"], bias: Float[Tensor, "o"] | None = None) -> Float[Tensor, "b t o"]:
-        """W y + b for every token."""
+        """Return W y + b for every token."""
         found = linear(self.vectors, weight, bias)
         return found if self.index is None else F.embedding(self.index, found)
 
 
 def embedded(embedding: nn.Embedding, dropout: nn.Dropout, tokens: Int[Tensor, "b t"]) -> Tokens:
-    """The tokens' embeddings. In a batch of text most words are repeated; on the CPU each is mapped once.
+    """Return the tokens' embeddings. In a batch of text most words are repeated; on the CPU each is mapped once.
 
     With dropout every token has its own vector, and on a GPU counting words is slower than mapping them all.
     """

@@ -1,4 +1,4 @@
-"""Models that read a traffic scene. Imports models, nn and core.
+"""Models of traffic scenes. Imports models, nn and core.
 
 - `object_encoder`: `SceneEncoder`
 - `controller`: `Controller`: actions of the ego vehicle

@@ -33,8 +33,8 @@ class Controller(nn.Module):
     """Social attention: the ego vehicle attends to all objects (Leurent & Mercat 2019).
 
     With the summary s of the memory as the ego: q = relu(W s), r = norm(q + MultiHead(q, keys, values)), then
-    h = relu(W₁ r) and logits = W_a h for `actions` (which may also serve as values of actions), controls =
-    tanh(W_c h) for `controls` such as steering and throttle. A memory of image cells serves as well as one of objects.
+    h = relu(W₁ r) and logits = W_a h for `actions` (which may also be used as action values), controls =
+    tanh(W_c h) for `controls` such as steering and throttle. The memory may hold image cells instead of objects.
 
     `attention` is the name of a score, a score record or function, or None: then W'' relu(W' m) with the mean m of the
     memory replaces it, with a hidden size chosen for about the same number of parameters.
@@ -78,7 +78,7 @@ class Controller(nn.Module):
     def forward(
         self, memory: Memory, *, weights: Request | None = None, generator: torch.Generator | None = None
     ) -> Controlled:
-        """The action for each scene, and the weights of objects if asked."""
+        """Return the action for each scene, and the requested weights of objects."""
         query = F.relu(self.ego(memory.summary)).unsqueeze(1)
         if self.attention is None:
             assert self.mean is not None
@@ -102,7 +102,7 @@ class Controller(nn.Module):
 
 
 def _mean(memory: Memory) -> Tensor:
-    """The mean of the values that are not masked; zeros where all are."""
+    """Return the mean of the values that are not masked; zeros if all are."""
     if memory.mask is None:
         return memory.values.mean(1)
     real = memory.mask.unsqueeze(-1)
@@ -110,7 +110,7 @@ def _mean(memory: Memory) -> Tensor:
 
 
 def _mean_reader(memory_size: int, size: int, heads: int) -> nn.Sequential:
-    """A network on the mean of a memory, with about as many parameters as attention has."""
+    """Return a network on the mean of a memory, with about as many parameters as attention has."""
     with torch.device("meta"):
         twin = MultiHeadAttention(size, heads, key_size=memory_size)
     wanted = sum(parameter.numel() for parameter in twin.parameters())

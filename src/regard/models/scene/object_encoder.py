@@ -12,12 +12,11 @@ from regard.nn.transformer import TransformerEncoderLayer
 
 
 class SceneEncoder(nn.Module):
-    """Objects of a scene as keys and values, each embedded alike (Leurent & Mercat 2019, section 3).
+    """Objects of a scene as keys and values, embedded by the same network (Leurent & Mercat 2019, section 3).
 
-    h_j = W₂ relu(W₁ x_j + b₁) + b₂, then `layers` of self-attention among the objects. There are no
-    positions but those among the features: objects in another order give the same memory in that order. Absent
-    objects (`present` False) change nothing and are zeros in the memory. The summary is the first object, the `"ego"`
-    vehicle, or the mean of those present, `"mean"`.
+    h_j = W₂ relu(W₁ x_j + b₁) + b₂, then `layers` of self-attention among the objects. There are no positional
+    encodings: a permutation of the objects permutes the memory. Absent objects (`present` False) change nothing and are
+    zeros in the memory. The summary is the first object, the `"ego"` vehicle, or the mean of those present, `"mean"`.
 
     >>> encoder = SceneEncoder(7, 16)
     >>> memory = encoder(torch.randn(2, 5, 7), torch.tensor([[True] * 5, [True, True, False, False, False]]))
@@ -53,7 +52,7 @@ class SceneEncoder(nn.Module):
         self.summary = summary
 
     def forward(self, objects: Float[Tensor, "b n f"], present: Bool[Tensor, "b n"] | None = None) -> Memory:
-        """The memory of some scenes; `present` says which rows are objects (None: all)."""
+        """Return the memory of some scenes; `present` is True for rows that are objects (None: all)."""
         pairs = None
         if present is not None:
             objects = torch.where(present.unsqueeze(-1), objects, 0)

@@ -1,4 +1,4 @@
-"""Models that read sound. Imports models.
+"""Models of speech. Imports models.
 
 - `pyramidal_encoder`: `SpeechEncoder`
 """

@@ -42,10 +42,10 @@ class SpeechEncoder(nn.Module):
         self.size = size
         self.memory_size = 2 * size
         self.stack = stack
-        self.reduction = stack * 2**layers  # frames to a step of the memory
+        self.reduction = stack * 2**layers  # number of frames in one step of the memory
 
     def forward(self, frames: Float[Tensor, "b t f"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
-        """The memory of some recordings; `lengths` says how many frames of each are real (None: all)."""
+        """Return the memory of some recordings; `lengths` holds the number of real frames of each (None: all)."""
         sharding.refuse("a pyramidal encoder")
         if lengths is not None:
             _check(frames, lengths)
@@ -107,12 +107,12 @@ def _joined(x: Tensor, count: int) -> Tensor:
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:
-    """The steps of x (b, t, d) in another order (b, t)."""
+    """Return the steps of x (b, t, d) in another order (b, t)."""
     return x.gather(1, order.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 def _at(x: Tensor, index: Tensor) -> Tensor:
-    """One step of each sequence, (b, d)."""
+    """Return one step of each sequence, (b, d)."""
     return _taken(x, index.unsqueeze(-1)).squeeze(1)
 
 
@@ -125,7 +125,7 @@ def _check(frames: Tensor, lengths: Tensor) -> None:
         raise ValueError(
             f"lengths must have one number for each of the {len(frames)} recordings, got shape {tuple(lengths.shape)}"
         )
-    # On a GPU reading the numbers would synchronise; there the mask cuts what is too long.
+    # On a GPU checking lengths would synchronise; there the mask excludes what is too long.
     if lengths.device.type == "cpu" and lengths.numel():
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > frames.shape[1]:

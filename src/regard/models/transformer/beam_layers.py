@@ -13,7 +13,7 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import Rotary
 
 _KERNEL = (torch.bfloat16, torch.float16, torch.float32)
-_LARGEST = 256  # a head that a kernel holds
+_LARGEST = 256  # the largest head size that the kernel holds
 
 Pair = tuple[Tensor, Tensor]
 # keep(layer, keys and values of the new tokens (b, 2h, s, d)): all of them so far, (b, h, n, d) each.
@@ -43,10 +43,10 @@ class Carries(Protocol):
 def through(
     state: Carries, x: Tensor, keep: Keep, bias: Tensor, *, offset: int | Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """x (b, s, d) through all layers; and the last layer's weights over the memory (b·s, k), if requested.
+    """Apply all layers to x (b, s, d); return also the last layer's weights over the memory (b·s, k), if requested.
 
     `bias` (b, 1, s, n) masks the keys that are not of a hypothesis' own history; `offset` is their position, a number
-    or a tensor on the device. In the second case, which is that of a captured search, Triton kernels serve on CUDA.
+    or a tensor on the device. A tensor means a captured search, in which Triton kernels run on CUDA.
     """
     stack, looked = state.decoder.stack, None
     time = offset if isinstance(offset, Tensor) else None
@@ -70,14 +70,14 @@ def through(
 
 
 def _left(around: Any, x: Tensor, added: Tensor, fused: bool) -> Tensor:
-    """The residual stream after a part of a layer, in inference."""
+    """Return the residual stream after a part of a layer, in inference."""
     norm = around.norm
     if not around.residual:
         return added if around.first else norm(added)
     if around.first:
         return x + added
     if fused and type(norm) is nn.LayerNorm and norm.weight is not None and norm.weight.dtype == x.dtype == added.dtype:
-        from regard.kernels.triton.beam_attention import added_norm  # imports Triton: only where it is used
+        from regard.kernels.triton.beam_attention import added_norm  # imported here, because it imports Triton
 
         return added_norm(x, added, norm)
     return norm(x + added)
@@ -92,10 +92,10 @@ def _read(
     time: Tensor | None,
     fused: bool,
 ) -> Tensor:
-    """The attention output of the hypotheses; with `time` on the device, keys of later steps are skipped."""
+    """Return the attention output of the hypotheses; with `time` on the device, keys of later steps are skipped."""
     scale = _scale(attention)
     if fused and query.shape[-1] <= _LARGEST:
-        from regard.kernels.triton.beam_attention import attend  # imports Triton: only where it is used
+        from regard.kernels.triton.beam_attention import attend  # imported here, because it imports Triton
 
         return attention.output(attend(query, key, value, bias, scale=scale, time=time))
     found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
@@ -105,7 +105,7 @@ def _read(
 def _looked(
     attention: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, blank: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The same with its weights, the mean over heads."""
+    """Return the attention output and the weights, averaged over heads."""
     scores = query @ key.mT * _scale(attention)
     weights = (scores if real is None else scores + real).softmax(-1)
     output = attention.output((weights @ value).transpose(1, 2).flatten(-2))
@@ -122,7 +122,7 @@ def _scale(attention: MultiHeadAttention) -> float:
 
 
 def _turned(attention: MultiHeadAttention, packed: Tensor, offset: int | Tensor) -> Tensor:
-    """Queries and keys with rotary positions, if the layer uses them; all are at the same position."""
+    """Return queries and keys with rotary positions, if the layer uses them; all are at the same position."""
     if not isinstance(attention.positions, Rotary):
         return packed
     rows, _, slots, _ = packed.shape

@@ -1,7 +1,7 @@
 """Beam search in a Transformer decoder: a step for several hypotheses of one source that share memory and keys.
 
 The hypotheses of a row are the queries of one batch item. All of them attend to one projected memory. Keys and values
-stay where they were written, and a mask says which of the row's keys belong to a hypothesis: when a beam continues from
+stay where they were written, and a mask selects the row's keys that belong to a hypothesis: when a beam continues from
 other parents, a few bits of the mask change instead of all keys and values.
 """
 
@@ -30,7 +30,7 @@ _ROUND = 8  # rows of a mask are padded to a multiple of this, for aligned loads
 
 
 def why_not(decoder: Any) -> str | None:
-    """The reason why hypotheses of this decoder cannot be grouped, or None; else each is a row of the batch."""
+    """Return the reason why hypotheses of this decoder cannot be grouped, or None; else each is a row of the batch."""
     if core.listeners:
         return "somebody watches: every attention goes the way it is watched"
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
@@ -81,7 +81,7 @@ class TransformerBeams:
     looks: bool
 
     def step(self, tokens: Int[Tensor, " n"]) -> Step:
-        """One token for each hypothesis (b·s,), row by row, and the scores of the next."""
+        """Process one token of each hypothesis (b·s,), row by row; return the scores of the next."""
         rows, slots, before = self.seen.shape
         own = torch.eye(slots, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
         seen = torch.cat((self.seen, own), -1)
@@ -99,7 +99,7 @@ class TransformerBeams:
         return Step(self.decoder.logits(x.flatten(0, 1)), state, looked)
 
     def regroup(self, parents: Int[Tensor, "r s"], kept: Int[Tensor, " r"] | None = None) -> "TransformerBeams":
-        """The state after selecting parent hypotheses of the rows `kept` (None: of all rows)."""
+        """Return the state after selecting parent hypotheses of the rows `kept` (None: of all rows)."""
         seen = self.seen if kept is None else self.seen.index_select(0, kept)
         seen = seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, seen.shape[-1]))
         if kept is None:
@@ -114,9 +114,9 @@ class TransformerBeams:
         )
 
     def _tidy(self) -> "TransformerBeams":
-        """The same without the keys that no hypothesis of a row uses, every few steps: most hypotheses share parents.
+        """Remove keys that no hypothesis of a row uses, every few steps; most hypotheses share parents.
 
-        The number of remaining keys must be read, which synchronises with a GPU.
+        Reading the number of remaining keys is a synchronisation on a GPU.
         """
         count = self.seen.shape[2]
         if self.seen.is_cuda or self.length % _TIDY or count < _FIRST // 2:
@@ -133,13 +133,13 @@ class TransformerBeams:
         return replace(self, seen=seen)
 
     def reorder(self, index: Int[Tensor, " n"]) -> "TransformerBeams":
-        """The rows named by `index`, where each has one hypothesis."""
+        """Return the rows named by `index`, where each has one hypothesis."""
         if self.seen.shape[1] != 1:
             raise ValueError(f"rows have {self.seen.shape[1]} hypotheses each: regroup names their parents")
         return self.regroup(index.new_zeros(index.shape[0], 1), index)
 
     def static(self, width: int, steps: int) -> "StaticBeams | None":
-        """A state with fixed shapes for a search of `width` hypotheses a row, from here; None if impossible."""
+        """Return a state with fixed shapes for a search of `width` hypotheses a row, from here; None if impossible."""
         positions = self.decoder.input.positions
         if self.length or (isinstance(positions, LearnedPositions) and positions.capacity < _rounded(steps, 16)):
             return None
@@ -173,7 +173,7 @@ class StaticBeams:
         self.places = _places(self.decoder.input.positions, self.steps, key)
 
     def fits(self, state: TransformerBeams, width: int, steps: int) -> bool:
-        """Whether the same storage, and the graph captured with it, can serve a search from that state."""
+        """Return whether the storage, and the graph captured with it, can be reused for a search from that state."""
         key = state.memory[0][0]
         mine = (self.decoder, self.looks, self.width, self.rows, self.keys, self.real.dtype, self.real.device)
         size = (_rounded(key.shape[0], 8), _rounded(key.shape[2], 8))
@@ -203,7 +203,7 @@ class StaticBeams:
         self.time.zero_()
 
     def step(self, tokens: Int[Tensor, " n"]) -> Step:
-        """One token for each hypothesis (rows·width,), and the scores of the next."""
+        """Process one token of each hypothesis (rows·width,); return the scores of the next."""
         index = self.time * self.width + self.slots
         self.seen.index_copy_(2, index, self.own)
         x = self.decoder.input.embedding(tokens) * self.decoder.input.scale
@@ -228,7 +228,7 @@ class StaticBeams:
         return self
 
     def reorder(self, index: Int[Tensor, " n"]) -> "StaticBeams":
-        """Rows stay in place: only hypotheses within a row can be selected."""
+        """Return the state: rows stay in place, because only hypotheses within a row can be selected."""
         raise ValueError(f"shapes are fixed at {self.rows} rows: regroup names parents within a row")
 
 
@@ -241,7 +241,7 @@ def grouped(
     length: int,
     looks: bool,
 ) -> TransformerBeams | None:
-    """The grouped state with one hypothesis a row, from a decoder's plain state; or None."""
+    """Return the grouped state with one hypothesis per row, from a decoder's ungrouped state; or None."""
     if not decoder.stack.layers or why_not(decoder):
         return None
     blank = None if mask is None else ~mask.any(1)
@@ -251,8 +251,8 @@ def grouped(
             key, value = cache.read()
         else:
             key, value = _projected(layer.cross_attention, memory)
-        # A row without memory has a zero context: it attends to its padding, where values are zeros. Head by head
-        # contiguous, they are read faster at every step.
+        # A row without memory must have a zero context: it attends to its padding, whose values are zeros. Contiguous
+        # heads are loaded faster at every step.
         value = value if blank is None else value.masked_fill(blank[:, None, None, None], 0)
         pairs.append((key.contiguous(), value.contiguous()))
     key = pairs[0][0]
@@ -268,12 +268,12 @@ def grouped(
 
 
 def embedded(module: Any, tokens: Int[Tensor, " n"], offset: int) -> Float[Tensor, "n d"]:
-    """Vectors of tokens that are all at the same position."""
+    """Return vectors of tokens that are all at the same position."""
     return module(tokens.unsqueeze(1), offset=offset).squeeze(1)
 
 
 def _projected(attention: MultiHeadAttention, memory: Memory) -> Pair:
-    """Keys and values of the memory for one layer; masked positions are zeroed."""
+    """Return keys and values of the memory for one layer; masked positions are zeroed."""
     keys, values = memory.keys, memory.values
     if memory.mask is not None:
         keys = torch.where(memory.mask.unsqueeze(-1), keys, 0)
@@ -282,7 +282,7 @@ def _projected(attention: MultiHeadAttention, memory: Memory) -> Pair:
 
 
 def _roomy(storage: Tensor, used: int, new: Tensor) -> Tensor:
-    """The storage, or one of twice the capacity if the new keys do not fit."""
+    """Return the storage, or one of twice the capacity if the new keys do not fit."""
     rows, heads, count, size = new.shape
     if used + count <= storage.shape[2]:
         return storage
@@ -292,22 +292,22 @@ def _roomy(storage: Tensor, used: int, new: Tensor) -> Tensor:
 
 
 def _places(positions: nn.Module | None, count: int, like: Tensor) -> Tensor | None:
-    """The position vectors, computed once."""
+    """Return the position vectors, computed once."""
     if isinstance(positions, SinusoidalPositions):
         return positions.table(count, dtype=like.dtype, device=like.device)
     return positions.table(count).to(like.dtype) if isinstance(positions, LearnedPositions) else None
 
 
 def _bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where it is True, −∞ elsewhere."""
+    """Return 0 where the mask is True, −∞ elsewhere."""
     return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, -torch.inf)
 
 
 def _addresses(decoder: nn.Module) -> tuple[int, ...]:
-    """The addresses of the parameters, which a captured graph reads."""
+    """Return the addresses of the parameters, which a captured graph uses."""
     return tuple(parameter.data_ptr() for parameter in decoder.parameters())
 
 
 def _rounded(count: int, step: int) -> int:
-    """The next multiple of `step`; small numbers are unchanged."""
+    """Return the next multiple of `step`; small numbers are unchanged."""
     return count if count < step else -(-count // step) * step

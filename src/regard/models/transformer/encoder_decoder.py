@@ -1,4 +1,4 @@
-"""The Transformer: an encoder of self-attention layers and a decoder whose second attention reads the encoder.
+"""The Transformer: an encoder of self-attention layers and a decoder with attention to the encoder's states.
 
 How to train it fast, here in bfloat16 on CUDA (the loss never materialises all logits):
 
@@ -108,7 +108,7 @@ class TransformerEncoder(nn.Module):
         )
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None) -> Memory:
-        """The memory of some sources; `lengths` says how many tokens of each row are real (None: all)."""
+        """Return the memory of some sources; `lengths` holds the number of real tokens of each row (None: all)."""
         states = self.read(source, lengths).output
         if lengths is None:
             memory = Memory(states, states, None, states.mean(1))
@@ -124,7 +124,7 @@ class TransformerEncoder(nn.Module):
     def read(
         self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None, *, weights: Request | None = None
     ) -> Stacked:
-        """The states of every position, and the requested weights of each layer's self-attention."""
+        """Return the states of every position, and the requested weights of each layer's self-attention."""
         if lengths is not None and lengths.shape != source.shape[:1]:
             raise ValueError(f"lengths must have one number a source, {source.shape[0]}, got {tuple(lengths.shape)}")
         mask = None if lengths is None else padding(lengths)
@@ -139,7 +139,7 @@ class TransformerEncoder(nn.Module):
         positions: Positions = None,
         batch_first: bool | None = None,
     ) -> "TransformerEncoder":
-        """Torch's encoder with an embedding before it, which torch leaves to the user.
+        """Return torch's encoder with an embedding before it, which torch does not include.
 
         `batch_first` is as for `MultiHeadAttention.from_torch`.
         """
@@ -166,12 +166,12 @@ class TransformerState:
     decoder: "TransformerDecoder"
 
     def grouped(self) -> TransformerBeams | None:
-        """The same for grouped hypotheses, which share their memory; None if they cannot be grouped."""
+        """Return the state for grouped hypotheses, which share their memory; None if they cannot be grouped."""
         looks = self.weights is not None
         return grouped(self.decoder, self.memory, self.caches, self.memory_caches, self.mask, self.length, looks)
 
     def reorder(self, index: Int[Tensor, " n"]) -> "TransformerState":
-        """The rows of the batch given by `index`, as beam search needs them."""
+        """Return the rows of the batch given by `index`, as beam search needs them."""
         for cache in (*self.caches, *self.memory_caches):
             cache.reorder(index)
         memory = None if self.memory is None else self.memory.reorder(index)
@@ -179,11 +179,11 @@ class TransformerState:
 
 
 class TransformerDecoder(nn.Module):
-    """Masked self-attention, attention to a memory, feed-forward; logits by the embedding's own weights.
+    """Masked self-attention, attention to a memory, feed-forward; logits by the weights of the embedding.
 
-    (Vaswani et al. 2017, section 3.1; tied weights: Press & Wolf 2017.) `memory_size` is that of the memory where it is
-    not `size`; with `tied=False` the output has a matrix and a bias of its own. The rest is as in TransformerEncoder.
-    Weights asked for are those of the attention to the memory, a list of (b, h, t, k), first layer to last.
+    (Vaswani et al. 2017, section 3.1; tied weights: Press & Wolf 2017.) `memory_size` is the size of the memory if it
+    differs from `size`; with `tied=False` the output has its own matrix and bias. The rest is as in TransformerEncoder.
+    Requested weights are those of the attention to the memory, a list of (b, h, t, k), first layer to last.
 
     >>> decoder = TransformerDecoder(7, 8, layers=2, heads=2).eval()
     >>> memory = TransformerEncoder(11, 8, layers=2, heads=2).eval()(torch.tensor([[3, 4, 5]]))
@@ -220,7 +220,7 @@ class TransformerDecoder(nn.Module):
         self.size = size
         self.input = _input(vocabulary, size, placed, embedding, dropout)
         self.output = None if tied else nn.Linear(size, vocabulary)
-        self.prepared_output: nn.Module | None = None  # gives the logits in its place: see models.quantized
+        self.prepared_output: nn.Module | None = None  # replaces the output layer if set: see models.quantized
         self.stack = DecoderStack(
             (
                 TransformerDecoderLayer(
@@ -245,7 +245,8 @@ class TransformerDecoder(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Decoded:
-        """States for every token of the prefix, each of which attends to the memory and the tokens up to itself."""
+        """Return states for every token of the prefix, each of which attends to the memory and the tokens up to
+        itself."""
         done = self.stack(
             self.input(prefix),
             memory.keys,
@@ -258,23 +259,23 @@ class TransformerDecoder(nn.Module):
         return Decoded(done.output, done.weights)
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-        """Scores of the next token."""
+        """Return scores of the next token."""
         if self.prepared_output is not None:
             return self.prepared_output(states)
         return F.linear(states, self.output_weight, self.output_bias)
 
     @property
     def output_weight(self) -> Float[Tensor, "v d"]:
-        """The matrix that maps states to logits."""
+        """Return the matrix that maps states to logits."""
         return self.input.embedding.weight if self.output is None else self.output.weight
 
     @property
     def output_bias(self) -> Float[Tensor, " v"] | None:
-        """The bias of the logits."""
+        """Return the bias of the logits."""
         return None if self.output is None else self.output.bias
 
     def start(self, memory: Memory, *, limit: int | None = None, weights: bool = False) -> TransformerState:
-        """The state before the first token; `limit` is the largest number of tokens, `weights` requests weights."""
+        """Return the state before the first token for at most `limit` tokens; `weights` requests attention weights."""
         sharding.refuse("decoding token by token")
         caches = [KeyValueCache(capacity=limit) for _ in self.stack.layers]
         projected = [KeyValueCache() for _ in self.stack.layers]
@@ -282,7 +283,8 @@ class TransformerDecoder(nn.Module):
 
     @pure
     def step(self, state: TransformerState | TransformerBeams | StaticBeams, tokens: Int[Tensor, " b"]) -> Step:
-        """The scores of the next token, given one for each row; weights are the mean over the last layer's heads."""
+        """Return the scores of the next token, given one for each row; weights are averaged over the last layer's
+        heads."""
         sharding.refuse("decoding token by token")
         if not isinstance(state, TransformerState):
             return state.step(tokens)
@@ -308,7 +310,7 @@ class TransformerDecoder(nn.Module):
         positions: Positions = None,
         batch_first: bool | None = None,
     ) -> "TransformerDecoder":
-        """Torch's decoder with the embedding before it and, tied, after it: torch leaves both to the user.
+        """Return torch's decoder with an embedding before it and a tied output after it, which torch does not include.
 
         `batch_first` is as for `MultiHeadAttention.from_torch`.
         """
@@ -320,7 +322,7 @@ class TransformerDecoder(nn.Module):
 
 
 def _heads(stack: nn.TransformerEncoder | nn.TransformerDecoder) -> int:
-    """The number of heads of one of torch's stacks."""
+    """Return the number of heads of one of torch's stacks."""
     return next(part.num_heads for part in stack.modules() if isinstance(part, nn.MultiheadAttention))
 
 
@@ -338,15 +340,15 @@ def _feed(feed_forward: Feeds, size: int, dropout: float) -> nn.Module:
 
 
 def _real(source: Tensor, lengths: Tensor) -> Bool[Tensor, "b k"]:
-    """Which positions are tokens."""
+    """Return which positions are tokens."""
     return torch.arange(source.shape[1], device=source.device) < lengths.unsqueeze(-1)
 
 
 def _for_all(mask: Bool[Tensor, "b k"] | None) -> Bool[Tensor, "b 1 1 k"] | None:
-    """A mask of keys, the same for all heads and queries."""
+    """Return a mask of keys, the same for all heads and queries."""
     return None if mask is None else mask[:, None, None, :]
 
 
 def _values(memory: Memory) -> Tensor | None:
-    """The memory's values if they differ from its keys: one tensor is projected in one product."""
+    """Return the memory's values if they differ from its keys: one tensor is projected in one product."""
     return None if memory.values is memory.keys else memory.values

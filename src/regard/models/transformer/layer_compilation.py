@@ -1,4 +1,4 @@
-"""One compilation for each kind of Transformer layer, however many there are."""
+"""Compilation of Transformer layers: once for each kind of layer, whatever the depth."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from regard.nn.transformer import TransformerDecoderLayer, TransformerEncoderLay
 def compile_layers(model: nn.Module, **options: Any) -> None:
     """Compile every Transformer layer of a model in place, and the token embeddings.
 
-    Equal layers share one compilation, so it takes seconds however many there are. Options are those of
+    Equal layers share one compilation, so the time does not grow with their number. Options are those of
     `torch.compile`. The little code between layers is not compiled.
     """
     for part in model.modules():

@@ -44,7 +44,7 @@ class EncoderStack(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Stacked:
-        """x (b, q, d) through every layer, each with the same mask."""
+        """Apply every layer to x (b, q, d), with the same mask."""
         seen = []
         for layer in self.layers:
             done = layer(x, mask=mask, weights=weights, generator=generator)
@@ -54,7 +54,7 @@ class EncoderStack(nn.Module):
 
     @classmethod
     def from_torch(cls, encoder: nn.TransformerEncoder, *, batch_first: bool | None = None) -> "EncoderStack":
-        """The same encoder with a copy of torch's weights; of an nn.Transformer give its `encoder`.
+        """Return the same encoder with a copy of torch's weights; for an nn.Transformer pass its `encoder`.
 
         `batch_first` is as for `MultiHeadAttention.from_torch`.
         """
@@ -96,7 +96,7 @@ class DecoderStack(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Stacked:
-        """x (b, q, d) through every layer; the weights are those of each layer's attention to the memory."""
+        """Apply every layer to x (b, q, d); the weights are those of each layer's attention to the memory."""
         seen = []
         for index, layer in enumerate(self.layers):
             done = layer(
@@ -116,7 +116,7 @@ class DecoderStack(nn.Module):
 
     @classmethod
     def from_torch(cls, decoder: nn.TransformerDecoder, *, batch_first: bool | None = None) -> "DecoderStack":
-        """The same decoder with a copy of torch's weights; of an nn.Transformer give its `decoder`.
+        """Return the same decoder with a copy of torch's weights; for an nn.Transformer pass its `decoder`.
 
         `batch_first` is as for `MultiHeadAttention.from_torch`.
         """
@@ -130,7 +130,7 @@ def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
 
 
 def _of(stack: nn.TransformerEncoder | nn.TransformerDecoder, kind: type) -> list[Any]:
-    """The layers of one of torch's stacks, or an error if one has another type."""
+    """Return the layers of one of torch's stacks, or an error if one has another type."""
     layers = list(stack.layers.children())
     for layer in layers:
         if not isinstance(layer, kind):
@@ -139,7 +139,7 @@ def _of(stack: nn.TransformerEncoder | nn.TransformerDecoder, kind: type) -> lis
 
 
 def _copied(norm: nn.Module | None) -> nn.Module | None:
-    """A copy of the last normalisation."""
+    """Return a copy of the last normalisation."""
     if norm is None:
         return None
     if not isinstance(norm, nn.LayerNorm):

@@ -8,17 +8,17 @@ from torch import Tensor, nn
 
 from regard.nn.positions import Alibi, LearnedPositions, RelativePositions, Rotary, SinusoidalPositions
 
-# Where positions enter: added to the embeddings, or inside the self-attention of every layer.
+# Positions are added to the embeddings, or enter the self-attention of every layer.
 Added = SinusoidalPositions | LearnedPositions
 Inside = Rotary | Alibi | RelativePositions
 NAMES = ("sinusoidal", "learned", "relative", "rotary", "alibi")
 
-_CAPACITY = 1024  # positions of a learned table that is given by name
-_REACH = 16  # of relative positions that are given by name; Shaw et al. 2018, section 4.1
+_CAPACITY = 1024  # capacity of a learned table that is given by name
+_REACH = 16  # range of relative positions that are given by name; Shaw et al. 2018, section 4.1
 
 
 def positions_of(positions: str | Added | Inside | None, size: int, heads: int) -> Added | Inside | None:
-    """Positions given by name, or as a module, for a model of that size."""
+    """Return positions given by name, or as a module, for a model of that size."""
     if positions is None or isinstance(positions, nn.Module):
         return positions
     if positions not in NAMES:
@@ -35,7 +35,7 @@ def positions_of(positions: str | Added | Inside | None, size: int, heads: int) 
 
 
 def inside(positions: Added | Inside | None) -> Inside | None:
-    """The positions of one layer's self-attention: a copy, as each layer learns its own."""
+    """Return the positions of one layer's self-attention: a copy, as each layer learns its own."""
     return copy.deepcopy(positions) if isinstance(positions, (Rotary, Alibi, RelativePositions)) else None
 
 
@@ -55,13 +55,13 @@ class TokenInput(nn.Module):
         self.scale = math.sqrt(embedding.embedding_dim)
 
     def forward(self, tokens: Int[Tensor, "b n"], *, offset: int = 0) -> Float[Tensor, "b n d"]:
-        """Vectors of the tokens (b, n), the first of which is at position `offset`."""
+        """Return vectors of the tokens (b, n); the first token is at position `offset`."""
         x = self.embedding(tokens) * self.scale
         return self.dropout(x if self.positions is None else self.positions(x, offset=offset))
 
 
 def embedding_for(vocabulary: int, size: int, embedding: nn.Embedding | None) -> nn.Embedding:
-    """The embedding given, or one whose rows have a length of about 1: scaled in the input, good as output weights."""
+    """Return the given embedding, or one with rows of length about 1, suitable as tied output weights."""
     if embedding is None:
         made = nn.Embedding(vocabulary, size)
         nn.init.normal_(made.weight, std=size**-0.5)

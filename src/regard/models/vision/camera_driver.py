@@ -32,8 +32,8 @@ class Driven:
 class FrameEncoder(nn.Module):
     """A frame as a vector: v = relu(W flat(P(gate ⊙ CNN(x)))), with one gate for each cell (CBAM's spatial attention).
 
-    P is a 1 × 1 convolution to `cell_size` numbers a cell. The cells are not averaged: where the road lies in the
-    picture is what steering depends on. Without `attention` nothing is gated.
+    P is a 1 × 1 convolution to `cell_size` numbers per cell. The cells are not averaged, because steering depends on
+    the position of the road in the image. Without `attention` there are no gates.
 
     >>> vectors, gates = FrameEncoder((40, 80), size=16, widths=(4, 8, 8))(torch.randn(2, 3, 40, 80))
     >>> vectors.shape, gates.shape
@@ -65,7 +65,7 @@ class FrameEncoder(nn.Module):
     def forward(
         self, frames: Float[Tensor, "n c height width"]
     ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n rows columns"]]:
-        """The vectors of some frames, and the gates of their cells: ones without attention."""
+        """Return the vectors of some frames, and the gates of their cells: ones without attention."""
         maps = self.backbone(frames)
         gates = maps.new_ones(len(maps), *maps.shape[-2:])
         if self.spatial is not None:
@@ -77,13 +77,13 @@ class FrameEncoder(nn.Module):
 class CameraDriver(nn.Module):
     """Steering, throttle and brake from the last frames of a camera.
 
-    Each frame becomes a vector v_t by spatial attention (`FrameEncoder`) to which a learned vector of its place in
-    time is added; the last frame is the query, α = softmax_t score(v_T, v_t), and the controls are
-    W₂ relu(W₁ Σ_t α_t v_t). `score` is any of `TemporalAttention`; with None the frames are averaged.
+    Each frame becomes a vector v_t by spatial attention (`FrameEncoder`) to which a learned vector of its time step is
+    added; the last frame is the query, α = softmax_t score(v_T, v_t), and the controls are W₂ relu(W₁ Σ_t α_t v_t).
+    `score` is any of `TemporalAttention`; with None the frames are averaged.
 
     With `motion` each frame is joined with its difference from the previous frame, so there is one frame more in the
-    input than in the attention. With `angles` the steering angle before each frame is known too, and the output is
-    the change of the last of them: such a driver begins as "repeat the last angle".
+    input than in the attention. With `angles` the steering angle before each frame is an input too, and the output is
+    the change of the last angle: an untrained driver repeats the last angle.
 
     >>> driver = CameraDriver(FrameEncoder((40, 80), channels=6, size=16, widths=(4, 8, 8)), frames=3, motion=True)
     >>> driven = driver(torch.randn(2, 4, 3, 40, 80), weights=full())
@@ -115,13 +115,13 @@ class CameraDriver(nn.Module):
             self.temporal.query.requires_grad_(False)  # the last frame is the query; the layer's own is not used
         self.dropout = nn.Dropout(dropout)
         self.hidden, self.controls = nn.Linear(size, size), nn.Linear(size, controls)
-        # The first outputs are 0 (or the last angle): squared errors then start small.
+        # Initial outputs are 0 (or the last angle), so that squared errors start small.
         nn.init.zeros_(self.controls.weight)
         nn.init.zeros_(self.controls.bias)
 
     @property
     def seen(self) -> int:
-        """Frames of an input."""
+        """Return the number of frames in an input."""
         return self.frames + self.motion
 
     def forward(
@@ -132,7 +132,8 @@ class CameraDriver(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Driven:
-        """The controls at the last frame; frames not `known` are left out, `angles` are the steering before each."""
+        """Return the controls at the last frame; frames not `known` are excluded, `angles` are those before each
+        frame."""
         only_full(weights, "CameraDriver")
         if frames.shape[1] != self.seen:
             raise ValueError(f"expected {self.seen} frames, oldest first, got {frames.shape[1]}")

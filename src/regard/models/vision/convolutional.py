@@ -1,4 +1,4 @@
-"""A plain convolutional network whose cells are centred on the pixels that they stand for."""
+"""A small convolutional network whose cells are centred on the pixels that they represent."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 
 class ConvolutionalNetwork(nn.Module):
-    """x ← relu(norm(conv(x))), once for each of `widths`; every layer halves the picture.
+    """x ← relu(norm(conv(x))), once for each of `widths`; every layer halves the image.
 
     The kernels have 4 × 4 weights and stride 2: an output is centred between the two middle rows and columns, so that
     cell i of a map with stride s is centred on pixel s·i + (s − 1)/2, the middle of the pixels s·i to s·i + s − 1. With
-    3 × 3 kernels it would be centred on pixel s·i, half a cell away, and so would be what attention points at. The
-    norms are over the batch (Ioffe & Szegedy 2015): they need fewer steps than norms of one picture.
+    3 × 3 kernels it would be centred on pixel s·i, half a cell away, and so would be the position that attention shows.
+    The norms are over the batch (Ioffe & Szegedy 2015): they need fewer training steps than norms of single images.
 
-    `kernels` has 4 or 2 for each layer. Of 2 × 2 weights, which do not overlap, cells see less beside their own pixels:
-    three layers of 4, 4, 4 see 22 × 22 pixels, of 4, 2, 4 18 × 18, of 2, 2, 2 8 × 8.
+    `kernels` has 4 or 2 for each layer. With 2 × 2 weights, which do not overlap, receptive fields are smaller: three
+    layers of 4, 4, 4 have 22 × 22 pixels, 4, 2, 4 have 18 × 18, and 2, 2, 2 have 8 × 8.
 
     >>> import torch
     >>> ConvolutionalNetwork(widths=(8, 16))(torch.zeros(1, 3, 32, 32)).shape

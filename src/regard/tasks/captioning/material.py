@@ -18,25 +18,25 @@ from regard.tasks.world_examples import parts_of
 
 Record = dict[str, Any]
 Say = Callable[[str], Any]
-_BEYOND = 2  # more shapes in a scene than any trained on, at most
+_BEYOND = 2  # the largest number of shapes beyond the training scenes
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A picture or its file, the words of its captions, and the regions that the words of the first are about."""
+    """A picture or its file, the words of its captions, and the regions of the words of the first caption."""
 
     image: Pixels | Path
     captions: tuple[Words, ...]
     regions: tuple[Regions | None, ...] = ()
-    maps: Any = None  # of a frozen backbone, if computed
+    maps: Any = None  # feature maps of a frozen backbone, if computed
 
     def pixels(self, size: int) -> Pixels:
-        """The picture at the size of the model."""
+        """Return the picture at the size of the model."""
         return decode(self.image, (size, size)) if isinstance(self.image, Path) else self.image
 
 
 def world_material(config: CaptioningConfig, codec: CaptionCodec | None) -> Material:
-    """Drawn scenes with their captions."""
+    """Return drawn scenes with their captions."""
     settings, most = config.data, config.data.objects[1]
     parts = parts_of(
         scene_captions.splits,
@@ -59,16 +59,16 @@ def _example(item: Captioned) -> Example:
 
 
 def first_picture(examples: Sequence[Example], size: int) -> Pixels | None:
-    """A picture for the example of the run."""
+    """Return a picture for the example of the run."""
     return examples[0].pixels(size) if examples else None
 
 
 def encode(codec: CaptionCodec, example: Example, config: CaptioningConfig) -> Record:
-    """An example as input of the network, with its first caption."""
+    """Return an example as input of the network, with its first caption."""
     image = example.pixels(config.data.picture) if example.maps is None else np.asarray(example.maps)
     return record(image, codec.vocabulary.encode(example.captions[0])[: config.data.longest])
 
 
 def record(image: Any, caption: list[int]) -> Record:
-    """A picture or its feature map, the decoder's input, and its target."""
+    """Return a picture or its feature map, the decoder's input, and its target."""
     return {"image": image, "prefix": [BOS, *caption], "target": [*caption, EOS]}

@@ -25,12 +25,12 @@ from regard.tasks.task import InputError
 from regard.tasks.text_generation import BOS, PAD, hypotheses
 from regard.train.distributed import shareable
 
-_AT_ONCE = 64  # pictures
-_NONE = -100  # a target that does not count
+_AT_ONCE = 64  # number of pictures in a batch
+_NONE = -100  # target value that the loss ignores
 
 
 def collate(records: Sequence[Record], config: CaptioningConfig, *, grid: int = 1, rows: int = 0) -> Any:
-    """Records as a batch."""
+    """Return records as a batch."""
     return padded(records, {"prefix": PAD, "target": _NONE}, grid=grid, rows=rows)
 
 
@@ -41,25 +41,25 @@ class Caption:
     text: str
     words: tuple[str, ...]
     numbers: tuple[int, ...]
-    pixels: Pixels | None  # None where maps were given in place of the picture
+    pixels: Pixels | None  # None if maps were given instead of the picture
     grid: Grid
     weights: Tensor | None
     score: float
     others: tuple[tuple[str, float], ...] = ()  # further captions, best first, with their scores
-    probabilities: tuple[float, ...] | None = None  # of the words, each after the ones before it
+    probabilities: tuple[float, ...] | None = None  # probability of each word given the words before it
 
     @property
     def answer(self) -> str:
-        """The caption."""
+        """Return the caption."""
         return self.text
 
     @property
     def line(self) -> str:
-        """The caption."""
+        """Return the caption."""
         return self.text
 
     def record(self) -> dict[str, Any]:
-        """The caption as JSON: for each word the weights of the cells, row by row."""
+        """Return the caption as JSON: for each word the weights of the cells, row by row."""
         rows = None if self.weights is None else self.weights.tolist()
         return {
             "answer": self.text,
@@ -72,7 +72,7 @@ class Caption:
         }
 
     def trace(self) -> Trace | None:
-        """The weights with the words at the rows and the picture's cells at the columns."""
+        """Return the weights with the words at the rows and the picture's cells at the columns."""
         if self.weights is None or not self.words or self.pixels is None:
             return None
         weights = {"attention": self.weights[None].float()}
@@ -96,11 +96,11 @@ class CaptionPredictor:
 
     @property
     def grid(self) -> Grid:
-        """Rows and columns of cells that the captioner sees."""
+        """Return rows and columns of cells of the captioner's input."""
         return self.network.encoder.grid(self.config.data.picture, self.config.data.picture)
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None) -> list[Caption | InputError]:
-        """Captions of pictures, in their order; an error for a file that is no picture."""
+        """Return captions of pictures, in order; an error for a file that is not a picture."""
         size = self.config.data.picture
         found: list[Caption | InputError | None] = []
         pictures: list[Pixels] = []
@@ -114,14 +114,14 @@ class CaptionPredictor:
         return [next(captions) if one is None else one for one in found]
 
     def images(self, examples: Sequence[Example]) -> list[Any]:
-        """The pictures of examples, or their maps where they are known."""
+        """Return the pictures of examples, or their maps if known."""
         size = self.config.data.picture
         return [one.pixels(size) if one.maps is None else one.maps for one in examples]
 
     @shareable
     @torch.no_grad()
     def search(self, images: Sequence[Any], *, width: int | None = None) -> list[Caption]:
-        """Captions of pictures or maps, in their order."""
+        """Return captions of pictures or maps, in their order."""
         width = width or self.config.decode.beam
         found: list[Caption] = []
         training = self.network.training
@@ -154,7 +154,7 @@ class CaptionPredictor:
         return Caption(texts[0], decoded[0], first.tokens, pixels, self.grid, weights, first.score, others)
 
     def _with_probabilities(self, captions: Sequence[Caption]) -> list[Caption]:
-        """Captions of pictures with the probability of each word, given the picture and the words before it."""
+        """Return captions of pictures with the probability of each word, given the picture and the words before it."""
         done: list[Caption] = []
         for first in range(0, len(captions), _AT_ONCE):
             part = captions[first : first + _AT_ONCE]
@@ -165,7 +165,7 @@ class CaptionPredictor:
 
     @torch.no_grad()
     def read(self, images: Sequence[Any], captions: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities (b, t) of captions given by numbers, and the weights (b, t, k) of each step."""
+        """Return log-probabilities (b, t) of captions given by numbers, and the weights (b, t, k) of each step."""
         training = self.network.training
         self.network.eval()
         records = [record(image, list(caption)) for image, caption in zip(images, captions, strict=True)]
@@ -178,7 +178,7 @@ class CaptionPredictor:
         return chances.cpu(), weights.float().cpu() if isinstance(weights, Tensor) else None
 
     def score_of(self, caption: Caption, place: int) -> Score:
-        """The log-probability of one word of a caption with some cells of the picture covered."""
+        """Return the log-probability of one word of a caption with some cells of the picture covered."""
         assert caption.pixels is not None
         pixels = torch.from_numpy(caption.pixels)
 

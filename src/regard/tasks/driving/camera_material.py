@@ -16,14 +16,14 @@ from regard.tasks.driving.codec import FILE
 from regard.tasks.driving.config import DrivingConfig
 from regard.tasks.task import Material, SettingError
 
-_SAID = 1024  # pictures between two lines of progress
+_SAID = 1024  # number of pictures between two lines of progress
 Record = dict[str, Any]
 Say = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
 class CameraCodec:
-    """The size of frames and how many of them are seen, as stored in a run."""
+    """The size and number of input frames, as stored in a run."""
 
     height: int
     width: int
@@ -31,23 +31,23 @@ class CameraCodec:
 
     @classmethod
     def of(cls, config: DrivingConfig) -> "CameraCodec":
-        """The codec of a configuration."""
+        """Return the codec of a configuration."""
         return cls(*config.data.picture, config.model.frames + config.model.motion)
 
     def save(self, directory: Path) -> None:
-        """Writes codec.json."""
+        """Write codec.json."""
         (directory / FILE).write_text(json.dumps({"input": "camera", **asdict(self)}) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> "CameraCodec":
-        """The codec that `save` wrote."""
+        """Return the codec that `save` wrote."""
         facts = json.loads((directory / FILE).read_text(encoding="utf-8"))
         return cls(int(facts["height"]), int(facts["width"]), int(facts["seen"]))
 
     def record(self, pictures: Sequence[Pixels], angles: Sequence[float], controls: Sequence[float]) -> Record:
-        """What the network takes: frames, oldest first, the steering before each, and the controls at the last.
+        """Return a record of the network: frames, oldest first, the steering before each, and the controls at the last.
 
-        Where there are fewer frames than it sees, the oldest are missing: `known` says which are there.
+        If there are fewer frames than it needs, the oldest are missing: `known` marks the others.
         """
         missing = self.seen - len(pictures)
         frames = np.zeros((self.seen, 3, self.height, self.width), np.uint8)
@@ -60,7 +60,7 @@ class CameraCodec:
 
 @dataclass(frozen=True, eq=False)
 class Footage:
-    """The frames of a log with their pictures: `picture(place)` reads one at the size of the codec."""
+    """The frames of a log with their pictures: `picture(place)` loads one at the size of the codec."""
 
     log: DrivingLog
     picture: Callable[[int], Pixels]
@@ -71,12 +71,12 @@ class Footage:
         return self.log.frames
 
     def before(self, place: int) -> float:
-        """The steering of the frame before; 0 where none is known."""
+        """Return the steering of the previous frame; 0 if unknown."""
         first = place == self.frames[place].first
         return 0.0 if first else self.frames[place - 1].controls[0]
 
     def record(self, place: int, *, mirrored: bool = False) -> Record:
-        """A frame with its history; mirrored, left is right."""
+        """Return a frame with its history; if mirrored, with the opposite steering."""
         places = history(self.frames, place, self.codec.seen)
         steering, *pedals = self.frames[place].controls
         sign = -1.0 if mirrored else 1.0
@@ -94,26 +94,27 @@ class CameraExample:
 
     @property
     def controls(self) -> tuple[float, float, float]:
-        """What the driver did at that frame."""
+        """Return the controls at that frame."""
         return self.footage.frames[self.place].controls
 
     @property
     def last_angle(self) -> float:
-        """The steering at the frame before."""
+        """Return the steering at the previous frame."""
         return self.footage.before(self.place)
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The example as the input of a predictor."""
+        """Return the example as the input of a predictor."""
         return {"scene": {"frame": self.place}}
 
     def record(self) -> Record:
-        """The example as the network takes it."""
+        """Return the example as a record of the network."""
         return self.footage.record(self.place)
 
 
 class Windows(Sequence[Record]):
-    """Training records: frames with their history, then all of them mirrored if asked; read when a batch needs them."""
+    """Training records: frames with their history, then optionally all of them mirrored; loaded when a batch needs
+    them."""
 
     def __init__(self, footage: Footage, places: Sequence[int], *, flip: bool) -> None:
         self._footage, self._places, self._flip = footage, places, flip
@@ -127,7 +128,7 @@ class Windows(Sequence[Record]):
 
 
 def camera_material(config: DrivingConfig, cache: Path, codec: CameraCodec | None, say: Say) -> Material:
-    """The frames of a driving log, in contiguous blocks for training, validation and test."""
+    """Return the frames of a driving log, in contiguous blocks for training, validation and test."""
     data = config.data
     codec = codec or CameraCodec.of(config)
     log = load_driving_log(log_of(data.files), skip_faults=data.skip_faults)
@@ -147,7 +148,7 @@ def camera_material(config: DrivingConfig, cache: Path, codec: CameraCodec | Non
 
 
 def log_of(files: Sequence[Path]) -> Path:
-    """The one path of a log."""
+    """Return the single path of a log."""
     if not files:
         raise SettingError("input=camera learns from a driving log, and there is no built-in one: give --data DIR")
     if len(files) != 1:
@@ -156,7 +157,7 @@ def log_of(files: Sequence[Path]) -> Path:
 
 
 def _stored(log: DrivingLog, codec: CameraCodec, cache: Path, say: Say, *, skip_faults: bool) -> Footage:
-    """The frames decoded once, at the size of the codec; damaged pictures are an error or are skipped."""
+    """Return the frames decoded once, at the size of the codec; damaged pictures are an error or are skipped."""
 
     def progress(done: int, total: int) -> None:
         if done % _SAID < 64:
@@ -177,14 +178,14 @@ def _stored(log: DrivingLog, codec: CameraCodec, cache: Path, say: Say, *, skip_
 
 
 def read_footage(path: Path, codec: CameraCodec, *, skip_faults: bool = False) -> Footage:
-    """A log whose pictures are decoded when they are needed."""
+    """Return a log whose pictures are decoded when they are needed."""
     log = load_driving_log(path, skip_faults=skip_faults)
     size = codec.height, codec.width
     return Footage(log, lambda place: decode(log.frames[place].image, size), codec)
 
 
 def camera_files(config: DrivingConfig) -> list[Path]:
-    """Every file that a run reads: the log and its pictures."""
+    """Return every file that a run uses: the log and its pictures."""
     path = log_of(config.data.files)
     log = load_driving_log(path, skip_faults=config.data.skip_faults)
     return [log_file(path), *(frame.image for frame in log.frames)]
@@ -193,6 +194,6 @@ def camera_files(config: DrivingConfig) -> list[Path]:
 def camera_examples(
     paths: Sequence[Path], config: DrivingConfig, codec: CameraCodec
 ) -> tuple[list[CameraExample], str]:
-    """All frames of another log."""
+    """Return all frames of another log."""
     footage = read_footage(log_of(paths), codec, skip_faults=config.data.skip_faults)
     return [CameraExample(footage, place) for place in range(len(footage.frames))], f"{paths[0]}: {footage.log.about}"

@@ -1,4 +1,4 @@
-"""The driver with a camera from its settings, and its loss."""
+"""Builds the camera driver from its settings, and computes its loss."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from regard.tasks.task import Outcome
 
 
 def visible(settings: ModelSettings, height: int) -> slice:
-    """The rows of a frame between the sky and the bonnet.
+    """Return the rows of a frame between the sky and the bonnet.
 
     >>> visible(ModelSettings(crop=(0.3, 0.1)), 80)
     slice(24, 72, None)
@@ -24,7 +24,7 @@ def visible(settings: ModelSettings, height: int) -> slice:
 
 
 class Camera(nn.Module):
-    """A camera driver on bytes, of which it sees the part between the sky and the bonnet."""
+    """A camera driver on bytes, restricted to the part between the sky and the bonnet."""
 
     def __init__(self, driver: CameraDriver, rows: slice) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Camera(nn.Module):
 
     @property
     def grid(self) -> Grid:
-        """Rows and columns of cells of the visible part."""
+        """Return rows and columns of cells of the visible part."""
         return self.driver.encoder.grid
 
     def forward(
@@ -43,14 +43,14 @@ class Camera(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Driven:
-        """The controls at the last of the frames."""
+        """Return the controls at the last of the frames."""
         shown = scaled(frames[..., self.rows, :].flatten(0, 1)).unflatten(0, frames.shape[:2])
         given = None if self.driver.angle is None else angles
         return self.driver(shown, known, given, weights=weights)
 
 
 def build_camera(config: DrivingConfig, codec: CameraCodec) -> Camera:
-    """An untrained driver for frames of that size."""
+    """Return an untrained driver for frames of that size."""
     settings = config.model
     rows = visible(settings, codec.height)
     attends = settings.attention != "none"
@@ -74,7 +74,8 @@ def build_camera(config: DrivingConfig, codec: CameraCodec) -> Camera:
 
 
 def camera_outcome(network: Camera, batch: Any, config: DrivingConfig, attention: bool) -> Outcome:
-    """The squared error of the steering, and with a weight those of throttle and brake; weights are over the frames."""
+    """Return the squared error of the steering, plus those of throttle and brake if weighted; weights are over the
+    frames."""
     known = batch.known | ~batch.real[:, None]
     driven = network(batch.frames, known, batch.angles, weights=full() if attention else None)
     wrong = (driven.controls.float() - batch.controls).square()

@@ -12,16 +12,16 @@ from regard.tasks.task import Judged
 
 
 def errors(predictor: CameraPredictor, examples: Sequence[CameraExample]) -> dict[str, float]:
-    """Mean squared errors of the controls."""
+    """Return mean squared errors of the controls."""
     gold = np.array([one.controls for one in examples])
     wrong = np.square(predictor.controls(examples) - gold).mean(0)
     return {f"{name}_mse": float(value) for name, value in zip(CONTROLS, wrong, strict=True)}
 
 
 def baselines(examples: Sequence[CameraExample]) -> dict[str, float]:
-    """The error of steering straight ahead always, and of repeating the angle of the frame before.
+    """Return the errors of two baselines: always straight ahead, and repeating the previous angle.
 
-    The second knows the last angle of the log, which a driver without `model.angles` does not.
+    The second uses the last angle of the log, which is no input of a driver without `model.angles`.
     """
     gold = np.array([one.controls[0] for one in examples])
     last = np.array([one.last_angle for one in examples])
@@ -29,7 +29,7 @@ def baselines(examples: Sequence[CameraExample]) -> dict[str, float]:
 
 
 def judge_camera(predictor: CameraPredictor, examples: Sequence[CameraExample]) -> Judged:
-    """Squared errors beside those of the baselines, and which of these are better."""
+    """Return squared errors, those of the baselines, and which baselines are better."""
     found = errors(predictor, examples) | baselines(examples)
     metrics: dict[str, Any] = {name: round(value, 5) for name, value in found.items()}
     metrics["frames"] = len(examples)

@@ -1,4 +1,4 @@
-"""Training and evaluation data of a driver: drives of the built-in world, or the user's scenes with decisions."""
+"""Training and evaluation data of a driver: simulated drives, or the user's scenes with decisions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ from regard.tasks.driving.codec import DrivingCodec
 from regard.tasks.driving.config import DataSettings, DrivingConfig
 from regard.tasks.task import Material
 
-# Roads of the parts by their numbers; those of training begin where the others end.
+# The first road number of each part; those of training come last.
 _TESTED, _VALIDATED, _BUSY, _TRAINED = 0, 200_000, 300_000, 400_000
-_REPLAYED = 4  # of the first test examples, every so many is a drive of the model itself
+_REPLAYED = 4  # every fourth of the first test examples is a drive of the model itself
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class Example:
 
     @property
     def forced(self) -> NDArray[np.bool_]:
-        """Which objects force the decision."""
+        """Return which objects force the decision."""
         return self.recorded.decisions.forced[self.place]
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The example as the input of a predictor."""
+        """Return the example as the input of a predictor."""
         if self.road is not None:
             return {"scene": {"road": self.road}}
         return {"scene": scene_json(self.recorded.scenes, self.place)}
 
 
 def gathered(examples: Sequence[Example]) -> Recorded:
-    """The scenes and decisions of examples that are of one recording."""
+    """Return the scenes and decisions of examples that are of one recording."""
     recorded = examples[0].recorded
     return _part(recorded, np.array([one.place for one in examples]))
 
@@ -71,13 +71,13 @@ class Records(Sequence[dict[str, Any]]):
 def make_material(
     config: DrivingConfig, cache: Path, codec: DrivingCodec | None, say: Callable[[str], None]
 ) -> Material:
-    """The scenes of a run; `cache` is not needed."""
+    """Return the scenes of a run; `cache` is not needed."""
     codec = codec or DrivingCodec(objects=config.data.objects)
     return _files(config.data, codec, say) if config.data.files else _world(config.data, codec)
 
 
 def _world(settings: DataSettings, codec: DrivingCodec) -> Material:
-    """Half of the scenes of training are decisions that an object forces; the others are as the drives have them."""
+    """Return simulated scenes; in half of the training scenes an object forces the decision, the others are sampled."""
     seed, seen = settings.seed, codec.objects
     train = record(seed, settings.train, first=_TRAINED, seen=seen)
     valid = record(seed, settings.valid, first=_VALIDATED, seen=seen, even=False)
@@ -146,17 +146,17 @@ def _material(
 
 
 def encode(codec: DrivingCodec, example: Example) -> dict[str, Any]:
-    """An example as input of the network."""
+    """Return an example as input of the network."""
     return Records(codec, gathered([example]))[0]
 
 
 def input_files(config: DrivingConfig) -> list[Path]:
-    """The files of scenes that a run reads."""
+    """Return the files of scenes that a run reads."""
     return list(scene_files(_path(config.data.files)).values()) if config.data.files else []
 
 
 def examples_of(paths: Sequence[Path], config: DrivingConfig, codec: DrivingCodec) -> tuple[list[Example], str]:
-    """The scenes of other files: of a folder with parts, its test part."""
+    """Return the scenes of other files: of a folder with parts, its test part."""
     found = load_scenes(_path(paths), seen=codec.objects)
     part = found.test or found.valid or found.train
     assert part is not None
@@ -164,5 +164,5 @@ def examples_of(paths: Sequence[Path], config: DrivingConfig, codec: DrivingCode
 
 
 def as_scenes(examples: Sequence[Example]) -> Scenes:
-    """The scenes of examples."""
+    """Return the scenes of examples."""
     return gathered(examples).scenes

@@ -14,8 +14,9 @@ from regard.models.span_pointer import Pointed, best_span
 class Answer:
     """The best span of a passage. `probability` is p(first word) · p(last word).
 
-    `weights` are the probabilities of each word as the answer's first: the attention that decides. Its largest word,
-    `pointed`, is what `pointing` judges; it is the first word of `span` wherever the two ends agree.
+    `weights` are the probabilities of each word as the answer's first: the attention of the pointer. `pointed`, the
+    word with the largest one, is what `pointing` evaluates; it is the first word of `span` unless the two ends
+    disagree.
     """
 
     passage: Passage
@@ -25,26 +26,26 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The answer, exactly as it stands in the passage."""
+        """Return the answer, exactly as in the passage."""
         return self.passage.between(*self.span)
 
     @property
     def offsets(self) -> tuple[int, int]:
-        """The characters of the answer: passage.text[start:end]."""
+        """Return the characters of the answer: passage.text[start:end]."""
         return self.passage.places[self.span[0]][0], self.passage.places[self.span[1]][1]
 
     @property
     def sentence(self) -> int:
-        """The number of the sentence in which the answer begins, from 0."""
+        """Return the index of the sentence in which the answer begins, from 0."""
         return self.passage.sentences[self.span[0]]
 
     @property
     def pointed(self) -> int:
-        """The word with the largest weight."""
+        """Return the word with the largest weight."""
         return max(range(len(self.weights)), key=self.weights.__getitem__)
 
     def record(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """Return the answer as JSON."""
         start, end = self.offsets
         return {
             "answer": self.text,
@@ -60,7 +61,7 @@ class Answer:
 
 @torch.no_grad()
 def answers(pointed: Pointed, passages: Sequence[Passage], *, longest: int) -> list[Answer]:
-    """The best span of each passage, of at most `longest` words."""
+    """Return the best span of each passage, of at most `longest` words."""
     spans = best_span(pointed.start_logits, pointed.end_logits, longest=longest)
     starts, ends = (logits.float().softmax(-1) for logits in (pointed.start_logits, pointed.end_logits))
     chance = starts.gather(1, spans.start.unsqueeze(1)) * ends.gather(1, spans.end.unsqueeze(1))

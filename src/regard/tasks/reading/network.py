@@ -1,4 +1,4 @@
-"""The reader's model from its settings."""
+"""Builds the model of reading comprehension from its settings."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,7 @@ class Texts:
 
     @classmethod
     def of(cls, batch: Any, name: str) -> "Texts":
-        """The passages or the questions of a batch of records that `encode` made."""
+        """Return the passages or the questions of a batch of records that `encode` made."""
         words, lengths = getattr(batch, name), getattr(batch, f"{name}_lengths")
         mask = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(-1)
         return cls(words, mask, getattr(batch, f"{name}_features"), getattr(batch, f"{name}_letters", None))
@@ -39,7 +39,7 @@ class Texts:
 class Reader(nn.Module):
     """One encoder for passages and questions, h_j = [→h_j; ←h_j] of word vectors and features, and a span pointer.
 
-    A word is its vector, what a convolution over its letters finds (Kim 2014, as in BiDAF, section 2), and its
+    A word is represented by its vector, a convolution over its letters (Kim 2014, as in BiDAF, section 2), and its
     features.
     """
 
@@ -71,11 +71,11 @@ class Reader(nn.Module):
         self.aligned_words = settings.align == "words"
 
     def forward(self, passage: Texts, question: Texts, *, weights: Request | None = None) -> Pointed:
-        """Scores of each word of a passage as the first and the last of the answer."""
+        """Return scores of each word of a passage as the first and the last of the answer."""
         return self.pointer(self.encode(passage), self.encode(question), weights=weights)
 
     def encode(self, texts: Texts) -> Memory:
-        """The states of the words."""
+        """Return the states of the words."""
         vectors = self.embedding(texts.words)
         parts = [vectors, texts.features]
         if self.letters is not None:
@@ -89,7 +89,7 @@ class Reader(nn.Module):
 
 
 class _Letters(nn.Module):
-    """max_t relu(W [l_t; l_{t+1}; …; l_{t+4}] + b): what a word is spelt like."""
+    """max_t relu(W [l_t; l_{t+1}; …; l_{t+4}] + b): features of a word's spelling."""
 
     def __init__(self, size: int, *, letter_size: int = 16, width: int = 5) -> None:
         super().__init__()
@@ -102,9 +102,9 @@ class _Letters(nn.Module):
 
 
 def build(settings: ModelSettings, vocabulary: int, *, normalize: Normalizer | None = None) -> Reader:
-    """A reader for so many words; `normalize` takes the place of softmax, or of the hard choice, in the alignment.
+    """Return a model for a vocabulary of this size; `normalize` replaces softmax, or the hard choice, in the alignment.
 
-    Without attention, the states are made wider until there are as many parameters as with it.
+    Without attention, the states are widened to have about the same number of parameters.
     """
     if normalize is None:
         normalize = _HARD if settings.attention == "hard" else Softmax()
@@ -113,7 +113,7 @@ def build(settings: ModelSettings, vocabulary: int, *, normalize: Normalizer | N
 
 
 def _twin_size(settings: ModelSettings, vocabulary: int) -> int:
-    """The size at which the reader without attention comes nearest to the one with it in parameters."""
+    """Return the size at which the model without attention is nearest to the one with it in parameters."""
     wanted = _count(settings.model_copy(update={"attention": "dot"}), vocabulary, settings.size)
     sizes = range(settings.size, 2 * settings.size + 1)
     return min(sizes, key=lambda size: abs(_count(settings, vocabulary, size) - wanted))
@@ -125,7 +125,7 @@ def _count(settings: ModelSettings, vocabulary: int, size: int) -> int:
 
 
 def loss(pointed: Pointed, start: Int[Tensor, "b"], end: Int[Tensor, "b"]) -> Tensor:
-    """−log p(start) − log p(end), summed over the batch; a question without a span (-1) adds nothing."""
+    """Return −log p(start) − log p(end), summed over the batch; a question without a span (-1) adds nothing."""
     pairs = ((pointed.start_logits, start), (pointed.end_logits, end))
     first, last = (F.cross_entropy(scores.float(), gold, ignore_index=-1, reduction="sum") for scores, gold in pairs)
     return first + last

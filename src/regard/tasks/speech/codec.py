@@ -1,4 +1,4 @@
-"""Transcripts as symbols and numbers, as stored in a run: words, or characters with a sign for the blank."""
+"""Transcripts as symbols and numbers, as stored in a run: words, or characters with a symbol for the blank."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ Symbols = Literal["words", "characters"]
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words of a transcript, lower-cased and without punctuation, as error rates are counted.
+    """Return the words of a transcript, lower-cased and without punctuation, as error rates require.
 
     >>> words_of("Don't stop, 3 4!")
     ("don't", 'stop', '3', '4')
@@ -26,26 +26,26 @@ def words_of(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class SpeechCodec:
-    """The symbols that are known."""
+    """The vocabulary of symbols."""
 
     vocabulary: Vocabulary
     by: Symbols = "words"
 
     @classmethod
     def build(cls, transcripts: Iterable[Sequence[str]], by: Symbols, *, size: int) -> "SpeechCodec":
-        """The most frequent `size` symbols of these transcripts, given as words."""
+        """Return the most frequent `size` symbols of these transcripts, given as words."""
         return cls(Vocabulary.build((spelled(words, by) for words in transcripts), size=size), by)
 
     def symbols(self, words: Sequence[str]) -> tuple[str, ...]:
-        """A transcript as symbols."""
+        """Return a transcript as symbols."""
         return spelled(words, self.by)
 
     def numbers(self, words: Sequence[str]) -> list[int]:
-        """A transcript as numbers."""
+        """Return a transcript as numbers."""
         return self.vocabulary.encode(self.symbols(words))
 
     def text(self, symbols: Sequence[str]) -> str:
-        """Symbols as one reads them."""
+        """Return symbols as text."""
         return " ".join(symbols) if self.by == "words" else "".join(symbols).replace(BLANK, " ").strip()
 
     def save(self, directory: Path) -> None:
@@ -55,13 +55,13 @@ class SpeechCodec:
 
     @classmethod
     def load(cls, directory: Path) -> "SpeechCodec":
-        """The codec of a run."""
+        """Return the codec of a run."""
         facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
         return cls(Vocabulary.load(directory / TOKENIZER), facts["symbols"])
 
 
 def spelled(words: Sequence[str], by: Symbols) -> tuple[str, ...]:
-    """The symbols of some words.
+    """Return the symbols of some words.
 
     >>> spelled(("go", "up"), "characters")
     ('g', 'o', '␣', 'u', 'p')

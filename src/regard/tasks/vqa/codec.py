@@ -14,18 +14,18 @@ _SPELLINGS = {"color": "colour", "colour": "color", "colors": "colours", "colour
 
 @dataclass(frozen=True)
 class VqaCodec:
-    """The words that have vectors, and the answers that can be given."""
+    """The vocabulary, and the possible answers."""
 
     vocabulary: Vocabulary
     answers: tuple[str, ...]
 
     @classmethod
     def build(cls, questions: Iterable[str], answers: Iterable[str]) -> "VqaCodec":
-        """The words of these questions, with all of these answers."""
+        """Return the codec of the words of these questions, with all of these answers."""
         return cls(Vocabulary.build([token.text for token in cut(one)] for one in questions), tuple(answers))
 
     def words(self, question: str) -> list[str]:
-        """The words of a question; a word that is known only in its other spelling is spelt so.
+        """Return the words of a question; British and American spellings are replaced by the one in the vocabulary.
 
         >>> VqaCodec(Vocabulary(("colour", "?")), ()).words("Color?")
         ['colour', '?']
@@ -35,15 +35,15 @@ class VqaCodec:
         return [_SPELLINGS[word] if word not in known and _SPELLINGS.get(word) in known else word for word in words]
 
     def encode(self, question: str) -> list[int]:
-        """The numbers of a question's words."""
+        """Return the numbers of a question's words."""
         return self.vocabulary.encode(self.words(question))
 
     def unknown(self, question: str) -> list[str]:
-        """The words of a question that no training question has."""
+        """Return the words of a question that occur in no training question."""
         return [word for word in self.words(question) if word not in self.vocabulary.numbers]
 
     def label(self, answer: str) -> int:
-        """The number of an answer, -1 where it cannot be given."""
+        """Return the number of an answer, -1 if it is not possible."""
         return self._labels.get(answer, -1)
 
     @cached_property
@@ -51,13 +51,13 @@ class VqaCodec:
         return {answer: number for number, answer in enumerate(self.answers)}
 
     def save(self, directory: Path) -> None:
-        """Writes tokenizer.json and codec.json."""
+        """Write tokenizer.json and codec.json."""
         self.vocabulary.save(directory / "tokenizer.json")
         text = json.dumps({"answers": self.answers}, ensure_ascii=False, indent=1)
         (directory / "codec.json").write_text(f"{text}\n", encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> "VqaCodec":
-        """The codec that `save` wrote."""
+        """Return the codec that `save` wrote."""
         facts = json.loads((directory / "codec.json").read_text(encoding="utf-8"))
         return cls(Vocabulary.load(directory / "tokenizer.json"), tuple(map(str, facts["answers"])))

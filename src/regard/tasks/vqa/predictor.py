@@ -1,4 +1,4 @@
-"""A trained model: a picture and a question in, the answer and what each hop looked at out."""
+"""A trained model: the answer to a question about a picture, with the weights of each hop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from regard.tasks.vqa.material import collated
 from regard.tasks.vqa.network import VisualAnswerer
 from regard.train.distributed import shareable
 
-_AT_ONCE = 64  # questions
-_WORDS = 200  # of a question
-_NAMED = 5  # answers of a record
+_AT_ONCE = 64  # number of questions per batch
+_WORDS = 200  # the largest number of words in a question
+_NAMED = 5  # number of answers in a record
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,20 +33,20 @@ class Seen:
     probabilities: dict[str, float]
     weights: Tensor | None
     grid: Grid
-    unknown: tuple[str, ...] = ()  # words of the question that the model does not know
+    unknown: tuple[str, ...] = ()  # words of the question that are not in the vocabulary
 
     @property
     def answer(self) -> str:
-        """The most probable answer."""
+        """Return the most probable answer."""
         return next(iter(self.probabilities))
 
     @property
     def line(self) -> str:
-        """The answer with its probability."""
+        """Return the answer with its probability."""
         return f"{self.answer} {self.probabilities[self.answer]:.2f}"
 
     def record(self) -> dict[str, Any]:
-        """The answer as JSON, with other answers, and the weights of each hop over the cells, row by row."""
+        """Return the answer as JSON, with other answers, and the weights of each hop over the cells, row by row."""
         record: dict[str, Any] = {
             "question": self.question,
             "answer": self.answer,
@@ -60,7 +60,7 @@ class Seen:
         return record
 
     def trace(self) -> Trace | None:
-        """A row for each hop over the cells of the picture; None without attention."""
+        """Return a row for each hop over the cells of the picture; None without attention."""
         if self.weights is None:
             return None
         hops = [f"hop {number}" for number in range(len(self.weights))]
@@ -78,7 +78,8 @@ class VqaPredictor:
     config: VqaConfig
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
-        """Answers in the order of the inputs; an error for a picture that cannot be read, or an empty question."""
+        """Return answers in the order of the inputs; an error for a picture that cannot be decoded, or an empty
+        question."""
         side = self.config.data.picture
         found: dict[int, Seen | InputError] = {}
         good: dict[int, tuple[Pixels, str]] = {}
@@ -95,7 +96,7 @@ class VqaPredictor:
 
     @shareable
     def ask(self, asked: Sequence[tuple[Pixels, str]], *, weights: bool = True) -> list[Seen]:
-        """Answers to questions about pictures, some at once."""
+        """Return answers to questions about pictures, in batches."""
         seen: list[Seen] = []
         for first in range(0, len(asked), _AT_ONCE):
             seen += self._ask(asked[first : first + _AT_ONCE], weights)
@@ -118,7 +119,7 @@ class VqaPredictor:
 
     @torch.no_grad()
     def _run(self, records: Sequence[dict[str, Any]], weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities (b, answers) and weights (b, hops, k) of records with one question each."""
+        """Return log-probabilities (b, answers) and weights (b, hops, k) of records with one question each."""
         training = self.network.training
         self.network.eval()
         batch = collated(records).to(next(self.network.parameters()).device)
@@ -129,7 +130,7 @@ class VqaPredictor:
         return chances, torch.stack(maps, 1).float().cpu() if maps else None
 
     def score_of(self, seen: Seen) -> Score:
-        """The log-probability of an answer with cells of the picture covered."""
+        """Return the log-probability of an answer with cells of the picture covered."""
         question, label = (self.codec.encode(seen.question),), self.codec.label(seen.answer)
 
         def score(kept: Tensor) -> Tensor:

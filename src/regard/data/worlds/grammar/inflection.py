@@ -4,7 +4,7 @@ VOWELS = frozenset("aeiou")
 
 
 def with_s(word: str) -> str:
-    """The plural of a noun and the third person of a verb: boxes, stories, chases.
+    """Return the plural of a noun and the third person of a verb: boxes, stories, chases.
 
     >>> [with_s(word) for word in ("box", "story", "boy", "chase", "go")]
     ['boxes', 'stories', 'boys', 'chases', 'goes']
@@ -17,7 +17,7 @@ def with_s(word: str) -> str:
 
 
 def with_ed(word: str) -> str:
-    """The regular past: chased, tried, played.
+    """Return the regular past: chased, tried, played.
 
     >>> [with_ed(word) for word in ("chase", "carry", "play", "hug", "open")]
     ['chased', 'carried', 'played', 'hugged', 'opened']
@@ -30,7 +30,7 @@ def with_ed(word: str) -> str:
 
 
 def with_ing(word: str) -> str:
-    """The present participle: chasing, running, lying.
+    """Return the present participle: chasing, running, lying.
 
     >>> [with_ing(word) for word in ("chase", "run", "lie", "see", "open")]
     ['chasing', 'running', 'lying', 'seeing', 'opening']
@@ -43,7 +43,7 @@ def with_ing(word: str) -> str:
 
 
 def with_er(word: str) -> str:
-    """The comparative of a short adjective: bigger, happier, newer.
+    """Return the comparative of a short adjective: bigger, happier, newer.
 
     >>> [with_er(word) for word in ("big", "happy", "new", "cute")]
     ['bigger', 'happier', 'newer', 'cuter']
@@ -56,7 +56,7 @@ def with_er(word: str) -> str:
 
 
 def article(following: str) -> str:
-    """a or an, by the word that follows.
+    """Return the article "a" or "an" for the word that follows.
 
     >>> article("apple"), article("red")
     ('an', 'a')
@@ -65,7 +65,7 @@ def article(following: str) -> str:
 
 
 def _doubled(word: str) -> str:
-    """One vowel and one consonant at the end of a word of one syllable: the consonant is written twice."""
+    """Return the word with its last consonant doubled, if it has one syllable and ends in vowel and consonant."""
     single = sum(letter in VOWELS for letter in word) == 1
     if single and word[-1] not in VOWELS | set("wxy") and len(word) > 2 and word[-2] in VOWELS:
         return word + word[-1]

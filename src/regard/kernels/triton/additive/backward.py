@@ -1,4 +1,4 @@
-"""The backward pass: gradients of everything, with dS in memory one slab of pairs at a time."""
+"""The backward pass: all gradients, with dS in memory one slab of pairs at a time."""
 
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from regard.kernels.triton.additive.plan import (
     DEFAULT,
     PAD,
     SPAN,
+    Gradients,
     Inputs,
     Sizes,
     Slab,
@@ -39,22 +40,11 @@ from regard.kernels.triton.additive.plan import (
 )
 
 _MOST_SEGMENTS = 8
-_LARGE = 64 << 20  # bytes of features from which half of the heads are taken at a time
-
-
-class Gradients(NamedTuple):
-    """Those of weight, bias and table in float32, so that sums of them lose nothing."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    table: Tensor | None
+_LARGE = 64 << 20  # bytes of features from which on half of the heads are processed at a time
 
 
 class _Work(NamedTuple):
-    """What the launches for every slab share."""
+    """Arguments that the launches of all slabs share."""
 
     inputs: Inputs
     pairs: Pairs
@@ -72,8 +62,8 @@ class _Work(NamedTuple):
     copy_step: int
     boost: Tensor | None
     weight_part: Tensor  # (b * h, parts, f): the weight's gradient by rows
-    split: bool  # several slabs add to the same keys
-    known: Any  # what decides the compiled kernels, beside the slab
+    split: bool  # whether several slabs add to the same keys
+    known: Any  # the key under which compiled kernels are cached, without the slab
 
     @property
     def plan(self) -> Tensor | None:
@@ -90,7 +80,7 @@ class _Work(NamedTuple):
 
 
 def _boost(inputs: Inputs, grad_output: Tensor) -> Tensor | None:
-    """float16 holds dS only in a narrow range: scale by a power of two below what |dO| |V| allows."""
+    """Return a power of two that scales dS into the range of float16, from a bound on |dO| |V|."""
     if inputs.query.dtype != torch.float16:
         return None
     bound = grad_output.float().norm(dim=-1).amax() * inputs.value.float().nan_to_num(0, 0, 0).norm(dim=-1).amax()
@@ -110,7 +100,7 @@ def backward(
     form: str = "auto",
     tuning: Tuning = DEFAULT,
 ) -> Gradients:
-    """Gradients of everything; bias and table are given where theirs are wanted."""
+    """Compute all gradients; `bias` and `table` are given if their gradients are needed."""
     s, device, repeat = inputs.sizes, inputs.query.device, inputs.sizes.h // inputs.sizes.g
     change = torch.zeros_like(lse) if grad_lse is None else torch.where(lse == float("-inf"), 0.0, grad_lse).float()
     notes, dtype = Notes.empty(inputs), inputs.query.dtype
@@ -172,7 +162,8 @@ def backward(
 
 
 def _rows_to_fill(inputs: Inputs, *, partial: bool, split: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of query and key: 0 where not all of them will be written, or where slabs add to the same keys."""
+    """Allocate gradients of query and key: zeros if they are not fully written, or if several slabs add to the same
+    keys."""
     query, key = inputs.query, inputs.key
     grad_query = (torch.zeros if partial else torch.empty)(query.shape, device=query.device, dtype=query.dtype)
     new = torch.zeros if partial or split else torch.empty
@@ -180,7 +171,7 @@ def _rows_to_fill(inputs: Inputs, *, partial: bool, split: bool) -> tuple[Tensor
 
 
 def _turns(inputs: Inputs) -> list[range]:
-    """Key heads, all at once or in halves: where the features of one half would stand, there is room for dS."""
+    """Return key heads, all at once or in halves: halving the features leaves memory for dS."""
     s = inputs.sizes
     count = s.b * s.g
     if count < 2 or feature_numbers(s) * inputs.query.element_size() < _LARGE:
@@ -189,7 +180,8 @@ def _turns(inputs: Inputs) -> list[range]:
 
 
 def _slab_pairs(inputs: Inputs, tuning: Tuning, *, series_first: bool) -> int:
-    """How many pairs a slab may have: rows enough to fill the device, inside half the memory of all features."""
+    """Return the number of pairs in a slab: enough rows to fill the device, in at most half the memory of the
+    features."""
     s = inputs.sizes
     room = tuning.slab_bytes // inputs.query.element_size()
     return max(room, min(feature_numbers(s) // 2, PAD * PAD * s.k_pad)) if series_first else room
@@ -200,11 +192,11 @@ def _segments(programs: int, wanted: int, most: int) -> int:
 
 
 def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tensor) -> None:
-    """Fills the slab with dS, and adds dV of its keys."""
+    """Compute dS of the slab, and add dV of its keys."""
     inputs, pairs, tuning, made = work.inputs, work.pairs, work.tuning, work.made
     s = inputs.sizes
     where = (part.first_unit, part.first_query, part.last_query, part.first_key)
-    # the series' tiles are wide: a few hundred programs fill the device
+    # tiles of the series are wide, so a few hundred programs fill the device
     block = tuning.exact_score if made is None else tuning.series_score
     wanted = tuning.programs if made is None else tuning.programs // 2
     segments = _segments(part.columns // block.columns * part.units, wanted, min(16, part.rows // PAD))
@@ -237,7 +229,7 @@ def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tenso
 
 
 def _feature_gradients(work: _Work, part: Slab, slab: Tensor, grad: Tensor, *, is_query: bool) -> None:
-    """From the slab's dS to the gradient of its queries or keys, and of the weight with the queries'."""
+    """Compute the gradient of the slab's queries or keys from its dS, and of the weight along with the queries."""
     inputs, made = work.inputs, work.made
     s, repeat = inputs.sizes, inputs.sizes.h // inputs.sizes.g
     heads = part.units * repeat if is_query else part.units
@@ -263,7 +255,7 @@ def _feature_gradients(work: _Work, part: Slab, slab: Tensor, grad: Tensor, *, i
     block = work.tuning.exact_feature
     wide = min(block.columns, s.f_block)
     grid = (extent // block.rows, -(-s.f // wide), heads)
-    # where the series may have served, it has written to the gradient itself, and little is left to do here
+    # if the series may apply, it has written the gradient, and these programs mostly return at once
     segments = 1 if made else _segments(grid[0] * grid[1] * heads, 2 * work.tuning.programs, _MOST_SEGMENTS)
     out = grad
     if segments > 1:
@@ -303,15 +295,8 @@ def _add_bias_gradients(
         keys = slice(part.first_key, part.last_key) if k_size > 1 else slice(0, 1)
         grad_bias.view(b_size * h_size, q_size, k_size)[:, queries, keys].index_add_(0, index, ds)
     if grad_table is not None:
-        count = rows + columns - 1
-        sums = torch.empty(heads, count, device=slab.device, dtype=torch.float32)
-        grid = (-(-count // 128), heads, 1)
-        launch(
-            bias_gradient.diagonal_sums, grid, slab, boost, sums, part.rows, part.columns, rows, columns,
-            ROWS=16, WIDE=128,
-        )  # fmt: skip
-        radius = grad_table.shape[1] // 2
-        first = part.first_key - (part.first_query + rows - 1)
-        distance = torch.arange(first, first + count, device=slab.device).clamp(-radius, radius) + radius
-        wide = torch.zeros(heads, grad_table.shape[1], device=slab.device).index_add_(1, distance, sums)
+        first = part.first_key - part.first_query
+        wide = bias_gradient.by_distance(
+            slab, boost, (heads, part.rows, part.columns), (rows, columns), first, grad_table
+        )
         grad_table.index_add_(0, z % s.h, wide)

@@ -1,4 +1,4 @@
-"""Buffers that the main kernels read instead of query, key and value, made on the device once per pass."""
+"""Preprocessed copies of query, key and value for the main kernels, computed on the device once per pass."""
 
 import functools
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from regard.kernels.additive import series
 from regard.kernels.triton.additive import features, prepare
 from regard.kernels.triton.additive.plan import SPAN, Block, Inputs, Sizes, launch, trait
 
-PARTS = 16  # of the rows, in the search for ranges; every program that needs them reduces so many
+PARTS = 16  # number of groups of rows in the search for ranges; each program reduces them all
 
 
 def series_serves(inputs: Inputs) -> bool:
@@ -23,7 +23,7 @@ def series_serves(inputs: Inputs) -> bool:
 def _table(activation: str, dtype: torch.dtype, direction: str, device: torch.device) -> Tensor:
     rows = series.packed(activation, str(dtype).removeprefix("torch."), direction)
     count = triton.next_power_of_2(len(rows))
-    # rows that reach nothing come first: a range skips them, and the index needs no correction
+    # rows with no range come first: the search skips them, and indices need no correction
     none = tuple((-1.0,) + (0.0,) * (len(rows[0]) - 1) for _ in range(count - len(rows)))
     return torch.tensor(none + rows, dtype=torch.float32, device=device)
 
@@ -35,19 +35,19 @@ def _operands(inputs: Inputs, *, value: bool) -> list[Any]:
 
 
 class Ranges(NamedTuple):
-    """Per head, the minimum and maximum of every feature over each of several groups of rows."""
+    """The minimum and maximum of every feature of each head, over each of several groups of rows."""
 
     lows: Tensor  # (b * h + b * g, PARTS, f)
     highs: Tensor
 
 
 def ranges(inputs: Inputs) -> Ranges:
-    """Read query and key once."""
+    """Compute the ranges in one pass over query and key."""
     s = inputs.sizes
     heads = s.b * (s.h + s.g)
     both = torch.empty(2, heads, PARTS, s.f, device=inputs.query.device, dtype=torch.float32)
     found = Ranges(both[0], both[1])
-    block = Block(128 if s.f_block <= 64 else 32, s.f_block, warps=8)  # few steps: each waits for its rows
+    block = Block(128 if s.f_block <= 64 else 32, s.f_block, warps=8)  # few steps, because each waits for its loads
     launch(
         prepare.ranges, (PARTS, heads, 1),
         *_operands(inputs, value=False), inputs.lengths, *found, s.h, s.g, s.q, s.k, s.f, s.b * s.h,
@@ -57,7 +57,7 @@ def ranges(inputs: Inputs) -> Ranges:
 
 
 class Notes(NamedTuple):
-    """Copy of value without NaN and Inf, and where they were."""
+    """A copy of value without NaN and Inf, and the positions where they were."""
 
     value: Tensor
     query_bad: Tensor
@@ -77,25 +77,26 @@ class Notes(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The series for each key head: it reaches as far as query and key do, and how far that is the device alone knows.
+    """The series for each key head, chosen on the device by the range of query and key.
 
-    Where none reaches, the exact kernels serve.
+    If no series covers the range, the exact kernels run.
     """
 
     direction: str
     table: Tensor
     plan: Tensor  # (b * g,): row of the table, or -1 for none
-    fits: Tensor | None  # (b * g, f_pad): where in the row a hidden unit's fit lies, if there are several
+    fits: Tensor | None  # (b * g, f_pad): offset of each hidden unit's fit in the row, if there are several fits
 
 
 class Features(NamedTuple):
-    """Of the key heads `units` and the query heads that read them."""
+    """Features of the key heads `units` and of the query heads that share them."""
 
     units: range
     query: Tensor  # (heads * q_pad, 32 * f_pad)
     key: Tensor
-    raw: tuple[Tensor, Tensor]  # plain copies of all heads where the series does not serve
-    shifts: tuple[Any, Any]  # what slopes and constants add to queries, and slopes to keys; None in the backward pass
+    raw: tuple[Tensor, Tensor]  # copies of all heads for the exact kernels, for heads without a series
+    # Terms that slopes and constants add to queries, and slopes to keys; None in the backward pass.
+    shifts: tuple[Any, Any]
 
 
 class Factors(NamedTuple):
@@ -113,7 +114,7 @@ def _raw(s: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def choose(inputs: Inputs, direction: str) -> Choice:
-    """Rows of the table for what query and key hold."""
+    """Return the rows of the series table for the range of query and key."""
     s, device, fits = inputs.sizes, inputs.query.device, series.FITS[direction]
     made = Choice(
         direction,
@@ -132,12 +133,12 @@ def choose(inputs: Inputs, direction: str) -> Choice:
 
 
 def feature_numbers(s: Sizes) -> int:
-    """How many numbers the features of all heads are."""
+    """Return the number of entries in the features of all heads."""
     return 2 * series.MOST * s.f_pad * s.b * (s.h * s.q_pad + s.g * s.k_pad)
 
 
 def room_for_features(s: Sizes, units: range, device: torch.device, dtype: torch.dtype, direction: str) -> Features:
-    """For so many heads, not yet written."""
+    """Allocate features for the given heads, uninitialised."""
     shifts = (None, None)
     if direction == "forward":
         shifts = tuple(torch.empty(s.b * s.h, n, device=device, dtype=torch.float32) for n in (s.q_pad, s.k_pad))
@@ -147,7 +148,7 @@ def room_for_features(s: Sizes, units: range, device: torch.device, dtype: torch
 
 
 def write_features(inputs: Inputs, notes: Notes, choice: Choice, made: Features, group: int = 1) -> None:
-    """Features of `made.units` by the series chosen, `group` harmonics of a hidden unit side by side."""
+    """Compute the features of `made.units` by the chosen series, with `group` adjacent harmonics of a hidden unit."""
     s, direction = inputs.sizes, choice.direction
     launch(
         features.features, (max(s.q_pad, s.k_pad) // SPAN, len(made.units) * (s.h // s.g + 1), 1),
@@ -161,7 +162,7 @@ def write_features(inputs: Inputs, notes: Notes, choice: Choice, made: Features,
 
 
 def factors(inputs: Inputs, notes: Notes, *, found: Ranges | None, plan: Tensor | None, by_row: bool) -> Factors:
-    """Operands of the exact kernels, feature by feature or row by row; ranges are for the exponential form."""
+    """Return the operands of the exact kernels, feature-major or row-major; ranges are for the exponential form."""
     s, device = inputs.sizes, inputs.query.device
     factored = inputs.factored
 
@@ -185,19 +186,20 @@ def factors(inputs: Inputs, notes: Notes, *, found: Ranges | None, plan: Tensor 
 
 
 def plain_factors(raw: tuple[Tensor, Tensor]) -> Factors:
-    """Operands of the exact kernels that `features` has made already, for where the series does not serve."""
+    """Return the operands of the exact kernels that `features` has written, for heads without a series."""
     return Factors(raw, (None, None, None), (None, None), (None, None))
 
 
 def value_steps(s: Sizes, plan: Tensor | None) -> tuple[int, int]:
-    """Strides of the value copy by key and by column: row-major for the series, transposed for the exact kernels."""
+    """Return the strides of the value copy by key and column: row-major for the series, transposed for exact
+    kernels."""
     return (1, s.k_pad) if plan is None else (s.e_block, 1)
 
 
 def output_gradient(
     inputs: Inputs, output: Tensor, grad_output: Tensor, change: Tensor, plan: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor], int]:
-    """delta, copies of dO by row and by column, and where these copies' low parts lie."""
+    """Return delta, copies of dO by row and by column, and the offset of the copies' low parts."""
     s, device = inputs.sizes, inputs.query.device
     split = inputs.split
     step = s.b * s.h * s.q_pad * s.e_block if split else 0

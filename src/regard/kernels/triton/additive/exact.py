@@ -5,8 +5,8 @@ D' = u + A' B, and two terms share one reciprocal, 1/D1' + 1/D2' = (D1' + D2') /
 special function for two pair-features; four terms likewise: twelve and one.  Weights are divided by the largest one,
 so |D'| >= 1.
 
-Each tile takes the cheapest form its range allows: four terms or two to a reciprocal, D' held below an overflow, or,
-where a factor alone would leave float32, the exponential of the sum.
+Each tile uses the cheapest form that its range allows: four or two terms per reciprocal, two terms with D' clamped, or,
+if a factor alone would overflow float32, the exponential of the sum.
 """
 
 import triton
@@ -31,19 +31,21 @@ from regard.kernels.triton.additive.pairs import (
 from regard.kernels.triton.additive.prepare import LIMIT, reciprocal, span_place
 
 # With x the largest sum and u its reciprocal weight, |D'| is at most u + u e^{2x}; u itself is at most 1e8.
-QUIET = tl.constexpr(11.0)  # x + ln(u) / 2 up to here: four D' multiply inside float32
-CALM = tl.constexpr(12.0)  # ... and here two; beyond, the gradient needs saturated slopes to be 0, not a rounding error
-CAP = tl.constexpr(1e18)  # |D'| beyond this is as good as infinite, and two of them multiply safely
+QUIET = tl.constexpr(11.0)  # x + ln(u) / 2 up to here: the product of four D' fits float32
+# ... and here of two; beyond, saturated slopes in the gradient must be 0, not a rounding error.
+CALM = tl.constexpr(12.0)
+CAP = tl.constexpr(1e18)  # a larger |D'| counts as infinite; the product of two does not overflow
 TWO_LOG2E = tl.constexpr(2.8853900817779268)
 CALM_REACH = tl.constexpr(34.0)  # scores of weights with Σ|w| below this span less than a hundred powers of two
 CALM_FLOAT16 = tl.constexpr(8.3)  # ... and below this less than 24 of them
-WARPS = tl.constexpr(4)  # of a program: each has a share of the tile's keys, each thread a query of every span
+WARPS = tl.constexpr(4)  # warps of a program: each has a part of the tile's keys, each thread one query of every span
 SATURATED = tl.constexpr(34.6)  # log2(e^24)
 
 
 @triton.jit
 def tile_form(tops, sizes, z_q, z_k, i0, j0, q_pad, k_pad, BM: tl.constexpr, BN: tl.constexpr):
-    """-1: four features to a reciprocal, 0: two, 1: two and a clamp, 2: exponential of the sum."""
+    """Return -1 for four features per reciprocal, 0 for two, 1 for two with a clamp, 2 for the exponential of the
+    sum."""
     query_top, key_top = tops
     query_size, key_size = sizes
     q_at = z_q * (q_pad // SPAN) + i0 // SPAN + tl.arange(0, BM // SPAN)
@@ -61,7 +63,7 @@ def clamp(d):
 
 @triton.jit
 def _four_terms(a, b, u, FORM: tl.constexpr, NATIVE: tl.constexpr):
-    """Σ 1 / D' of four features."""
+    """Return Σ 1 / D' of four features."""
     a1, a2, a3, a4 = a
     b1, b2, b3, b4 = b
     u1, u2, u3, u4 = u
@@ -84,10 +86,10 @@ def _four_terms(a, b, u, FORM: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def _four(at, NATIVE: tl.constexpr):
-    """Four numbers that lie side by side, each in a tensor of its own.
+    """Load four adjacent numbers into four tensors.
 
-    As an instruction rather than a load: the compiler gives every thread the numbers it needs and does not spread them
-    over the threads first, to exchange them afterwards.
+    Inline assembly instead of tl.load gives every thread the numbers it needs; the compiler would distribute them over
+    threads first and exchange them afterwards.
     """
     if NATIVE:
         return tl.inline_asm_elementwise(
@@ -113,17 +115,16 @@ def _spread(at, NATIVE: tl.constexpr, like):
 @triton.jit
 def _factored_sum(a_at, b_at, u_at, f_pad, FORM: tl.constexpr, NATIVE: tl.constexpr,
                   BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """Σ_f 1 / D'_f over a tile (keys, queries); a_at and b_at point at feature 0 of the tile's first query and key."""
+    """Return Σ_f 1 / D'_f over a tile (keys, queries); a_at and b_at point at feature 0 of its first query and key."""
     rows: tl.constexpr = BM // 32
     keys: tl.constexpr = BN // WARPS
     total = tl.zeros((rows, keys, WARPS, 32), tl.float32)
     a_at += tl.arange(0, rows)[:, None, None, None] * (f_pad * SPAN) + tl.arange(0, 32)[None, None, None, :] * 4
     key = tl.arange(0, WARPS)[None, None, :, None] * keys + tl.arange(0, keys)[None, :, None, None]
     b_at += span_place(key, 0, f_pad)
-    # a while loop, because the compiler moves the layout of the matrix product that follows into a for loop, and then
-    # every warp computes the whole tile
-    # What the next features need is loaded while these are summed; the tensors are carried in the shape of the tile, so
-    # that they keep its layout.
+    # A while loop, because the compiler would move the layout of the following matrix product into a for loop, and
+    # every warp would then compute the whole tile. The next features are loaded while these are summed; the tensors are
+    # carried in the shape of the tile to keep its layout.
     a, b, u = _spread(a_at, NATIVE, total), _spread(b_at, NATIVE, total), _spread(u_at + key * 0, NATIVE, total)
     f = 0
     while f < f_pad:
@@ -139,7 +140,7 @@ def _factored_sum(a_at, b_at, u_at, f_pad, FORM: tl.constexpr, NATIVE: tl.conste
 
 @triton.jit
 def even_part(x, ACT: tl.constexpr, NATIVE: tl.constexpr):
-    """The activation as the kernels see it; what is linear in x is added outside, where it separates."""
+    """Return the activation without its part linear in x, which is separable and added outside."""
     if ACT == "tanh":
         if NATIVE:
             return tl.inline_asm_elementwise(
@@ -170,8 +171,8 @@ def _plain_sum(a_at, b_at, w_at, f_size, ACT: tl.constexpr, NATIVE: tl.constexpr
 def tile_scores(raw, powers, tops, sizes, weight_at, scale, z_q, z_k, i0, j0, q_pad, k_pad, f_size, f_pad,
                 ACT: tl.constexpr, FACTORED: tl.constexpr, NATIVE: tl.constexpr,
                 BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """Scores of a tile (keys, queries) in base 2; the factored form leaves out Σw, which a softmax does not see."""
-    q_at = (z_q.to(tl.int64) * q_pad + i0) * f_pad  # tiles begin at the beginning of a span
+    """Return scores of a tile (keys, queries) in base 2; the factored form omits Σw, which cancels in a softmax."""
+    q_at = (z_q.to(tl.int64) * q_pad + i0) * f_pad  # tiles start at the start of a span
     k_at = (z_k.to(tl.int64) * k_pad + j0) * f_pad
     if FACTORED:
         form = tile_form(tops, sizes, z_q, z_k, i0, j0, q_pad, k_pad, BM, BN)
@@ -195,7 +196,7 @@ def tile_scores(raw, powers, tops, sizes, weight_at, scale, z_q, z_k, i0, j0, q_
 
 @triton.jit
 def weight_facts(weight_at, f_size, FB: tl.constexpr):
-    """Largest |w|, Σ w and Σ |w| of the weights of the features."""
+    """Return largest |w|, Σ w and Σ |w| of the weights of the features."""
     largest = 0.0
     total = 0.0
     reach = 0.0
@@ -210,10 +211,10 @@ def weight_facts(weight_at, f_size, FB: tl.constexpr):
 
 @triton.jit
 def calm_ceiling(reach, BOUNDED: tl.constexpr, FLOAT16: tl.constexpr, DROPOUT: tl.constexpr):
-    """Can scores within ±Σ|w| do without their maximum, and what is taken from them then, in base 2?
+    """Return whether scores within ±Σ|w| need no running maximum, and the constant to subtract instead, in base 2.
 
     A weight is rounded to the values' type before it is multiplied. That of float16 ends at 2^-14, so its weights lie
-    between 2^12 and 2^-12, and where dropout makes some of them larger still, the maximum is taken.
+    between 2^12 and 2^-12, and if dropout scales some of them up, the maximum is used.
     """
     if FLOAT16:
         calm = BOUNDED & (reach < CALM_FLOAT16) & (not DROPOUT)
@@ -227,7 +228,7 @@ def calm_ceiling(reach, BOUNDED: tl.constexpr, FLOAT16: tl.constexpr, DROPOUT: t
 @triton.jit
 def _attend(state, s, value, v_n, v_e, low_step, calm, ceiling, pairs, bad, bad_span, b, h, z, y, i, j0, n_q, n_k,
             k_pad, every, PRECISION: tl.constexpr, BN: tl.constexpr, EB: tl.constexpr):  # fmt: skip
-    """A score tile (keys, queries) into the running softmax and the running output."""
+    """Add a score tile (keys, queries) to the running softmax and the running output."""
     most, total, poison, acc = state
     j, e = j0 + tl.arange(0, BN), tl.arange(0, EB)
     s = add_bias(s, pairs, b, h, i[None, :], j[:, None], n_q, n_k, LOG2E)
@@ -258,7 +259,7 @@ def exact_forward(
     ACT: tl.constexpr, BOUNDED: tl.constexpr, FACTORED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    # long rows of a causal mask first, so that they do not end the launch alone
+    # long rows of a causal mask start first, so that the launch does not end with a few long programs
     block, z = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     b, h = z // heads, z % heads
     y = b * groups + h // (heads // groups)
@@ -308,7 +309,7 @@ def exact_score(
     ACT: tl.constexpr, FACTORED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    """dS of a slab of pairs, and dV summed over one segment of the slab's queries."""
+    """Compute dS of a slab of pairs, and dV summed over one segment of the slab's queries."""
     j0 = first_key + tl.program_id(0) * BN
     segment, y = tl.program_id(1), first_unit + tl.program_id(2)
     repeat = heads // groups
@@ -367,7 +368,7 @@ def exact_score(
                         dp *= factor
                         kept = p * factor
                     ds = p * (dp - tl.load(delta + row, mask=i < n_q, other=0.0)[None, :])
-                    # a poisoned row (NaN) must not reach the keys it may not attend
+                    # a NaN row must not reach the keys that it may not attend
                     ds = tl.where(p == 0.0, 0.0, ds)
                     if boost is not None:
                         ds *= tl.load(boost)

@@ -1,4 +1,4 @@
-"""Sine-series features of query and key rows, made on the device once per pass."""
+"""Sine-series features of query and key rows, computed on the device once per pass."""
 
 import triton
 import triton.language as tl
@@ -6,15 +6,15 @@ import triton.language as tl
 from regard.kernels.triton.additive.pairs import LOG2E
 from regard.kernels.triton.additive.prepare import copy_values, nan_rows, span_place, unit_range
 
-HEAVY = tl.constexpr(4096.0)  # query features of a larger weight would leave float16
-STEEP = tl.constexpr(2.0)  # powers of e by which a unit's squared error grows with its reach, in most fits at most
-WHOLE = tl.constexpr(65536.0)  # errors are summed as whole numbers: in any order the sum is the same
+HEAVY = tl.constexpr(4096.0)  # query features of a larger weight would overflow float16
+STEEP = tl.constexpr(2.0)  # exponent by which a unit's squared error grows with its range; an upper bound for most fits
+WHOLE = tl.constexpr(65536.0)  # errors are summed as integers, so that the sum does not depend on the order
 
 
 @triton.jit
 def sine_cosine(turns, NATIVE: tl.constexpr):
-    """sin 2πt and cos 2πt; the special-function unit is exact enough once t is within half a turn."""
-    shift = 12582912.0  # 1.5 * 2^23: adding and taking it away rounds to a whole number
+    """Return sin 2πt and cos 2πt; the special-function unit is accurate enough for |t| within half a turn."""
+    shift = 12582912.0  # 1.5 * 2^23: adding and subtracting it rounds to an integer
     t = (turns - ((turns + shift) - shift)) * 6.283185307179586
     if NATIVE:
         s = tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [t], dtype=tl.float32, is_pure=True, pack=1)
@@ -26,7 +26,7 @@ def sine_cosine(turns, NATIVE: tl.constexpr):
 
 @triton.jit
 def _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr, MANY: tl.constexpr):
-    """How far from 0 the sums query + key of each feature f of a key head lie at most."""
+    """Return the largest |query + key| of each feature f of a key head."""
     lows, highs = spans
     q_low, q_high, k_low, k_high = unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS, MANY)
     top = tl.maximum(tl.abs(q_low + k_low), tl.abs(q_high + k_high))
@@ -36,9 +36,9 @@ def _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr, MANY
 @triton.jit
 def table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repeat, TABLE_ROWS: tl.constexpr,
               STEP: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr, FB: tl.constexpr):  # fmt: skip
-    """The table's first row that serves all sums query + key of a key head, and the tops of the last FB features.
+    """Return the first table row that covers all sums query + key of a key head, and the ranges of the last FB
 
-    -1 where none does, or where a query feature would be too large.
+    features. The row is -1 if none covers them, or if a query feature would be too large.
     """
     reach = 0.0
     tops = tl.zeros((FB,), tl.float32)
@@ -64,7 +64,7 @@ def table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repe
 
 @triton.jit
 def _error(tops, f, f_size, reach):
-    """Squared errors of some features, summed, by that of one that reaches `reach`."""
+    """Return the summed squared errors of some features, relative to that of a feature with range `reach`."""
     share = tl.exp(tl.minimum((tops - reach) * STEEP, 0.0)) * WHOLE
     return tl.sum(tl.where(f < f_size, share + 0.5, 0.0).to(tl.int32), 0)
 
@@ -75,9 +75,9 @@ def choose(
     TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr,
     FB: tl.constexpr,
 ):  # fmt: skip
-    """The table's row for each key head, and where in it the fit of each hidden unit lies.
+    """Choose the table row of each key head, and in it the fit of each hidden unit.
 
-    Of a row's fits, which reach less and less far, a unit has the last that reaches its top.
+    The fits of a row have decreasing ranges; a unit uses the last fit that covers its own range.
     """
     unit, repeat = tl.program_id(0), heads // groups
     spans = (lows, highs)
@@ -99,7 +99,7 @@ def choose(
 @triton.jit
 def _shifts(x, x_n, x_f, stop, i0, f_size, weight, row_at, fits_at, QUERY: tl.constexpr, ROWS: tl.constexpr,
             FB: tl.constexpr):  # fmt: skip
-    """Σ_f w_f slope_f x_f of rows i0 .. i0 + ROWS, NaN as 0; of a query also the fits' constants."""
+    """Return Σ_f w_f slope_f x_f of rows i0 .. i0 + ROWS, NaN as 0; for a query also the fits' constants."""
     i = i0 + tl.arange(0, ROWS)
     total = tl.zeros((ROWS,), tl.float32)
     for f0 in range(0, f_size, FB):
@@ -117,7 +117,7 @@ def _shifts(x, x_n, x_f, stop, i0, f_size, weight, row_at, fits_at, QUERY: tl.co
 
 @triton.jit
 def _write_raw(x, x_n, x_f, stop, i0, f_size, f_pad, out_at, ROWS: tl.constexpr, FB: tl.constexpr):
-    """A float32 copy for the exact kernels; NaN and rows from stop on are 0."""
+    """Write a float32 copy for the exact kernels; NaN and rows from stop on are 0."""
     i = i0 + tl.arange(0, ROWS)
     for f0 in range(0, f_pad, FB):
         f = f0 + tl.arange(0, FB)
@@ -131,7 +131,7 @@ def _write_raw(x, x_n, x_f, stop, i0, f_size, f_pad, out_at, ROWS: tl.constexpr,
 def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, out_at,
                     GROUP: tl.constexpr, QUERY: tl.constexpr, ODD: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
                     NATIVE: tl.constexpr):  # fmt: skip
-    """Feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
+    """Compute the feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
 
     Columns are [group of harmonics][feature / 4][GROUP harmonics][feature % 4][2]: with groups of two, a thread of a
     matrix product's result holds all harmonics of its features, which the gradients sum.
@@ -149,10 +149,10 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, 
         inside = (i < n)[:, None] & (f < f_size)[None, :]
         t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
         turns = tl.reshape(tl.where(t == t, t, 0.0) * base[None, :], (ROWS, FB // 4, 1, 4))
-        # from one group of harmonics to the next the angle grows by 2 GROUP times the first: a rotation
+        # from one group of harmonics to the next the angle grows by 2 GROUP times the base angle: a rotation
         s, c = sine_cosine(turns * (lowest + (2 * member).to(tl.float32)[None, None, :, None]), NATIVE)
         turn_s, turn_c = sine_cosine(turns * (2.0 * GROUP), NATIVE)
-        scale = inside.to(tl.float32)  # what is turned may be scaled first, to nothing in padding
+        scale = inside.to(tl.float32)  # the rotated vector may be scaled first, to 0 in padding
         if QUERY:
             scale *= tl.load(weight + f, mask=f < f_size, other=0.0).to(tl.float32)[None, :] * LOG2E
         scale = tl.reshape(scale, (ROWS, FB // 4, 1, 4))
@@ -167,7 +167,7 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, 
                     first, second = p * s + q * c, p * c - q * s
             else:
                 first, second = c, s
-            if GROUP == 1:  # all first ones, then all second ones: no exchange between threads
+            if GROUP == 1:  # all first members, then all second ones: needs no exchange between threads
                 spot = out_at + i[:, None].to(tl.int64) * (f_pad * 32) + (2 * group * f_pad + f)[None, :]
                 first = tl.reshape(first, (ROWS, FB)).to(out_at.dtype.element_ty)
                 second = tl.reshape(second, (ROWS, FB)).to(out_at.dtype.element_ty)
@@ -191,11 +191,12 @@ def features(
     STEP: tl.constexpr, GROUP: tl.constexpr, ODD: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
     RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Features of query and key where a row of the table serves, plain copies for the exact kernels where none does.
+    """Write features of query and key if a table row covers them, else float32 copies for the exact kernels. Also write
 
-    Beside the features what slopes and constants of the fits add: to a query's log-sum-exp, and to a key's base-2
-    scores for each of its query heads.  Of some `units` key heads from `first` on, and of the query heads that read
-    them; their features alone lie in memory.
+    what slopes and constants of the fits add to a query's log-sum-exp, and to a key's base-2 scores for each of its
+    query
+
+    heads. Only `units` key heads from `first` on, and the query heads that share them, are processed.
     """
     i0, place = tl.program_id(0) * ROWS, tl.program_id(1)
     i = i0 + tl.arange(0, ROWS)

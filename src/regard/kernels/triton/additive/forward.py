@@ -1,4 +1,4 @@
-"""The forward pass: output and log-sum-exp; plain tensors in and out, no gradients recorded."""
+"""The forward pass: output and log-sum-exp of tensors, without recording gradients."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ _EXACT = (DEFAULT, DEFAULT._replace(exact_forward=Block(128, 32, 4)), DEFAULT._r
 
 
 def _tuned(inputs: Inputs, pairs: Pairs, form: str, learning: bool) -> Tuning:
-    """The tiles for a call: the default ones, or those found best for its class of shapes."""
+    """Return the tile sizes for a call: the defaults, or those measured for its class of shapes."""
     if not inputs.native:
         return DEFAULT
     s, series_first = inputs.sizes, form != "exact" and series_serves(inputs)
@@ -43,7 +43,7 @@ def _tuned(inputs: Inputs, pairs: Pairs, form: str, learning: bool) -> Tuning:
     )
     choices, number = (_SERIES if s.e_block <= 64 else _SERIES[:1]) if series_first else _EXACT, _TILES.known(where)
     if number is None:
-        if torch.cuda.is_current_stream_capturing():  # nothing can be measured there
+        if torch.cuda.is_current_stream_capturing():  # nothing can be measured during a graph capture
             return DEFAULT
 
         def seconds(number: int) -> float:
@@ -69,12 +69,11 @@ def _tuned(inputs: Inputs, pairs: Pairs, form: str, learning: bool) -> Tuning:
 def forward(
     inputs: Inputs, pairs: Pairs, *, form: str = "auto", learning: bool = False, tuning: Tuning | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output (b, h, q, e) and log-sum-exp (b, h, q).
+    """Return output (b, h, q, e) and log-sum-exp (b, h, q).
 
-    `learning` takes the backward pass's very features: its weights must add up to 1 under this pass's log-sum-exp.
-
-    Which rows of the series' table serve, if any, is known to the device alone: where the series may serve, the exact
-    kernels are launched too and return at once where it did.
+    With `learning`, the features are those of the backward pass, whose weights must sum to 1 under this pass's
+    log-sum-exp. The device chooses the series, if any: both the series kernels and the exact kernels are launched, and
+    one of them returns at once.
     """
     s, device = inputs.sizes, inputs.query.device
     tuning = tuning or _tuned(inputs, pairs, form, learning)
@@ -91,7 +90,7 @@ def forward(
         made = room_for_features(s, range(s.b * s.g), device, dtype, direction)
         write_features(inputs, notes, choice, made)
         plan, exact = choice.plan, plain_factors(made.raw)
-        # wider values leave less shared memory for the columns on their way
+        # wider values leave less shared memory for prefetched columns
         block, pieces = (tuning.series_forward, tuning.pieces) if s.e_block <= 64 else (tuning.series_wide, 1)
         launch(
             series_scores.series_forward, (-(-s.q // block.rows), s.b * s.h, 1),

@@ -1,16 +1,16 @@
-"""Which pairs may attend, and what is added to or dropped from them: device functions shared by every kernel."""
+"""Masks, biases and dropout of pairs: device functions shared by every kernel."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-SPAN = tl.constexpr(32)  # rows summed up by one entry of the precomputed block ranges
+SPAN = tl.constexpr(32)  # rows summarised by one entry of the precomputed block ranges
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Pairs(NamedTuple):
-    """Conditions on a pair (query i, key j); None switches a condition off at compile time."""
+    """Conditions on a pair (query i, key j); None disables a condition at compile time."""
 
     low: Any = None  # low <= j - i
     high: Any = None  # j - i <= high
@@ -33,13 +33,16 @@ class Pairs(NamedTuple):
     bias_k: Any = None
     table: Any = None  # (h, 2 * radius + 1)
     radius: Any = None
-    keep: Any = None  # chance that a weight survives dropout
+    keep: Any = None  # probability that a weight survives dropout
     seed: Any = None
+
+
+EVERY = Pairs()  # nothing is masked, added or dropped
 
 
 @triton.jit
 def key_limit(pairs, b, n_k):
-    """Keys from here on are padding."""
+    """Return the first key of the padding."""
     limit = n_k
     if pairs.lengths is not None:
         limit = tl.minimum(limit, tl.load(pairs.lengths + b))
@@ -48,7 +51,7 @@ def key_limit(pairs, b, n_k):
 
 @triton.jit
 def key_range(pairs, b, i0, n_k, ROWS: tl.constexpr, STEP: tl.constexpr):
-    """Keys that queries i0 .. i0 + ROWS can see, from a multiple of STEP."""
+    """Return the range of keys that queries i0 .. i0 + ROWS may attend, from a multiple of STEP."""
     start = 0
     stop = key_limit(pairs, b, n_k)
     if pairs.low is not None:
@@ -60,7 +63,7 @@ def key_range(pairs, b, i0, n_k, ROWS: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def query_range(pairs, b, j0, n_q, n_k, COLS: tl.constexpr, STEP: tl.constexpr):
-    """Queries that can see keys j0 .. j0 + COLS, from a multiple of STEP."""
+    """Return the range of queries that may attend keys j0 .. j0 + COLS, from a multiple of STEP."""
     start = 0
     stop = n_q
     if pairs.high is not None:
@@ -87,7 +90,7 @@ def _span_most(ptr, b, at, n, COUNT: tl.constexpr):
 
 @triton.jit
 def tile_state(pairs, b, i0, j0, n_q, n_k, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Two flags for a whole tile: does any pair attend (may be over-careful), and do all of them for certain."""
+    """Return two flags for a whole tile: whether any pair may attend (conservatively), and whether all pairs do."""
     some = True
     every = j0 + COLS <= key_limit(pairs, b, n_k)
     if pairs.low is not None:
@@ -108,7 +111,8 @@ def tile_state(pairs, b, i0, j0, n_q, n_k, ROWS: tl.constexpr, COLS: tl.constexp
 
 @triton.jit
 def tile_allowed(pairs, b, h, i, j, n_q, n_k):
-    """Boolean tile: may query i attend key j?  i and j are indices that broadcast to the tile, either way round."""
+    """Return a boolean tile: may query i attend key j? i and j are indices that broadcast to the tile in either
+    order."""
     allowed = (i < n_q) & (j < key_limit(pairs, b, n_k))
     if pairs.low is not None:
         allowed = allowed & (j - i >= pairs.low)
@@ -128,7 +132,7 @@ def tile_allowed(pairs, b, h, i, j, n_q, n_k):
 
 @triton.jit
 def any_bad(bad_span, k_pad):
-    """Whether any key or value of a head holds a NaN or an Inf: hardly ever, so tiles need not ask again."""
+    """Return whether any key or value of a head holds a NaN or an Inf, which is rare, so that tiles need no test."""
     found = 0
     for first in range(0, k_pad // SPAN, 256):
         span = first + tl.arange(0, 256)
@@ -138,7 +142,7 @@ def any_bad(bad_span, k_pad):
 
 @triton.jit
 def add_bias(scores, pairs, b, h, i, j, n_q, n_k, SCALE: tl.constexpr):
-    """scores + SCALE * bias, dense and relative."""
+    """Return scores + SCALE * bias, dense and relative."""
     if pairs.bias is not None:
         at = b.to(tl.int64) * pairs.bias_b + h * pairs.bias_h
         spot = i.to(tl.int64) * pairs.bias_q + j.to(tl.int64) * pairs.bias_k
@@ -153,7 +157,7 @@ def add_bias(scores, pairs, b, h, i, j, n_q, n_k, SCALE: tl.constexpr):
 
 @triton.jit
 def dropout_factor(pairs, z, i, j):
-    """1 / keep where the pair survives, 0 where it is dropped; a function of (seed, head, i, j) alone."""
+    """Return 1 / keep where the pair survives dropout, else 0; a function of (seed, head, i, j) alone."""
     zero = (i + j) * 0
     bits, _, _, _ = tl.philox(pairs.seed, zero + j, zero + i, zero + z, zero)
     chance = (bits >> 8).to(tl.float32) * (1.0 / 16777216.0)
@@ -162,7 +166,7 @@ def dropout_factor(pairs, z, i, j):
 
 @triton.jit
 def power_of_two(x, NATIVE: tl.constexpr):
-    """2^x; results below the smallest normal number are 0, which saves the three instructions that would keep them."""
+    """Return 2^x, with subnormal results flushed to 0, which saves three instructions."""
     if NATIVE:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -173,10 +177,11 @@ def power_of_two(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def fenced_exp2(x, one, NATIVE: tl.constexpr):
-    """2^x, where `one` is a 1 the compiler cannot foresee.
+    """Return 2^x, where `one` is a 1 that the compiler cannot treat as a constant. A matrix product needs its operand
 
-    A matrix product wants its operand spread over threads in its own way, and the compiler would rather compute x again
-    and again in every such layout than exchange the result.  It does not look through a while loop.
+    in another layout, and the compiler would recompute x in every such layout instead of converting the result. A while
+
+    loop prevents this.
     """
     while one > 0:
         x = power_of_two(x, NATIVE)
@@ -186,7 +191,7 @@ def fenced_exp2(x, one, NATIVE: tl.constexpr):
 
 @triton.jit
 def fenced_scale(x, by, one):
-    """x times a number, in one layout whatever is done with it."""
+    """Return x times a number, in one layout whatever follows."""
     while one > 0:
         x = x * by
         one -= 1
@@ -195,10 +200,12 @@ def fenced_scale(x, by, one):
 
 @triton.jit
 def next_pivot(scores, most, calm, ceiling, AXIS: tl.constexpr):
-    """What to subtract from base-2 scores, and the factor for sums made with the last one, `most`.
+    """Return what to subtract from base-2 scores, and the factor for sums computed with the previous one, `most`. Calm
 
-    Calm scores are known to lie less than a hundred powers of two below `ceiling` (tanh is bounded by its weights):
-    the ceiling serves all rows and tiles, and no maximum is taken.
+    scores are at most a hundred powers of two below `ceiling` (tanh is bounded by its weights): the ceiling is
+    subtracted
+
+    from all rows and tiles, and no maximum is computed.
     """
     if calm:  # noqa: SIM108 - a kernel has no conditional expression on a run-time value
         new_most = tl.zeros_like(most) + ceiling
@@ -211,18 +218,18 @@ def next_pivot(scores, most, calm, ceiling, AXIS: tl.constexpr):
 
 @triton.jit
 def coarse(x):
-    """x rounded to the ten mantissa bits that the matrix unit's float32 mode keeps."""
+    """Return x rounded to the ten mantissa bits of TF32."""
     return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def product_parts(a, b_high, b_low, acc, PRECISION: tl.constexpr, FLIP: tl.constexpr):
-    """acc + a b, or acc + b a with FLIP; b is split already if PRECISION asks for it."""
+    """Return acc + a b, or acc + b a with FLIP; b is already split if PRECISION requires it."""
     if PRECISION == "three":
         a_high = coarse(a)
         a_low = coarse(a - a_high)
-        # From zero, small terms first: the matrix unit cuts its sums off instead of rounding them, an error that a sum
-        # over all keys would gather up.
+        # Start from zero, with small terms first: the matrix unit truncates its sums instead of rounding them, and a
+        # sum over all keys would accumulate that error.
         part = tl.zeros_like(acc)
         if FLIP:
             part = tl.dot(b_high, a_low, part, input_precision="tf32")
@@ -240,12 +247,12 @@ def product_parts(a, b_high, b_low, acc, PRECISION: tl.constexpr, FLIP: tl.const
 
 @triton.jit
 def product(a, b, acc, PRECISION: tl.constexpr):
-    """acc + a b; PRECISION is what float32 operands get.
+    """Return acc + a b; PRECISION is the mode for float32 operands.
 
     "three" writes each operand as a sum of two and adds three products of four: the compiler's own version of this
     computes the parts in a layout that repeats them in many threads.
     """
-    if PRECISION == "interpreted":  # the interpreter takes bfloat16 for integers here
+    if PRECISION == "interpreted":  # the interpreter treats bfloat16 as integers here
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     elif PRECISION == "three":
         b_high = coarse(b)

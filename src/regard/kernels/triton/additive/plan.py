@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 SPAN = 32
-PAD = 128  # rows of every buffer are padded to this, so that tiles need no test
+PAD = 128  # rows of every buffer are padded to a multiple of this, so that tiles need no bounds checks
 
 
 class Block(NamedTuple):
@@ -19,10 +19,10 @@ class Block(NamedTuple):
 
     rows: int
     columns: int
-    depth: int = 64  # columns, features or rows taken at a time
+    depth: int = 64  # columns, features or rows per step
     warps: int = 4
     stages: int = 3
-    registers: int | None = None  # most per thread, to fit more programs on a multiprocessor
+    registers: int | None = None  # the largest number per thread, so that more programs fit a multiprocessor
 
     @property
     def options(self) -> dict[str, int]:
@@ -37,19 +37,19 @@ class Tuning(NamedTuple):
     exact_score: Block = Block(128, 32, 8)
     exact_feature: Block = Block(32, 32, 4)
     series_forward: Block = Block(128, 256, 64, warps=8, stages=4)
-    series_wide: Block = Block(128, 128, 64, warps=8, stages=3)  # values of more than 64 columns
+    series_wide: Block = Block(128, 128, 64, warps=8, stages=3)  # for values of more than 64 columns
     series_score: Block = Block(128, 128, 64, warps=8, stages=4)
     series_feature: Block = Block(128, 256, 64, warps=8, stages=3)
-    pieces: int = 2  # in which the series' forward softmax takes a tile
-    slab_bytes: int = 64 << 20  # dS held at once, at least
-    programs: int = 1024  # enough to fill a device; launches with fewer are cut into segments
+    pieces: int = 2  # number of parts in which the series' forward softmax processes a tile
+    slab_bytes: int = 64 << 20  # bytes of dS held at once, at least
+    programs: int = 1024  # number of programs that fill a device; smaller launches are split into segments
 
 
 DEFAULT = Tuning()
 
 
 def trait(x: Any) -> Any:
-    """What of an argument decides which compiled kernel serves: Triton's own rules, on the careful side."""
+    """Return the properties of an argument that select the compiled kernel: those of Triton's rules, or stricter."""
     if x is None:
         return None
     kind = type(x)
@@ -71,9 +71,9 @@ _MANY = 16384
 def launch(
     kernel: Any, grid: tuple[int, int, int], *args: Any, block: Block | None = None, known: Any = None, **constants: Any
 ) -> None:
-    """kernel[grid](*args, **constants), without Triton's dispatcher where it has chosen before: it costs 0.1 ms.
+    """Launch kernel[grid](*args, **constants); a cached choice bypasses Triton's dispatcher, which costs 0.1 ms.
 
-    `known` stands for the traits of all arguments where the caller knows what decides them.
+    `known` is a cache key for the properties of all arguments, if the caller can provide one.
     """
     options = {} if block is None else block.options
     if not isinstance(kernel, triton.runtime.JITFunction):  # the interpreter
@@ -83,7 +83,7 @@ def launch(
     key = (kernel, torch.cuda.current_device(), block, traits, *constants.values())
     found = _compiled.get(key)
     if found is None:
-        if len(_compiled) >= _MANY:  # every length has entries of its own
+        if len(_compiled) >= _MANY:  # every length adds entries
             _compiled.clear()
         compiled = kernel[grid](*args, **constants, **options)
         _compiled[key] = compiled, tuple(kernel.arg_names[len(args) :])
@@ -97,7 +97,7 @@ def _up(n: int, step: int) -> int:
 
 
 class Sizes(NamedTuple):
-    """Lengths of a call, and what they become in tiles."""
+    """The lengths of a call, and their padded sizes."""
 
     b: int
     h: int
@@ -115,7 +115,7 @@ class Sizes(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def sizes_of(query: torch.Size, key: torch.Size, value: torch.Size, step: int) -> Sizes:
-    """Hidden units are padded to a multiple of `step`."""
+    """Return the sizes, with hidden units padded to a multiple of `step`."""
     (b, h, q, f), (_, g, k, _), e = query, key, value[3]
     wide = [max(16, 1 << (n - 1).bit_length()) for n in (e, f)]
     return Sizes(b, h, g, q, k, f, e, _up(q, PAD), _up(k, PAD), _up(f, step), wide[0], min(64, wide[1]))
@@ -130,7 +130,7 @@ class Inputs:
     value: Tensor
     weight: Tensor
     lengths: Tensor | None
-    activation: str  # tanh, gelu or abs: what `exact.even_part` knows
+    activation: str  # tanh, gelu or abs, as `exact.even_part` supports
 
     @functools.cached_property
     def sizes(self) -> Sizes:
@@ -140,7 +140,7 @@ class Inputs:
 
     @functools.cached_property
     def traits(self) -> Any:
-        """What decides the kernels that serve, as far as the operands do: buffers made for them follow."""
+        """Return the properties of the operands that select the compiled kernels."""
         four = (self.query, self.key, self.value, self.weight)
         places = [(t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in four]
         return *places, trait(self.lengths), self.activation
@@ -151,17 +151,21 @@ class Inputs:
 
     @property
     def native(self) -> bool:
-        """On the device, not under the interpreter: inline instructions, bfloat16 matrix products."""
+        """Return whether the kernels run on a device, which has inline assembly and bfloat16 products, unlike the
+        interpreter."""
         return self.query.is_cuda
 
     @property
     def factored(self) -> bool:
-        """The exponential form is for float32 tanh; half precision needs exact kernels only past the series' reach."""
+        """Return whether the exponential form is used: for tanh in float32.
+
+        Half precision uses the series in its range.
+        """
         return self.activation == "tanh" and self.query.dtype == torch.float32
 
     @property
     def split(self) -> bool:
-        """Float32 matrix products are three of the matrix unit's own, on operands written as a sum of two."""
+        """Return whether float32 products are computed as three TF32 products of operands split in two."""
         return self.native and self.value.dtype == torch.float32
 
     @property
@@ -172,13 +176,25 @@ class Inputs:
 
     @property
     def low_step(self) -> int:
-        """Where the low parts of split values lie; 0 without them."""
+        """Return the offset of the low parts of split values; 0 without them."""
         s = self.sizes
         return s.b * s.g * s.k_pad * s.e_block if self.split else 0
 
 
+class Gradients(NamedTuple):
+    """Those of weight, bias and table in float32, so that sums of them lose nothing."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    table: Tensor | None
+
+
 class Slab(NamedTuple):
-    """A part of the pairs whose dS is held at once: some key heads, a range of queries, the keys these can see."""
+    """A part of the pairs whose dS is held at once: some key heads, a range of queries, the keys that these may
+    attend."""
 
     first_unit: int
     units: int
@@ -197,10 +213,10 @@ class Slab(NamedTuple):
 
 
 def slabs(s: Sizes, low: int | None, high: int | None, most_pairs: int, among: range) -> Iterator[Slab]:
-    """Cut the pairs of the key heads `among` so that each slab has at most `most_pairs`, if one block row allows it."""
+    """Yield slabs of the pairs of the key heads `among`, each with at most `most_pairs` if a block row has no more."""
     repeat, q_all = s.h // s.g, s.q_pad
     rows = q_all
-    if low is not None and high is not None:  # a window: tall slabs would be mostly empty
+    if low is not None and high is not None:  # in a window, tall slabs would be mostly empty
         rows = min(rows, max(512, _up(high - low, PAD)))
     rows = min(rows, max(PAD, most_pairs // (repeat * s.k_pad) // PAD * PAD)) if rows == q_all else rows
     pieces = []

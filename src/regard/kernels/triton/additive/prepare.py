@@ -1,18 +1,18 @@
-"""What the main kernels read instead of query, key and value: ranges, exponentials, values without NaN."""
+"""Kernels that preprocess query, key and value for the main kernels: ranges, exponentials, values without NaN."""
 
 import triton
 import triton.language as tl
 
 from regard.kernels.triton.additive.pairs import LOG2E, SPAN, coarse
 
-LIMIT = tl.constexpr(34.0)  # |x| up to which e^{2x} over the least weight is inside float32
-LEAST = tl.constexpr(1e-8)  # weights smaller than this share of the largest are held there
-FAR = tl.constexpr(1e9)  # reciprocal weight of padding features: their terms vanish in the rounding
+LIMIT = tl.constexpr(34.0)  # the largest |x| for which e^{2x} divided by the smallest weight fits float32
+LEAST = tl.constexpr(1e-8)  # smaller weights, relative to the largest, are raised to this
+FAR = tl.constexpr(1e9)  # reciprocal weight of padding features: their terms vanish in rounding
 
 
 @triton.jit
 def reciprocal(x, NATIVE: tl.constexpr):
-    if NATIVE:  # the compiler's own division adds range checks that the callers make needless
+    if NATIVE:  # the compiler's division adds range checks that are unnecessary here
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
@@ -24,7 +24,7 @@ def reciprocal(x, NATIVE: tl.constexpr):
 def _span_of(x, x_n, x_f, first, last, f_size, low_at, high_at, ROWS: tl.constexpr, FB: tl.constexpr):
     for f0 in range(0, f_size, FB):
         f = f0 + tl.arange(0, FB)
-        # whole tiles of least and largest values: threads meet once, at the end
+        # minima and maxima are kept for whole tiles, so that threads exchange them only once, at the end
         low = tl.full((ROWS, FB), float("inf"), tl.float32)
         high = tl.full((ROWS, FB), float("-inf"), tl.float32)
         for r in range(first, last, ROWS):
@@ -45,7 +45,7 @@ def ranges(
     heads, groups, n_q, n_k, f_size, batch_heads,
     PARTS: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
 ):  # fmt: skip
-    """Least and largest value of every feature over a PARTS-th of the rows; NaN and padded keys are passed over."""
+    """Compute the minimum and maximum of every feature over a PARTS-th of the rows, ignoring NaN and padded keys."""
     part, z = tl.program_id(0), tl.program_id(1)
     at = (z * PARTS + part) * f_size
     if z < batch_heads:
@@ -73,9 +73,9 @@ def _with_part(low, high, lows, highs, at, good):
 
 @triton.jit
 def unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr, ROLLED: tl.constexpr = False):
-    """Ranges of query and key features f, over all query heads that share the key head `unit`.
+    """Return ranges of query and key features f, over all query heads that share the key head `unit`.
 
-    ROLLED code is shorter and slower: for where it stands many times.
+    With ROLLED the code is shorter and slower, for callers that inline it many times.
     """
     good = f < f_size
     at = (batch_heads + unit) * PARTS * f_size + f
@@ -102,7 +102,7 @@ def unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS: tl.cons
 
 @triton.jit
 def nan_rows(x, x_n, x_f, stop, i0, f_size, ROWS: tl.constexpr, FB: tl.constexpr):
-    """1 for rows with a NaN: these enter the sums as 0, and the rows that attend to them are made NaN at the end."""
+    """Return 1 for rows with a NaN: they enter sums as 0, and rows that attend to them become NaN at the end."""
     i = i0 + tl.arange(0, ROWS)
     bad = tl.zeros((ROWS,), tl.int32)
     for f0 in range(0, f_size, FB):
@@ -116,7 +116,7 @@ def nan_rows(x, x_n, x_f, stop, i0, f_size, ROWS: tl.constexpr, FB: tl.constexpr
 @triton.jit
 def copy_values(value, v_n, v_e, stop, i0, e_size, bad, copy_at, c_n, c_e, low_step, bad_at, bad_span_at,
                 SPLIT: tl.constexpr, ROWS: tl.constexpr, EB: tl.constexpr):  # fmt: skip
-    """A padded copy of value rows in which NaN and Inf are 0, and a note of where they were.
+    """Write a padded copy of value rows in which NaN and Inf are 0, and the positions where they were.
 
     SPLIT writes each number as the sum of two that the matrix unit's float32 mode holds exactly.
     """
@@ -140,13 +140,14 @@ def copy_values(value, v_n, v_e, stop, i0, e_size, bad, copy_at, c_n, c_e, low_s
 
 @triton.jit
 def span_place(i, f, f_pad):
-    """Where feature f of row i lies: rows come in spans, (feature / 4, row, feature % 4) inside one."""
+    """Return the offset of feature f of row i: rows are grouped in spans, (feature / 4, row, feature % 4) inside
+    one."""
     return (i // SPAN * f_pad + f // 4 * 4).to(tl.int64) * SPAN + i % SPAN * 4 + f % 4
 
 
 @triton.jit
 def _exp(x):
-    """e^x to float32 rounding: the argument's rounding error is carried separately."""
+    """Return e^x accurate to float32 rounding: the rounding error of the argument is carried separately."""
     high = x * LOG2E
     whole = tl.floor(high + 0.5)
     # x * log2(e) - whole, with log2(e) in two parts
@@ -163,9 +164,9 @@ def factors(
     PARTS: tl.constexpr, ROW_MAJOR: tl.constexpr, FACTORED: tl.constexpr, COPY: tl.constexpr, SPLIT: tl.constexpr,
     FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    """Float32 copies of query and key and, for tanh, e^{2(a+c)} / w and e^{2(b-c)}, by feature or by row.
+    """Write float32 copies of query and key and, for tanh, e^{2(a+c)} / w and e^{2(b-c)}, by feature or by row.
 
-    c centres each feature between the ranges of query and key: tanh(a + b) does not see it, the exponentials do.
+    c centres the ranges of query and key in each feature: it cancels in tanh(a + b) but limits the exponentials.
     """
     span, z = tl.program_id(0), tl.program_id(1)
     i = span * SPAN + tl.arange(0, SPAN)
@@ -258,7 +259,7 @@ def output_gradient(
     output, o_b, o_h, o_n, o_e, grad, g_b, g_h, g_n, g_e, change, delta, plan, by_row, by_column,
     heads, groups, n_q, q_pad, e_size, low_step, COPY: tl.constexpr, SPLIT: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    """delta = Σ dO O - dlse for each row and, for the exact kernels, padded copies of dO both ways round."""
+    """Compute delta = Σ dO O - dlse for each row and, for the exact kernels, padded copies of dO in both layouts."""
     z = tl.program_id(1)
     b, h = z // heads, z % heads
     i = tl.program_id(0) * SPAN + tl.arange(0, SPAN)

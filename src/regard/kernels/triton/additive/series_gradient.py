@@ -1,7 +1,8 @@
-"""From dS to the gradients of query, key and weight through the sine series: matrix products with a chain-rule end.
+"""From dS to the gradients of query, key and weight through the sine series: matrix products followed by the chain
+rule.
 
-G = dS K' has, for each hidden unit and harmonic, Σ dS cos ωb and Σ dS sin ωb.  The columns of one unit lie side by
-side, so the chain rule through sin ωa and cos ωa is applied to the sums in registers and G is never stored.
+G = dS K' has, for each hidden unit and harmonic, Σ dS cos ωb and Σ dS sin ωb.  The columns of one unit are adjacent, so
+the chain rule through sin ωa and cos ωa is applied to the sums in registers and G is never stored.
 """
 
 import triton
@@ -10,15 +11,15 @@ import triton.language as tl
 from regard.kernels.triton.additive.features import sine_cosine
 from regard.kernels.triton.additive.pairs import LOG2E, key_range, product, query_range
 
-GROUP = tl.constexpr(2)  # harmonics that lie side by side in the feature columns; series.GROUPS["backward"]
+GROUP = tl.constexpr(2)  # adjacent harmonics in the feature columns; series.GROUPS["backward"]
 
 
 @triton.jit
 def _chain(g, x, fit, group, QUERY: tl.constexpr, ODD: tl.constexpr, NATIVE: tl.constexpr, BM: tl.constexpr,
            UNITS: tl.constexpr):  # fmt: skip
-    """(gradient of x, weight terms) of one group of harmonics; g is (rows, units * 2 GROUP), x is (rows, units / 4, 4).
+    """Return (gradient of x, weight terms) of one group of harmonics; g is (rows, units * 2 GROUP), x (rows, units / 4,
 
-    With QUERY the gradient still lacks the weight, without it log2(e) is still in it.
+    4). With QUERY the gradient must still be multiplied by the weight, without QUERY divided by log2(e).
     """
     which = tl.arange(0, GROUP) + group * GROUP
     harmonic = (2 * which + 1).to(tl.float32) * tl.load(fit + 2)
@@ -49,13 +50,13 @@ def series_feature(
     QUERY: tl.constexpr, ADD: tl.constexpr, ODD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
     WIDTH: tl.constexpr, BM: tl.constexpr, UNITS: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of query (QUERY) or key rows of a slab for UNITS hidden units; weight gradients with QUERY.
+    """Compute the gradient of query (QUERY) or key rows of a slab for UNITS hidden units; weight gradients with QUERY.
 
-    Features lie in memory from those of the key head `first_feature` on.
+    The features in memory start with those of the key head `first_feature`.
     """
     f0 = tl.program_id(0) * UNITS
     repeat = heads // groups
-    head = tl.program_id(2)  # of the slab: query heads or key heads
+    head = tl.program_id(2)  # index in the slab, of query heads or key heads
     y = first_unit + (head // repeat if QUERY else head)
     b, g = y // groups, y % groups
     row = tl.load(plan + y)
@@ -79,12 +80,12 @@ def series_feature(
             start, stop = tl.maximum(start, first_query), tl.minimum(stop, last_query)
             place = g
             turns = repeat
-        # features as (units / 4, 4), as the columns have them
+        # features as (units / 4, 4), in the order of the columns
         f = f0 + 4 * tl.arange(0, UNITS // 4)[:, None] + tl.arange(0, 4)[None, :]
         inside = row_in[:, None, None] & (f < f_size)[None, :, :]
         line = b.to(tl.int64) * x_b + place * x_h + rows.to(tl.int64)[:, None, None] * x_n
         x = tl.load(own + line + f[None, :, :] * x_f, mask=inside, other=0.0).to(tl.float32)
-        x = tl.where(tl.abs(x) < float("inf"), x, 0.0)  # padded keys may hold anything
+        x = tl.where(tl.abs(x) < float("inf"), x, 0.0)  # padded keys may hold any value
         grad = tl.zeros((BM, UNITS // 4, 4), tl.float32)
         weight_sum = tl.zeros((BM, UNITS // 4, 4), tl.float32)
         for group in range(tl.load(fit + 1).to(tl.int32) // GROUP):
@@ -116,7 +117,7 @@ def series_feature(
         tl.store(to, grad.to(out.dtype.element_ty), mask=inside)
         if QUERY:
             part = tl.sum(tl.where(row_in[:, None, None], weight_sum, 0.0), 0) * gain
-            # the series' constant term: Σ_j dS is what came in through the log-sum-exp
+            # the series' constant term: Σ_j dS equals the gradient that arrives through the log-sum-exp
             change = tl.load(row_change + (b * heads + h).to(tl.int64) * n_q + rows, mask=row_in, other=0.0)
             part += tl.load(fit + 4) * tl.sum(change, 0)
             to = weight_part + ((b * heads + h).to(tl.int64) * parts + row0 // BM) * f_size

@@ -29,7 +29,7 @@ from regard.kernels.triton.additive.pairs import (
 def _tile_scores(query_at, key_at, q_row, k_row, columns, shift, PRECISION: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     s = tl.zeros((BM, BN), tl.float32)
-    if shift is not None:  # where the sum begins: added at its end, it would take registers that are not there
+    if shift is not None:  # the sum starts with it; added at the end, it would need more registers
         s += shift[None, :]
     for c in tl.range(0, columns, BK):
         q = query_at.load([q_row, c])
@@ -41,7 +41,7 @@ def _tile_scores(query_at, key_at, q_row, k_row, columns, shift, PRECISION: tl.c
 @triton.jit
 def _attend(state, s, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0, n_q, n_k, k_pad, every,
             PRECISION: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """A score tile into the running softmax and the running output."""
+    """Add a score tile to the running softmax and the running output."""
     most, total, poison, acc = state
     v = value_at.load([y * k_pad + j0, 0])
     j = j0 + tl.arange(0, BN)
@@ -67,7 +67,7 @@ def series_forward(
     WIDTH: tl.constexpr, BOUNDED: tl.constexpr, PIECES: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    # long rows of a causal mask first, so that they do not end the launch alone
+    # long rows of a causal mask start first, so that the launch does not end with a few long programs
     block, z = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     b, h = z // heads, z % heads
     y = b * groups + h // (heads // groups)
@@ -79,7 +79,7 @@ def series_forward(
         e = tl.arange(0, EB)
         _, weight_sum, reach = weight_facts(weight + h * w_h, f_size, FB)
         calm, ceiling = calm_ceiling(reach, BOUNDED, output.dtype.element_ty == tl.float16, pairs.keep is not None)
-        if query_shift is not None:  # the tiles' scores lack it
+        if query_shift is not None:  # the scores of the tiles do not include it
             row_shift = tl.load(query_shift + z * q_pad + i, mask=i < n_q, other=0.0)
             ceiling -= row_shift * LOG2E
         most = tl.full((BM,), float("-inf"), tl.float32)
@@ -101,7 +101,7 @@ def series_forward(
                 if PIECES == 1:
                     state = _attend(state, s, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
                                     n_q, n_k, k_pad, every, PRECISION, BN)  # fmt: skip
-                else:  # half of the temporary numbers at a time: registers are what a program is short of
+                else:  # processes half of the temporaries at a time, to use fewer registers
                     half: tl.constexpr = BN // 2
                     s1, s2 = tl.split(tl.permute(tl.reshape(s, (BM, 2, half)), (0, 2, 1)))
                     state = _attend(state, s1, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
@@ -131,9 +131,9 @@ def series_score(
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    """dS of a slab of pairs, and dV summed over one segment of the slab's queries.
+    """Compute dS of a slab of pairs, and dV summed over one segment of the slab's queries.
 
-    Features lie in memory from those of the key head `first_feature` on.
+    The features in memory start with those of the key head `first_feature`.
     """
     j0 = first_key + tl.program_id(0) * BN
     segment, y = tl.program_id(1), first_unit + tl.program_id(2)
@@ -182,7 +182,7 @@ def series_score(
                         kept = p * factor
                     grad_v = product(tl.trans(kept.to(v.dtype)), do, grad_v, PRECISION)
                     ds = p * (dp - tl.load(delta + row, mask=i < n_q, other=0.0)[:, None])
-                    # a poisoned row (NaN) must not reach the keys it may not attend
+                    # a NaN row must not reach the keys that it may not attend
                     ds = tl.where(p == 0.0, 0.0, ds)
                     if boost is not None:
                         ds *= tl.load(boost)

@@ -1,4 +1,4 @@
-"""Masks of whole sequences, of which every process holds a part: checked, completed, and cut to one block."""
+"""Masks of sharded sequences: checked, completed, and restricted to one block."""
 
 import hashlib
 from dataclasses import replace
@@ -13,7 +13,8 @@ from regard.parallel.sequences import Group, Layout, gathered
 
 
 def checked(mask: Mask, part: tuple[int, ...], whole: tuple[int, ...], device: torch.device) -> Mask:
-    """The mask with its tensors shaped for the scores, or an error: lengths are those of the whole, ids of a part."""
+    """Return the mask with its tensors shaped for the scores, or raise: lengths are those of the whole, ids of a
+    part."""
     if isinstance(mask, Joined):
         left, right = (checked(each, part, whole, device) for each in (mask.left, mask.right))
         return replace(mask, left=left, right=right)
@@ -29,7 +30,7 @@ def checked(mask: Mask, part: tuple[int, ...], whole: tuple[int, ...], device: t
 
 
 def with_all_ids(mask: Mask, group: Group, where: Layout) -> Mask:
-    """The same mask with the ids of all processes."""
+    """Return the same mask with the ids of all processes."""
     if isinstance(mask, Joined):
         left, right = (with_all_ids(each, group, where) for each in (mask.left, mask.right))
         return replace(mask, left=left, right=right)
@@ -47,7 +48,7 @@ def _all(ids: Tensor, group: Group, where: Layout) -> Tensor:
 
 
 def local(mask: Mask, rows: Stretch, columns: Stretch) -> Mask:
-    """A mask of whole sequences as that of one block of them, counted from its first query and key."""
+    """Return a mask of whole sequences restricted to one block, counted from its first query and key."""
     match mask:
         case Band(low, high):
             shift = rows.start - columns.start
@@ -64,7 +65,7 @@ def local(mask: Mask, rows: Stretch, columns: Stretch) -> Mask:
 
 
 def described(mask: Mask) -> str:
-    """The mask in words: two that are described alike need the same keys of the same processes."""
+    """Return a description of the mask: masks with equal descriptions need the same exchange."""
     match mask:
         case Band(low, high):
             return f"band({low}, {high})"
