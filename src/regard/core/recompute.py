@@ -33,6 +33,8 @@ def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) 
     assert request is not None
     if summaries.serves(problem):
         return summaries.weights(problem, lse)
+    if lse is not None and summaries.sums_serve(problem):
+        return summaries.sums(problem, lse)
     problem, _ = cleaned(kernel_scores.by_kernel(problem))
     queries = problem.shape[-2]
     if isinstance(request, Full):
