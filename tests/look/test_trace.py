@@ -2,7 +2,9 @@
 
 import io
 import math
+import re
 import sys
+from fnmatch import fnmatch
 
 import numpy as np
 import pytest
@@ -209,6 +211,41 @@ def test_rollout_refuses_what_is_not_square(record):
         rollout([record])
     with pytest.raises(ValueError, match="at least one record"):
         rollout([])
+
+
+TRANSFORMER = [f"encoder.layers.{n}.self_attn" for n in range(2)] + [
+    f"decoder.layers.{n}.{kind}" for n in range(2) for kind in ("self_attn", "multihead_attn")
+]
+TOWERS = [f"towers.{tower}.layers.{n}.attn" for tower in range(2) for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("names", "of", "named"),
+    [
+        (TRANSFORMER, None, "decoder.layers.*.multihead_attn' (cross-attention): choose one with of="),
+        (TRANSFORMER, "decoder.*", "got 'decoder.layers.*.self_attn', 'decoder.layers.*.multihead_attn' (cross"),
+        (TRANSFORMER, "*.self_attn", "such as of='encoder.layers.*.self_attn'"),
+        (TRANSFORMER, "*.multihead_attn", "got 'decoder.layers.*.multihead_attn' (cross-attention)"),
+        (TOWERS, None, "got 'towers.*.layers.0.attn', 'towers.*.layers.1.attn'"),
+        (["encoder.attn", "decoder.attn"], None, "got 'encoder.*', 'decoder.*'"),
+        (["cross_attention"], None, "got 'cross_attention' (cross-attention)"),
+        (["first", "layers.0.attn"], None, "got 'first', 'layers.*.attn'"),
+    ],
+)
+def test_rollout_refuses_several_stacks_and_cross_attention(names, of, named):
+    trace = Trace.from_weights({name: torch.eye(3)[None] for name in names})
+    with pytest.raises(ValueError, match=re.escape(named)):
+        trace.rollout(of=of)
+
+
+@pytest.mark.parametrize(
+    ("names", "of"),
+    [(TRANSFORMER, "encoder.*"), (TRANSFORMER, "decoder.layers.*.self_attn"), (TOWERS, "towers.1.*")],
+)
+def test_rollout_of_one_stack_among_several(names, of):
+    """Each chosen layer is half itself and half the swap of two positions, so that two of them mix both equally."""
+    weights = {name: torch.eye(2)[None].flip(-1) if fnmatch(name, of) else torch.eye(2)[None] for name in names}
+    torch.testing.assert_close(Trace.from_weights(weights).rollout(of=of), torch.full((2, 2), 0.5))
 
 
 def test_steps_are_joined_with_zeros_before_a_key_was_there():

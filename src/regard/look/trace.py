@@ -17,7 +17,7 @@ from regard.look.labels import Labelling, labels_of
 from regard.look.layer_names import layer_names
 from regard.look.notebook import Displayed, framed, in_notebook
 from regard.look.recomputed_weights import Joined, Worst
-from regard.look.rollout import rollout
+from regard.look.rollout import check_one_stack, rollout
 from regard.look.trace_files import LARGEST_FILE, read, write
 
 _UNTITLED = "Attention"
@@ -181,15 +181,12 @@ class Trace:
     ) -> Tensor:
         """Return attention through all layers, (q, k), of one sequence without its padding; see `regard.look.rollout`.
 
-        `of` chooses layers by a name or a pattern. All chosen layers are multiplied, so choose one stack of
-        self-attention: of an encoder-decoder model `of="encoder.*"`, for example.
+        `of` chooses layers by a name or a pattern. They must be the self-attention of one stack of layers: of an
+        encoder-decoder model `of="encoder.*"`, for example.
         """
-        return rollout(
-            self._chosen(of),
-            batch=batch,
-            residual=residual,
-            gradients=gradients,
-        )
+        chosen = self._chosen(of)
+        check_one_stack([record.name for record in chosen], self.names)
+        return rollout(chosen, batch=batch, residual=residual, gradients=gradients)
 
     def save(self, path: str | Path, **options: int) -> Path:
         """Write the trace to one safetensors file: half precision; large maps by their largest weights.
