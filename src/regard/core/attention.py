@@ -50,9 +50,8 @@ class Plan:
     """How a call would be computed: the backend, why others were refused, the operations, the memory, and the kernel.
 
     `flops` counts multiplications and additions of the forward pass over the pairs the mask leaves (estimated by
-    blocks); `bytes` is the working memory beside inputs, output and requested weights, an estimate, and for a score
-    of your own on `reference` often a large overestimate; `kernel` names the code that runs for these tensors within
-    the backend, such as "flash", "triton window" or "exponential (compiled)".
+    blocks); `bytes` is the working memory beside inputs, output and requested weights, an estimate; `kernel` names the
+    code that runs for these tensors within the backend, such as "flash", "triton window" or "exponential (compiled)".
 
     >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8))
     Plan
