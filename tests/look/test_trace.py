@@ -378,3 +378,33 @@ def test_a_map_of_nothing_has_empty_summaries(queries, keys):
     assert record.received().shape == (2, keys)
     assert record.entropy().shape == (2, queries)
     assert record.top(2).values.shape == (2, queries, min(2, keys))
+
+
+@pytest.mark.parametrize("place", [0, slice(2), None])
+def test_a_trace_is_indexed_by_names(as_installed, place):
+    with pytest.raises(TypeError, match=r"indexed by a name or \(name, call\), got " + re.escape(repr(place))):
+        Trace.from_weights({"layer": torch.eye(2)[None]})[place]
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_a_drawing_under_the_name_of_another_format_is_refused(tmp_path, form):
+    trace = Trace.from_weights({"layer": torch.eye(2)[None]})
+    with pytest.raises(ValueError, match=rf"{form} writes a \.{form} file, got .*map\.jpg"):
+        getattr(trace, form)(tmp_path / "map.jpg")
+    assert not list(tmp_path.iterdir())
+    assert getattr(trace, form)(tmp_path / f"map.{form.upper()}").is_file()
+
+
+@pytest.mark.parametrize(
+    "write", [lambda trace, path: trace.html(path, titel="x"), lambda trace, _: trace.show(titel="x")]
+)
+def test_an_unknown_option_of_a_page_is_refused_by_name(tmp_path, write):
+    with pytest.raises(TypeError, match=r"Trace\.(html|show)\(\) got an unexpected keyword argument 'titel'"):
+        write(Trace.from_weights({"layer": torch.eye(2)[None]}), tmp_path / "page.html")
+
+
+def test_labels_that_are_refused_leave_nothing_behind():
+    trace = Trace.from_weights({"layer": torch.rand(1, 3, 4)})
+    with pytest.raises(ValueError, match="columns has 1 labels"):
+        trace.label(rows=["x", "y", "z"], columns=["bad"])
+    assert trace["layer"].row_labels is None

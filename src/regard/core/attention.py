@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -32,6 +32,8 @@ Listener = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
 # There is usually no observer, and a call then only tests an empty tuple.
 listeners: tuple[Listener, ...] = ()
 
+_NO_TUPLE = "Attended is no tuple: read its output, weights and log_prob by name, as in attended.output"
+
 
 @dataclass(frozen=True, eq=False)
 class Attended:
@@ -42,7 +44,10 @@ class Attended:
     log_prob: Float[Tensor, "... q"] | None = None
 
     def __iter__(self) -> Iterator[object]:
-        raise TypeError("Attended is no tuple: read its output, weights and log_prob by name")
+        raise TypeError(_NO_TUPLE)
+
+    def __getitem__(self, place: object) -> NoReturn:
+        raise TypeError(_NO_TUPLE)
 
 
 @dataclass(frozen=True, repr=False)
