@@ -104,10 +104,10 @@ def renamed(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object
         return
     projection = module.projection
     assert isinstance(projection, HeadProjection)
-    _, *theirs = (state[name].shape[-1] for name in parts)
-    if tuple(theirs) != projection.sizes[1:]:
+    key_size, value_size = (state[name].shape[-1] for name in parts[1:])
+    if (key_size, value_size) != projection.sizes[1:]:
         raise ValueError(
-            f"{parts[0]}: the checkpoint is of a layer with key_size={theirs[0]} and value_size={theirs[1]}, this "
+            f"{parts[0]}: the checkpoint is of a layer with key_size={key_size} and value_size={value_size}, this "
             f"layer has {projection.sizes[1]} and {projection.sizes[2]}: give it key_size= and value_size="
         )
     query, key, value = (state.pop(name) for name in parts)
