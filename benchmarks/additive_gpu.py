@@ -4,7 +4,7 @@
     python benchmarks/additive_gpu.py --tune          other tile sizes too, kernel by kernel
     python benchmarks/additive_gpu.py --only error
 
-Each item survives the others' failures.  Items are first run once in several processes, which fills the compilers'
+A failed item does not stop the others. Items are first run once in several processes, which fills the compilers'
 caches on disk, and then one by one for the numbers.
 """
 
@@ -48,7 +48,7 @@ def plain(
     allowed: Tensor | None = None,
     bias: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return the specification: every pair-feature in memory."""
+    """Compute the reference with every pair-feature in memory."""
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
     weight = weight if weight.dim() == 1 else weight[:, None, None, :]
@@ -96,8 +96,7 @@ def check(
     f: int = 61,
     e: int = 53,
 ) -> str:
-    """Return errors of output, log-sum-exp and gradients, and in brackets those of plain arithmetic in the same
-    type."""
+    """Return errors of output, log-sum-exp and gradients, and in brackets those of the reference in the same dtype."""
     torch.manual_seed(4)
     made: dict[str, Any] = {"device": "cuda"}
     query = (torch.randn(b, h, q, f, **made) * scale + shift).to(dtype)
@@ -151,8 +150,8 @@ def everything(b: int, h: int, q: int, k: int) -> dict[str, Any]:
 
 
 def dropout_check(dtype: torch.dtype) -> str:
-    """Return values of one: the output is then Σ p keep / 0.75, one on average; twice the same seed is bit for bit
-    equal."""
+    """Check dropout with values of one: the output is then Σ p keep / 0.75, one on average; equal seeds give equal
+    bits."""
     make = lambda n: torch.randn(1, 2, n, 32, device="cuda", dtype=dtype)  # noqa: E731
     query, key, value = make(512).requires_grad_(), make(700), torch.ones(1, 2, 700, 16, device="cuda", dtype=dtype)
     weight = torch.randn(32, device="cuda", dtype=dtype) * 0.2
@@ -165,7 +164,7 @@ def dropout_check(dtype: torch.dtype) -> str:
 
 
 def poison_check(dtype: torch.dtype) -> str:
-    """NaN beyond the lengths and in a masked key must not leak; NaN in an allowed value must."""
+    """Check that NaN beyond the lengths and in a masked key does not leak, and that NaN in an allowed value does."""
     make = lambda n, e=32: torch.randn(1, 2, n, e, device="cuda", dtype=dtype)  # noqa: E731
     query, key, value, weight = make(200), make(300), make(300, 16), torch.randn(32, device="cuda", dtype=dtype)
     lengths = torch.tensor([250], device="cuda")
@@ -200,7 +199,7 @@ def inputs_of(dtype: torch.dtype, b: int, h: int, q: int, k: int, f: int, e: int
 
 
 def milliseconds(run: Callable[[], Any], rounds: int = 10) -> float:
-    """Return median over batches of calls, one behind the other."""
+    """Return the median time over batches of consecutive calls."""
     for _ in range(2 if rounds > 1 else 1):
         run()
     times = []
@@ -343,7 +342,7 @@ def plain_item(dtype: torch.dtype, compiled: bool, train: bool, title: str, warm
     return f"{SUMMARY[title]:.2f} ms, peak +{(torch.cuda.max_memory_allocated() - before) / 2**20:,.0f} MiB"
 
 
-# ---------------------------------------------------------------- the list
+# ---------------------------------------------------------------- the list of items
 
 
 def items(tune: bool) -> list[tuple[str, str, Callable[[bool], str]]]:
@@ -390,7 +389,7 @@ def items(tune: bool) -> list[tuple[str, str, Callable[[bool], str]]]:
 
 
 def tiles(add: Callable[..., None]) -> None:
-    """Other tile sizes than the default ones."""
+    """Measure other tile sizes than the default ones."""
     for pieces in (1, 2):
         for block in (Block(128, 256, 64, 8, 4), Block(128, 128, 64, 8, 4), Block(64, 128, 64, 4, 4)):
             add("tile", f"{tuple(block)} {pieces=}", forward_tile, BF, "series_forward", block, pieces=pieces)

@@ -1,12 +1,13 @@
-"""Damaged run directories, hostile settings and kills: is every outcome the right answer, or one line and exit 2?
+"""Damaged run directories, hostile settings and kills: every outcome must be the right answer, or one line and exit
+status 2.
 
     python benchmarks/adversarial.py [--damaged 300] [--settings 60] [--kills 40] [--seed 1]
 
 Small runs are trained first: a recurrent model on the built-in world, a Transformer on files with sub-words, one with
 averaged checkpoints, and one with merge_dropout. Then
-  damaged   one file of a copy of a run is truncated, emptied, flipped, swapped or replaced; a command that is asked of
-            it must answer as for the undamaged run, or say one line and exit with status 2;
-  settings  a run with a hostile setting must train one step, or say one line and exit with status 2;
+  damaged   one file of a copy of a run is truncated, emptied, flipped, swapped or replaced; a command on it must answer
+    as for the undamaged run, or print one line and exit with status 2;
+  settings  a run with a hostile setting must train one step, or print one line and exit with status 2;
   kills     a training that gets SIGKILL, SIGTERM or SIGINT at random moments, each time resumed, must end with the
             same model.safetensors, to the byte.
 Every failure is listed with the seed that repeats it. The exit status is 1 if there was any.
@@ -35,7 +36,7 @@ import regard.cli.page_commands
 import regard.cli.run_commands
 from regard.cli import app
 
-SLOWEST = 600.0  # seconds after which a command hangs
+SLOWEST = 600.0  # seconds after which a command counts as hanging
 TEXTS = ("the lazy dog 7", "Tom chases Jerry", "wizards in bad weather", "the cat sleeps .")
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "boxed")
 STEPS = ("steps=9", "validate_every=4", "checkpoint_every=3", "log_every=2", "warmup=3", "data.valid=6", "data.test=6")
@@ -71,7 +72,7 @@ HOSTILE = (
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int | None  # None: it did not end
     out: str
@@ -79,7 +80,7 @@ class Done:
 
     @property
     def refused(self) -> bool:
-        """In one line, with exit status 2."""
+        """Return whether the command failed properly: in one line, with exit status 2."""
         lines = self.err.strip().splitlines()
         return self.code == 2 and "Traceback" not in self.err and any(line.startswith("regard: ") for line in lines)
 
@@ -89,12 +90,12 @@ class Done:
 
 @dataclass
 class Tally:
-    """What came of the trials of one part."""
+    """The results of the trials of one part."""
 
     name: str
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-    slowest: float = 0.0  # seconds from a signal that can be handled to the end of the process
+    slowest: float = 0.0  # seconds from a handled signal to the end of the process
 
     def add(self, outcome: str, what: str = "") -> None:
         self.counts[outcome] += 1
@@ -108,7 +109,7 @@ class Tally:
 
 
 def begin(arguments: Sequence[str], log: Path) -> int:
-    """Runs the command in a forked child, which has everything imported; its output goes to log.out and log.err."""
+    """Run the command in a forked child with all imports done; its output goes to log.out and log.err."""
     child = os.fork()
     if child:
         return child
@@ -132,7 +133,7 @@ def begin(arguments: Sequence[str], log: Path) -> int:
 
 
 def end(child: int, log: Path) -> Done:
-    """Waits for a command; one that hangs is killed."""
+    """Wait for a command; one that hangs is killed."""
     until = time.monotonic() + SLOWEST
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -155,7 +156,7 @@ def command(arguments: Sequence[str], log: Path) -> Done:
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of the trials, and how runs in it are trained."""
+    """The folder of the trials, and the training of runs in it."""
 
     folder: Path
 
@@ -177,7 +178,7 @@ class Place:
         (self.folder / "text.de").write_text("\n".join(line[::-1] for line in lines) + "\n")
 
     def ask(self, what: str, kind: str, run: Path) -> tuple[Done, str]:
-        """Return what a command says about a run, and what it made."""
+        """Return the output of a command on a run, and the files it wrote."""
         page = self.folder / "page.html"
         page.unlink(missing_ok=True)
         if what == "resume":
@@ -193,7 +194,7 @@ class Place:
 
 
 def weights(run: Path) -> str:
-    """Return the checksums of what a run answers with."""
+    """Return the checksums of the files that a run needs to answer."""
     names = ("model.safetensors", "tokenizer.json", "tokenizer.target.json")
     found = (run / name for name in names)
     return " ".join(hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "-" for path in found)
@@ -220,7 +221,7 @@ DAMAGE: dict[str, Callable[[random.Random, bytes], bytes]] = {
 
 
 def damage(dice: random.Random, run: Path, others: Sequence[Path]) -> str:
-    """Damages one file of a run, and says how."""
+    """Damage one file of a run, and return a description."""
     files = sorted(path for path in run.rglob("*") if path.is_file() and path.name != ".lock")
     important = [path for path in files if path.parent == run]
     path = dice.choice(important if dice.random() < 0.7 else files)
@@ -238,14 +239,14 @@ def damage(dice: random.Random, run: Path, others: Sequence[Path]) -> str:
 
 
 def damaged(place: Place, count: int, seed: int, runs: dict[str, Path]) -> Tally:
-    """Copies of runs, each with one damaged file, and one command asked of each."""
+    """Run one command on each of several copies of runs, each with one damaged file."""
     tally = Tally("damaged")
     right: dict[tuple[str, str], str] = {}
     for number in range(count):
         dice = random.Random(f"damaged {seed} {number}")
         kind, what = dice.choice([*runs]), dice.choice(("predict", "evaluate", "look", "resume"))
         if (kind, what) not in right:
-            shutil.copytree(runs[kind], place.folder / "copy")  # pages are titled by the name of the run
+            shutil.copytree(runs[kind], place.folder / "copy")  # the name of the run is in the titles of pages
             done, right[kind, what] = place.ask(what, kind, place.folder / "copy")
             shutil.rmtree(place.folder / "copy")
             if done.code != 0:
@@ -265,7 +266,7 @@ def damaged(place: Place, count: int, seed: int, runs: dict[str, Path]) -> Tally
 
 
 def settings(place: Place, count: int, seed: int) -> Tally:
-    """Runs of one step, each with one hostile setting."""
+    """Train runs of one step, each with one hostile setting."""
     tally = Tally("settings")
     order = random.Random(f"settings {seed}").sample(HOSTILE, len(HOSTILE))
     for number in range(count):
@@ -281,7 +282,7 @@ def settings(place: Place, count: int, seed: int) -> Tally:
 
 
 def kills(place: Place, count: int, seed: int, runs: dict[str, Path], seconds: dict[str, float]) -> Tally:
-    """Trainings that are ended at random moments and resumed until they finish."""
+    """Train runs that are ended at random moments and resumed until they finish."""
     tally = Tally("kills")
     for number in range(count):
         dice = random.Random(f"kills {seed} {number}")

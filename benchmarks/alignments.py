@@ -3,9 +3,10 @@
     python benchmarks/alignments.py RUN [REVERSED]
 
 RUN is a run of `regard train translation` whose test part has gold links. Each line is an alignment error rate: of a
-layer's heads together or of one head, read off the step that predicts a word, or the one that reads it; "posterior" is
-the first corrected by how likely the word, now known, is from each place alone. REVERSED is a run the other way round
-on the same folder: the links of both are joined, each read off in its best way. The best is chosen by the gold links.
+layer's mean over heads or of one head, from the step that predicts a word, or from the step whose input it is;
+"posterior" is the first, corrected by the likelihood of the known word given each position alone. REVERSED is a run in
+the other direction on the same folder: the links of both are combined, each with its best weights. The best is chosen
+by the gold links.
 """
 
 import sys
@@ -25,7 +26,7 @@ All = list[set[Link]]
 
 
 def told(run: Path) -> tuple[list[Example], dict[Told, All]]:
-    """Return the examples of a run that have gold links, and their links in every way."""
+    """Return the examples of a run that have gold links, and their links for each choice of weights."""
     opened = Run.open(run)
     config = TranslationConfig.model_validate(opened.config())
     loaded = Translator.load(opened)
@@ -42,7 +43,7 @@ def rate(examples: list[Example], links: All) -> float:
 
 
 def show(run: Path) -> tuple[list[Example], All]:
-    """Return every rate of a run; the examples and the links with the lowest."""
+    """Return every rate of a run; and the examples and the links with the lowest."""
     examples, found = told(run)
     rates = {key: rate(examples, links) for key, links in found.items()}
     for when in ("predicted", "read", "posterior"):
@@ -57,7 +58,7 @@ def show(run: Path) -> tuple[list[Example], All]:
 
 
 def main(runs: list[Path]) -> None:
-    """The rates of one run, or of two and of both joined."""
+    """Print the rates of one run, or of two and of both combined."""
     examples, forward = show(runs[0])
     if len(runs) == 1:
         return

@@ -1,7 +1,7 @@
-"""Ten typical calls: which backend takes each and why, what it costs on paper, and how long it takes here.
+"""Ten typical calls: the backend of each and why, its estimated cost, and its measured time.
 
 python benchmarks/attention.py                the table with times
-python benchmarks/attention.py --no-time      the plan alone: no call is made, so any length is quick
+python benchmarks/attention.py --no-time      the plan alone: nothing is computed, so any length is fast
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ HEADS, SIZE = 8, 64
 
 
 def calls(length: int, device: str) -> dict[str, Callable[[], tuple[tuple[torch.Tensor, ...], dict[str, Any]]]]:
-    """Name → what to call attention with; made one at a time, so that no more than one is in memory."""
+    """Return for each name the arguments of attention; created one at a time, so that only one is in memory."""
 
     def draw(queries: int = length, heads: int = HEADS) -> torch.Tensor:
         return torch.randn(1, heads, queries, SIZE, device=device, requires_grad=True)
@@ -51,7 +51,7 @@ def calls(length: int, device: str) -> dict[str, Callable[[], tuple[tuple[torch.
 
 
 def milliseconds(tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> tuple[float, float]:
-    """Return median time of the forward pass, and of both passes."""
+    """Return the median time of the forward pass, and of both passes."""
 
     def forward() -> torch.Tensor:
         return regard.attention(*tensors, **options).output

@@ -3,10 +3,10 @@
     python benchmarks/camera.py driving_sim --out runs/camera                      # six splits of the log
     python benchmarks/camera.py driving_sim --out runs/camera --splits 1 2 --seeds 1 2 3
 
-Beside steering straight ahead and repeating the last angle stands a third driver without a camera: the change of the
-angle as a linear function of the last four angles, fitted to the training blocks. Networks are trained on the frames
-alone, on the frames and the angles before them, and on the same with every frame grey: then the angles are all they
-see. One JSON line for each split, seed and driver.
+Three drivers without a camera are compared: steering straight ahead, repeating the last angle, and a linear function of
+the last four angles for the change of the angle, fitted to the training blocks. Networks are trained on the frames
+alone, on the frames and the angles before them, and on the same with every frame grey: then the angles are the only
+information. The output is one JSON line for each split, seed and driver.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from PIL import Image
 
 from regard.data.driving.driving_log import DrivingLog, load_driving_log, log_file, split_blocks
 
-ANGLES = 4  # that the linear driver knows
+ANGLES = 4  # number of angles of the linear driver
 NETWORKS = {"frames": "false", "frames and angles": "true", "grey frames and angles": "true"}
 
 
@@ -37,13 +37,14 @@ def linear(log: DrivingLog, train: list[int], test: list[int]) -> float:
         for back in range(1, ANGLES + 1):
             past[place, back - 1] = steering[place - back] if place - back >= frame.first else 0.0
     change = steering - past[:, 0]
-    # No constant term: left and right are alike, as for the networks, which learn from mirrored frames too.
+    # There is no constant term, because left and right are symmetric, as for the networks, which train on mirrored
+    # frames too.
     weights = np.linalg.lstsq(past[train], change[train], rcond=None)[0]
     return float(np.square(change[test] - past[test] @ weights).mean())
 
 
 def grey_copy(folder: Path, out: Path) -> Path:
-    """Return the log with one grey picture in the place of all frames."""
+    """Return the log with one grey picture instead of all frames."""
     log = load_driving_log(folder)
     out.mkdir(parents=True, exist_ok=True)
     (out / "driving_log.csv").write_bytes(log_file(folder).read_bytes())

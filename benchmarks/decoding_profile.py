@@ -24,7 +24,7 @@ from regard.models.quantized import quantize
 
 
 def profiled(setting: bench.Setting, device: str, precision: str, rows: int) -> None:
-    """One search after another until it is warm; then one under the profiler."""
+    """Run searches until it is warm; then one under the profiler."""
     model = bench.model_of(setting, device)
     if precision == "int8":
         model = quantize(model)

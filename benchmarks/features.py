@@ -1,4 +1,4 @@
-"""Log-mel features per second, on the CPU and on a GPU where there is one; of one thread, by processor time.
+"""Log-mel features per second, on the CPU and on a GPU if there is one; with one thread, in processor time.
 
 python benchmarks/features.py [--rate 16000] [--bands 80] [--minutes 10]
 """

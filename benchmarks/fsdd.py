@@ -6,7 +6,7 @@
     regard train speech --preset fsdd --data out-strings --out runs/strings
 
 The test part has the takes 0 to 4, as the dataset's page says, the validation part 5 and 6, the training part the
-others; strings of a part are made of its own takes alone. `--speeds` adds copies of the training part that are played
+others; strings of a part only contain its own takes. `--speeds` adds copies of the training part that are played
 slower and faster. The parts are JSON lines with the seconds in which each digit is said.
 """
 
@@ -25,8 +25,8 @@ from regard.data.audio.sound_files import Samples, read_sound, resampled, wav_by
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 RATE = 8000
-TEST, VALID = range(5), range(5, 7)  # takes
-TESTED = (3, 7)  # digits of a string of the other parts
+TEST, VALID = range(5), range(5, 7)  # takes of the test and validation parts
+TESTED = (3, 7)  # numbers of digits in strings of the other parts
 PAUSE = (0.05, 0.3)  # seconds between two digits of a string
 
 
@@ -49,7 +49,7 @@ def clips(folder: Path) -> list[Clip]:
 
 
 def joined(digits: list[Clip], dice: random.Random) -> tuple[Samples, list[list[float]]]:
-    """Return digits one after the other with pauses between them, and the seconds of each."""
+    """Return concatenated digits with pauses between them, and the seconds of each."""
     parts: list[Samples] = []
     times = []
     count = 0
@@ -64,7 +64,7 @@ def joined(digits: list[Clip], dice: random.Random) -> tuple[Samples, list[list[
 
 
 def strings(part: list[Clip], count: int, lengths: tuple[int, int], dice: random.Random) -> list[list[Clip]]:
-    """So many strings of digits, each by one speaker."""
+    """Yield strings of digits, each by one speaker."""
     by_speaker: dict[str, list[Clip]] = {}
     for clip in part:
         by_speaker.setdefault(clip.speaker, []).append(clip)

@@ -1,13 +1,13 @@
-"""The Canadian Hansards as a folder to train on, with gold word alignments to be judged by.
+"""The Canadian Hansards as a folder to train on, with gold word alignments for evaluation.
 
     python benchmarks/hansards.py CORPUS OUT
     regard train translation --data OUT --set data.target=fr --out RUN
     python benchmarks/alignments.py RUN
 
 CORPUS holds train/train.{en,fr}.gz, the debates, and gold/enfr.{src-tgt,gold}, 447 sentences with links drawn by people
-(Och and Ney 2003). The debates' French has no accents, and the gold text is cut finer than print: "du" is "de le"
-there, "l'an" is "le an". Both sides are brought to that form: lower case, no accents, one token a word. The sentences
-of the debates have at most 18 words, the gold ones up to 30, so every other pair of neighbours is joined into one line.
+(Och and Ney 2003). The debates' French has no accents, and the gold text splits contractions: "du" is "de le" there,
+"l'an" is "le an". Both sides are converted to that form: lower case, no accents, one token per word. The sentences of
+the debates have at most 18 words, the gold ones up to 30, so every other pair of neighbours is joined into one line.
 """
 
 import gzip
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-HELD = 1000  # pairs for validation
+HELD = 1000  # number of pairs for validation
 _CLITIC = re.compile(r"\b(l|d|c|j|n|s|m|t|qu|jusqu|lorsqu|puisqu|quoiqu)'(?=\w)")
 _FULL = {"l": "le", "d": "de", "c": "ce", "j": "je", "n": "ne", "s": "se", "m": "me", "t": "te"}
 _JOINED = {"du": "de le", "des": "de les", "au": "a le", "aux": "a les"}
@@ -27,24 +27,24 @@ _ABBREVIATED = re.compile(r"\b(mr|mrs|ms|hon|dr|st|m|no)\.")
 
 
 def folded(text: str) -> str:
-    """Lower case, without accents."""
+    """Return text in lower case, without accents."""
     apart = unicodedata.normalize("NFD", text.lower().replace("’", "'"))
     return "".join(letter for letter in apart if not unicodedata.combining(letter))
 
 
 def english(text: str) -> list[str]:
-    """Return the words of an English line, as the gold text has them."""
+    """Return the words of an English line, tokenised as in the gold text."""
     return _cut(folded(text).replace("n't ", " not "))
 
 
 def french(text: str) -> list[str]:
-    """Return the words of a French line: clitics written out, contractions undone."""
+    """Return the words of a French line, with clitics and contractions expanded."""
     text = _CLITIC.sub(lambda found: _FULL.get(found[1], f"{found[1]}e") + " ", folded(text))
     return " ".join(_JOINED.get(word, word) for word in _cut(text)).split()
 
 
 def _cut(text: str) -> list[str]:
-    marked = _ABBREVIATED.sub(r"\1․", text)  # a full stop that ends no sentence stays with its word
+    marked = _ABBREVIATED.sub(r"\1․", text)  # a full stop of an abbreviation stays with its word
     words = re.findall(r"\w+․|" + _TOKEN.pattern, marked)
     return [word.replace("․", ".") for word in words]
 
@@ -60,7 +60,7 @@ def debates(corpus: Path) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def joined(pairs: Iterator[tuple[list[str], list[str]]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield two pairs as they are, then two as one, and so on."""
+    """Yield two single pairs, then two joined to one, and so on."""
     for first in pairs:
         group = [first, *islice(pairs, 3)]
         yield from group[:2]
@@ -70,7 +70,7 @@ def joined(pairs: Iterator[tuple[list[str], list[str]]]) -> Iterator[tuple[list[
 
 
 def write(corpus: Path, out: Path) -> None:
-    """The folder: train, val and test in both languages, and test.links."""
+    """Write the folder: train, val and test in both languages, and test.links."""
     out.mkdir(parents=True)
     rows = list(joined(debates(corpus)))
     for name, part in (("val", rows[:HELD]), ("train", rows[HELD:])):

@@ -4,10 +4,10 @@ python benchmarks/images.py                              # 1,000, 10,000 and 100
 python benchmarks/images.py --count 2000 --width 500     # larger pictures, fewer of them
 python benchmarks/images.py --json images.json           # the figures as JSON too
 
-For each count a temporary folder gets so many JPEG and PNG files, which are copies of a few hundred different ones.
-Each row of the table is a process of its own. Memory is what the process needed at its peak beyond what it had after
-the imports, so that it includes the lists of files. Reading is in random order, in batches of 64. The files were just
-written: the first pass finds them in the memory of the system, not on the disk.
+For each count a temporary folder gets that number of JPEG and PNG files, copies of a few hundred distinct ones. Each
+row of the table is a separate process. Memory is its peak above the use after the imports, so it includes the lists of
+files. Reading is in random order, in batches of 64. The files were just written: the first pass reads them from the
+system's page cache, not from the disk.
 """
 
 import argparse
@@ -38,7 +38,8 @@ BATCH = 64
 
 
 def encoded(width: int) -> list[tuple[str, bytes]]:
-    """Suffixes and contents of different picture files: four JPEG for each PNG, smooth colours with some noise."""
+    """Return suffixes and contents of distinct picture files: four JPEG for each PNG, smooth colours with some
+    noise."""
     draw = np.random.default_rng(1)
     files = []
     for number in range(DIFFERENT):
@@ -53,7 +54,7 @@ def encoded(width: int) -> list[tuple[str, bytes]]:
 
 
 def write(folder: Path, count: int, width: int) -> None:
-    """Pictures, their captions as TSV, questions as JSONL and as one JSON array, and an idx file of as many."""
+    """Write pictures, their captions as TSV, questions as JSONL and as one JSON array, and an idx file."""
     files = encoded(width)
     (folder / "images").mkdir()
     names = [f"{number:06}{files[number % DIFFERENT][0]}" for number in range(count)]
@@ -71,7 +72,7 @@ def write(folder: Path, count: int, width: int) -> None:
 
 
 def memory(name: str) -> float:
-    """Return MiB of this process: "VmRSS" now, "VmHWM" at its peak; NaN where the system does not report them."""
+    """Return MiB of this process: "VmRSS" now, "VmHWM" at its peak; NaN if the system does not report them."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(name)), float("nan"))
@@ -84,19 +85,19 @@ def stored(folder: Path, size: int) -> ImageStore:
 
 
 def first(folder: Path, size: int) -> int:
-    """Return the first pass: every picture is decoded."""
+    """Run the first pass: every picture is decoded."""
     return stored(folder, size).decoded
 
 
 def cached(folder: Path, size: int) -> int:
-    """Return the second pass: every picture is found."""
+    """Run the second pass: every picture is found in the store."""
     store = stored(folder, size)
     assert not store.decoded
     return len(store)
 
 
 def read(folder: Path, size: int) -> int:
-    """Return an epoch: the second pass, and every picture read once."""
+    """Run an epoch: the second pass, with every picture loaded once."""
     store = stored(folder, size)
     order = list(range(len(store)))
     random.Random(1).shuffle(order)
@@ -111,17 +112,17 @@ def captions(folder: Path, size: int) -> int:
 
 
 def questions(folder: Path, size: int) -> int:
-    """Questions, an object a line."""
+    """Load questions, one object per line."""
     return len(load_image_questions(folder / "questions.jsonl").train)
 
 
 def array(folder: Path, size: int) -> int:
-    """Return the same questions as one JSON array."""
+    """Load the same questions as one JSON array."""
     return len(load_image_questions(folder / "array.json").train)
 
 
 def captioning(folder: Path, size: int) -> int:
-    """Return everything that a captioner learns from, with the pictures found in the store."""
+    """Load all training data of captioning, with the pictures in the store."""
     from regard.tasks.captioning.config import CaptioningConfig, DataSettings
     from regard.tasks.captioning.files import make_material
 
@@ -130,7 +131,7 @@ def captioning(folder: Path, size: int) -> int:
 
 
 def vqa(folder: Path, size: int) -> int:
-    """Return everything that learns to answer questions, likewise."""
+    """Load all training data of visual questions, with the pictures in the store."""
     from regard.tasks.vqa.config import DataSettings, VqaConfig
     from regard.tasks.vqa.material import make_material
 
@@ -139,7 +140,7 @@ def vqa(folder: Path, size: int) -> int:
 
 
 def idx(folder: Path, size: int) -> int:
-    """Return pictures of 28 × 28 bytes as an array."""
+    """Load pictures of 28 × 28 bytes as an array."""
     return len(read_labelled(folder / "pictures.idx", folder / "labels.idx"))
 
 
@@ -157,7 +158,7 @@ STAGES: dict[str, Callable[[Path, int], int]] = {
 
 
 def measured(stage: str, folder: Path, size: int) -> dict[str, Any]:
-    """Return one stage in this process: seconds and peak memory."""
+    """Run one stage in this process: return seconds and peak memory."""
     import regard.tasks.captioning.files
     import regard.tasks.vqa.material  # noqa: F401
 

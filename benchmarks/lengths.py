@@ -15,7 +15,7 @@ WIDTH, HEIGHT, LEFT, TOP = 560, 320, 48, 40
 
 
 def points(run: Path) -> list[tuple[str, float]]:
-    """(words of the source, BLEU), the sentences longer than trained last."""
+    """Return (words of the source, BLEU) pairs, with sentences longer than trained on last."""
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     parts = [*result["metrics"]["by_length"], *result.get("longer", {}).get("metrics", {}).get("by_length", [])]
     return [("–".join(map(str, part["words"])), part["bleu"]) for part in parts]

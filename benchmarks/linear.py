@@ -31,14 +31,14 @@ WAYS: dict[str, Callable[[Tensor, bool], Tensor]] = {
 
 
 def peak(device: str) -> int:
-    """Return the most memory this process has held so far, in bytes."""
+    """Return the peak memory of this process so far, in bytes."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def clock(device: str) -> float:
-    """Return seconds of processor time on the CPU, which neighbours on the machine disturb less than the wall's."""
+    """Return processor seconds on the CPU, which other programs disturb less than wall-clock time."""
     if device == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -57,7 +57,7 @@ def measure(way: str, length: int, causal: bool, train: bool, device: str, dtype
     def make(length: int) -> Tensor:
         return torch.randn(1, HEADS, length, SIZE, device=device, dtype=dtype, requires_grad=train)
 
-    once(make(128))  # libraries load, threads start, default features are drawn
+    once(make(128))  # loads libraries, starts threads, samples default features
     checkpoint(torch.exp, make(1), use_reentrant=False)
     x = make(length)
     if device == "cuda":
@@ -69,7 +69,7 @@ def measure(way: str, length: int, causal: bool, train: bool, device: str, dtype
 
 
 def cost(arguments: argparse.Namespace) -> None:
-    """A Markdown table of `ms / MiB`, a row for each length."""
+    """Print a Markdown table of `ms / MiB`, with a row for each length."""
     for train in (False, True):
         for causal in (False, True):
             print(f"\n{'forward and backward' if train else 'forward'}, {'causal' if causal else 'all keys'}\n")
@@ -86,7 +86,8 @@ def cost(arguments: argparse.Namespace) -> None:
 
 
 def decode(arguments: argparse.Namespace) -> None:
-    """A Markdown table of milliseconds for one more token after a past of each length; softmax has its cache filled."""
+    """Print a Markdown table of milliseconds for one more token after a prefix of each length; softmax uses a full
+    cache."""
     print("| past | softmax | performer | elu |\n|---:|---:|---:|---:|")
     for length in arguments.lengths:
         past = torch.randn(1, HEADS, length, SIZE, device=arguments.device, dtype=getattr(torch, arguments.dtype))
@@ -110,7 +111,7 @@ def fastest(call: Callable[[], object], repeats: int, device: str) -> float:
 
 
 def accuracy(length: int = 1024, draws: int = 5) -> None:
-    """Distance from softmax attention, relative to it, for scores that spread more and more."""
+    """Print the relative distance from softmax attention, for increasing spread of the scores."""
     counts = (64, 266, 1024, 4096)
     print("| spread of the scores | mean of the values | " + " | ".join(f"m = {count}" for count in counts) + " |")
     print("|---:|---:|" + "---:|" * len(counts))

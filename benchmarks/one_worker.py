@@ -1,10 +1,9 @@
-"""What a process group of one worker costs: the updates of `regard train`, with and without it, taken in turns.
+"""The overhead of a process group of one worker: updates of `regard train` with and without it, interleaved.
 
     torchrun --standalone --nproc-per-node=1 benchmarks/one_worker.py [--turns 12] [--steps 20]
 
-Each way is a training loop of its own over the same batches, in one process. Blocks of some updates of each way follow
-one another, so that whatever else the machine does falls on all of them; the ratio is that of the blocks of one turn,
-and its median over the turns is printed.
+Each variant is a separate training loop over the same batches, in one process. Blocks of updates of the variants are
+interleaved, so that other load affects all of them; the median over the turns of the ratio of blocks is printed.
 """
 
 import argparse
@@ -35,7 +34,7 @@ MODELS = {
         ["model.size=128", "model.layers=4", "model.heads=4", "batch_tokens=4096", "train.graphs=true"],
     ),
 }
-# plain twice, for the noise; a group of one, as `torchrun -m regard train` has it; wrapped by DDP all the same; sharded
+# plain twice, to measure the noise; a group of one, as in `torchrun -m regard train`; wrapped by DDP anyway; sharded
 WAYS: dict[str, list[str]] = {"plain": [], "again": [], "group": [], "DDP": [], "FSDP2": ["train.shard=true"]}
 
 
@@ -86,7 +85,7 @@ def main() -> None:
                 place.mkdir(parents=True)
                 group = ALONE if way in ("plain", "again") else workers
                 loops[way] = loop_of(preset, [*settings, *more, *given.set], group, device, place)
-                seconds(loops[way], 1, device)  # which parameters have gradients?
+                seconds(loops[way], 1, device)  # the first update determines which parameters have gradients
                 if way == "DDP":
                     shared = loops[way].shared
                     shared._wrapped = shared._ddp()

@@ -1,4 +1,4 @@
-"""Sizes of standalone pages: 12 layers of 12 heads over more and more tokens. The table of docs/look.md.
+"""Sizes of standalone pages: 12 layers of 12 heads over increasing numbers of tokens. The table of docs/look.md.
 
 python benchmarks/pages.py                        # size, seconds to write, worst error of a stored weight
 python benchmarks/pages.py --open                 # and seconds until Chromium shows the first map (needs playwright)
@@ -23,8 +23,7 @@ BERTVIZ = {32: "6.4", 128: "104", 256: "421"}  # megabytes of its model view, me
 
 
 def weights(layer: int, tokens: int, generator: torch.Generator) -> Tensor:
-    """Return heads like those of trained encoders: local, looking one back, resting on the first token, broad,
-    sharp."""
+    """Return heads like those of trained encoders: local, to the previous token, to the first token, broad, sharp."""
     place = torch.arange(tokens)
     apart = (place[:, None] - place).abs().float()
     heads = []
@@ -49,7 +48,7 @@ def trace_of(tokens: int) -> Trace:
 
 
 def seconds_to_open(text: str) -> float:
-    """Until the map of the first head is drawn, in a browser that is already running."""
+    """Return seconds until the map of the first head is drawn, in a running browser."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:

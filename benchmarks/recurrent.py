@@ -1,13 +1,13 @@
-"""Training a recurrent encoder-decoder with additive attention: regard beside the same model as a plain PyTorch loop.
+"""Training a recurrent encoder-decoder with additive attention: regard against the same model as a PyTorch loop.
 
 python benchmarks/recurrent.py                                    # about a minute on two CPU cores
 python benchmarks/recurrent.py --device cuda --precision float32 tf32 bf16 --repeats 20 --warm 5
 python benchmarks/recurrent.py --batch 32 --length 50 --json      # one record a line
 
-Bidirectional GRU, GRU decoder in Bahdanau's order, every size 512 unless told. Both models have the same weights; their
-losses are compared first, and the gradients of each with float64. They are timed in turn, forward, backward and update,
-each with its usual optimizer (torch's AdamW as it comes; regard's, which is the same in one fused pass), and the
-fastest run counts. The gradients alone are told too.
+Bidirectional GRU, GRU decoder in Bahdanau's order, every size 512 by default. Both models have the same weights; their
+losses are compared first, and the gradients of each with float64. Measurements are interleaved, forward, backward and
+update, each with its usual optimizer (torch's default AdamW; regard's, which is fused), and the fastest run counts. The
+error of the gradients is printed too.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _SETTINGS = TrainSettings(learning_rate=1e-5)
 
 
 class Plain(nn.Module):
-    """The model as tutorials write it: torch's encoder, a cell in a loop, logits of every step in the loop."""
+    """The model as in tutorials: torch's encoder, a cell in a loop, logits of every step in the loop."""
 
     def __init__(self, vocabulary: int, size: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Plain(nn.Module):
 
 
 class Ours(nn.Module):
-    """The same from parts of regard, with the output layer and the loss as one operation."""
+    """The same model from parts of regard, with the output layer and the loss as one operation."""
 
     def __init__(self, vocabulary: int, size: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Ours(nn.Module):
 
 
 def pairs(plain: Plain, ours: Ours) -> list[tuple[str, nn.Parameter, nn.Parameter]]:
-    """Return every parameter of the plain model by its name, beside ours."""
+    """Return every parameter of the PyTorch model by name, with the corresponding one of regard."""
     encoder, decoder = ours.model.encoder, ours.model.decoder
     attention = decoder.attention
     modules = [
@@ -101,7 +101,7 @@ def pairs(plain: Plain, ours: Ours) -> list[tuple[str, nn.Parameter, nn.Paramete
 
 @contextlib.contextmanager
 def precision(name: str, device: str) -> Iterator[None]:
-    """float32 as it is, on the tensor cores (tf32), or autocast to bfloat16."""
+    """A context of the precision: float32, float32 on the tensor cores (tf32), or autocast to bfloat16."""
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = name == "tf32"
     with torch.autocast(device, torch.bfloat16, enabled=name == "bf16"):
@@ -109,7 +109,7 @@ def precision(name: str, device: str) -> Iterator[None]:
 
 
 def words(vocabulary: int, shape: tuple[int, ...], kind: str) -> Tensor:
-    """Return random tokens: the r-th with a probability of 1 / r, as words come in texts (Zipf's law), or all alike."""
+    """Return random tokens: the r-th with a probability proportional to 1 / r, as in texts (Zipf's law), or uniform."""
     chances = torch.ones(vocabulary) if kind == "uniform" else 1 / torch.arange(1.0, vocabulary + 1)
     return torch.multinomial(chances, torch.Size(shape).numel(), replacement=True).reshape(shape)
 
@@ -126,8 +126,7 @@ def timed(call: Callable[[], None], device: str) -> float:
 
 
 def gradient_errors(plain: Plain, ours: Ours, batch: Tensor) -> dict[str, tuple[str, float]]:
-    """Return the worst gradient of each model against float64, |g − exact| / |exact| over its tensor, and whose it
-    is."""
+    """Return the worst gradient of each model against float64, |g − exact| / |exact| over a tensor, and its name."""
     exact = copy.deepcopy(plain).double()
     exact.zero_grad(set_to_none=True)
     exact(*batch).backward()
@@ -143,8 +142,7 @@ def gradient_errors(plain: Plain, ours: Ours, batch: Tensor) -> dict[str, tuple[
 
 
 def compare(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Return losses and gradients beside each other, then the fastest of some training steps of each, in one
-    precision."""
+    """Compare losses and gradients, then return the fastest of some training steps of each, in one precision."""
     torch.manual_seed(0)
     device, vocabulary, size = arguments.device, arguments.vocabulary, arguments.size
     plain, ours = Plain(vocabulary, size).to(device), Ours(vocabulary, size).to(device)
@@ -213,7 +211,7 @@ def main() -> None:
 
 
 def told(found: dict[str, Any]) -> str:
-    """Return a record in words."""
+    """Return a record as text."""
     lines = [
         f"{found['device']}, {found['precision']}, {found['tokens']} tokens, "
         f"batch {found['batch']} x {found['length']}",

@@ -1,10 +1,10 @@
 """Training step of a Transformer-base: ours against nn.Transformer and HF Marian, eager and compiled, in one run.
 
-    python benchmarks/transformer.py --device cuda            every side, about three minutes (most of it compiling)
+    python benchmarks/transformer.py --device cuda            all contenders, about three minutes (most of it compiling)
     python benchmarks/transformer.py --device cuda --only regard-compiled,torch-compiled
     python benchmarks/transformer.py --device cpu --tiny      a check that everything runs
 
-Every side does the same work: 6 + 6 layers of size 512, 8 heads, feed-forward 2048 with ReLU, dropout 0.1 on weights,
+All contenders do the same work: 6 + 6 layers of size 512, 8 heads, feed-forward 2048 with ReLU, dropout 0.1 on weights,
 activations, residuals and embeddings, one embedding for source, target and output, label smoothing 0.1, AdamW (fused),
 bfloat16 autocast over float32 parameters, 256 × 32 source and 256 × 32 target tokens of a vocabulary of 32,000. Peers
 are compiled whole by torch.compile; `torch-graphed` is also given the CUDA graph that ours uses. `regard-compiled` is
@@ -66,7 +66,7 @@ class Row:
     last_loss: float
 
 
-# ---------------------------------------------------------------- the sides: a loss of (source, prefix, target)
+# ---------------------------------------------------------------- the contenders: a loss of (source, prefix, target)
 
 
 def regard_model(setting: Setting, device: str) -> EncoderDecoder:
@@ -81,7 +81,7 @@ def regard_model(setting: Setting, device: str) -> EncoderDecoder:
 
 
 class Torch(nn.Module):
-    """nn.Transformer with what its tutorial puts around it: embeddings, positions, a tied output."""
+    """nn.Transformer with the additions of its tutorial: embeddings, positions, a tied output."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def plain_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def sequence_loss(model: EncoderDecoder, source: Tensor, prefix: Tensor, target: Tensor) -> Tensor:
-    """Return mean cross-entropy of the target tokens; logits never stand whole."""
+    """Return mean cross-entropy of the target tokens, without all logits in memory."""
     states = model(source, prefix).states
     loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias, smoothing=SMOOTHING)
     return loss / count.clamp(min=1)
@@ -140,7 +140,7 @@ def in_bfloat16(loss: Callable[..., Tensor], device: str) -> Callable[..., Tenso
 
 
 def made(side: str, setting: Setting, device: str) -> tuple[nn.Module, Callable[..., Tensor]]:
-    """Return a model and its loss; compiled as its name says."""
+    """Return a model and its loss; compiled if its name says so."""
     peer, _, how = side.partition("-")
     if peer == "regard":
         ours = regard_model(setting, device)
@@ -175,7 +175,7 @@ SIDES = [
 ]  # fmt: skip
 
 
-# ---------------------------------------------------------------- measuring
+# ---------------------------------------------------------------- measurement
 
 
 def batch_of(setting: Setting, device: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,14 +201,15 @@ def step_of(side: str, model: nn.Module, loss: Callable[..., Tensor], device: st
 
 
 def graphed(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Forward and backward pass and update as one CUDA graph, recorded at the first batch; all have its shapes."""
+    """Forward and backward pass and update as one CUDA graph, captured at the first batch; all batches have its
+    shapes."""
     recorded: list[tuple[list[Tensor], torch.cuda.CUDAGraph, Tensor]] = []
 
     def run(*batch: Tensor) -> Tensor:
         if not recorded:
             held, device = [t.clone() for t in batch], batch[0].device
             with cuda_graphs.aside(device):
-                for _ in range(3):  # lazy initialisation, compilation, the allocator
+                for _ in range(3):  # for lazy initialisation, compilation and the allocator
                     step(*held)
             recorded.append((held, *cuda_graphs.capture(lambda: step(*held), device)))
         held, graph, loss = recorded[0]
@@ -221,7 +222,7 @@ def graphed(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def timed(step: Callable[[], Any], count: int, device: str) -> Iterator[float]:
-    """Yield milliseconds of each step; steps follow each other without waiting, as in training."""
+    """Yield milliseconds of each step; steps are enqueued without synchronisation, as in training."""
     if device != "cuda":
         for _ in range(count):
             start = time.perf_counter()
@@ -238,7 +239,7 @@ def timed(step: Callable[[], Any], count: int, device: str) -> Iterator[float]:
 
 
 def measured(side: str, setting: Setting, device: str, count: int, shown: int) -> Row:
-    """Return a side's row; of ours, the `shown` longest kernels too."""
+    """Return the row of a contender; for ours also the `shown` longest kernels."""
     cuda = device == "cuda"
     torch.manual_seed(11)
     if cuda:
@@ -263,7 +264,7 @@ def measured(side: str, setting: Setting, device: str, count: int, shown: int) -
 
 
 def kernels(side: str, step: Callable[[], Any], most: int) -> None:
-    """Where the time of a step goes, kernel by kernel."""
+    """Print the time of a step by kernel."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -278,12 +279,12 @@ def kernels(side: str, step: Callable[[], Any], most: int) -> None:
 
 
 def agreement(setting: Setting, device: str) -> dict[str, float]:
-    """Our loss as trained against the plain one in float32 on the same weights, without dropout."""
+    """Compare our training loss with the reference in float32 on the same weights, without dropout."""
     torch.manual_seed(11)
     model = regard_model(setting, device).eval()
     source, prefix, target = batch_of(setting, device)
     with torch.no_grad():
-        rows = [slice(i, i + 32) for i in range(0, setting.batch, 32)]  # the plain logits do stand whole
+        rows = [slice(i, i + 32) for i in range(0, setting.batch, 32)]  # the reference stores all logits of these rows
         plain = [
             plain_loss(model.logits(model(source[r], prefix[r]).states).float(), target[r]) * len(source[r])
             for r in rows
@@ -314,7 +315,7 @@ def main() -> None:
     for side in sides:
         try:
             row = measured(side, setting, given.device, given.steps, given.profile)
-        except Exception as error:  # the other sides' figures are worth having
+        except Exception as error:  # the other contenders are still measured
             print(f"{side:<16} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
             continue
         finally:

@@ -13,32 +13,32 @@ import regard
 
 BACKENDS = ("reference", "sdpa", "additive", "blocked")
 
-# All different, and prime where heads need not divide: a swapped axis fails.
+# Sizes are all different, and prime if heads need not divide them, so that a swapped axis fails.
 BATCH, HEADS, GROUPS, QUERIES, KEYS, SIZE, VALUE_SIZE = 2, 6, 3, 5, 7, 13, 11
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
-    """Normal numbers in float64 that float32 holds exactly, so both precisions start from the same input."""
+    """Return normal numbers in float64 that float32 represents exactly, so both precisions have the same input."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 class Score(NamedTuple):
     build: Callable[..., Any]
-    """Parameters to the library's score."""
+    """The library's score from its parameters."""
     oracle: Callable[..., oracles.Score]
-    """The same parameters, as lists, to the oracle's."""
+    """The oracle's score from the same parameters, as lists."""
     shapes: Callable[[int, int, int], Sequence[tuple[int, ...]]] = lambda heads, size, key_size: ()
     """Shapes of the parameters."""
     wider_keys: int = 0
-    """How much larger a key may be than a query."""
+    """The factor by which a key may be larger than a query."""
     sdpa: bool = False
-    """Is it a dot product of transformed queries and keys?"""
+    """Whether it is a dot product of transformed queries and keys."""
 
     def inputs(
         self, *, batch: int = BATCH, heads: int = HEADS, groups: int = GROUPS, queries: int = QUERIES,
         keys: int = KEYS, size: int = SIZE, value_size: int = VALUE_SIZE, seed: int = 0,
     ) -> list[Tensor]:  # fmt: skip
-        """query, key, value and the score's parameters, in float64."""
+        """Return query, key, value and the score's parameters, in float64."""
         shapes = [
             (batch, heads, queries, size),
             (batch, groups, keys, size + self.wider_keys),
@@ -49,7 +49,7 @@ class Score(NamedTuple):
 
 
 def mlp(layer: Tensor, shift: Tensor, readout: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """readout · tanh(layer [query; key] + shift), as a user writes it."""
+    """readout · tanh(layer [query; key] + shift), written as a user would."""
 
     def score(query: Tensor, key: Tensor) -> Tensor:
         left, right = layer.split((query.shape[-1], key.shape[-1]), dim=-1)
@@ -116,7 +116,7 @@ NORMALIZERS = {
 
 
 class Place(NamedTuple):
-    """What may be attended, and what is added to the scores, at the sizes above."""
+    """A mask and a bias at the sizes above."""
 
     mask: Any = None
     allowed: oracles.Allowed = oracles.everywhere
@@ -175,7 +175,7 @@ PLACES = _places()
 
 @cache
 def answer(score: str, normalize: str, place: str) -> oracles.Answer:
-    """Return the oracle's answer at the sizes above, as tensors."""
+    """Return the oracle's result at the sizes above, as tensors."""
     case, where = SCORES[score], PLACES[place]
     query, key, value, *parameters = (tensor.tolist() for tensor in case.inputs())
     found = oracles.attend(
@@ -185,14 +185,15 @@ def answer(score: str, normalize: str, place: str) -> oracles.Answer:
 
 
 def serves(backend: str, score: str, normalize: str) -> bool:
-    """Return what is promised: fused dot products for softmax, additive scores for all, everything on the plain two."""
+    """Return the supported combinations: fused dot products for softmax, additive scores for all, everything else on
+    two."""
     if backend == "additive":
         return score.startswith("additive")
     return backend != "sdpa" or (SCORES[score].sdpa and normalize == "softmax")
 
 
 def paths(scores: Sequence[str] = tuple(SCORES), normalizers: Sequence[str] = tuple(NORMALIZERS)) -> list[str]:
-    """Return every "backend/score/normaliser" that the project promises."""
+    """Return every "backend/score/normaliser" that the project supports."""
     return [
         f"{backend}/{score}/{normalize}"
         for backend in BACKENDS
@@ -204,12 +205,12 @@ def paths(scores: Sequence[str] = tuple(SCORES), normalizers: Sequence[str] = tu
 
 # One of each kind of path: fused, every normaliser, and scores of each shape.
 TYPICAL_PATHS = sorted({*paths(scores=["scaled"]), *paths(normalizers=["softmax"])})
-# Those worth running over several blocks: α = 1.2 finds its threshold as 1.5 does, only slower.
+# Paths that are tested over several blocks: α = 1.2 finds its threshold as 1.5 does, but slower.
 FUSED_PATHS = [path for path in TYPICAL_PATHS if not path.startswith("reference") and "1.2" not in path]
 
 
 def attend(path: str, inputs: Sequence[Tensor], **arguments: Any) -> regard.Attended:
-    """Return attention along "backend/score/normaliser" with the score's parameters taken from the inputs."""
+    """Compute attention by "backend/score/normaliser" with the score's parameters taken from the inputs."""
     backend, score, normalize = path.split("/")
     query, key, value, *parameters = inputs
     arguments = {"normalize": NORMALIZERS[normalize].record} | arguments
@@ -217,7 +218,7 @@ def attend(path: str, inputs: Sequence[Tensor], **arguments: Any) -> regard.Atte
 
 
 class Learned(NamedTuple):
-    """What a call gave, and the gradient of each of its inputs."""
+    """The result of a call, and the gradient of each of its inputs."""
 
     output: Tensor
     weights: Tensor
@@ -230,7 +231,7 @@ class Learned(NamedTuple):
 
 
 def learn(path: str, inputs: Sequence[Tensor], rows: Any = slice(None), **arguments: Any) -> Learned:
-    """Return attention with its full weights, and the gradients of a loss on these rows of output and weights."""
+    """Compute attention with all weights, and the gradients of a loss on these rows of output and weights."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     attended = attend(path, leaves, weights=regard.full(), **arguments)
     loss = sum((result * slopes_like(result))[..., rows, :].sum() for result in (attended.output, attended.weights))
@@ -239,6 +240,6 @@ def learn(path: str, inputs: Sequence[Tensor], rows: Any = slice(None), **argume
 
 
 def slopes_like(result: Tensor) -> Tensor:
-    """Return a different slope for each element, so that no error cancels in a sum."""
+    """Return a different factor for each element, so that errors do not cancel in a sum."""
     slopes = torch.linspace(-1, 1, result.numel(), dtype=torch.float64) + 0.3
     return slopes.reshape(result.shape).to(result)

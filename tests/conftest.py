@@ -1,4 +1,4 @@
-"""Shapes and types of the library are checked in every test; hypothesis repeats itself; random numbers are seeded."""
+"""Fixtures of all tests: shapes and types of the library are checked at run time; random numbers are seeded."""
 
 import os
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ import torch
 import forked
 import interpreting
 
-# The compiler's own processes would import torch once more each, for a kernel or two.
+# The compiler's worker processes would each import torch again, for a kernel or two.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-# Nothing above imports the library: from here on, its modules are checked as they load. On a CUDA machine they are
-# not: FlexAttention compiles the library's own rules for a pair, and would have to compile the checks inside them.
-# Nor under Triton's interpreter, which runs kernels from their source, nor where the compiler reads the library.
+# Nothing above imports the library: from here on, its modules are checked as they load. Not on a CUDA machine, where
+# FlexAttention would have to compile the checks; not under Triton's interpreter, which runs kernels from their source;
+# and not where torch.compile traces the library.
 if not torch.cuda.is_available() and not interpreting.INSIDE and not interpreting.INSTALLED:
-    shaped = ("core", "decode", "kernels", "models", "nn", "parallel")  # whose signatures have shapes
+    shaped = ("core", "decode", "kernels", "models", "nn", "parallel")  # packages whose signatures have shapes
     jaxtyping.install_import_hook([f"regard.{name}" for name in shaped], "beartype.beartype")
 
 hypothesis.settings.register_profile(
@@ -28,12 +28,12 @@ hypothesis.settings.register_profile(
     max_examples=60,
     database=None,
     print_blob=False,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # as slow as the machine is
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # the machine may be slow
 )
 hypothesis.settings.load_profile("regard")
 
 
-@pytest.hookimpl(tryfirst=True)  # before items are chosen by their marks
+@pytest.hookimpl(tryfirst=True)  # before items are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Return items marked `interpreted` or `installed` run in a process of their kind; here they are only reported."""
+    """Run items marked `interpreted` or `installed` in a second process of their kind; here they are only reported."""
     kind = next((kind for kind in interpreting.ENVIRONMENTS if item.get_closest_marker(kind)), "")
     inside = {"interpreted": interpreting.INSIDE or interpreting.MISSING, "installed": interpreting.INSTALLED}
     if not kind or inside[kind]:
@@ -76,14 +76,14 @@ def seed() -> None:
 
 @pytest.fixture
 def as_installed() -> Iterator[None]:
-    """The library as its users have it, without the checks of shapes and types."""
+    """The library as installed, without the checks of shapes and types."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many combinations agreed with the oracle, and how closely; reports bring it from any worker."""
+    """Print the number of combinations that agreed with the oracle, and the largest error, over all workers."""
     measured: dict[str, list[float]] = {}
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:

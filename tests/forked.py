@@ -1,8 +1,8 @@
 """Processes for the tests: forked from one process that has imported the library once.
 
-Importing torch and the library takes seconds, and the tests start a hundred processes. Each of these is a process of
-its own, with its own memory, files, directory and signals; only what Python does before the first line of the command
-is shared. Where the start itself is tested (what is imported, the seed of hashes), use `subprocess`.
+Importing torch and the library takes seconds, and the tests start a hundred processes. Each is a real process, with its
+own memory, files, directory and signals; only Python's start-up before the command is shared. For tests of the start-up
+itself (imports, the hash seed), use `subprocess`.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run(…, capture_output=True, encoding="utf-8")`."""
+    """Run like `subprocess.run(…, capture_output=True, encoding="utf-8")`."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(input.encode())
         given.seek(0)
@@ -119,7 +119,7 @@ def run(
 
 
 class _Server:
-    """The process that forks, seen from the tests."""
+    """The client of the forking process, used by the tests."""
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
@@ -158,7 +158,7 @@ def close() -> None:
         _started.pop().close()
 
 
-# Inside the process that forks
+# The code of the forking process
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
@@ -172,7 +172,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Forks for every request. Returns in a child with its request, and in the parent when the tests have ended."""
+    """Fork for every request. Returns in a child with its request, and in the parent when the tests have ended."""
     running: dict[int, socket.socket] = {}
     while True:
         ready, _, _ = select.select([connection], [], [], 0.02 if running else None)
@@ -201,7 +201,7 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """What Python does before the first line of a command."""
+    """Do what Python does before the first line of a command."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
@@ -234,7 +234,7 @@ def _command(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the tests, which then close the connection
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the tests handle it, and then close the connection
     for module in PRELOADED:
         importlib.import_module(module)
     _found = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,10 +1,10 @@
-"""Items that run in a second pytest process: kernels without a GPU, and what torch.compile must read.
+"""Items that run in a second pytest process: kernels without a GPU, and code that torch.compile traces.
 
-Triton reads TRITON_INTERPRET when it is first imported, and by then the process of the tests may have imported it:
-items marked `interpreted` run under its interpreter. The checks of shapes and types are woven into the library as it
-loads, and the compiler would have to compile them: items marked `installed` run with the library as its users have it.
-So each process of the tests starts one more of each kind, once; it runs the items that it is asked for, one at a time,
-and returns their reports.
+Triton reads TRITON_INTERPRET at its first import, and the test process may have imported it already: items marked
+`interpreted` run under its interpreter in a second process. The checks of shapes and types are added to the library as
+it loads, and the compiler would have to compile them: items marked `installed` run in a second process without them.
+Each test process starts one process of each kind; it runs the requested items, one at a time, and returns their
+reports.
 """
 
 import importlib.util
@@ -20,15 +20,15 @@ import pytest
 
 INSIDE = os.environ.get("TRITON_INTERPRET") == "1"
 INSTALLED = os.environ.get("REGARD_AS_INSTALLED") == "1"
-# By the name of the marker. Without a visible GPU, "cuda" cannot be chosen by mistake. The interpreter is numpy: one
-# thread.
+# By the name of the marker. Without a visible GPU, "cuda" cannot be selected by mistake. The interpreter uses numpy
+# with one thread.
 ENVIRONMENTS = {
     "interpreted": {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
     "installed": {"REGARD_AS_INSTALLED": "1"},
 }
 MISSING = "TRITON IS NOT INSTALLED: the kernels are not tested at all" if not importlib.util.find_spec("triton") else ""
 
-# One test for both: interpreted on the CPU, compiled on a GPU.
+# One test for both devices: interpreted on the CPU, compiled on a GPU.
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreted, id="interpreted"),
     pytest.param("cuda", marks=pytest.mark.cuda, id="cuda"),
@@ -36,7 +36,7 @@ DEVICES = [
 
 
 class Apart:
-    """The second process, seen from the tests: it gets the id of an item in one line, and answers in one line."""
+    """The client of the second process: it sends the id of an item in one line, and receives one line."""
 
     def __init__(self, config: pytest.Config, kind: str) -> None:
         self.config, self.kind = config, kind
@@ -70,12 +70,12 @@ class Apart:
         return [self.report(data) for data in json.loads(answer)]
 
     def report(self, data: dict[str, Any]) -> pytest.TestReport:
-        if isinstance(data["longrepr"], list):  # where and why an item was skipped is a tuple, which JSON has not
+        if isinstance(data["longrepr"], list):  # a skip has a tuple here, which JSON converts to a list
             data["longrepr"] = tuple(data["longrepr"])
         return self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
 
     def ended(self, item: pytest.Item) -> pytest.TestReport:
-        """Return the report of an item whose process died; the next item starts another one."""
+        """Return the report of an item whose process died; the next item starts a new one."""
         assert self.process is not None
         self.close()
         message = f"its process ended with code {self.process.returncode}"
@@ -88,7 +88,7 @@ class Apart:
 
 
 class Server:
-    """The second process, seen from inside: collects the file of an item when it is first asked for."""
+    """The plugin of the second process: collects the file of an item at the first request for it."""
 
     def __init__(self, requests: Iterable[str], answers: TextIO) -> None:
         self.requests, self.answers = requests, answers
@@ -96,7 +96,7 @@ class Server:
         self.reports: list[pytest.TestReport] = []
 
     def pytest_collection(self) -> bool:
-        return True  # nothing before it is asked for
+        return True  # nothing is collected before a request
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.reports.append(report)
@@ -115,10 +115,10 @@ class Server:
 
 
 def patch_once() -> None:
-    """Triton's interpreter exchanges its whole language anew for every function that a kernel calls: once will do."""
+    """Speed up Triton's interpreter, which patches its whole language again for every function that a kernel calls."""
     from triton.runtime import interpreter
 
-    if not hasattr(interpreter, "_LangPatchScope"):  # another version
+    if not hasattr(interpreter, "_LangPatchScope"):  # another version of Triton
         return
     from triton import language
 
@@ -127,7 +127,7 @@ def patch_once() -> None:
     def patched(fn: Callable[..., Any]) -> Any:
         nonlocal scope, done
         seen = {module.__name__ for module in fn.__globals__.values() if module is language or module is language.core}
-        if scope._changes and seen <= done:  # a kernel is running, and restores what was exchanged when it ends
+        if scope._changes and seen <= done:  # a kernel is running, and restores the language when it ends
             return interpreter._LangPatchScope()
         if scope._changes:
             done |= seen
@@ -144,7 +144,7 @@ def serve(options: list[str]) -> int:
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    os.dup2(nothing, 1)  # the tests' own process prints the reports
+    os.dup2(nothing, 1)  # the test process prints the reports
     plugins = ["-p", "no:cacheprovider", "-p", "no:xdist"]
     return pytest.main([str(Path(__file__).parent), *plugins, *options], plugins=[Server(requests, answers)])
 

@@ -31,7 +31,7 @@ class Meeting:
 
 
 def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """`together(size, work)`: what `work(workers)` returns, or raises, on each of so many workers."""
+    """Return `together(size, work)`: the result or error of `work(workers)` on each of `size` workers."""
 
     def run(size: int, work: Callable[[Workers], Any]) -> list[Any]:
         meeting = Meeting(size)

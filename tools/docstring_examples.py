@@ -1,4 +1,4 @@
-"""What the reference shows beside the docstrings: parameters and formulas from `reference.toml`, examples as code."""
+"""Additions to docstrings in the reference: parameters and formulas from `reference.toml`, examples as code."""
 
 import tomllib
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ _HIDDEN = ("self", "cls", "unknown", "args", "kwargs")  # `unknown` catches PyTo
 
 
 class DocstringExamples(griffe.Extension):
-    """Puts a fence around every paragraph that starts with `>>>`, and adds formulas and parameters.
+    """Puts a code fence around every paragraph that starts with `>>>`, and adds formulas and parameters.
 
-    Markdown would take `>>>` for nested quotations.
+    Markdown would parse `>>>` as nested quotations.
     """
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
@@ -39,7 +39,7 @@ def _all(obj: griffe.Object) -> Iterator[griffe.Object]:
 
 
 def _complete(obj: griffe.Object) -> None:
-    """The formula after the first paragraph, parameters before the first example, an example where there is none."""
+    """Insert the formula after the first paragraph, parameters before the first example, and an example if missing."""
     assert obj.docstring is not None
     parent = obj.parent
     key = f"{parent.name}.{obj.name}" if isinstance(parent, griffe.Class) else obj.name
@@ -66,6 +66,6 @@ def _complete(obj: griffe.Object) -> None:
 
 
 def described(key: str, name: str) -> str | None:
-    """Return what a parameter means: of this class or function, or wherever it is called so."""
+    """Return the description of a parameter: of this class or function, or of the name in general."""
     own = _TOLD["parameters"].get(key, {}).get(name)
     return own if own is not None else _TOLD["everywhere"].get(name)

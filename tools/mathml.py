@@ -1,4 +1,5 @@
-"""Formulas as MathML, made when the documentation is built: a page needs no script and no network to show them."""
+"""Formulas as MathML, created when the documentation is built: a page needs no script and no network to display
+them."""
 
 import html
 import re
@@ -8,7 +9,7 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.postprocessors import Postprocessor
 
-# What pymdownx.arithmatex leaves in the page: \( … \) in a span, \[ … \] in a div.
+# The elements that pymdownx.arithmatex creates: \( … \) in a span, \[ … \] in a div.
 _FOUND = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 

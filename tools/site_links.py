@@ -1,7 +1,6 @@
-"""Links of the built site: files of the repository that pages link to are copied beside them, and every link must lead
-somewhere.
+"""Links of the built site: linked files of the repository are copied beside the pages, and every link must be valid.
 
-    python tools/site_links.py site
+python tools/site_links.py site
 """
 
 import posixpath
@@ -16,7 +15,7 @@ _LINK = re.compile(r'(<a [^>]*?href=")([^"#?][^"]*|#[^"]*)(")')
 
 
 def mend(site: Path) -> list[str]:
-    """Copy what is linked from outside of the site into `sources/`; return the links that lead nowhere."""
+    """Copy files that are linked from outside of the site into `sources/`; return the broken links."""
     pages = {page: page.read_text(encoding="utf-8") for page in sorted(site.rglob("*.html"))}
     anchors = {page: set(re.findall(r'\b(?:id|name)="([^"]+)"', text)) for page, text in pages.items()}
     broken: list[str] = []

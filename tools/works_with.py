@@ -1,8 +1,8 @@
-"""Which models `regard.watch` sees through: each is built small with random weights, watched, and compared.
+"""Models that work with `regard.watch`: each is built small with random weights, watched, and compared.
 
     python tools/works_with.py            prints the table in Markdown
 
-The truth is what the model itself gives when it computes attention plainly and is asked for its weights.
+The truth is the weights that the model itself returns with eager attention.
 """
 
 import copy
@@ -25,7 +25,7 @@ Truth = dict[str, list[Tensor]]  # for a pattern of names, the weights (b, h, q,
 
 @dataclass(frozen=True)
 class Case:
-    """A model, how it is run, and what its weights ought to be."""
+    """A model, a function that runs it, and its true weights."""
 
     family: str
     implementation: str
@@ -34,7 +34,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What watching gave: calls seen, the largest error of the weights, of the output, and of the built-in check."""
+    """The result of watching: calls captured, the largest error of the weights, of the output, and of the built-in
+    check."""
 
     calls: int
     expected: int
@@ -45,7 +46,7 @@ class Outcome:
 
 
 def outcome(case: Case, *, compiling: bool = True) -> Outcome:
-    """Watch a case and compare; without `compiling`, what is compared with ran uncompiled, which is quicker."""
+    """Watch a case and compare; without `compiling`, the comparison runs uncompiled, which is faster."""
     torch.manual_seed(5)
     model, run, truth = case.build()
     with torch.no_grad():
@@ -75,7 +76,7 @@ def outcome(case: Case, *, compiling: bool = True) -> Outcome:
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference; infinite where the shapes differ."""
+    """Return the largest difference; infinite if the shapes differ."""
     if found.shape != expected.shape:
         return math.inf
     return float((found.float() - expected.float()).abs().max())
@@ -136,7 +137,7 @@ def _hugging(
         with torch.no_grad():
             found = plain(**given, output_attentions=True)
         truth = {pattern: list(getattr(found, field)) for pattern, field in patterns.items()}
-        if implementation == KERNEL and "attention_mask" in given:  # rows of padding are packed away
+        if implementation == KERNEL and "attention_mask" in given:  # rows of padding are removed by packing
             rows = given["attention_mask"].bool()[:, None, :, None]
             truth = {pattern: [weights * rows for weights in tensors] for pattern, tensors in truth.items()}
         return (torch.compile(model) if compiled else model), (lambda net: net(**given)), truth
@@ -145,7 +146,7 @@ def _hugging(
 
 
 def spread_out(model: nn.Module) -> None:
-    """Larger weights than models start with, so that attention is far from uniform and an error would be seen."""
+    """Set larger weights than initial ones, so that attention is far from uniform and errors are visible."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -158,7 +159,7 @@ KERNEL = "regard_opaque"
 
 
 def register_kernel() -> None:
-    """An attention kernel that nothing can look into, called as flash kernels are."""
+    """An opaque attention kernel, called as flash kernels are."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import flash_attention_mask
 
@@ -201,7 +202,7 @@ def _opaque_kernel(
 ) -> Tensor:
     group, queries, keys = query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
     key, value = (t.repeat_interleave(group, 1) for t in (key, value))
-    place = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]  # how far after the query each key stands
+    place = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]  # distance of each key from the query
     allowed = (place <= 0) if causal else torch.ones(queries, keys, dtype=torch.bool)
     if reach:
         allowed = allowed & (place.abs() < reach)
@@ -305,7 +306,7 @@ PARTS = {
 
 
 class Lookers:
-    """Hears the inputs of every nn.MultiheadAttention and asks a copy of the layer for its weights."""
+    """Records the inputs of every nn.MultiheadAttention and computes the weights with a copy of the layer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.found: Truth = {}
@@ -350,7 +351,7 @@ def _states(*shape: int) -> Tensor:
 
 
 def multihead(need_weights: bool) -> Callable[[], tuple[nn.Module, Run]]:
-    """Return one layer, with and without weights asked: two different paths of torch."""
+    """Return one layer, with and without requested weights: two different paths of torch."""
 
     def make() -> tuple[nn.Module, Run]:
         x, memory = _states(2, 7, 32), _states(2, 5, 32)
@@ -364,7 +365,7 @@ def multihead(need_weights: bool) -> Callable[[], tuple[nn.Module, Run]]:
 
 
 def encoder() -> tuple[nn.Module, Run]:
-    """Eval with padding: the fast path on nested tensors."""
+    """Return a case in eval mode with padding: the fast path on nested tensors."""
     layer = nn.TransformerEncoderLayer(32, 4, 37, batch_first=True)
     x, padding = _states(2, 7, 32), torch.zeros(2, 7, dtype=torch.bool)
     padding[1, 5:] = True
@@ -372,14 +373,14 @@ def encoder() -> tuple[nn.Module, Run]:
 
 
 def unpadded_encoder() -> tuple[nn.Module, Run]:
-    """Return the same on whole sequences."""
+    """Return the same case on whole sequences."""
     model, _ = encoder()
     x = _states(2, 7, 32)
     return model, lambda net: net(x)
 
 
 def transformer() -> tuple[nn.Module, Run]:
-    """Encoder and decoder, causal."""
+    """Return an encoder and a decoder with a causal mask."""
     source, target = _states(2, 7, 32), _states(2, 5, 32)
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     model = nn.Transformer(32, 4, 2, 2, 37, batch_first=True)
@@ -387,7 +388,7 @@ def transformer() -> tuple[nn.Module, Run]:
 
 
 class Written(nn.Module):
-    """softmax(QKᵀ/√d) V by hand, in one of the ways people write it."""
+    """softmax(QKᵀ/√d) V by hand, in one of several common forms."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -451,7 +452,7 @@ class Bahdanau(nn.Module):
 
 
 def bahdanau() -> tuple[nn.Module, Run, Truth]:
-    """Return rows, one for each step."""
+    """Return the weights as rows, one for each step."""
     model, memory = Bahdanau().eval(), _states(2, 5, 16)
     spread_out(model)
     with torch.no_grad():
@@ -531,7 +532,7 @@ def diffusers_unet(plain: bool) -> Callable[[], tuple[nn.Module, Run, Truth]]:
 
 
 def of_regard(score: str) -> Callable[[], tuple[nn.Module, Run, Truth]]:
-    """Return a multi-head layer of our own."""
+    """Return a multi-head layer of regard."""
 
     def build() -> tuple[nn.Module, Run, Truth]:
         from regard.core.masks import causal

@@ -1,4 +1,4 @@
-"""`regard bench attention`: its report is complete and the same in every form. No test looks at a time."""
+"""`regard bench attention`: its report is complete and the same in every form. No test depends on a time."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, str]:
-    """What a quick run of one case prints, the folder it wrote to, and what it said meanwhile."""
+    """Run one case quickly; return its standard output, its folder, and its standard error."""
     folder = tmp_path_factory.mktemp("bench")
     done = run("--quick", "--json", "--only", "overhead", "--out", "docs", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, str]
 
 
 def record(*found: measure.Found) -> dict:
-    """Return a record as `--json` prints it, of one case with what was found."""
+    """Return a record as `--json` prints it, of one case with the given results."""
     contenders = [vars(one) for one in found]
     case = {"name": "a-case", "what": "some <attention>", "device": "cpu", "work": 2.0, "unit": "pairs"}
     return {
@@ -104,7 +104,7 @@ def test_the_table_has_the_numbers_of_the_record(measured):
         assert float(ratio) == float(f"{one['ratio']:.3g}")
         assert float(error) == float(f"{one['error']:.2e}")
         assert float(by_norm) == float(f"{one['error_by_norm']:.2e}")
-        assert (rate, memory) == ("–", "–")  # neither is measured for a call's overhead
+        assert (rate, memory) == ("–", "–")  # neither is measured for the overhead of a call
 
 
 @pytest.mark.process
@@ -169,7 +169,7 @@ def test_reasons_stand_below_the_table_and_in_the_chart():
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_each_comes_after_each_equally_often(count):
-    """Whoever runs before leaves the clock and the caches to the next."""
+    """Each contender follows each other one equally often, because it changes the clock and the caches."""
     found = measure.orders(count)
     assert all(sorted(order) == list(range(count)) for order in found)
     neighbours = [pair for order in found for pair in pairwise(order)]
@@ -179,7 +179,7 @@ def test_each_comes_after_each_equally_often(count):
 
 @pytest.mark.process
 def test_turns_end_when_there_are_enough_or_they_took_long_enough(monkeypatch):
-    """A slow one stops others no longer than it takes part, and short ones come in whole rounds of orders."""
+    """Slow contenders stop early, and short ones run in complete rounds."""
     ran = []
 
     def seconds(run, number, device):
@@ -213,7 +213,7 @@ def test_those_near_the_fastest_are_read_again_among_themselves(monkeypatch):
 
     def seconds(run, number, device):
         ran.append((run(), number))
-        return times[run()] if number == 5 else 1.05 * times[run()]  # the slow one slows all
+        return times[run()] if number == 5 else 1.05 * times[run()]  # the slow one slows all others down
 
     monkeypatch.setattr(measure, "_seconds", seconds)
     times = {"first": 0.001, "slow": 0.002, "second": 0.00104}
@@ -265,12 +265,12 @@ def test_cases_can_be_told_apart_and_chosen(device, quick):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the peers of a GPU compile for minutes")
 @pytest.mark.parametrize("case", cases.cases("cpu", quick=True), ids=lambda case: case.name)
 def test_every_contender_of_every_case_computes_the_same(case):
-    """All of them are close to float64: nobody is compared with something else."""
+    """All contenders are close to float64: they compute the same thing."""
     field = case.build()
     truth = field.truth()
     for name, make in field.contenders.items():
         if name == "torch.compile":
-            continue  # minutes of C++ for all of them; the bench itself reports its error
+            continue  # compiling all of them takes minutes; the bench itself reports its error
         try:
             attend = make()
         except ModuleNotFoundError:
@@ -303,7 +303,7 @@ def test_units():
 
 
 def test_errors_are_the_largest_and_that_of_all():
-    """Off by 3 and by 4 where the truth is 10 and 20, and by nothing in the queries that are not looked at."""
+    """Errors of 3 and 4 where the truth is 10 and 20, and none in the queries that are not compared."""
     truth = torch.zeros(64, 2, dtype=torch.float64)
     truth[:2, 0] = torch.tensor([10.0, 20.0])
     output = torch.cat([torch.full((5, 2), 9.0), truth.float()])

@@ -1,4 +1,4 @@
-"""`regard bench decoding`: every side does the same work with the same weights. No test looks at a time."""
+"""`regard bench decoding`: all contenders do the same work with the same weights. No test depends on a time."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ PEERS = pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
-    """What a quick run prints, and the page it wrote."""
+    """Return the output of a quick run, and the page it wrote."""
     folder = tmp_path_factory.mktemp("decoding")
     (folder / "docs").mkdir()
     (folder / "docs" / "decoding.md").write_text("# Ours\n\n<!-- cpu -->\nold\n<!-- end -->\n\nThe end.\n")
@@ -65,7 +65,7 @@ def test_the_table_is_on_the_screen_and_on_the_page(measured, capsys, monkeypatc
     for row in decoding_bench.rows(record):
         assert f"| {' | '.join(row)} |" in text
         assert row[0] in printed
-    assert decoding_bench.write(record, page.parent).read_text() == text  # once more changes nothing
+    assert decoding_bench.write(record, page.parent).read_text() == text  # writing again changes nothing
 
 
 def test_marian_says_the_same_as_the_model():

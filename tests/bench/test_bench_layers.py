@@ -1,4 +1,4 @@
-"""`regard bench layers`: steps until the ends meet, worked by hand; the record, its tables, its drawing. No times."""
+"""`regard bench layers`: steps between both ends, computed by hand; the record, its tables, its drawing. No times."""
 
 import json
 import os
@@ -33,7 +33,7 @@ SMALL = Setting(size=8, kernel=3, reach=2)
         ("restricted self-attention", 3, Met(1, 1)),  # two positions to either side: 0 → 2 → 4 → …
         ("restricted self-attention", 4, Met(2, 2)),
         ("restricted self-attention", 11, Met(5, 5)),
-        ("convolution", 3, Met(1, 1)),  # a kernel of 3 reads two positions before its own
+        ("convolution", 3, Met(1, 1)),  # a kernel of 3 covers two positions before its own
         ("convolution", 4, Met(2, 2)),
         ("convolution", 12, Met(6, 6)),
         ("dilated convolution", 3, Met(1, 1)),  # dilations 1, 3, 9: reach 2, 2 + 6, 2 + 6 + 18
@@ -55,7 +55,7 @@ def test_the_probe_counts_what_the_formula_says(kind, length):
 
 
 def test_a_change_that_fades_still_counts():
-    """Each layer keeps a billionth of its input: after three of them the change would be lost in rounding."""
+    """Each layer scales its input by 10⁻⁹: after three layers the change would be lost in rounding."""
 
     class Faint(nn.Module):
         def forward(self, x):
@@ -90,7 +90,7 @@ def test_a_convolution_reads_its_own_position_and_those_before(dilation):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
-    """What a tiny run prints, and the page it wrote."""
+    """Return the output of a tiny run, and the page it wrote."""
     folder = tmp_path_factory.mktemp("layers")
     (folder / "docs").mkdir()
     (folder / "docs" / "layers.md").write_text("# Ours\n\n<!-- cpu -->\nold\n<!-- end -->\n\nThe end.\n")
@@ -160,7 +160,9 @@ def test_the_rest_of_the_page_stays(measured):
     assert text.startswith("# Ours\n")
     assert text.endswith("The end.\n")
     assert "old" not in text
-    assert layers_bench.write(record, page.parent)[0].read_text(encoding="utf-8") == text  # once more changes nothing
+    assert (
+        layers_bench.write(record, page.parent)[0].read_text(encoding="utf-8") == text
+    )  # writing again changes nothing
 
 
 @pytest.mark.process
@@ -173,7 +175,7 @@ def test_the_drawing_is_there_and_linked(measured):
 
 
 def test_a_curve_stands_where_its_figures_are():
-    """Both axes are logarithmic: from 4 to 16 and from 1 to 100, 8 is the middle across and 10 the middle up."""
+    """Both axes are logarithmic: from 4 to 16 and from 1 to 100, the centre is 8 and 10."""
     drawn = curves.svg([curves.Panel("t", {"a": [(4.0, 1.0), (8.0, 10.0), (16.0, 100.0)]}, str)], title="t")
     path = ElementTree.fromstring(drawn).findall("{http://www.w3.org/2000/svg}path")[-1].attrib["d"]
     (left, low), (middle, half), (right, top) = (map(float, point.split()) for point in path[1:].split(" L"))
@@ -188,7 +190,7 @@ def test_what_fails_or_is_too_large_keeps_its_place(monkeypatch):
     attention, formed = BY_NAME["self-attention"], BY_NAME["self-attention, matrix formed"]
 
     def only_narrow(setting, depth):
-        if setting.size > 2:  # the probe's layers have two features
+        if setting.size > 2:  # not the layers of the probe, which have two features
             raise RuntimeError("no such layer\nat all")
         return attention.make(setting, depth)
 

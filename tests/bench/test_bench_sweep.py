@@ -6,14 +6,26 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from typer.testing import CliRunner
 
 import oracles
 import regard
-from regard.bench.sweep import command, contests, drawing, errors, plain_forms, report, tensors, timing
+from regard.bench.sweep import (
+    command,
+    contests,
+    drawing,
+    error_budgets,
+    fused_peers,
+    plain_forms,
+    report,
+    tensors,
+    timing,
+)
 from regard.bench.sweep.cases import MASKS, NORMALIZERS, REQUESTS, SCORES, Case
 from regard.bench.sweep.contests import Contender
 from regard.cli import app
@@ -189,13 +201,13 @@ CONTESTS = {
 @pytest.mark.parametrize("case", CONTESTS.values(), ids=CONTESTS)
 def test_all_contenders_of_a_case_compute_the_same(case):
     contest = timing.contest(case)
-    truth = errors.truth(case, contest)
-    ours = errors.budgets(case, contest, contest.ours, truth)
+    truth = error_budgets.truth(case, contest)
+    ours = error_budgets.budgets(case, contest, contest.ours, truth)
     assert set(ours) == set(truth.exact)
     assert max(ours.values()) <= 1, ours
     assert contest.peers
     for name, make in contest.peers.items():
-        off = errors.budgets(case, contest, make(), truth)
+        off = error_budgets.budgets(case, contest, make(), truth)
         assert off["output"] <= 1, name
         assert max(off.values()) <= 2, (name, off)
 
@@ -203,7 +215,7 @@ def test_all_contenders_of_a_case_compute_the_same(case):
 def test_a_wrong_output_and_a_wrong_gradient_are_beyond_the_budget():
     case = CONTESTS["causal"]
     contest = timing.contest(case)
-    truth = errors.truth(case, contest)
+    truth = error_budgets.truth(case, contest)
 
     def shifted():
         output, weights = contest.ours.call()
@@ -213,10 +225,10 @@ def test_a_wrong_output_and_a_wrong_gradient_are_beyond_the_budget():
         output, weights = contest.ours.call()
         return output + 0.01 * (contest.given["key"].sum() - contest.given["key"].sum().detach()), weights
 
-    off = errors.budgets(case, contest, Contender(shifted, contest.ours.leaves), truth)
+    off = error_budgets.budgets(case, contest, Contender(shifted, contest.ours.leaves), truth)
     assert off["output"] > 1
     assert off["key"] <= 1
-    off = errors.budgets(case, contest, Contender(frozen, contest.ours.leaves), truth)
+    off = error_budgets.budgets(case, contest, Contender(frozen, contest.ours.leaves), truth)
     assert off["output"] <= 1
     assert off["key"] > 1
 
@@ -224,7 +236,48 @@ def test_a_wrong_output_and_a_wrong_gradient_are_beyond_the_budget():
 def test_padded_queries_are_not_checked():
     case = replace(SMALL, mask="padding", keys=97, queries=97)
     given = {"lengths": torch.tensor([5, 97])}
-    assert errors.rows_checked(case, given).tolist() == [0, 1, 2, 3, 4]
+    assert error_budgets.rows_checked(case, given).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", [name for name in MASKS if name != "none"])
+def test_the_rule_of_flex_attention_is_the_mask(name):
+    case = replace(SMALL, mask=name, queries=7 if name == "cache" else 11)
+    given = tensors.make(case)
+    b, q, k = (torch.arange(n).reshape(shape) for n, shape in ((2, (2, 1, 1, 1)), (case.queries, (-1, 1)), (11, (-1,))))
+    rule = fused_peers._mask_rule(case, given)
+    shape = (2, 1, case.queries, 11)
+    assert torch.equal(rule(b, None, q, k).expand(shape), ~tensors.blocked(case, given).expand(shape))
+
+
+@pytest.mark.parametrize("name", ["alibi", "relative", "tensor"])
+def test_the_score_of_flex_attention_has_the_bias(name):
+    case = replace(SMALL, bias=name)
+    given = tensors.make(case)
+    h, q, k = torch.arange(3)[:, None, None], torch.arange(11)[:, None], torch.arange(11)
+    changed = fused_peers._score_rule(case, given)(torch.zeros(3, 11, 11), None, h, q, k)
+    torch.testing.assert_close(changed, tensors.bias(case, given, torch.float32))
+
+
+@pytest.mark.parametrize("name", ["padding", "documents", "segments"])
+def test_sequences_end_to_end_give_the_same_output(name, monkeypatch):
+    def one_by_one(query, key, value, edges, _, longest, __, *, window_size=(-1, -1)):
+        assert longest == int(edges.diff().max())
+        outputs = []
+        for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            q, k, v = (x[start:stop].transpose(0, 1) for x in (query, key, value))
+            causal = window_size == (-1, 0)
+            outputs.append(F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(0, 1))
+        return torch.cat(outputs)
+
+    module = SimpleNamespace(varlen_attn=one_by_one)
+    monkeypatch.setattr(fused_peers.importlib, "import_module", lambda name: module)
+    case = replace(SMALL, mask=name)
+    given = tensors.make(case)
+    output, _ = fused_peers.varlen(case, given)()
+    right, _ = plain_forms.attend(case, given, tensors.blocked(case, given), None)
+    for b in range(2):  # queries behind the padding are not computed
+        real = int(given["lengths"][b]) if name == "padding" else 11
+        torch.testing.assert_close(output[b, :, :real], right[b, :, :real])
 
 
 # Measuring

@@ -1,4 +1,4 @@
-"""The command as a user meets it: a process of its own, its output, its files and its complaints."""
+"""The command as users see it: a separate process, its output, its files and its errors."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What `regard demo --stages` prints, and the folder it ran in."""
+    """Return the output of `regard demo --stages`, and its folder."""
     folder = tmp_path_factory.mktemp("demo")
     done = run("demo", "--stages", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def test_help_imports_nothing_heavy(arguments, tmp_path):
     done = run(*arguments, cwd=tmp_path, python=("-X", "importtime"))
     assert done.returncode == 0
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "typer" in imported  # the listing was read
+    assert "typer" in imported  # the list of modules is not empty
     assert imported.isdisjoint(SLOW_TO_IMPORT)
 
 
@@ -115,7 +115,7 @@ def test_demo_context_by_hand_and_by_call_agree(demo):
 def test_demo_mechanisms(demo):
     printed, _ = demo
     assert row(printed, "ScaledDot()") == ["1.00", "0.00", "0.00", "1.00", "0", "0", "1.00", "0", "0"]
-    # cosines 60/(15√26), 1/√2, 1/√2 times 10: softmax e^−0.774; sparsemax 1/3 + 2/3 · 0.774, the rest shared
+    # Cosines 60/(15√26), 1/√2, 1/√2 times 10: softmax e^−0.774; sparsemax 1/3 + 2/3 · 0.774, the rest shared
     assert row(printed, "Cosine(scale=10)")[:6] == ["0.52", "0.24", "0.24", "0.85", "0.08", "0.08"]
 
 

@@ -1,4 +1,4 @@
-"""What somebody meets who comes with nothing but the README: what is said, and what is suggested next."""
+"""The first steps of a new user who only knows the README: messages, and suggested commands."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def regard(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory) -> tuple[Path, list[str]]:
-    """A folder with a run on two files of one's own, without attention, and the source lines."""
+    """Return a folder with a run on two user files, without attention, and the source lines."""
     folder, draw = tmp_path_factory.mktemp("own"), random.Random(3)
     pairs = [(draw.choice(NOUNS), draw.randrange(10**6), draw.choice("追逐看见")) for _ in range(90)]
     lines = [f"der {noun} sieht {number} Bäume" for noun, number, _ in pairs]
@@ -94,7 +94,7 @@ def test_labels_of_sub_words():
     subwords = train_bpe(["追逐 追逐 追 é �"] * 4, size=300)
     labels = [subwords.label(number) for number in range(3, subwords.size)]
     assert {"追", "é", "�", "a", " "} <= set(labels)
-    assert len(set(labels)) == len(labels)  # none looks like another
+    assert len(set(labels)) == len(labels)  # all labels differ
     assert [subwords.label(number) for number in subwords.encode("ü🐭")] == [
         "<C3>",
         "<BC>",
@@ -150,7 +150,7 @@ def test_what_is_wrong_with_several_settings_together_keeps_its_own_words():
     class Pair(BaseModel):
         model_config = ConfigDict(use_attribute_docstrings=True)
         low: int = 0
-        """The lower one."""
+        """Return the lower number."""
 
         def model_post_init(self, _: object) -> None:
             if self.low > 3:

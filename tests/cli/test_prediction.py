@@ -1,4 +1,4 @@
-"""`regard predict`: what its records say, and what becomes of texts that cannot be translated."""
+"""`regard predict`: the contents of its records, and inputs that cannot be translated."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from regard.tasks.translation.codec import PieceCoder
 from regard.tasks.translation.predictor import Translation, Translator
 from regard.train.run_directory import Run
 
-pytestmark = pytest.mark.slow  # runs are trained first
+pytestmark = pytest.mark.slow  # these tests train runs first
 
 
 FEW = (
@@ -32,7 +32,7 @@ NOUNS = ("Hund", "Katze", "Maus", "Vogel", "Fisch", "Pferd")
 
 
 def regard(*arguments: object, stdin: bytes | None = None):
-    """Return what the command did, with standard output and standard error apart."""
+    """Run the command, with standard output and standard error separate."""
     jaxtyping.config.update("jaxtyping_disable", True)
     done = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin, catch_exceptions=False)
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -41,7 +41,7 @@ def regard(*arguments: object, stdin: bytes | None = None):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on files of one's own, German to Chinese, with learned positions."""
+    """A run on user files, German to Chinese, with learned positions."""
     folder, draw = tmp_path_factory.mktemp("own"), random.Random(3)
     pairs = [(draw.choice(NOUNS), draw.randrange(10**6), draw.choice("追逐看见")) for _ in range(90)]
     lines = [f"der {noun} sieht {number} Bäume" for noun, number, _ in pairs]
@@ -68,7 +68,7 @@ def test_alignments_are_of_words_and_of_pieces(run):
 
 
 def test_pieces_of_a_word_attend_together():
-    """The most attended piece belongs to der, the most attended word is Hund, and the end mark is no word."""
+    """The most attended sub-word belongs to der, the most attended word is Hund, and the end mark is not a word."""
     subwords = train_bpe(["der sieht 了"] * 4, size=300)
     coder = PieceCoder(Codes(subwords, subwords))
     source, numbers = coder.read("der Hund"), tuple(coder.target("看了 Hm"))
@@ -138,7 +138,7 @@ def test_arguments_that_cannot_be_translated(run):
 
 def test_a_text_that_fills_the_positions_of_the_model_is_translated(run):
     """The run has 1,024 learned positions; the translation may not have more either."""
-    line = b"\xc3\xa4" * 500  # two tokens each
+    line = b"\xc3\xa4" * 500  # each has two tokens
     done = regard("predict", run, "--longest", 10**6, stdin=line + b"\n" + line * 2 + b"\n")
     assert done.exit_code == 1
     assert done.stderr == "regard: line 2: 2,000 tokens, at most 1,024: not answered\n"
@@ -146,7 +146,7 @@ def test_a_text_that_fills_the_positions_of_the_model_is_translated(run):
 
 
 class Endless:
-    """A line of zeros that is longer than any memory should hold, and a line after it."""
+    """A line of zeros that is too long for memory, and a line after it."""
 
     def __init__(self, length: int) -> None:
         self.left, self.after = length, io.BytesIO(b"\nlast\n")
@@ -174,13 +174,13 @@ def test_many_hypotheses_leave_room_for_shorter_texts(run, width, tokens, most):
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the built-in world whose target words are patterns of file names and line breaks."""
+    """A run of the built-in data whose target words are patterns of file names and line breaks."""
     folder = tmp_path_factory.mktemp("odd")
     done = regard("train", "translation", *FEW, "--set", "data.train=60", "--out", folder / "run")
     assert done.exit_code == 0, done.output
     words = Vocabulary.load(folder / "run/tokenizer.target.json").words
     Vocabulary(tuple(f"[{word}]*\n" for word in words)).save(folder / "run/tokenizer.target.json")
-    (folder / "run/manifest.json").unlink()  # it would report the tokenizer as edited
+    (folder / "run/manifest.json").unlink()  # the manifest would report the edited tokenizer
     return folder / "run"
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM before the first step of a training: the process ends, and nothing half made stays behind."""
+"""Ctrl-C and SIGTERM before the first training step: the process ends, and no incomplete files remain."""
 
 import os
 import random
@@ -14,7 +14,7 @@ import forked
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus that takes its time: many words that are all different."""
+    """A corpus that takes long to index: many distinct words."""
     folder, draw = tmp_path_factory.mktemp("corpus"), random.Random(1)
     lines = [" ".join(f"{draw.randrange(10**12):x}" for _ in range(12)) for _ in range(20_000)]
     for name in ("a.en", "a.de"):
@@ -53,7 +53,7 @@ def test_a_signal_before_the_training_leaves_nothing_behind(folder, stage, numbe
 
 @pytest.mark.process
 def test_a_signal_that_is_ignored_stays_ignored():
-    """As nohup leaves SIGINT for a process in the background."""
+    """nohup ignores SIGINT for a process in the background."""
     source = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from regard.cli import main\n"
         "try: main()\nexcept SystemExit: print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"

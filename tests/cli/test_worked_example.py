@@ -25,7 +25,7 @@ def test_scores() -> None:
 @pytest.mark.parametrize(("score", "gap"), [(regard.Dot(), 45), (regard.ScaledDot(), 45 / math.sqrt(3))])
 @every_backend
 def test_weights_and_context(backend: str, score: object, gap: float) -> None:
-    """Two keys lie `gap` below the first: weights 1 / (1 + 2 e^−gap) and e^−gap / (1 + 2 e^−gap)."""
+    """Two keys are `gap` below the first: weights 1 / (1 + 2 e^−gap) and e^−gap / (1 + 2 e^−gap)."""
     far = math.exp(-gap) / (1 + 2 * math.exp(-gap))
     near = 1 / (1 + 2 * math.exp(-gap))
     attended = regard.attention(QUERY, HIDDEN, HIDDEN, score=score, weights=regard.full(), backend=backend)
@@ -37,7 +37,7 @@ def test_weights_and_context(backend: str, score: object, gap: float) -> None:
 
 
 def test_three_stages_apart() -> None:
-    """score, normalise and sum by hand give what the one call gives."""
+    """Score, normalisation and sum by hand equal the result of one call."""
     scores = regard.ScaledDot()(QUERY, HIDDEN)
     weights = regard.Softmax()(scores)
     assert_close(weights.sum(), torch.tensor(1.0, dtype=torch.float64))

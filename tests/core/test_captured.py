@@ -1,4 +1,4 @@
-"""A score of the caller's own: everything it learns gets its gradient, or an error says why it cannot."""
+"""Scores given by the caller: every learned tensor gets its gradient, or an error explains why it cannot."""
 
 from collections.abc import Callable
 
@@ -47,7 +47,7 @@ def test_a_weight_that_is_also_in_the_bias_learns_once() -> None:
 
 
 class Fickle(nn.Module):
-    """Uses one layer for the first pairs and another for whole blocks."""
+    """A score that uses one layer in the trial call and another for whole blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def test_entmax_of_equal_scores_shares_equally(alpha: float, level: float, count
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])
 def test_a_relative_bias_of_minus_infinity_masks(backend: str) -> None:
-    table = torch.tensor([0.0, 0.0, -torch.inf])  # no key behind the query's own
+    table = torch.tensor([0.0, 0.0, -torch.inf])  # masks keys after the query's position
     tensors = inputs()
     found = regard.attention(*tensors, bias=regard.relative(table), backend=backend).output
     torch.testing.assert_close(found, regard.attention(*tensors, mask=regard.causal(), backend="reference").output)
@@ -111,7 +111,7 @@ def test_a_relative_bias_of_minus_infinity_masks(backend: str) -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1e-2, 1.0, 10.0])
 def test_the_exponential_form_is_as_exact_as_tanh(scale: float) -> None:
-    """Small numbers under a large weight are where 1 − 2 / (1 + e^{2x}) would lose its digits."""
+    """For small numbers with a large weight, 1 − 2 / (1 + e^{2x}) would lose digits."""
     query, key, value = (torch.randn(1, 2, 31, 16) * scale for _ in range(3))
     weight = torch.randn(16) / min(1.0, scale)
     tensors = (query, key, torch.randn_like(value))

@@ -15,10 +15,10 @@ TOLERANCE = {torch.float64: {"rtol": 1e-9, "atol": 1e-11}, torch.float32: {"rtol
 
 
 def combinations() -> list[tuple[str, str]]:
-    """Return paths and places in which every two of backend, score, normaliser and place meet.
+    """Return combinations in which every pair of backend, score, normaliser and mask occurs.
 
-    Scores, masks and normalisers are computed one after the other, so that what goes wrong does so between two of
-    them. Each score meets each place on each backend that serves it; the normaliser goes round with both.
+    Scores, masks and normalisers are computed one after another, so errors arise between two of them. Each score is
+    combined with each mask on each backend that supports it; normalisers are cycled.
     """
     found = []
     for backend in BACKENDS:
@@ -26,7 +26,7 @@ def combinations() -> list[tuple[str, str]]:
         for p, place in enumerate(PLACES):
             for s, score in enumerate(scores):
                 normalizers = [name for name in NORMALIZERS if serves(backend, score, name)]
-                count = -(-len(normalizers) // len(scores))  # where scores are few, several normalisers each
+                count = -(-len(normalizers) // len(scores))  # if there are few scores, several normalisers for each
                 chosen = {(s + p + n * len(scores)) % len(normalizers) for n in range(count)}
                 found += [(f"{backend}/{score}/{normalizers[n]}", place) for n in sorted(chosen)]
     return found
@@ -56,13 +56,13 @@ def test_every_pair_is_among_the_combinations() -> None:
         assert met == wanted
 
 
-# FlexAttention: `|` and `~` have no cheap list of blocks, everything else it is given as rules for one pair
+# FlexAttention: `|` and `~` have no cheap list of blocks; all other masks are functions of one pair
 
 LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_installed")  # it traces the rules, and cannot trace the checks
+@pytest.mark.usefixtures("as_installed")  # it traces these functions, and cannot trace the checks
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("score", "place"),
@@ -73,7 +73,7 @@ LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
     ],
 )
 def test_the_rules_given_to_flex_agree_with_the_oracle(score: str, place: str) -> None:
-    """Uncompiled it runs anywhere: what is tested here is the lowering, in test_cuda.py the kernel."""
+    """Uncompiled it runs on any device: this tests the lowering, test_cuda.py the kernel."""
     query, key, value, *parameters = SCORES[score].inputs()
     where = PLACES[place]
     problem = build(

@@ -1,6 +1,6 @@
-"""torch.compile of a call gives what the call gives, gradients too, and says nothing: no cache, no stride, no guess.
+"""torch.compile of a call gives the same result and gradients as the call, without warnings.
 
-In a process of its own: the checks of shapes in these tests cannot be compiled.
+Runs in a separate process, because the shape checks of these tests cannot be compiled.
 """
 
 import subprocess
@@ -188,6 +188,6 @@ def test_on_a_gpu() -> None:
 
 @pytest.mark.process
 def test_importing_regard_does_not_import_the_compiler() -> None:
-    """It would take longer than all of regard."""
+    """Importing the compiler would take longer than importing all of regard."""
     ask = "import sys, regard; regard.attention, regard.nn.MultiHeadAttention; print('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout == "False\n"

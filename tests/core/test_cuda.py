@@ -1,4 +1,4 @@
-"""The meaning of a call on CUDA: every backend against the plain form in float64. Skipped where there is no GPU."""
+"""Calls on CUDA: every backend against the reference in float64. Skipped without a GPU."""
 
 import pytest
 import torch
@@ -100,7 +100,7 @@ def test_fused_backends_stay_within_the_error_budget(backend, mask, bias, score,
     exact = _run(double, "reference", mask, _double(bias), _double(score))
     plain = _plain(inputs, mask, bias, score)
     for index, (a, b, c) in enumerate(zip(found, exact, plain, strict=True)):
-        # Float32 kernels sum in their own order, and flex adds up a learned rule's gradient by atomics.
+        # Float32 kernels sum in their own order, and flex adds the gradient of a learned rule by atomics.
         least = torch.finfo(dtype).eps * (100 if backend == "flex" and index > 3 else 4)
         budget = (2 if index == 0 else 3) * max(_error(c, b), least)
         assert a.isfinite().all()
@@ -108,7 +108,7 @@ def test_fused_backends_stay_within_the_error_budget(backend, mask, bias, score,
 
 
 def _plain(inputs, mask, bias, score):
-    """Return what people write by hand, in the dtype of the inputs."""
+    """Return the formula as users write it, in the dtype of the inputs."""
     query, key, value = inputs
     key, value = (t.repeat_interleave(H // G, 1) for t in (key, value))
     if isinstance(score, regard.Bilinear):
@@ -210,7 +210,7 @@ def test_sampling_repeats_with_a_cuda_generator():
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
-    """A kernel that reads a bias for each pair wants room for it beside the keys: of size 64 three tiles do not fit."""
+    """A kernel that loads a bias for each pair needs shared memory for it: for size 64 three tiles do not fit."""
     query, key, value = (torch.randn(2, 4, 1100, size, device="cuda").to(dtype).requires_grad_() for _ in range(3))
     shape = {"alibi": (4,), "relative": (4, 65), "dense": (1, 4, 1100, 1100)}[kind]
     tensor = _seeded(*shape).abs() / 4
@@ -225,7 +225,7 @@ def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
     exact = learn("reference")
     for backend in ("auto", "flex", "sdpa"):
         for index, (found, wanted) in enumerate(zip(learn(backend), exact, strict=True)):
-            # Asked for by name, flex adds up a learned rule's gradient by atomics, pair after pair.
+            # flex, chosen by name, adds the gradient of a learned rule by atomics, pair by pair.
             exactly = dtype == torch.float32 and not (backend == "flex" and index > 3)
             assert _error(found, wanted.double()) < (2e-3 if exactly else 2e-2)
 
@@ -233,7 +233,8 @@ def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
 @pytest.mark.parametrize("length", [300, 1100], ids=["short", "long"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_learned_table_of_heads_of_odd_sizes(dtype, length):
-    """What goes to torch's kernels for its size: sums over all pairs, which half precision could not hold."""
+    """Calls that are given to torch's kernels for their size: sums over all pairs, which half precision could not
+    hold."""
     query, key, value = (_seeded(2, 4, length, 48).add(n).cuda().to(dtype).requires_grad_() for n in range(3))
     table = _seeded(4, 9).cuda().requires_grad_()
 
@@ -266,6 +267,6 @@ def test_flex_reads_rules_and_plain_kernels_learn_them():
     slopes.requires_grad_()
     table.requires_grad_()
     assert taken() == taken(regard.window(100, 0)) == ["sdpa", "sdpa"]
-    assert taken(score=regard.ScaledDot(softcap=30.0)) == ["flex", "flex"]  # the only kernel there is
+    assert taken(score=regard.ScaledDot(softcap=30.0)) == ["flex", "flex"]  # the only kernel that supports it
     with torch.no_grad():
         assert taken() == ["flex", "flex"]

@@ -1,4 +1,4 @@
-"""Scores of the caller's own: any pairwise function, in blocks, with the gradients of `reference`."""
+"""Scores given by the caller: any pairwise function, in blocks, with the gradients of `reference`."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import regard
 
 @pytest.mark.parametrize("asked", [None, regard.entropy()], ids=["output", "entropy"])
 def test_a_score_may_keep_statistics(asked: object) -> None:
-    """What it changes itself at every call is nobody's change in between."""
+    """A buffer that the score itself changes at every call is not reported as changed."""
     calls = torch.zeros(())
     x = torch.randn(1, 1, 40, 8, requires_grad=True)
 
@@ -126,7 +126,7 @@ def positive(query: Tensor, key: Tensor) -> Tensor:
 def test_a_score_that_does_not_take_any_numbers_runs_as_it_is() -> None:
     x = torch.rand(1, 1, 2000, 8)
     assert regard.explain(x, x, x, score=positive).backend == "blocked"
-    norm = nn.BatchNorm1d(8)  # in training it takes no single row
+    norm = nn.BatchNorm1d(8)  # in training it accepts no single row
     score = lambda query, key: norm(query.flatten(0, -2)).view_as(query) @ key.mT  # noqa: E731
     assert regard.attention(x[..., :9, :], x, x, score=score).output.shape == (1, 1, 9, 8)
 
@@ -154,7 +154,7 @@ def test_a_score_without_a_derivative_lets_the_values_learn(name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_query_of_an_empty_row_does_not_reach_a_score(backend: str) -> None:
-    """Zeros, as padding has them, which the score divides by."""
+    """Padding of zeros, by which the score divides."""
     mask = torch.ones(60, 60, dtype=torch.bool)
     mask[5] = False
     query, key = torch.rand(1, 2, 60, 8) + 0.1, torch.rand(1, 2, 60, 8) + 0.1
@@ -193,6 +193,6 @@ for a, b in zip(learned(torch.compile(call, backend="eager")), learned(call)):
 
 @pytest.mark.process
 def test_compiled_calls_do_not_take_a_tensor_for_changed() -> None:
-    """In a process of its own: the checks of shapes in these tests cannot be compiled."""
+    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Every bad input is refused at the call, by name, with what was expected and what came; empty inputs are not bad."""
+"""Every bad input is refused at the call with a message that names it; empty inputs are valid."""
 
 import math
 import warnings
@@ -16,7 +16,7 @@ from regard.core.local import local_attention
 
 QUERY, KEY, VALUE = torch.randn(2, 6, 5, 13), torch.randn(2, 3, 7, 13), torch.randn(2, 3, 7, 11)
 
-# What to change in a good call, and what the message must say.
+# Changes to a valid call, and parts of the expected message.
 BAD_CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "lengths differ": ({"value": torch.randn(2, 3, 8, 11)}, ["key", "value", "7", "8"]),
     "sizes differ for dot": ({"query": torch.randn(2, 6, 5, 12), "score": regard.Dot()}, ["query", "key", "12", "13"]),
@@ -274,7 +274,7 @@ def test_lengths_and_ids_may_be_unsigned(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the checks are off where FlexAttention compiles")
 def test_shapes_are_checked_in_tests() -> None:
-    """The run-time check of annotations is on: without it, shapes in `core` would be comments."""
+    """The run-time check of annotations is on: without it, shapes in `core` would not be checked."""
     with pytest.raises(jaxtyping.TypeCheckError):
         regard.Softmax()(torch.ones(3, dtype=torch.long))
     with pytest.raises(jaxtyping.TypeCheckError):
@@ -327,7 +327,7 @@ def test_empty_inputs_give_the_right_shape(path: str, empty: str, mask: object) 
 
 @pytest.mark.parametrize("shape", [(0, 6, 600, 8), (2, 0, 600, 8)], ids=["batch", "heads"])
 def test_nothing_in_a_window_gives_the_right_shape(shape: tuple[int, ...]) -> None:
-    """Long enough that `sdpa` goes along the band."""
+    """Long enough for `sdpa` to use the band."""
     x = torch.randn(shape, requires_grad=True)
     output = regard.attention(x, x, x, mask=regard.window(10, 0), backend="sdpa").output
     assert output.shape == torch.autograd.grad(output.sum(), x)[0].shape == shape
@@ -335,7 +335,7 @@ def test_nothing_in_a_window_gives_the_right_shape(shape: tuple[int, ...]) -> No
 
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 def test_a_call_leaves_its_input_alone(normalize: str) -> None:
-    """No path writes into what it was given."""
+    """No path modifies its inputs."""
     for place in PLACES.values():
         inputs = SCORES["scaled"].inputs()
         before = [tensor.clone() for tensor in inputs]
@@ -401,7 +401,7 @@ def test_whole_numbers_may_be_those_of_numpy() -> None:
 
 @pytest.mark.usefixtures("as_installed")
 def test_numbers_go_where_the_queries_are() -> None:
-    """As seen with the only other device that every machine has, on which nothing is computed."""
+    """Uses the meta device, the only other device on every machine; nothing is computed on it."""
     x = torch.empty(2, 3, 4, 8, device="meta")
     masks = regard.padding([2, 4]) & (regard.segments([0, 0, 1, 1], torch.zeros(4, dtype=torch.long, device="meta")))
     for arguments in (
@@ -419,7 +419,7 @@ def test_numbers_go_where_the_queries_are() -> None:
 @pytest.mark.usefixtures("as_installed")
 def test_nested_tensors_of_the_old_kind_are_named_too() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, about their future
+        warnings.simplefilter("ignore")  # a deprecation warning of torch
         nested = torch.nested.nested_tensor([torch.ones(6, 2, 13), torch.ones(6, 3, 13)], layout=torch.strided)
     with pytest.raises(TypeError, match="query must be a plain tensor, got a nested one"):
         regard.attention(nested, KEY, VALUE)

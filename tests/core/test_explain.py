@@ -1,4 +1,4 @@
-"""`explain` says what `attention` would do: which backend, why not the others, how much work."""
+"""`explain` reports how `attention` would compute a call: the backend, why not the others, and the cost."""
 
 import re
 
@@ -17,7 +17,7 @@ SHORT, LONG = inputs(length=16), inputs(length=1024)
 WEIGHT = torch.randn(32)
 JUDGE = mlp(torch.randn(8, 64), torch.randn(8), torch.randn(8))
 
-# A call, the backend it should get on a CPU, and a backend with a word of the reason it was refused.
+# A call, its expected backend on a CPU, and a refused backend with a word of the reason.
 TYPICAL = {
     "plain": (LONG, {}, "sdpa", ("flex", "cuda")),
     "causal": (LONG, {"mask": regard.causal()}, "sdpa", ("flex", "cuda")),
@@ -76,7 +76,7 @@ def test_forcing_a_backend_that_serves(backend: str) -> None:
     assert backend not in plan.refused
 
 
-# Two operations, a multiplication and an addition, for each number of a query, and for each number of a value.
+# Two operations, a multiplication and an addition, for each entry of a query, and of a value.
 
 
 def test_flops_of_a_plain_call() -> None:
@@ -96,14 +96,14 @@ def test_weights_cost_a_second_look_at_the_keys() -> None:
 
 
 def test_flops_of_a_causal_call() -> None:
-    """Of 5 × 7 pairs, 1 + 2 + 3 + 4 + 5 are left."""
+    """Of 5 × 7 pairs, 1 + 2 + 3 + 4 + 5 are allowed."""
     query, key, value = torch.randn(2, 6, 5, 13), torch.randn(2, 3, 7, 13), torch.randn(2, 3, 7, 11)
     plan = regard.explain(query, key, value, mask=regard.causal())
     assert plan.flops == pytest.approx(2 * 6 * 15 * (2 * 13 + 2 * 11), abs=1)
 
 
 def test_flops_of_a_window() -> None:
-    """1,024 queries see themselves and 3 keys before, less 3 + 2 + 1 at the start."""
+    """1,024 queries attend themselves and 3 keys before, less 3 + 2 + 1 at the start."""
     plan = regard.explain(*LONG, mask=regard.window(3, 0))
     assert plan.flops == pytest.approx(4 * (1024 * 4 - 6) * (2 * 32 + 2 * 32), rel=1e-3)
 
@@ -122,7 +122,7 @@ def test_explain_computes_nothing() -> None:
 
 
 def test_tensors_without_data_are_explained() -> None:
-    """What a mask without tensors leaves is known; what lengths leave is at most everything."""
+    """The pairs allowed by a mask without tensors are known; for lengths the number is an upper bound."""
     x, lengths = torch.zeros(1, 2, 300, 8, device="meta"), torch.zeros(1, dtype=torch.long, device="meta")
     real = torch.zeros(1, 2, 300, 8)
     for mask in (regard.causal(), regard.window(3, 3)):

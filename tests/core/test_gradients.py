@@ -30,7 +30,7 @@ def leaves_of(score: str, **sizes: int) -> list[Tensor]:
 
 
 def closed() -> Tensor:
-    """Return a mask with an empty row and an open one."""
+    """Return a mask with an empty row and a full row."""
     mask = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
     return mask.expand(1, 2, 3, 4)
 
@@ -41,7 +41,7 @@ def closed() -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", paths(normalizers=SMOOTH))
 def test_gradcheck(path: str) -> None:
-    """Every element of the Jacobian for typical paths; for the others, one random direction of it."""
+    """Check every element of the Jacobian for typical paths; for the others, one random direction."""
     leaves = leaves_of(path.split("/")[1])
     assert gradcheck(lambda *inputs: attend(path, inputs).output, leaves, fast_mode=path not in WHOLE_JACOBIAN)
     assert gradcheck(lambda *inputs: attend(path, inputs, mask=closed()).output, leaves, fast_mode=True)
@@ -57,7 +57,7 @@ def test_gradgradcheck(path: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "request_name"),
-    # Two requests for each path, in turn: each meets every backend and normaliser.
+    # Two requests for each path, cycled so that each occurs with every backend and normaliser.
     [(path, name) for n, path in enumerate(SMOOTH_PATHS) for m, name in enumerate(REQUESTS) if (m - n) % 5 < 2],
 )
 def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
@@ -67,7 +67,7 @@ def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
 
     leaves = leaves_of(path.split("/")[1])
     assert gradcheck(asked, leaves, fast_mode=True)
-    # The weights do not know the values.
+    # The weights do not depend on the values.
     slope = torch.autograd.grad(asked(*leaves)[1].sum(), leaves[2], materialize_grads=True)[0]
     assert torch.count_nonzero(slope) == 0
 
@@ -75,7 +75,7 @@ def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in FUSED_PATHS if path in SMOOTH_PATHS])
 def test_blocks_and_grouped_heads_learn_as_the_reference(path: str) -> None:
-    """Sizes that no block divides, several blocks long."""
+    """Sizes that no block divides, over several blocks."""
     score = path.split("/")[1]
     sizes = {"heads": 4, "groups": 2, "queries": 307, "keys": 1301, "size": 3, "value_size": 2}
     results = {}
@@ -104,7 +104,7 @@ BIASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], object]]] = {
 
 
 def alone(shape: tuple[int, ...], build: Callable[[Tensor], object], leaf: Tensor) -> Tensor:
-    """Return the bias as a dense tensor, written out."""
+    """Return the bias as a dense tensor."""
     i, j = torch.arange(5).unsqueeze(1), torch.arange(7)
     if isinstance(build(leaf), Tensor):
         return leaf.expand(2, 6, 5, 7)
@@ -132,15 +132,16 @@ def test_a_learned_bias_learns(path: str, bias: str, masked: bool) -> None:
         return gradient
 
     dense_reference = slope(path.replace(path.split("/")[0], "reference", 1), lambda leaf: alone(shape, build, leaf))
-    assert torch.count_nonzero(dense_reference) > 0 or bias in ("number", "per head")  # softmax sees no constant
+    # A constant bias has no gradient in a softmax.
+    assert torch.count_nonzero(dense_reference) > 0 or bias in ("number", "per head")
     assert_close(slope(path, build), dense_reference)
 
 
-# Whatever a custom score closes over
+# Custom scores with captured tensors
 
 
 class Judge(nn.Module):
-    """A score with parameters of its own, some of them shared between its parts."""
+    """A score with its own parameters, some of them shared between its parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,11 +188,12 @@ def test_a_closure_learns_on_blocked_as_on_reference(kind: str, normalize: str) 
         return list(torch.autograd.grad(loss, leaves))
 
     for gradient, expected in zip(slopes("blocked"), slopes("reference"), strict=True):
-        assert torch.count_nonzero(expected) > 0 or expected.shape == (1,)  # softmax does not see the readout's bias
+        # Softmax does not depend on the readout's bias.
+        assert torch.count_nonzero(expected) > 0 or expected.shape == (1,)
         assert_close(gradient, expected)
 
 
-# Half precision: an error budget, not a tolerance
+# Half precision: errors relative to those of the reference, not a fixed tolerance
 
 
 def plain_scores(name: str, query: Tensor, key: Tensor, *parameters: Tensor) -> Tensor:
@@ -262,7 +264,7 @@ def test_half_precision_keeps_its_error_budget(path: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("score", ["additive", "bilinear"])
 def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over many blocks: sums in bfloat16 would stop growing."""
+    """Over many blocks, because sums in bfloat16 would stop growing."""
     monkeypatch.setattr(blocked, "_BUDGET", 2**14)
     sizes = {"batch": 1, "heads": 1, "groups": 1, "queries": 160, "keys": 160, "size": 16, "value_size": 4}
     inputs = [tensor.to(torch.bfloat16) for tensor in SCORES[score].inputs(**sizes)]
@@ -279,7 +281,7 @@ def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monke
 
 
 def _changing() -> dict[str, tuple[Tensor, dict[str, object], str]]:
-    """Return a tensor of a call, the call, and what it is called there."""
+    """Return a tensor of a call, the call, and the name of the tensor in the error."""
     lengths, allowed, bias, weight = torch.tensor([4]), torch.ones(6, 6) > 0, torch.zeros(6, 6), torch.ones(8)
     return {
         "lengths": (lengths, {"mask": regard.padding(lengths)}, "mask"),
@@ -318,7 +320,7 @@ def test_a_backward_pass_inside_autocast_is_as_exact_as_outside(score: object, n
 
 
 def test_queries_whose_weights_are_computed_again_must_not_change() -> None:
-    """Values may: weights do not depend on them."""
+    """Values may change, because weights do not depend on them."""
     x, value = torch.randn(1, 1, 600, 8, requires_grad=True), torch.randn(1, 1, 600, 8)
     weights = regard.attention(x, x, value, weights=regard.entropy(), backend="sdpa").weights
     (wanted,) = torch.autograd.grad(weights.sum(), x, retain_graph=True)
@@ -333,7 +335,7 @@ def test_queries_whose_weights_are_computed_again_must_not_change() -> None:
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 @pytest.mark.parametrize("alpha", [1.0000001, 1.00001, 1.2, 3.0, 4.0])
 def test_entmax_of_any_alpha_in_single_precision(alpha: float, backend: str) -> None:
-    """Powers of 1 / (α − 1) are steep, and so are those of their derivatives."""
+    """Powers of 1 / (α − 1) are steep, and so are their derivatives."""
     base = [torch.randn(1, 2, 50, 8, dtype=torch.float64) for _ in range(3)]
 
     def learned(dtype: torch.dtype, backend: str) -> list[Tensor]:

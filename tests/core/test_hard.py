@@ -1,6 +1,6 @@
-"""Hard attention: what is drawn, how likely it was, and what each estimator's gradient is, by hand.
+"""Hard attention: samples, their log-probabilities, and the gradient of each estimator, computed by hand.
 
-Scores are given outright: a zero query scores every key 0, and a bias is the rest.
+Scores are set directly: a zero query gives every key the score 0, and a bias adds the given score.
 """
 
 import math
@@ -24,7 +24,7 @@ every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
 
 
 def draw(scores: Tensor, value: Tensor | None = None, **arguments: object) -> regard.Attended:
-    """Hard attention of queries whose scores (…, q, k) are given; values are one-hot unless given."""
+    """Compute hard attention with given scores (…, q, k); values are one-hot unless given."""
     keys = scores.shape[-1]
     zeros = scores.new_zeros(*scores.shape[:-2], 1, scores.shape[-2], 1)
     value = torch.eye(keys, dtype=scores.dtype) if value is None else value
@@ -37,7 +37,7 @@ def draw(scores: Tensor, value: Tensor | None = None, **arguments: object) -> re
 
 
 def distribution(scores: Tensor, temperature: float) -> Tensor:
-    """Return what a key is drawn from, (q, k), of scores (1, q, k)."""
+    """Return the distribution of the sample, (q, k), for scores (1, q, k)."""
     rows = [oracles.softmax([score / temperature for score in row]) for row in scores[0].tolist()]
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -46,14 +46,14 @@ def seeded(seed: int = 7) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# What is drawn
+# Samples
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 @every_estimator
 @every_backend
 def test_frequencies_are_those_of_softmax(backend: str, estimator: str, temperature: float) -> None:
-    """Pearson's χ² with 3 degrees of freedom passes 30 once in a million seeds."""
+    """Pearson's χ² with 3 degrees of freedom exceeds 30 once in a million seeds."""
     draws, open_keys = 20_000, [0, 2, 3, 4]
     mask = torch.tensor([True, False, True, True, True])
     attended = draw(
@@ -61,7 +61,7 @@ def test_frequencies_are_those_of_softmax(backend: str, estimator: str, temperat
         weights=regard.received(), generator=seeded(), backend=backend,
     )  # fmt: skip
     counts = attended.weights.squeeze()
-    sharpness = 1.0 if estimator == "gumbel" else 1 / temperature  # Gumbel's temperature bends only the gradient
+    sharpness = 1.0 if estimator == "gumbel" else 1 / temperature  # the temperature of gumbel only affects the gradient
     expected = draws * torch.tensor(oracles.softmax([SCORES_GIVEN[j].item() * sharpness for j in open_keys]))
 
     assert counts.sum() == draws
@@ -98,7 +98,7 @@ def test_without_a_generator_the_global_seed_decides(backend: str, estimator: st
 @every_estimator
 @every_backend
 def test_when_it_samples(backend: str, estimator: str) -> None:
-    """In training, with a generator, or when told; otherwise the best key."""
+    """A key is sampled in training, with a generator, or on request; otherwise the best key is taken."""
 
     def draws(learned: bool = False, sample: bool | None = None, generator: torch.Generator | None = None) -> bool:
         scores = SCORES_GIVEN.expand(300, 5).clone().requires_grad_(learned)
@@ -145,7 +145,7 @@ def test_requests_are_of_the_draw_and_entropy_of_the_distribution(backend: str, 
     assert_close(asked, expected(one_hot, distribution(scores, 2.0).reshape(1, 1, 7, 5)))
 
 
-# How likely it was
+# Log-probabilities
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -189,7 +189,7 @@ def test_the_best_key_s_log_prob_is_its_score_less_the_log_sum_exp(backend: str,
         query, key, value, SCORES[score].oracle(*parameters), lambda scores: scores, PLACES["dense"].allowed
     )
     scores, totals = (torch.tensor(given, dtype=torch.float64) for given in (answer.weights, answer.log_sum_exp))
-    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # 0 is where nothing was scored
+    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # 0 marks pairs that were not scored
     assert_close(attended.log_prob, torch.where(totals > -math.inf, best - totals, 0))
 
 
@@ -201,7 +201,7 @@ def test_soft_attention_has_no_log_prob(normalize: object) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", paths(normalizers=["hard"]))
 def test_gradcheck_of_the_best_key(path: str) -> None:
-    """REINFORCE taking the best key is a plain function: the values and log-probabilities have true gradients."""
+    """Without sampling, REINFORCE is deterministic: values and log-probabilities have exact gradients."""
     inputs = SCORES[path.split("/")[1]].inputs(batch=1, heads=2, groups=1, queries=3, keys=4, size=2, value_size=2)
     leaves = [tensor.requires_grad_() for tensor in inputs]
 
@@ -212,7 +212,7 @@ def test_gradcheck_of_the_best_key(path: str) -> None:
     assert gradcheck(best, leaves, fast_mode=True)
 
 
-# What each estimator's gradient is
+# Gradients of the estimators
 
 
 def hand_derived(p: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def test_straight_through_has_the_gradient_of_the_expectation(backend: str, temp
 
     p = distribution(scores, temperature)
     assert_close(gradient[0], hand_derived(p, value.detach(), slopes) / temperature)
-    assert_close(value_gradient, attended.weights[0, 0].mT @ slopes)  # to the chosen value alone
+    assert_close(value_gradient, attended.weights[0, 0].mT @ slopes)  # only the chosen value gets a gradient
 
 
 @every_backend
@@ -249,7 +249,7 @@ def test_reinforce_sends_nothing_through_the_output_but_to_the_chosen_value(back
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @every_backend
 def test_gumbel_has_the_gradient_of_the_noisy_softmax(backend: str, temperature: float) -> None:
-    """The Jacobian (diag(y) − y yᵀ) / T shows y; y shows the noise; the noise is Gumbel's and made the choice."""
+    """The Jacobian (diag(y) − y yᵀ) / T gives y; y gives the noise; the noise is Gumbel's and determined the choice."""
     rows, keys = 4000, 3
     scores = SCORES_GIVEN[:keys].expand(rows, keys).clone().requires_grad_()
     hard = regard.Hard("gumbel", temperature=temperature)
@@ -257,11 +257,11 @@ def test_gumbel_has_the_gradient_of_the_noisy_softmax(backend: str, temperature:
     jacobian = torch.stack(
         [torch.autograd.grad(attended.output[..., c].sum(), scores, retain_graph=True)[0] for c in range(keys)], dim=1
     )
-    product = -temperature * jacobian  # off its diagonal y_i y_j
+    product = -temperature * jacobian  # off-diagonal entries are y_i y_j
     ab, ac, bc = product[:, 0, 1], product[:, 0, 2], product[:, 1, 2]
     y = torch.stack(((ab * ac / bc).sqrt(), (ab * bc / ac).sqrt(), (ac * bc / ab).sqrt()), dim=1)
 
-    sound = (product.abs() > 1e-100).all(dim=(1, 2))  # elsewhere y is too near a corner to be read off
+    sound = (product.abs() > 1e-100).all(dim=(1, 2))  # elsewhere y is too near a corner to be recovered
     assert sound.sum() > 0.99 * rows
     y, chosen = y[sound], attended.weights.reshape(rows, keys)[sound].argmax(dim=-1)
     assert_close(y.sum(dim=-1), torch.ones(len(y), dtype=torch.float64), rtol=1e-5, atol=1e-5)
@@ -287,7 +287,7 @@ def test_every_estimator_gives_values_the_same_gradient(backend: str, estimator:
 
 @pytest.mark.parametrize("path", paths(normalizers=["hard"]))
 def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> None:
-    """Over several blocks, with grouped heads and a mask that leaves some rows nothing."""
+    """Over several blocks, with grouped heads and a mask with empty rows."""
     score = path.split("/")[1]
     sizes = {"queries": 11, "keys": 1301, "size": 3, "value_size": 2}
     mask = regard.causal(offset=1200) & regard.padding(torch.tensor([1301, 0]))
@@ -304,7 +304,7 @@ def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> N
         assert_close(gradient, expected)
 
 
-# Reading the expected value
+# The expected value
 
 
 def test_queries_that_read_the_expected_value_by_hand() -> None:
@@ -360,7 +360,7 @@ def test_a_share_is_one_float(expected: Tensor) -> None:
 
 
 def test_a_share_of_the_queries_reads_the_expected_value() -> None:
-    """The share of 20,000 queries is within five standard deviations of 0.3."""
+    """The fraction of 20,000 queries is within five standard deviations of 0.3."""
     hard = regard.Hard("reinforce", expected=0.3)
     found = draw(SCORES_GIVEN.expand(20_000, 5), normalize=hard, generator=seeded()).log_prob == 0
     assert found.double().mean().item() == pytest.approx(0.3, abs=5 * math.sqrt(0.3 * 0.7 / 20_000))
@@ -378,7 +378,7 @@ def test_the_expected_value_has_no_blockwise_form() -> None:
         draw(SCORES_GIVEN.expand(1, 7, 5), normalize=hard, generator=seeded(), backend="blocked")
 
 
-# Learning from draws
+# Learning from samples
 
 
 def test_reinforce_by_hand() -> None:
@@ -443,7 +443,7 @@ def test_a_reward_learns_nothing() -> None:
 @pytest.mark.parametrize("baseline", [0.0, 0.4, None])
 @every_backend
 def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | None) -> None:
-    """A bandit of five arms: the mean gradient of many pulls is that of Σ p·reward, whatever the baseline."""
+    """A bandit of five arms: the mean gradient of many samples is that of Σ p·reward, whatever the baseline."""
     pulls = 20_000
     rewards = torch.tensor([1.0, -0.5, 0.3, 2.0, 0.0], dtype=torch.float64)
     logits = SCORES_GIVEN.clone().requires_grad_()
@@ -457,7 +457,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
     p = torch.tensor(oracles.softmax(SCORES_GIVEN.tolist()), dtype=torch.float64)
     exact = p * (rewards - p @ rewards)
     level = p @ rewards if baseline is None else baseline
-    one_pull = (rewards - level).unsqueeze(1) * (torch.eye(5, dtype=torch.float64) - p)  # gradient by arm pulled
+    one_pull = (rewards - level).unsqueeze(1) * (torch.eye(5, dtype=torch.float64) - p)  # gradient for each arm
     spread = (p @ one_pull.square() - (p @ one_pull).square()).sqrt()
     assert (((-gradient - exact) / (spread / math.sqrt(pulls))).abs() < 5).all()
 

@@ -1,4 +1,4 @@
-"""Attention in O(n) equals its formula, summed pair by pair; and Performer features stand for softmax attention."""
+"""Attention in O(n) equals its formula, summed pair by pair; Performer features approximate softmax attention."""
 
 import itertools
 import math
@@ -90,7 +90,7 @@ def performer(size: int = 5, count: int = 11, seed: int = 3) -> regard.Performer
 
 
 def squared(x: Tensor) -> Tensor:
-    """Return a feature map of one's own."""
+    """Return a user-defined feature map."""
     return torch.cat([x.square() + 0.1, x.abs()], -1)
 
 
@@ -109,7 +109,7 @@ both_ways = pytest.mark.parametrize("causal", [False, True], ids=["all", "causal
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks and segments so short that a few positions cross their edges."""
+    """Sets chunks and segments so short that a few positions cross their boundaries."""
     monkeypatch.setattr(linear, "CHUNK", 4)
     monkeypatch.setattr(linear, "ROWS", 16)
 
@@ -181,7 +181,7 @@ def test_inputs_thirty_times_larger_still_give_the_formula(name: str, causal: bo
     output = regard.linear_attention(query, key, value, features=features, causal=causal)
     gradients = torch.autograd.grad(output.square().sum(), (query, key))
     assert all(gradient.isfinite().all() for gradient in gradients)
-    # The exponents reach thousands, so what is left of eps is multiplied by as much.
+    # The exponents reach thousands, so rounding errors are multiplied by as much.
     close = 1e4 * torch.finfo(dtype).eps
     expected = oracle(query.detach(), key.detach(), value, logs, causal)
     assert_close(output.detach().double(), expected, rtol=close, atol=close)
@@ -206,8 +206,32 @@ def test_half_precision_is_computed_in_float32(causal: bool, dtype: torch.dtype)
     output = regard.linear_attention(query, key, value, features=features, causal=causal)
     exact = regard.linear_attention(query.double(), key.double(), value.double(), features=features, causal=causal)
     assert output.dtype == dtype
-    # Only the last rounding is seen.
+    # Only the final rounding differs.
     assert_close(output.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@both_ways
+@pytest.mark.parametrize("queries", [67, 200])
+def test_elu_features_in_bfloat16_err_as_the_plain_products_do(queries: int, causal: bool) -> None:
+    leaves = [
+        x.requires_grad_() for x in inputs(1, 2, 2, queries, 200 if not causal else queries, 16, 8, torch.bfloat16)
+    ]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    change = torch.randn(1, 2, queries, 8, dtype=torch.float64)
+
+    def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (torch.nn.functional.elu(query) + 1) @ (torch.nn.functional.elu(key) + 1).mT
+        weights = weights.tril() if causal else weights
+        return weights @ value / weights.sum(-1, keepdim=True)
+
+    def results(call: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+        output = call(*given)
+        grads = torch.autograd.grad(output, given, change.to(output.dtype))
+        return [t.double() for t in (output, *grads)]
+
+    mine = results(lambda *x: regard.linear_attention(*x, features=regard.EluFeatures(), causal=causal), leaves)
+    for result, usual, true in zip(mine, results(plain, leaves), results(plain, exact), strict=True):
+        assert (result - true).norm() <= 2 * (usual - true).norm()
 
 
 def test_autocast_casts_the_inputs_and_computes_in_float32() -> None:
@@ -335,7 +359,7 @@ def test_causal_rows_before_the_first_key_kept_give_zeros() -> None:
     assert_close(output[..., 3:, :], regard.linear_attention(*rest, features=performer(), causal=True))
 
 
-# The past
+# The state of earlier positions
 
 
 @every_map
@@ -385,9 +409,9 @@ def test_gradients(name: str, causal: bool, length: int) -> None:
 @both_ways
 @pytest.mark.parametrize("length", [5, 9])
 @pytest.mark.usefixtures("small_blocks")
-def test_second_gradients(causal: bool, length: int) -> None:
+@pytest.mark.parametrize("features", [performer(2, 3), regard.EluFeatures()], ids=["performer", "elu"])
+def test_second_gradients(features: feature_maps.Features, causal: bool, length: int) -> None:
     leaves = tuple(x.requires_grad_() for x in inputs(1, 1, 1, length, length, 2, 1))
-    features = performer(2, 3)
     assert torch.autograd.gradgradcheck(
         lambda *x: regard.linear_attention(*x, features=features, causal=causal), leaves
     )
@@ -422,7 +446,7 @@ def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: boo
 
 
 def test_a_memory_that_repeats_is_read_once() -> None:
-    """Where no repeat can have a gradient of its own: the call's own repeats, and any without gradients."""
+    """Cases without separate gradients for repeats: repeats by the call itself, and any without gradients."""
     seen: list[int] = []
 
     def counting(x: Tensor) -> Tensor:
@@ -456,7 +480,7 @@ def test_a_learned_feature_map_learns() -> None:
 
 
 def test_training_keeps_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the forward pass leaves for the backward pass is the inputs and one state for each segment."""
+    """Only the inputs and one state for each segment are stored for the backward pass."""
     monkeypatch.setattr(linear, "ROWS", 64)
     count, length = 32, 8 * linear.ROWS
     leaves = [x.requires_grad_() for x in inputs(1, 1, 1, length, length, 4, 4, dtype=torch.float32)]
@@ -526,7 +550,7 @@ def test_the_kernel_estimate_is_unbiased() -> None:
 
 
 def softmax_error(count: int, orthogonal: bool, draws: int = 20) -> float:
-    """Return root mean square distance from softmax attention over some draws."""
+    """Return the root mean square distance from softmax attention over some samples."""
     generator = seeded(11)
     query, key, value = (torch.randn(1, n, 16, generator=generator, dtype=torch.float64) / 3 for n in (13, 31, 31))
     exact = torch.softmax(query @ key.mT / 4, -1) @ value
@@ -560,7 +584,7 @@ def test_orthogonal_directions_are_gaussian_one_by_one() -> None:
             products = block @ block.mT
             assert_close(products, products.diagonal().diag(), rtol=0, atol=1e-12)
         rows.append(projection)
-    drawn = torch.stack(rows)  # (draw, row, entry)
+    drawn = torch.stack(rows)  # (sample, row, entry)
     for row in (0, 4, 11):
         one = drawn[:, row]
         assert_close(one.mean(0), torch.zeros(5).double(), rtol=0, atol=0.25)
@@ -606,7 +630,8 @@ def test_the_default_features_are_the_same_every_time() -> None:
     with torch.inference_mode():
         first = regard.linear_attention(query, key, value)
     torch.manual_seed(2)
-    second = regard.linear_attention(query.requires_grad_(), key, value)  # what inference drew must serve training
+    # Features sampled in inference mode must be usable in training.
+    second = regard.linear_attention(query.requires_grad_(), key, value)
     second.sum().backward()
     assert_close(first, second.detach(), rtol=0, atol=0)
     drawn = regard.PerformerFeatures.draw(16, generator=seeded(0), dtype=torch.float64)
@@ -759,13 +784,13 @@ def test_a_cuda_device_gives_the_same(name: str, causal: bool) -> None:
         )
 
 
-# Far from 1
+# Extreme values
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [1e3, 3e4, 1e6, 1e10, 1e15, 1e18])
 def test_performer_features_are_right_however_large_the_inputs(scale: float, causal: bool) -> None:
-    """One key has all the weight then: float32 tells which, unless two are closer than its digits."""
+    """One key then has all the weight: float32 determines which, unless two are closer than its precision."""
     features = regard.PerformerFeatures.draw(8, 32, generator=torch.Generator().manual_seed(1))
     query, key, value = (torch.randn(2, 70, 8) for _ in range(3))
     query, key = (query * scale).requires_grad_(), key * scale
@@ -786,7 +811,7 @@ def test_features_without_logarithms_do_not_overflow_by_their_products(name: str
     features = regard.EluFeatures() if name == "elu" else lambda x: torch.relu(x) + 1e-3
     query, key, value = (torch.randn(2, 70, 8) for _ in range(3))
     query, key = (t.sign() * t.abs().add(0.1) * scale for t in (query, key))
-    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # each has something that is not 0
+    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # each has a non-zero entry
     found = regard.linear_attention(query, key, value, features=features, causal=causal)
     weights = features(query.double()) @ features(key.double()).mT
     weights = weights.tril() if causal else weights

@@ -11,7 +11,7 @@ LEAD, HEADS, QUERIES, KEYS, SIZE, VALUE = 2, 3, 5, 11, 7, 4
 
 
 def by_hand(query, key, value, centre, reach, length, gaussian):
-    """Return one query: the window's softmax by plain numbers, times the Gaussian."""
+    """Return one query: the softmax of the window, times the Gaussian, in Python numbers."""
     near = [s for s in range(KEYS) if abs(s - centre) <= reach and s < length]
     if not near:
         return torch.zeros(VALUE, dtype=torch.float64)

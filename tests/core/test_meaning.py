@@ -1,4 +1,4 @@
-"""One meaning on every path: what a mask, an empty row, a poisoned key and a tie do, forward and backward."""
+"""The same semantics on every path: masks, empty rows, masked NaN and ties, forward and backward."""
 
 import math
 from typing import Any
@@ -33,7 +33,7 @@ def inputs_of(path: str, **sizes: int) -> list[torch.Tensor]:
 
 
 def assert_same(learned: Learned, expected: Learned) -> None:
-    """The same output, weights and gradients."""
+    """Compare output, weights and gradients."""
     for result, wanted in zip(learned.everything, expected.everything, strict=True):
         assert_close(result, wanted)
 
@@ -42,7 +42,7 @@ def assert_same(learned: Learned, expected: Learned) -> None:
 
 
 def rows_closed_by(how: str) -> dict:
-    """Return arguments that leave queries 1 and 3 nothing to attend."""
+    """Return arguments with which queries 1 and 3 have nothing to attend."""
     keep = torch.ones(QUERIES, KEYS, dtype=torch.bool)
     keep[[1, 3]] = False
     query_ids = torch.tensor([0, 9, 0, 9, 0]).expand(BATCH, QUERIES)
@@ -63,7 +63,7 @@ def test_empty_rows_give_zeros_and_touch_nothing(path: str, how: str) -> None:
     for result in (learned.output, learned.weights, learned.gradients[0]):
         assert torch.count_nonzero(result[:, :, [1, 3]]) == 0
 
-    # The others learn as if the empty rows were not there.
+    # The gradients of the other rows are as without the empty rows.
     expected = learn(path, inputs, rows=[0, 2, 4])
     assert_close(learned.output[:, :, [0, 2, 4]], expected.output[:, :, [0, 2, 4]])
     assert_close(learned.weights[:, :, [0, 2, 4]], expected.weights[:, :, [0, 2, 4]])
@@ -101,13 +101,13 @@ def test_the_query_of_an_empty_row_does_not_matter(path: str) -> None:
     assert_same(learn(path, [query, *rest], mask=regard.causal(offset=-2)), clean)
 
 
-# NaN and Inf behind a mask. Torch's own kernels let them through, so `sdpa` refuses and `auto` goes another way.
+# NaN and Inf behind a mask. Torch's own kernels let them through, so `sdpa` refuses and `auto` chooses another backend.
 
 CLEAN_PATHS = [path.replace("sdpa", "auto") for path in TYPICAL_PATHS]
 
 
 def closed_keys(how: str) -> tuple[object, torch.Tensor]:
-    """Return a mask, and the keys (batch, group, key) that it closes to every query."""
+    """Return a mask, and the keys (batch, group, key) that it hides from every query."""
     closed = torch.zeros(BATCH, GROUPS, KEYS, dtype=torch.bool)
     if how == "padding":
         closed[0, :, 4:] = closed[1, :, 6:] = True
@@ -153,7 +153,8 @@ def test_a_future_key_has_no_effect_on_the_past(path: str, mask: object, poison:
     inputs[{"key": 1, "value": 2}[where]][:, :, KEYS - 2] = POISONS[poison]
     poisoned = learn(path, inputs, rows=past, mask=mask)
 
-    for result, expected in zip(poisoned.everything[:3], clean.everything[:3], strict=True):  # up to the query's
+    # Up to the gradient of the query.
+    for result, expected in zip(poisoned.everything[:3], clean.everything[:3], strict=True):
         assert_close(result[:, :, past], expected[:, :, past])
 
 
@@ -169,17 +170,18 @@ def test_sdpa_refuses_what_its_kernels_would_let_through(poison: str, where: str
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("how", ["padding", "dense", "window", "bias", "not", "or", "causal and segments"])
 def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: torch.dtype) -> None:
-    """As in a cache that nobody has cleared. By `auto`: torch's kernels would add −inf to +inf."""
+    """As in an uninitialised cache. With `auto`, because torch's kernels would add −inf to +inf."""
     closed = torch.arange(20) >= 12
     bias = torch.zeros(1, 20).masked_fill(closed, -torch.inf)
     calls = {"padding": {"mask": regard.padding(12)}, "dense": {"mask": ~closed[None]}, "bias": {"bias": bias}}
     calls["window"] = {"mask": regard.window(4, 0) & regard.padding(12)}
-    # The first query alone is of the segment of the closed keys, and they come after it.
+    # Only the first query is in the segment of the masked keys, which come after it.
     ids = torch.where(torch.arange(20) > 0, 1, 2), torch.where(closed, 2, 1)
     calls["causal and segments"] = {"mask": regard.causal() & regard.segments(*ids)}
     calls |= {"not": {"mask": ~regard.dense(closed[None])}, "or": {"mask": regard.padding(12) | regard.padding(10)}}
     query, key, value = (torch.randn(1, 2, 20, 8).to(dtype) for _ in range(3))
-    near = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]  # clean, another backend serves
+    # Without poison, another backend runs.
+    near = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
 
     def learned() -> tuple[torch.Tensor, ...]:
         leaves = [tensor.detach().clone().requires_grad_() for tensor in (query * 10, key, value)]
@@ -196,7 +198,7 @@ def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: tor
 @pytest.mark.parametrize("how", ["causal", "window", "per head", "future"])
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked", "flex", "auto"])
 def test_what_a_masked_key_holds_has_no_effect_on_cuda(backend: str, how: str) -> None:
-    """Keys closed to every query; and, on the plain paths, a future key that only the last query sees."""
+    """Keys masked for every query; and, on the reference paths, a future key that only the last query may attend."""
     if how == "future" and backend not in ("reference", "blocked"):
         pytest.skip("fused CUDA kernels multiply whole tiles: docs/attention.md says what that means")
     mask, closed = closed_keys("causal" if how == "future" else how)
@@ -211,13 +213,13 @@ def test_what_a_masked_key_holds_has_no_effect_on_cuda(backend: str, how: str) -
     assert_close(poisoned.cpu()[:, :, past], clean[:, :, past], rtol=2e-3, atol=2e-3)
 
 
-# Padded = packed = one by one
+# Padded, packed and single sequences give the same results
 
 LENGTHS = [3, 5, 2]
 
 
 def padded(packed: torch.Tensor) -> torch.Tensor:
-    """(1, h, total, d) to (sequences, h, longest, d), zeros behind each sequence."""
+    """Unpack (1, h, total, d) to (sequences, h, longest, d), with zeros after each sequence."""
     parts = [part.squeeze(0).transpose(0, 1) for part in packed.split(LENGTHS, dim=2)]
     return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).transpose(1, 2)
 
@@ -278,7 +280,7 @@ def test_masks_intersect(path: str) -> None:
     assert_same(learn(path, inputs, mask=most, bias=closed), expected)
 
 
-FAR = (1031, 1301)  # queries and keys of many blocks, and more pairs than any backend takes as one
+FAR = (1031, 1301)  # queries and keys of many blocks, and more pairs than any backend computes at once
 
 
 def far_masks() -> dict[str, object]:
@@ -312,7 +314,7 @@ def far_masks() -> dict[str, object]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", far_masks())
 def test_masks_over_many_blocks(mask: str) -> None:
-    """Blocks that a mask closes are skipped, those that it leaves open go without it: neither may show."""
+    """Fully masked blocks are skipped, and fully visible ones computed without the mask: the result is the same."""
     path = "reference/scaled/softmax"
     inputs = inputs_of(path, heads=2, groups=1, queries=FAR[0], keys=FAR[1], size=2, value_size=2)
 
@@ -356,7 +358,7 @@ def test_a_bias_of_minus_infinity_masks(path: str) -> None:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_first_of_equal_keys_wins(backend: str, score: str, estimator: str) -> None:
-    """Equal keys far enough apart to lie in different blocks, the first ones closed."""
+    """Equal keys in different blocks, the first ones masked."""
     keys, first = 2003, 701
     query, key, value, *parameters = SCORES[score].inputs(keys=keys, size=3, value_size=2)
     key = torch.zeros_like(key).index_fill(-1, torch.tensor(0), 1)  # no sum of several terms, so no rounding
@@ -396,7 +398,7 @@ def test_scores_of_1e5_stay_finite(path: str, dtype: torch.dtype) -> None:
     learned = learn(path, inputs)
     for result in learned.everything:
         assert result.isfinite().all()
-    if "dot" in path:  # every score is a multiple of 12,800: nothing is lost to rounding
+    if "dot" in path:  # every score is a multiple of 12,800, so there is no rounding
         path = path.replace(path.split("/")[0], "reference", 1)
         expected = attend(path, [tensor.double() for tensor in inputs], weights=regard.full())
         assert_close(learned.output.double(), expected.output, rtol=2e-2, atol=2e-2)
@@ -405,7 +407,7 @@ def test_scores_of_1e5_stay_finite(path: str, dtype: torch.dtype) -> None:
 
 def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> None:
     query, key, value = (torch.randn(1, 2, 4, 8) for _ in range(3))
-    value[:, :, 3] = 1e6  # no float16
+    value[:, :, 3] = 1e6  # too large for float16
     with torch.autocast("cpu", dtype=torch.float16):
         found = regard.attention(query, key, value, mask=regard.causal()).output
     assert found[:, :, :3].isfinite().all()
@@ -416,7 +418,7 @@ def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> No
 @pytest.mark.parametrize("score", [regard.ScaledDot(), regard.Cosine()], ids=["scaled", "cosine"])
 @pytest.mark.parametrize("heads", [True, False], ids=["heads", "headless"])
 def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, heads: bool) -> None:
-    """torch's kernels on the CPU make 0 of it where the keys do not fill a vector."""
+    """torch's CPU kernels return 0 for it if the keys do not fill a SIMD vector."""
     query, key = torch.randn(3, 8), torch.randn(keys, 8)
     query[1, 2] = math.nan
     if heads:
@@ -426,7 +428,7 @@ def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, he
     assert output[..., 0::2, :].isfinite().all()
 
 
-# Numbers at the edge of what a call may be given
+# Values at the limits of the range
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "blocked", "reference"])
@@ -473,7 +475,7 @@ def by_hand(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def lifted(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """For points inside a ball of radius 4 alone."""
+    """A score that is only defined inside a ball of radius 4."""
     rest = [(16 - rows.square().sum(-1, keepdim=True)).sqrt() for rows in (query, key)]
     return query @ key.mT + rest[0] @ rest[1].mT
 
@@ -485,7 +487,7 @@ def lifted(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 def test_padding_does_not_reach_a_score_of_ones_own(
     backend: str, score: object, dtype: torch.dtype, poison: float
 ) -> None:
-    """Not even one that divides by the size of its key, or that computes in the caller's half precision."""
+    """Even for a score that divides by the size of its key, or that computes in the caller's half precision."""
     query, key, value = (torch.randn(1, 2, 20, 4).clamp(-1.5, 1.5).to(dtype) for _ in range(3))
     query.requires_grad_()
     key[:, :, 15:] = poison

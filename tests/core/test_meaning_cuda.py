@@ -1,7 +1,7 @@
-"""The meaning of a call on the kernels that only a GPU has: every rule, on every backend that serves it there.
+"""The semantics of calls on GPU kernels: every rule, on every backend that supports it there.
 
-The rules are functions of a device, and those that the CPU's backends serve are tried there too: a rule that could not
-fail would be no test on either.
+The rules are functions of a device, and run on the CPU too if its backends support them, so that each rule is known to
+work.
 """
 
 import math
@@ -19,7 +19,7 @@ SIZE = 32  # a power of two, for FlexAttention
 
 @dataclass(frozen=True)
 class Way:
-    """A backend, a score that it serves, and a dtype."""
+    """A backend, a score that it supports, and a dtype."""
 
     backend: str
     score: str = "scaled"
@@ -56,7 +56,7 @@ def drawn(way: Way, device: str, *, batch: int = 2, queries: int = 19, keys: int
     return [x.to(device, way.dtype).requires_grad_() for x in found]
 
 
-REFUSED = {  # what a backend may refuse; anything else that it refuses is a fault
+REFUSED = {  # what a backend may refuse; any other refusal is an error
     "short": ("empty", "packed", "intersect", "bias", "long", "or"),
     "flex": ("or",),
     "additive": ("or",),
@@ -75,7 +75,7 @@ def attend(way: Way, tensors: list[Tensor], rule: str = "", **settings: Any) -> 
 
 
 def exactly(way: Way, tensors: list[Tensor], allowed: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the output in float64, from the formulas alone; it carries gradients back."""
+    """Return the output in float64, from the formulas alone; it is differentiable."""
     query, key, value, weight = (x.double() for x in tensors)
     if way.score == "additive":
         scores = (torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) * weight).sum(-1)
@@ -90,7 +90,7 @@ def exactly(way: Way, tensors: list[Tensor], allowed: Tensor, bias: Tensor | Non
 
 
 def learned(tensors: list[Tensor], output: Tensor) -> list[Tensor]:
-    """Return gradients of query, key and value for a direction in which every row of the output counts."""
+    """Return gradients of query, key and value for a loss in which every row of the output counts."""
     source = torch.Generator().manual_seed(9)
     direction = torch.randn(output.shape, generator=source).to(output.device, output.dtype)
     return list(torch.autograd.grad(output, tensors[:3], direction, retain_graph=True))
@@ -123,7 +123,7 @@ def test_a_row_with_nothing_to_attend_is_zero_in_output_weights_and_gradient(
     near(way, plain, true)
     gradients = learned(tensors, plain)
     for gradient, wanted in zip(gradients, learned(tensors, true), strict=True):
-        near(way, gradient, wanted)  # the empty rows have given keys and values nothing
+        near(way, gradient, wanted)  # empty rows contribute nothing to keys and values
     for result in (attended.output, attended.weights, plain, gradients[0]):
         assert torch.count_nonzero(result[:, :, :2]) == 0
     assert torch.count_nonzero(gradients[0][:, :, 5]) > 0
@@ -153,7 +153,8 @@ def test_what_a_closed_key_holds_has_no_effect(way: Way, device: str, poison: fl
         "padding": lambda: {"mask": regard.padding(torch.tensor([11, 19], device=device))},
         "dense": lambda: {"mask": regard.dense(keep)},
         "segments": lambda: {"mask": regard.segments(torch.zeros_like(closed, dtype=torch.long), closed.long())},
-        "together": lambda: {"mask": regard.dense(keep | (j > i)) & regard.causal()},  # each of them leaves each key
+        # Each of them alone allows every key.
+        "together": lambda: {"mask": regard.dense(keep | (j > i)) & regard.causal()},
         "or": lambda: {"mask": regard.dense(keep & (j > i)) | regard.dense(keep & (j <= i))},
         "bias": lambda: {"bias": torch.zeros(keep.shape, device=device, dtype=way.dtype).masked_fill(~keep, -math.inf)},
     }[how]()
@@ -221,7 +222,7 @@ def test_a_zero_vector_has_a_finite_cosine_and_gradient(way: Way, device: str) -
     query, key, value = (x.requires_grad_() for x in tensors[:3])
     found = attend(replace(way, score="cosine"), [query, key, value, tensors[3]]).output
     true = value.detach().double().mean(2)
-    near(way, found[:, :, 3], true)  # all its scores are 0, so it reads the mean
+    near(way, found[:, :, 3], true)  # all its scores are 0, so its output is the mean
     for gradient in torch.autograd.grad(found.float().square().sum(), (query, key, value)):
         assert gradient.isfinite().all()
 
@@ -237,7 +238,7 @@ def test_scores_of_1e5_stay_finite(way: Way, device: str, causal: bool, length: 
         weight = torch.full_like(weight, 1e5 / SIZE)
     else:
         query, key = (torch.full_like(x, (1e5 / math.sqrt(SIZE)) ** 0.5) * x.sign() for x in (query, key))
-        key[:, :, 0] = query[:, :, 0].sign() * key[:, :, 0].abs()  # of one sign in all its parts: the score is 1e5
+        key[:, :, 0] = query[:, :, 0].sign() * key[:, :, 0].abs()  # of equal signs in all entries: the score is 1e5
         assert float((query.double() @ key.double().mT).max() / math.sqrt(SIZE)) > 0.98e5
     tensors = [x.requires_grad_() for x in (query, key, value, weight)]
     found = attend(way, tensors, "long", mask=regard.causal() if causal else None).output
@@ -250,7 +251,7 @@ def test_scores_of_1e5_stay_finite(way: Way, device: str, causal: bool, length: 
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_the_first_of_equal_keys_wins(backend: str, device: str) -> None:
-    # whole numbers: their products are exact in whatever order they are summed, so that equal keys score the same
+    # Integers: their products are exact in any order of summation, so that equal keys have equal scores
     query, key = (torch.randint(-2, 3, (1, 2, n, SIZE), device=device).float() for n in (5, 1))
     key, value = key.expand(1, 2, 9, SIZE), torch.randn(1, 2, 9, SIZE, device=device)
     normalize = regard.Hard(sample=False)

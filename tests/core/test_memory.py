@@ -1,4 +1,4 @@
-"""Peak memory beyond what was resident before the call, each measured in a process of its own."""
+"""Peak memory above that before the call, each measured in a separate process."""
 
 import sys
 import textwrap
@@ -26,7 +26,7 @@ def extra(call):
 
 
 def extra_peak(body: str) -> float:
-    """Return MiB that the code's `call` needed beyond what was resident before it."""
+    """Return the MiB that the code's `call` needed above the resident memory before it."""
     script = MEASURE + textwrap.dedent(body) + "\nprint(extra(call))"
     done = forked.run([sys.executable, "-c", script])
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def extra_peak(body: str) -> float:
 
 @pytest.mark.process
 def test_the_measure_sees_memory() -> None:
-    """A gauge that reads 0 would pass every limit."""
+    """The measurement itself works: a result of 0 would pass every limit."""
     assert extra_peak("def call(): torch.ones(64 * 2**20)") > 250
 
 
@@ -43,7 +43,7 @@ def test_the_measure_sees_memory() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("request_name", "heads"), [("top(8)", 8), ("received()", 2), ("entropy()", 2)])
 def test_weights_of_8192_tokens_take_under_200_mib(request_name: str, heads: int) -> None:
-    """Full weights would be 2 GiB, or 512 MiB of two heads."""
+    """All weights would be 2 GiB, or 512 MiB for two heads."""
     peak = extra_peak(f"""
         def inputs(length):
             return [torch.randn(1, {heads}, length, 64) for _ in range(3)]
@@ -61,7 +61,7 @@ def test_weights_of_8192_tokens_take_under_200_mib(request_name: str, heads: int
 @pytest.mark.process
 @pytest.mark.slow
 def test_training_step_with_an_mlp_score_over_4096_tokens_takes_under_1_gib() -> None:
-    """Its hidden layer for all pairs would be 1 GiB before its tanh and 1 GiB after, held for the backward pass."""
+    """The hidden layer of all pairs would be 1 GiB before its tanh and 1 GiB after, stored for the backward pass."""
     peak = extra_peak("""
         from torch import nn
 

@@ -1,4 +1,4 @@
-"""The log-sum-exp of the scores on every backend, against the oracle; attention over parts of the keys, joined."""
+"""The log-sum-exp of the scores on every backend, against the oracle; attention over parts of the keys, merged."""
 
 import math
 
@@ -56,7 +56,7 @@ def test_log_sum_exp(path: str, place: str) -> None:
 @pytest.mark.parametrize("place", ["dense", "closed"])
 @pytest.mark.parametrize("path", SOFTMAX_PATHS)
 def test_gradient_of_log_sum_exp(path: str, place: str) -> None:
-    """Beside a gradient of the output, so that both are summed; rows with nothing to attend have none."""
+    """With a gradient of the output too, so that both are summed; rows with nothing to attend have none."""
     inputs = SCORES[path.split("/")[1]].inputs()
 
     def gradients(result: regard.Attended | Tensor, output: Tensor, leaves: list[Tensor]) -> list[Tensor]:
@@ -121,7 +121,7 @@ def test_a_layer_returns_it_for_each_head() -> None:
 
 
 def parts_of(path: str, place: str, inputs: list[Tensor], cuts: list[list[int]]) -> list[regard.Attended]:
-    """Return attention over some of the keys at a time, with the columns of the place's mask."""
+    """Compute attention over some of the keys at a time, with the columns of the mask."""
     where = PLACES[place]
     query, key, value, *parameters = inputs
     shape = (*query.shape[:3], key.shape[2])
@@ -173,7 +173,7 @@ def test_gradients_of_merged_parts(path: str, place: str) -> None:
 
 
 def test_worked_by_hand() -> None:
-    """Weights 3 : 1 for the two parts; one row attends only the second, one attends nothing."""
+    """Weights 3 : 1 for the two parts; one row attends only the second part, one attends nothing."""
     first = (torch.tensor([[4.0], [torch.nan], [0.0]]), torch.tensor([math.log(3.0), -math.inf, -math.inf]))
     second = (torch.tensor([[8.0], [7.0], [0.0]]), torch.tensor([0.0, 2.0, -math.inf]))
     merged = regard.merge([first, second])

@@ -38,14 +38,14 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """Return the same numbers in another memory order."""
-    if layout == "transposed":  # as projections leave them: (batch, length, heads, size)
+    """Return the same numbers in another memory layout."""
+    if layout == "transposed":  # the layout of projections: (batch, length, heads, size)
         return tensor.transpose(1, 2).contiguous().transpose(1, 2)
     if layout == "feature first":
         return tensor.mT.contiguous().mT
     if layout == "every other":
         return torch.stack((tensor, torch.full_like(tensor, torch.nan)), dim=-1).flatten(-2)[..., ::2]
-    if layout == "slice":  # an offset into something larger
+    if layout == "slice":  # an offset into a larger tensor
         return torch.nn.functional.pad(tensor, (2, 3, 1, 1), value=torch.nan)[..., 1:-1, 2:-3]
     return tensor
 
@@ -53,7 +53,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 LAYOUTS = ["contiguous", "transposed", "feature first", "every other", "slice"]
 
 
-# Masks: an expression is drawn, then written in the library's words and in the oracle's
+# Masks: an expression is sampled, then converted to the library's and to the oracle's form
 
 
 def expressions(shape: Shape) -> st.SearchStrategy[tuple]:
@@ -155,7 +155,7 @@ def test_every_backend_agrees_with_the_reference(path: str, problem: Problem) ->
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 @given(problem=problems())
 def test_masks_mean_what_their_predicate_says(backend: str, problem: Problem) -> None:
-    """Sigmoid gives every open pair a weight and every closed pair none: the weights show the mask."""
+    """Sigmoid gives every allowed pair a weight and every masked pair none, so the weights show the mask."""
     inputs, (batch, heads, _, queries, keys) = problem.inputs("scaled"), problem.shape
     weights = attend(f"{backend}/scaled/sigmoid", inputs, mask=problem.mask, weights=regard.full()).weights
     allowed = problem.allowed
@@ -177,11 +177,12 @@ def test_softmax_weights_are_a_distribution(path: str, problem: Problem) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [path for path in paths() if not path.endswith("hard")])  # whose ties know an order
+# Ties depend on the order of keys.
+@pytest.mark.parametrize("path", [path for path in paths() if not path.endswith("hard")])
 @settings(max_examples=5)
 @given(problem=problems(), random=st.randoms(use_true_random=False))
 def test_attention_is_a_bag_of_keys(path: str, problem: Problem, random: Random) -> None:
-    """Shuffling keys and values together changes nothing; without positions there is no order."""
+    """Permuting keys and values together changes nothing, because there are no positions."""
     query, key, value, *parameters = inputs = problem.inputs(path.split("/")[1])
     order = torch.tensor(random.sample(range(problem.shape.keys), problem.shape.keys))
     plain = attend(path, inputs, weights=regard.full())
@@ -203,7 +204,7 @@ def test_auto_never_changes_the_meaning(score: str, normalize: str, problem: Pro
 
 @pytest.mark.parametrize("path", paths(scores=["scaled", "cosine", "additive", "mlp"]))
 def test_views_of_one_packed_tensor(path: str) -> None:
-    """query, key and value cut out of one projection: their gradients meet in it."""
+    """query, key and value are views of one projection, so their gradients meet in it."""
     parameters = SCORES[path.split("/")[1]].inputs(size=7, heads=3)[3:]
     packed = randn(2, 5, 3 * 3 * 7, seed=60)
 
@@ -220,7 +221,7 @@ def test_views_of_one_packed_tensor(path: str) -> None:
 
 @pytest.mark.parametrize("path", paths(scores=["scaled", "bilinear", "additive", "mlp"]))
 def test_expanded_keys_have_stride_zero(path: str) -> None:
-    """One memory read by a whole batch, as in beam search; its gradient is the sum."""
+    """One memory for a whole batch, as in beam search; its gradient is the sum."""
     query, key, value, *parameters = SCORES[path.split("/")[1]].inputs(batch=3)
 
     def run(copy: bool) -> list[Tensor]:
@@ -235,7 +236,7 @@ def test_expanded_keys_have_stride_zero(path: str) -> None:
         assert_close(result, expected)
 
 
-# Axes that broadcast, and axes that are not there
+# Axes that broadcast, and missing axes
 
 
 @pytest.mark.slow
@@ -303,9 +304,9 @@ def test_attention_to_one_key_returns_its_value(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
 def test_a_score_is_a_function_one_can_call(backend: str) -> None:
-    """A record and a plain function with the same formula are the same mechanism."""
+    """A record and a Python function with the same formula are the same mechanism."""
     for name, case in SCORES.items():
-        if name.endswith("heads"):  # a plain function knows no heads
+        if name.endswith("heads"):  # a function has no weights per head
             continue
         query, key, value, *parameters = case.inputs(groups=6)
         record = case.build(*parameters)
@@ -314,7 +315,7 @@ def test_a_score_is_a_function_one_can_call(backend: str) -> None:
 
 
 def test_mlp_case_is_what_its_oracle_says() -> None:
-    """The hand-written score of these tests agrees with its own oracle, so a failure elsewhere is not its fault."""
+    """The hand-written score of these tests agrees with its own oracle."""
     query, key, _, *parameters = SCORES["mlp"].inputs(batch=1, heads=1, groups=1)
     scores = mlp(*parameters)(query, key)[0, 0]
     lists = [tensor.tolist() for tensor in parameters]
@@ -324,7 +325,7 @@ def test_mlp_case_is_what_its_oracle_says() -> None:
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 3.0])
 def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
-    """The threshold is first sought among a row's largest scores; here hundreds of keys share the weight."""
+    """The threshold is first searched among a row's largest scores; here hundreds of keys share the weight."""
     scores = torch.zeros(2, 401, dtype=torch.float64)
     scores[1, :7] = 0.001
     weights = regard.Entmax(alpha)(scores)
@@ -353,7 +354,7 @@ def test_any_part_of_a_rule_is_that_of_its_distances(q: int, k: int, row: int, c
         for places in ((rows, columns), (torch.tensor(list(rows), dtype=torch.long), columns)):
             found = bias.values(*places, torch.float64)
             assert_close(found, exact.reshape(2, q, k), rtol=0, atol=0)
-            assert found.stride(-1) == 1 or 0 in found.shape  # what every kernel reads fastest, and some read alone
+            assert found.stride(-1) == 1 or 0 in found.shape  # contiguous rows, which some kernels require
             assert_close(torch.autograd.grad(found, leaf, upstream.reshape(2, q, k))[0], wanted)
 
 

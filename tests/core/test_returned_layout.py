@@ -1,6 +1,5 @@
-"""However the gradient of an output is laid out in memory, the gradients of the inputs are the same.
-
-torch keeps cuDNN's backward graphs by the layout of the inputs alone: see `regard.core.backends.torch_sdpa`.
+"""The gradients of the inputs do not depend on the memory layout of the output's gradient. torch caches cuDNN's
+backward graphs by the layout of the inputs alone: see `regard.core.backends.torch_sdpa`.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import torch
 import regard
 from regard.core.backends import torch_sdpa
 
-seen: list[tuple[int, ...]] = []  # strides of gradients that came back to the kernel
+seen: list[tuple[int, ...]] = []  # strides of gradients that the kernel received
 
 
 @torch.library.custom_op("returned_layout::kernel", mutates_args=())
@@ -57,7 +56,7 @@ def test_a_kernel_gets_the_gradient_laid_out_like_its_output(compiler: str | Non
 
 
 def test_gradients_in_batches() -> None:
-    """As `torch.autograd.functional.jacobian(vectorize=True)` takes them, and `torch.func.grad`."""
+    """As in `torch.autograd.functional.jacobian(vectorize=True)` and `torch.func.grad`."""
     x, grads = torch.randn(2, 3, 5, 8, requires_grad=True), torch.randn(4, 2, 5, 3, 8).transpose(2, 3)
     output = torch_sdpa.returning_alike(x * 2)
     (found,) = torch.autograd.grad(output, x, grads, is_grads_batched=True)
@@ -80,7 +79,7 @@ def test_gradients_in_every_layout_on_cuda(call: str, dtype: torch.dtype, by_row
     }
     shape = (2, 1100, 3, 64) if by_rows else (2, 3, 1100, 64)
     leaves = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype).requires_grad_() for _ in range(3)]
-    # In float64 the plain form: what every layout has to come near to.
+    # The reference in float64, with which every layout is compared.
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
 
     def attend(tensors: list[torch.Tensor], **more: str) -> torch.Tensor:
@@ -104,7 +103,7 @@ def test_gradients_in_every_layout_on_cuda(call: str, dtype: torch.dtype, by_row
 @pytest.mark.parametrize("size", [32, 64, 80, 96, 128])
 @pytest.mark.parametrize("shape", [(85, 1, 9, 64), (9, 85, 1, 64), (85, 9, 64, 64), (3, 5, 17, 41)], ids=str)
 def test_gradients_in_half_precision_are_those_of_float64(shape: tuple[int, ...], size: int) -> None:
-    """cuDNN gave NaN gradients for a head size of 96: `regard.core.backends.torch_sdpa` says for which calls."""
+    """cuDNN gave NaN gradients for a head size of 96: see `regard.core.backends.torch_sdpa`."""
     batch, heads, queries, keys = shape
     tensors = [torch.randn(batch, heads, n, size, device="cuda", dtype=torch.bfloat16) for n in (queries, keys, keys)]
     upstream = torch.randn(batch, heads, queries, size, device="cuda", dtype=torch.bfloat16)

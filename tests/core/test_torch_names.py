@@ -1,4 +1,4 @@
-"""Keywords of PyTorch's own attention are refused with this library's spelling of them."""
+"""Keywords of PyTorch's own attention are refused with this library's equivalents."""
 
 from collections.abc import Callable
 

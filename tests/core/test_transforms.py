@@ -1,4 +1,4 @@
-"""torch.func over a call: numbers that cannot be looked at change neither the result nor the gradients."""
+"""torch.func over a call: values that cannot be inspected change neither the result nor the gradients."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 import regard
 from regard.core.backends import sdpa
 
-# Where, in what, and how near by norm: a loop may take a fused kernel where a transform takes the plain form.
+# Device, dtype and relative tolerance: a loop may use a fused kernel where a transform uses the reference.
 PLACES = {"cpu": ("cpu", torch.float64, 1e-12)}
 PLACES |= {"cuda": ("cuda", torch.float32, 2e-4), "cuda in bfloat16": ("cuda", torch.bfloat16, 2e-2)}
 everywhere = pytest.mark.parametrize(
@@ -56,12 +56,14 @@ def same(found: torch.Tensor, wanted: torch.Tensor, place: str = "cpu") -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of its kernels in vmap
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop:UserWarning"
+)  # a warning of torch about its kernels in vmap
 @everywhere
 @pytest.mark.parametrize("length", [6, 600])
 @pytest.mark.parametrize("call", CALLS)
 def test_mapped_over_an_axis(call: str, length: int, place: str) -> None:
-    """vmap, and gradients inside and outside of it: what a loop gives, where fused and blocked backends serve."""
+    """vmap, and gradients inside and outside of it, equal a loop, on fused and blocked backends."""
     arguments = described(call, place)
 
     def attend(x: torch.Tensor) -> torch.Tensor:
@@ -93,7 +95,7 @@ derivatives_everywhere = pytest.mark.parametrize("place", ["cpu", pytest.param("
 @pytest.mark.parametrize("length", [4, 20])
 @pytest.mark.parametrize("call", ["plain", "causal", "additive"])
 def test_second_and_forward_derivatives(call: str, length: int, place: str) -> None:
-    """Where torch's kernels have none, the plain form has them: forwards, twice, and by dual numbers."""
+    """Derivatives that torch's kernels lack are computed by the reference: forward mode, second order, dual numbers."""
     total, plainly = total_of(call, place), total_of(call, place, backend="reference")
     x = drawn(2, length, 8, place=place)
     along = x.flip(0)
@@ -109,10 +111,12 @@ def test_second_and_forward_derivatives(call: str, length: int, place: str) -> N
 
 
 @derivatives_everywhere
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of its kernels in vmap
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop:UserWarning"
+)  # a warning of torch about its kernels in vmap
 @pytest.mark.parametrize("call", ["plain", "causal", "padding", "window", "alibi"])
 def test_jacobian(call: str, place: str) -> None:
-    """The way back under vmap, the way there not."""
+    """The backward pass is under vmap, the forward pass is not."""
     arguments, x = described(call, place), drawn(2, 2, 6, 8, place=place)
 
     def attend(x: torch.Tensor) -> torch.Tensor:
@@ -124,7 +128,7 @@ def test_jacobian(call: str, place: str) -> None:
 @derivatives_everywhere
 @pytest.mark.parametrize("call", ["sparsemax", "entmax"])
 def test_entmax_has_derivatives_backwards(call: str, place: str) -> None:
-    """Of second order too; forwards it says so."""
+    """Second derivatives work too; forward mode raises."""
     total, x = total_of(call, place), drawn(2, 4, 8, place=place)
     wanted = torch.autograd.functional.hessian(total_of(call, place, backend="reference"), x)
     same(torch.func.jacrev(torch.func.jacrev(total))(x), wanted, place)
@@ -147,9 +151,11 @@ def test_mapped_over_masked_nan(place: str) -> None:
     same(mapped(many, spoilt), mapped(many, many), place)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of its kernels in vmap
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop:UserWarning"
+)  # a warning of torch about its kernels in vmap
 def test_mapped_over_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several blocks, whose masks cannot be looked at."""
+    """In several blocks, whose masks cannot be inspected."""
     monkeypatch.setattr(sdpa, "_MASK_NUMBERS", 2**14)
     x, lengths = drawn(1, 2, 200, 8), torch.tensor([3, 120, 200])
 
@@ -179,5 +185,5 @@ def test_biases_may_be_mapped() -> None:
 
         slope = torch.func.grad(
             lambda tensor, attend=attend: attend(tensor).square().sum()
-        )  # torch warns of no slow way
+        )  # torch warns about no slow path
         torch.testing.assert_close(torch.func.vmap(slope)(given), torch.stack([slope(tensor) for tensor in given]))

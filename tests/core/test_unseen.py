@@ -1,4 +1,4 @@
-"""Keys that no query may attend are found, without looking at a pair where a rule tells: fused kernels rely on it."""
+"""Keys that no query may attend are found, by single rules without inspecting pairs: fused kernels rely on it."""
 
 import math
 import sys
@@ -109,7 +109,7 @@ def test_packed_self_attention_looks_for_nothing() -> None:
 
 
 CHECKED = torch.arange(QUERIES)[:, None] % 2 == torch.arange(KEYS) % 2
-TOGETHER = {  # keys that only several rules close together, and a bias of −inf
+TOGETHER = {  # keys that are masked only by several rules together, and a bias of −inf
     "two dense": (CHECKED & (torch.arange(QUERIES)[:, None] != 2)) & regard.dense(torch.arange(KEYS) != 3)
     & regard.dense(torch.arange(QUERIES)[:, None] < torch.arange(KEYS)),
     "dense in a band": CHECKED & regard.window(0, 0, offset=3),
@@ -169,7 +169,7 @@ for name, settings in calls.items():
 
 @pytest.mark.process
 def test_compiled_attention_is_clean_of_closed_keys_too() -> None:
-    """In a process of its own: the checks of shapes in these tests cannot be compiled."""
+    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 
@@ -180,7 +180,8 @@ def test_compiled_attention_is_clean_of_closed_keys_too() -> None:
 def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
     monkeypatch: pytest.MonkeyPatch, how: str, closed_as: float
 ) -> None:
-    """cuDNN's takes a bool mask as the lowest number, which gives such a row a mean; others might give it NaN."""
+    """cuDNN replaces masked scores by the lowest number, which gives such a row a mean; other kernels might give
+    NaN."""
     query, key, value = (torch.randn(2, 3, 600, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     closed = torch.ones(600, 600, dtype=torch.bool).tril(-2)
     closed[40] = False
@@ -189,7 +190,7 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
         "lengths and causal": regard.padding([0, 500]) & regard.causal(),
         "shifted": regard.causal(-3),
         "window": regard.window(4, 0, offset=-2),
-        "window, all rows see": regard.window(4, 0),  # but for those that fill the last block
+        "window, all rows see": regard.window(4, 0),  # except for the rows that pad the last block
     }[how]
     calls = []
 

@@ -1,4 +1,4 @@
-"""What one can ask of the weights, on every backend, against the oracle; and dropout, which they do not show."""
+"""Requests for weights on every backend, against the oracle; and dropout, which they do not include."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import oracles
 import regard
 from cases import FUSED_PATHS, PLACES, QUERIES, SCORES, TYPICAL_PATHS, answer, attend, slopes_like
 
-# A few of each kind of place: nothing, a rule, per batch, per head with an empty row, a bias with −inf.
+# Some of each kind of mask: none, a rule, per batch, per head with an empty row, a bias with −inf.
 SOME_PLACES = ["open", "causal", "padding", "dense", "closed"]
 
 every_path = pytest.mark.parametrize("path", TYPICAL_PATHS)
@@ -65,7 +65,7 @@ def test_received(path: str, place: str) -> None:
 
 @pytest.mark.slow
 @every_place
-@without_hard  # whose entropy is that of the distribution it draws from: test_hard.py
+@without_hard  # the entropy of hard attention is that of its distribution: test_hard.py
 def test_entropy(path: str, place: str) -> None:
     assert_close(ask(path, place, regard.entropy()).weights, expected(path, place).entropy)
 
@@ -132,7 +132,7 @@ def test_requests_over_several_blocks(path: str) -> None:
 
 
 def dropped(path: str, probability: float, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the weights that were used (values are one-hot), the gradient of the values, the weights returned."""
+    """Return the weights that were used (values are one-hot), the gradient of the values, and the returned weights."""
     query, key, _, *parameters = SCORES[path.split("/")[1]].inputs()
     value = torch.eye(7, dtype=torch.float64).repeat(2, 3, 1, 1).requires_grad_()
     torch.manual_seed(seed)
@@ -150,7 +150,7 @@ def test_dropout_keeps_or_drops_each_weight(path: str) -> None:
     assert 0.15 < (~kept & (weights > 0)).sum() / (weights > 0).sum() < 0.35
     assert not torch.equal(kept[0], kept[1])
 
-    # The backward pass drops the same weights as the forward pass did.
+    # The backward pass drops the same weights as the forward pass.
     by_head = used.mT @ slopes_like(used)
     assert_close(gradient, by_head.unflatten(1, (3, 2)).sum(dim=2))
 
@@ -179,7 +179,7 @@ def test_sdpa_cannot_seed_its_dropout() -> None:
 
 
 def closing(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return a score that closes everything to a query whose first number is negative."""
+    """Return a score that masks everything for a query whose first entry is negative."""
     return (query @ key.mT).masked_fill(query[..., :1] < 0, -torch.inf)
 
 

@@ -1,4 +1,4 @@
-"""Windows cost their width: the band is cut out of the score matrix, and means the same as the plain form."""
+"""The cost of a window is proportional to its width: only the band is computed, with the result of the reference."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Word alignments: gold as the shared tasks write it, links from weights, and the error rate by hand."""
+"""Word alignments: gold files of the shared tasks, links from weights, and the error rate computed by hand."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_error_rate_by_hand():
     assert alignment_error_rate(sure, sure, possible) == 0.0
     assert alignment_error_rate([set()], [{(0, 0)}], [set()]) == 1.0
     assert alignment_error_rate([set()], [set()], [set()]) == 0.0
-    assert alignment_error_rate([{(0, 0)}], [{(0, 0)}], [set()]) == 0.0  # the sure are possible too
+    assert alignment_error_rate([{(0, 0)}], [{(0, 0)}], [set()]) == 0.0  # sure links are possible too
     with pytest.raises(ValueError, match="argument 2"):
         alignment_error_rate([set()], [], [])
 
@@ -75,7 +75,7 @@ def test_pieces_are_summed_over_the_source_and_averaged_over_the_target():
     merged = words_of_weights(weights, source=[0, 1, 1, 2], target=[0, 0, 1])
     expected = torch.tensor([[0.25, 0.45, 0.125], [0.30, 0.10, 0.20]], dtype=torch.float64)
     torch.testing.assert_close(merged, expected)
-    # Alone, the first piece looks most at source piece 0; as words, the two pieces of word 1 win.
+    # As pieces, the first attends source piece 0 most; as words, the two pieces of word 1 have more weight.
     assert links_from_weights(weights, source=[0, 1, 1, 2], target=[0, 0, 1]) == {(1, 0), (0, 1)}
     with pytest.raises(ValueError, match=r"weights are \(4, 5\), but 4 × 6 pieces are given"):
         words_of_weights(weights, source=[0, 1, 2, 3, 4, 5])
@@ -91,13 +91,13 @@ def test_links_of_two_directions_joined():
     forward, backward = {(0, 0), (1, 1), (5, 2)}, {(0, 0), (1, 1), (2, 2), (4, 1)}
     assert joined_links(forward, backward, way="intersection") == {(0, 0), (1, 1)}
     assert joined_links(forward, backward, way="union") == forward | backward
-    # (2, 2) is next to (1, 1); (5, 2) is next to nothing, (4, 1) too, and its target has a link.
+    # (2, 2) is adjacent to (1, 1); (5, 2) and (4, 1) are adjacent to nothing, and the target of (4, 1) has a link.
     assert joined_links(forward, backward) == {(0, 0), (1, 1), (2, 2)}
 
 
 def test_joined_links_grow_from_what_has_grown():
     assert joined_links({(0, 0), (1, 1), (2, 2)}, {(0, 0)}) == {(0, 0), (1, 1), (2, 2)}
-    # Both words of (1, 0) have a link once (1, 1) is there; before that its source has none.
+    # Both words of (1, 0) have a link once (1, 1) is added; before that its source has none.
     assert joined_links({(0, 0), (1, 1)}, {(0, 0), (1, 1), (1, 0)}) == {(0, 0), (1, 1)}
     assert joined_links({(0, 1)}, {(1, 0)}) == set()  # nothing to grow from
 

@@ -1,4 +1,4 @@
-"""Batches: every pair once an epoch, within the budget, in an order that a state continues exactly."""
+"""Batches: every pair once per epoch, within the limit of tokens, in an order that a state continues exactly."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_every_pair_once_an_epoch_within_the_budget():
 
 
 def test_like_lengths_stand_together():
-    """Padding costs little: less than a tenth where random batches would waste nearly half."""
+    """Padding is less than a tenth, where random batches would waste nearly half."""
     real = padded = 0
     for batch in batches(bucket=997):
         real += int(TARGET[batch].sum())

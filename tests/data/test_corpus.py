@@ -1,4 +1,4 @@
-"""Corpora on disk: any pair at once, flat memory, nothing half made."""
+"""Corpora on disk: random access, constant memory, no incomplete files."""
 
 import json
 import os
@@ -133,6 +133,6 @@ def test_memory_stays_flat(tmp_path):
     found, length, made, used = json.loads(done.stdout)
     assert found == count
     assert length == sum(len(line.format(number)) - 1 for number in range(count))
-    assert size > 35  # MiB on disk, of which the process holds a part: offsets and a permutation, 6 MiB
+    assert size > 35  # MiB on disk, of which the process holds offsets and a permutation, 6 MiB
     assert made < 16
     assert used < 20

@@ -1,4 +1,4 @@
-"""Drawn digits: the box holds the strokes, clutter stays outside of it, and a seed decides everything."""
+"""Drawn digits: the box contains the strokes, clutter stays outside of it, and the seed determines everything."""
 
 from collections import Counter
 from random import Random
@@ -91,7 +91,7 @@ def test_cluttered_digits_have_clutter():
 
 
 def test_a_picture_of_any_kind_is_put_on_a_canvas():
-    """Pictures of MNIST take this way: here one that is brightest in two pixels."""
+    """The path of MNIST's pictures: here one that is brightest in two pixels."""
     image = np.zeros((1, 28, 28), np.uint8)
     image[0, 5, 11:13] = 200
     canvas, (left, top, right, bottom) = digits.on_canvas(image, Random(1), side=41)

@@ -1,4 +1,4 @@
-"""Driving logs: what is read, what is refused with file and line, and parts that do not know one another."""
+"""Driving logs: parsing, errors with file and line, and parts that do not overlap."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path, bad, message):
     assert [one.line for one in log.frames] == [2, 4]
     assert sum(log.skipped.values()) == 1
     assert "skipped: 1 " in log.about
-    assert history(log.frames, 1, 5) == [1]  # the frame before the gap is no history
+    assert history(log.frames, 1, 5) == [1]  # the frame before the gap is not part of the history
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_folder_without_a_log_is_refused(tmp_path):
 def test_blocks_are_apart_by_the_gap(seed, gap):
     parts = split_blocks(1013, block=50, gap=gap, valid=120, test=80, seed=seed)
     part_of = {place: name for name in ("train", "valid", "test") for place in getattr(parts, name)}
-    assert len(part_of) == len(parts.train) + len(parts.valid) + len(parts.test)  # in one part each
+    assert len(part_of) == len(parts.train) + len(parts.valid) + len(parts.test)  # each frame is in one part
     for place, name in part_of.items():
         assert {part_of.get(other, name) for other in range(place - gap, place)} <= {name}
     assert 120 - 3 * gap <= len(parts.valid) <= 163

@@ -1,4 +1,4 @@
-"""idx files are read as they are, and anything else is refused with the file's name."""
+"""idx files are read exactly, and other files are refused by name."""
 
 import gzip
 import struct

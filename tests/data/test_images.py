@@ -1,4 +1,4 @@
-"""Pictures of every kind become RGB at the size asked, bad ones an error with their name, and a store decodes once."""
+"""Pictures of every kind are decoded to RGB at the requested size, faults name the file, and a store decodes once."""
 
 import io
 import os
@@ -19,7 +19,7 @@ RED, BLUE = (200, 30, 40), (20, 60, 210)
 
 
 def halves(width=37, height=23, mode="RGB"):
-    """Red on the left, blue on the right."""
+    """Return a picture that is red on the left and blue on the right."""
     image = Image.new("RGB", (width, height), RED)
     image.paste(BLUE, (width // 2, 0, width, height))
     return image.convert(mode)
@@ -32,7 +32,7 @@ def saved(image, suffix, **options):
 
 
 def png_header(width, height):
-    """Return the beginning of a picture that claims to be this large, without its pixels."""
+    """Return the header of a picture that claims this size, without its pixels."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     data = b"IDAT" + zlib.compress(b"\0" * 1000)
     parts = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in (body, data)]
@@ -208,7 +208,7 @@ def test_wrong_settings_are_refused(options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Seven pictures, each of one grey."""
+    """Seven pictures, each of one grey value."""
     for number in range(7):
         Image.new("RGB", (20, 30), (number * 10,) * 3).save(tmp_path / f"{number}.png")
     return tmp_path
@@ -275,7 +275,7 @@ def test_another_size_or_fit_is_another_store(folder, other):
 
 def test_a_pass_that_was_killed_goes_on_where_it_stopped(folder):
     made = store_images(files(folder), folder / "cache", size=(5, 7))
-    # As if killed: rows of three pictures, half a row more, and pixels of five and a half.
+    # The state after a kill: rows of three pictures and half a row, and pixels of five and a half.
     with (made.folder / "rows.bin").open("r+b") as rows:
         rows.truncate(3 * 20 + 9)
     with (made.folder / "pixels.bin").open("r+b") as pixels:
@@ -335,7 +335,7 @@ def test_no_pictures_make_an_empty_store(tmp_path):
 
 
 def test_reading_does_not_grow_with_the_store(tmp_path):
-    """Every picture of a large store is read; the memory of the process stays as it was."""
+    """Every picture of a large store is loaded; the memory of the process does not grow."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         pytest.skip("this system does not report the memory of a process")

@@ -1,4 +1,4 @@
-"""Labelled texts: the layouts people have, what is guessed, and errors that name the file and the line."""
+"""Labelled texts: common layouts, guessed formats, and errors that name the file and the line."""
 
 import gzip
 

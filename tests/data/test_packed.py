@@ -1,4 +1,4 @@
-"""Texts, lists of numbers and lazily made items in few arrays behave as the lists they replace."""
+"""Texts, lists of numbers and lazy items in few arrays behave as the lists that they replace."""
 
 import json
 import random
@@ -75,7 +75,7 @@ def _questions(folder: Path, names: list[str]) -> Path:
     ("write", "load"), [(_captions, load_captions), (_questions, load_image_questions)], ids=["captions", "questions"]
 )
 def test_a_picture_more_takes_few_bytes(tmp_path, write, load):
-    """With a path, a record and texts as Python objects it was about 1,000 bytes."""
+    """With Python objects for path, record and texts it was about 1,000 bytes."""
     kept = {}
     for count in (50, 250):
         folder = tmp_path / str(count)
@@ -84,7 +84,7 @@ def test_a_picture_more_takes_few_bytes(tmp_path, write, load):
         for name in names:
             (folder / "images" / name).touch()
         path = write(folder, names)
-        load(path)  # what is cached once is there now
+        load(path)  # fills the caches
         tracemalloc.start()
         loaded = load(path)
         kept[count] = tracemalloc.get_traced_memory()[0]

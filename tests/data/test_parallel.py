@@ -1,4 +1,4 @@
-"""Reading people's files: what is wrong is named with file and line, what is expected is skipped and counted."""
+"""Parallel text of users: faults are named with file and line, expected ones are skipped and counted."""
 
 import gzip
 import json
@@ -77,7 +77,7 @@ def test_utf16_is_named(tmp_path):
 
 
 def test_a_damaged_gzip_names_the_line(tmp_path):
-    # Random text does not shrink, so the cut falls in the middle of the lines.
+    # Random text does not compress, so the cut is in the middle of the lines.
     text = "".join(f"{number * 7919 % 104729}\n" for number in range(20000)).encode()
     rows = two(tmp_path, gzip.compress(text)[:-3000], text)
     with pytest.raises(DataError, match=r"a\.en:\d\d+: the gzip file is damaged"):
@@ -113,7 +113,7 @@ def test_limits_by_length_and_ratio(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("나는 학교에 갑니다", 3),  # Korean is written with spaces
+        ("나는 학교에 갑니다", 3),  # Korean has spaces between words
         ("我去学校。", 5),
         ("私は学校へ行く", 7),
         ("時々 二〇二六", 6),
@@ -230,7 +230,7 @@ def jsonl(*pairs: tuple[str, str]) -> str:
 
 
 def three(folder: Path, kind: str, text: str) -> TwoFiles | Tsv | Jsonl:
-    """Return three pairs, of which the second has a text."""
+    """Return three pairs, of which the second has the given text."""
     table = f"a\t1\nc\t{text}\nb\t3"
     match kind:
         case "source":

@@ -1,4 +1,4 @@
-"""Questions from people's files: answers as spans of words, faults with file and place, skips counted."""
+"""Questions of users: answers as spans of words, faults with file and place, skipped ones counted."""
 
 import gzip
 import json
@@ -80,7 +80,7 @@ def test_an_answer_that_cuts_a_word_is_widened_and_counted(tmp_path):
 
 
 def test_a_wrong_start_moves_to_the_nearest_occurrence(tmp_path):
-    """ "in" stands at 15 and at 44."""
+    """ "in" occurs at 15 and at 44."""
     asked, report = load_questions(write(tmp_path / "a.json", squad(qa("in", 40), qa("in", 14), qa("in", -3))))
     assert [item.span for item in asked] == [(10, 10), (3, 3), (3, 3)]
     assert dict(report.answers) == {"moved to where the answer is": 3}

@@ -1,4 +1,4 @@
-"""The world of reviews: gold, parts that share no text, the same seed the same texts."""
+"""The built-in reviews: gold words, parts without common texts, reproducible by seed."""
 
 from itertools import pairwise
 
@@ -8,7 +8,7 @@ from regard.data.text.tokens import cut
 from regard.data.worlds import review_words, reviews
 from regard.data.worlds.reviews import CLASSES, splits, text_of, unseen
 
-_AGREEING = "scarcely sincere cheap"  # both opinions decide
+_AGREEING = "scarcely sincere cheap"  # both opinions are decisive
 _NEVER = "never excellent"
 LANGUAGES = ("en", "zh")
 
@@ -22,8 +22,7 @@ def made(language="en", labels="sentiment", count=200, seed=5):
 
 
 def said_by(words, language):
-    """Return the label that the gold words of one opinion say by the lexicon alone; None where there are two
-    opinions."""
+    """Return the label of the gold words of one opinion by the lexicon alone; None for two opinions."""
     entries = review_words.GRAMMARS[language].entries
     text = "".join(words)
     opinions = [
@@ -75,7 +74,7 @@ def test_the_gold_words_alone_say_the_label(language):
     ],
 )
 def test_the_gold_of_given_sentences(written, language, text, label, expected):
-    """Label and gold were worked by hand from the text."""
+    """Label and gold were determined by hand from the text."""
     review = written[language][text]
     assert review.label == label
     assert (" " if language == "en" else "").join(gold(review)) == expected

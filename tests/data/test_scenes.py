@@ -1,4 +1,4 @@
-"""Drawn scenes: what captions and questions say is true of the shapes, and gold boxes hold the pixels."""
+"""Drawn scenes: captions and questions agree with the shapes, and gold boxes contain their pixels."""
 
 from collections import Counter, defaultdict
 from random import Random
@@ -20,7 +20,7 @@ def inside(box, others):
 
 
 def lies(first, second):
-    """Return the relation of two boxes by their middles alone."""
+    """Return the relation of two boxes by their centres alone."""
     dx = first[0] + first[2] - second[0] - second[2]
     dy = first[1] + first[3] - second[1] - second[3]
     if abs(dx) > abs(dy):
@@ -69,8 +69,7 @@ def test_shapes_stand_inside_the_picture_and_apart(items):
 
 
 def described(words):
-    """Return the groups a caption speaks of: how many, of which size (or None), colour and kind, and the words
-    between."""
+    """Return the groups in a caption: number, size (or None), colour and kind, and the words between."""
     groups, between = [], []
     for place, word in enumerate(words):
         if word in SINGULAR:

@@ -22,7 +22,7 @@ def wav(
     if extended:
         form += struct.pack("<HHIH", 22, bits, 0, kind) + bytes(14)
     chunks = b"fmt " + struct.pack("<I", len(form)) + form
-    chunks += b"LIST" + struct.pack("<I", 3) + b"abc\0"  # an odd chunk that nobody knows
+    chunks += b"LIST" + struct.pack("<I", 3) + b"abc\0"  # an unknown chunk of odd length
     chunks += b"data" + struct.pack("<I", len(data)) + data
     return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 
@@ -61,7 +61,7 @@ def test_a_tone_stays_the_tone_at_another_rate(old, new):
     found = resampled(np.sin(2 * np.pi * 700 * time).astype(np.float32), old, new)
     wanted = np.sin(2 * np.pi * 700 * np.arange(len(found)) / new)
     assert abs(len(found) - new / 2) <= 1
-    ratio_error = 2e-3 if old != 8001 else 0.4  # 8,001 to 8,000 is taken as the same rate
+    ratio_error = 2e-3 if old != 8001 else 0.4  # 8,001 to 8,000 counts as the same rate
     np.testing.assert_allclose(found[100:-100], wanted[100:-100], atol=ratio_error)
 
 

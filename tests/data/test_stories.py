@@ -1,4 +1,4 @@
-"""The world of stories: the answer follows from the sentences, its words occur twice, splits share no story."""
+"""The built-in stories: the answer follows from the sentences, its words occur twice, splits share no story."""
 
 import re
 
@@ -15,8 +15,7 @@ COUNT = re.compile(r"There are (?:now )?(\w+) (\w+) in the (\w+) \.")
 
 
 def facts(story: Story) -> dict[str, tuple[str, int]]:
-    """Return every question that can be asked with its answer and the sentence of it, by reading the story line by
-    line."""
+    """Return every possible question with its answer and sentence, by processing the story line by line."""
     known: dict[str, tuple[str, int]] = {}
     visits: dict[str, list[tuple[str, int]]] = {}
     holder: dict[str, tuple[str, int]] = {}
@@ -69,7 +68,7 @@ def test_the_words_of_the_answer_occur_in_another_sentence_too():
 
 
 def test_the_answer_is_often_neither_the_first_nor_the_last_occurrence():
-    """So that a rule about places does not replace reading."""
+    """A fixed rule about positions must not find the answers."""
     first = last = 0
     for story in MADE:
         words, answer = story.words, story.answer

@@ -1,4 +1,4 @@
-"""The world of driving: times to collision worked by hand, the expert, the simulator, and what is forced."""
+"""The built-in traffic: times to collision computed by hand, the expert, the simulator, and forced decisions."""
 
 import dataclasses
 import json
@@ -32,14 +32,14 @@ def seconds(apart, closing, reach):
     ("apart", "closing", "expected"),
     [
         ((35, 0), (-10, 0), 3.0),  # 35 − 5 metres at 10 m/s
-        ((35, 0), (10, 0), math.inf),  # it drives away
-        ((35, 2.5), (-10, 0), math.inf),  # beside
+        ((35, 0), (10, 0), math.inf),  # it moves away
+        ((35, 2.5), (-10, 0), math.inf),  # it is beside
         ((25, 8), (-10, -3), 2.0),  # along from 2 to 3 s, across from 2 to 3.33 s
         ((25, 8), (-10, -1), math.inf),  # across from 6 s on, when it is behind
         ((25, 17), (-5, -3), 5.0),  # along from 4 to 6 s, across from 5 s on
-        ((3, 1), (0, 0), 0.0),  # they touch and stay
-        ((3, 1), (-1, 0), 0.0),  # they touch now
-        ((-20, 0), (-1, 0), math.inf),  # it was hit long ago
+        ((3, 1), (0, 0), 0.0),  # they overlap and stay
+        ((3, 1), (-1, 0), 0.0),  # they overlap now
+        ((-20, 0), (-1, 0), math.inf),  # it was passed long ago
         ((20, 0), (0, 0), math.inf),  # equally fast
     ],
 )
@@ -65,7 +65,7 @@ def decided(*objects, speed=10.0, limit=10.0, y=0.0, heading=0.0):
         (8.0, [{**LEAD, "x": 32.9}], "hold"),
         (8.0, [{**LEAD, "x": 29.9}], "brake"),  # 23.9 metres at 8 m/s
         (10.0, [{**LEAD, "x": 20, "speed": 10}], "hold"),
-        (10.0, [{**LEAD, "x": 5.9, "speed": 10}], "brake"),  # too near, however fast
+        (10.0, [{**LEAD, "x": 5.9, "speed": 10}], "brake"),  # too near, whatever its speed
         (10.0, [{**LEAD, "x": -8, "speed": 14}], "hold"),  # behind
         (10.0, [{**LEAD, "x": 20, "y": -LANE, "heading": math.pi, "speed": 12}], "hold"),  # oncoming
         (10.0, [{"kind": "pedestrian", "x": 20, "y": 2.9, "heading": -math.pi / 2, "speed": 0}], "hold"),
@@ -93,9 +93,9 @@ def test_who_forces_a_decision_is_known_by_leaving_it_out():
     walker = {"kind": "pedestrian", "x": 20, "y": 1.0, "heading": -math.pi / 2, "speed": 1.5}
     other = {**LEAD, "y": -LANE, "heading": math.pi, "speed": 9}
     assert decided(other, walker).forced.tolist() == [[False, True]]
-    assert decided({**LEAD, "x": 20}, walker).forced.tolist() == [[False, False]]  # each would be enough
+    assert decided({**LEAD, "x": 20}, walker).forced.tolist() == [[False, False]]  # each alone would force the decision
     parked = {**LEAD, "x": 12, "y": 1.95}
-    assert decided(walker, parked).forced.tolist() == [[True, True]]  # one is braked for, the other steered around
+    assert decided(walker, parked).forced.tolist() == [[True, True]]  # the first forces braking, the second steering
 
 
 def without(scenes: Scenes, column: int) -> Scenes:
@@ -144,7 +144,7 @@ def test_the_ego_vehicle_moves_as_it_is_told():
     assert traffic.ego[0, :4].tolist() == pytest.approx(expected)
     for _ in range(40):
         traffic.step(np.array([1]), np.array([1.0]))
-    assert traffic.ego[0, 1] <= 0.8  # the kerb
+    assert traffic.ego[0, 1] <= 0.8  # the limit at the kerb
 
 
 def test_a_script_has_three_velocities():

@@ -1,4 +1,4 @@
-"""Recordings with transcripts: layouts, and what is wrong with them."""
+"""Recordings with transcripts: layouts and faults."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The synthesised utterances: the same by seed, and each word sounds when it is said to sound."""
+"""The synthesised utterances: reproducible by seed, with sound at the times of each word."""
 
 import numpy as np
 import pytest

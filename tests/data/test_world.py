@@ -1,4 +1,4 @@
-"""The built-in world: right English, links that hold, a Chinese that the English alone decides, and no leaks."""
+"""The built-in sentences: correct English, valid links, Chinese determined by the English, and no leaks."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ def sample() -> list[Pair]:
     return written(11, 6000)
 
 
-# base, third person, past, past participle, -ing: written by hand, not by the rules under test.
+# Base, third person, past, past participle, -ing: written by hand, not by the rules under test.
 FORMS = """
 chase chases chased chased chasing / bite bites bit bitten biting / see sees saw seen seeing
 find finds found found finding / catch catches caught caught catching / meet meets met met meeting
@@ -113,7 +113,7 @@ def test_auxiliaries_are_followed_by_the_right_form(sample):
 
 
 def test_verbs_agree_with_pronouns_and_names(sample):
-    """Looked at where it can be told from outside: the first two words of a sentence."""
+    """Checked by the first two words of a sentence."""
     singular_verbs = (THIRD | {"is", "has", "does", "was", "wants", "plans"}) - BASE
     plural_verbs = BASE | {"are", "have", "do", "were", "am"}
     past = {entry[2] for entry in TABLE} | {"was", "were"}

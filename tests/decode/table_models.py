@@ -12,7 +12,7 @@ CAPACITY = 11
 
 @dataclass(frozen=True)
 class History:
-    """All tokens so far, and which source each row is of."""
+    """All tokens so far, and the source of each row."""
 
     source: Tensor
     tokens: Tensor
@@ -30,7 +30,7 @@ class Step:
 
 @dataclass
 class Table:
-    """logits_v = sharpness · sin(hash of source, history and v); weights tell the history that asked."""
+    """logits_v = sharpness · sin(hash of source, history and v); the weights encode the history."""
 
     seed: int
     vocabulary: int = 4
@@ -58,7 +58,7 @@ class Table:
         return Step(logits, History(state.source, history), weights if self.looks else None)
 
     def log_probs(self, source: int, history: tuple[int, ...]) -> list[float]:
-        """Return the same in numbers, one history at a time."""
+        """Return the same in Python numbers, one history at a time."""
         state = History(torch.tensor([source]), torch.tensor([history[:-1]], dtype=torch.long))
         logits = self(state, torch.tensor([history[-1]])).logits[0].tolist()
         total = math.log(math.fsum(math.exp(logit) for logit in logits))
@@ -66,5 +66,5 @@ class Table:
 
 
 def asked_by(source: int, history: tuple[int, ...]) -> list[float]:
-    """Return the weights of the step that read this history."""
+    """Return the weights of the step with this history."""
     return [float(source), *map(float, history), *[-1.0] * (CAPACITY - 1 - len(history))]

@@ -1,4 +1,4 @@
-"""Beam search against plain Python: exhaustive search, and a beam search without tricks, one row at a time."""
+"""Beam search against Python code: exhaustive search, and a simple beam search, one row at a time."""
 
 import math
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def exhaustive(table: Table, source: int, limit: int, minimum: int, penalty: Cal
 
 
 def plain_beam(table: Table, source: int, width: int, limit: int, penalty: Callable[[int], float]):
-    """Beam search by its definition, without leaving early: every hypothesis that was done, best first."""
+    """Beam search by its definition, without early stopping: every finished hypothesis, best first."""
     running, done = [(0.0, ())], []
     for _ in range(limit + 1):
         candidates = []
@@ -64,7 +64,7 @@ def run(table: Table, sources: list[int], **options) -> list[list[Hypothesis]]:
 
 
 def same(found: list[Hypothesis], other: list[Hypothesis]) -> None:
-    """The same to the last bit."""
+    """Compare bit for bit."""
     assert [each.tokens for each in found] == [each.tokens for each in other]
     for one, two in zip(found, other, strict=True):
         assert (one.score, one.log_prob) == (two.score, two.log_prob)
@@ -113,7 +113,7 @@ def test_a_search_leaves_when_nothing_can_improve():
     table = Sure(0)
     [[found]] = run(table, [1], limit=9, width=4, length_penalty=None)
     assert found.tokens == ()
-    assert table.calls == 1  # the first stop is almost certain, and what runs on has lost already
+    assert table.calls == 1  # the first stop is almost certain, and other hypotheses cannot win any more
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -227,7 +227,7 @@ def test_ties_go_to_the_higher_slot_then_the_lower_token():
             return step
 
     [found] = run(Flat(0, vocabulary=300), [1], limit=2, width=4, n_best=4, length_penalty=None, minimum=1)
-    # stop is token 2: after 0 and 1 it is not yet allowed, then all are equal.
+    # The stop token is 2: after 0 and 1 it is not allowed yet, then all are equal.
     assert [each.tokens for each in found] == [(0,), (0, 0), (0, 1), (0, 3)]
 
 

@@ -1,4 +1,4 @@
-"""The kernels of captured decoding: under Triton's interpreter, and on CUDA where there is a GPU."""
+"""The kernels of captured decoding: under Triton's interpreter, and on CUDA with a GPU."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from interpreting import DEVICES
 
-# The interpreter computes in float32 alone.
+# The interpreter only supports float32.
 KINDS = [
     pytest.param("cpu", torch.float32, 1e-5, marks=pytest.mark.interpreted, id="interpreted-float32"),
     pytest.param("cuda", torch.float32, 1e-5, marks=pytest.mark.cuda, id="cuda-float32"),
@@ -15,7 +15,7 @@ KINDS = [
 
 
 def plain_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, keys: int) -> Tensor:
-    """softmax(scale · q k + bias) v over the first keys, in float64, head by head."""
+    """Return softmax(scale · q k + bias) v over the first keys, in float64, head by head."""
     rows, heads, slots, size = query.shape
     out = torch.zeros(rows, slots, heads * size, dtype=torch.float64, device=query.device)
     for b in range(rows):
@@ -52,7 +52,7 @@ def test_attention(
         wanted = plain_attention(query, key, value, bias, 0.3, keys)
         torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
     late = bias.clone()
-    late[:, :, :, : room // 2] = -torch.inf  # all that comes first is masked
+    late[:, :, :, : room // 2] = -torch.inf  # the first keys are all masked
     late[..., -1] = 0
     for mask in (late, late[:, :, :1], None):
         wanted = plain_attention(query, key, value, mask, 0.3, room)
@@ -112,7 +112,8 @@ def test_ranking(vocabulary: int, count: int, device: str, dtype: torch.dtype, t
 )
 @torch.no_grad()
 def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str) -> None:
-    """The kernel against the plain way, over searches of random logits with ties, limits and small vocabularies."""
+    """Compare the kernel with the reference, over searches of random logits with ties, limits and small
+    vocabularies."""
     from regard.decode.beam_state import Front, advance
     from regard.decode.graph_search import _put
     from regard.decode.penalties import Gnmt, best_divisors, divisors
@@ -141,7 +142,7 @@ def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str
         logits = torch.randint(-6, 6, (rows * width, vocabulary), generator=generator).float().to(device) / 2
         if time == 2:
             logits[width * 3] = torch.nan
-            logits[width * 5] = torch.nan  # closed: it does not matter
+            logits[width * 5] = torch.nan  # the row has ended, so its values do not matter
         now = torch.tensor([time], device=device)
         log_probs, at_stop = limits.distribution(logits, time)
         values, tokens = best(log_probs, 2 * width)

@@ -1,4 +1,4 @@
-"""Graphs are recorded on the device of what they read, whichever is the current one."""
+"""CUDA graphs are captured on the device of their tensors, whatever the current device is."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 class Cuda:
-    """Two devices that only know which is the current one, and which streams wait for which."""
+    """Two fake devices that record the current one, and which streams wait for which."""
 
     def __init__(self) -> None:
         self.current = 0
@@ -35,7 +35,7 @@ class Cuda:
 
 
 class Graph:
-    """A recording that notes where it begins."""
+    """A fake capture that records where it begins."""
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda

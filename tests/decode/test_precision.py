@@ -1,4 +1,4 @@
-"""A translator in other precisions: nearly the same answers, the exact model kept."""
+"""Translators in other precisions: nearly the same answers, with the exact model unchanged."""
 
 import contextlib
 from dataclasses import replace
@@ -17,7 +17,7 @@ from regard.tasks.translation.predictor import Translator
 
 
 class Numbers:
-    """Words are numbers."""
+    """A codec in which words are numbers."""
 
     def read(self, text: str) -> Reading:
         words = text.split()
@@ -92,12 +92,12 @@ class Saved:
         return contextlib.nullcontext()
 
     def load_model(self, model: nn.Module) -> None:
-        """The weights stay as they were made."""
+        """Loading leaves the initial weights unchanged."""
 
 
 @pytest.fixture
 def made(monkeypatch) -> list[str]:
-    """What was made ready, in order; coders need no files."""
+    """Records the prepared precisions, in order; codecs need no files."""
     calls: list[str] = []
     for name in ("quantize", "pack"):
         real = getattr(module, name)
@@ -115,12 +115,12 @@ def test_nothing_is_made_ready_twice(made, as_installed):
     packed = Translator.load(Saved("int8"), precision="float32")
     assert packed.in_precision("float32") is packed
     assert made == ["quantize", "pack"]
-    assert Translator.load(Saved()).exact is None  # as it was trained
+    assert Translator.load(Saved()).exact is None  # the model as trained
     assert made == ["quantize", "pack"]
 
 
 def test_where_there_is_nothing_to_make_ready_there_is_no_copy(made, as_installed):
-    elsewhere = Translator.load(Saved(), device="meta")  # stands for a GPU
+    elsewhere = Translator.load(Saved(), device="meta")  # the meta device stands for a GPU
     assert elsewhere.in_precision("float32") is elsewhere
     lower = elsewhere.in_precision("bfloat16")
     assert lower.device.type == "meta"
@@ -130,7 +130,7 @@ def test_where_there_is_nothing_to_make_ready_there_is_no_copy(made, as_installe
 
 def test_the_place_is_that_of_the_last_precision(made, monkeypatch, as_installed):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    small = Translator.load(Saved("int8"))  # nothing goes to the GPU for int8
+    small = Translator.load(Saved("int8"))  # int8 never moves to the GPU
     assert (small.device.type, small.place) == ("cpu", torch.device("cuda"))
     moved = replace(small, place=torch.device("meta")).in_precision("float32")
     assert moved.device.type == "meta"

@@ -1,4 +1,4 @@
-"""Hypotheses carried side by side, and with fixed shapes, against those carried one by one."""
+"""Grouped hypotheses, and those with fixed shapes, against ungrouped ones."""
 
 import math
 from types import SimpleNamespace
@@ -29,13 +29,13 @@ def model(positions: str | None = "sinusoidal", norm: str = "pre", device: str =
     torch.manual_seed(31)
     common = {"heads": 2, "layers": 2, "positions": positions, "norm": norm}
     made = EncoderDecoder(TransformerEncoder(13, 8, **common), TransformerDecoder(WORDS, 8, **common, **options))
-    for parameter in made.parameters():  # livelier than at the start of training
+    for parameter in made.parameters():  # larger than initial weights, for varied outputs
         nn.init.normal_(parameter, std=0.7)
     return made.double().eval().to(device)
 
 
 def batch(rows: int = 19, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
-    """Return sources, how long they are (one of them empty), and how long each output may be."""
+    """Return sources, their lengths (one of them 0), and the limit of each output."""
     generator = torch.Generator().manual_seed(5)
     source = torch.randint(3, 13, (19, 7), generator=generator)
     lengths, limit = (torch.randint(1, high, (19,), generator=generator) for high in (8, MOST + 1))
@@ -45,7 +45,7 @@ def batch(rows: int = 19, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def search(made: EncoderDecoder, way: str, rows: int = 19, captures: Captures | None = None, **options):
-    """Return a search the way named: one by one, side by side, or with fixed shapes."""
+    """Run a search by the named method: ungrouped, grouped, or with fixed shapes."""
     device = str(next(made.parameters()).device)
     source, lengths, limit = batch(rows, device)
     state = made.decoder.start(made.encoder(source, lengths), limit=MOST + 1, weights=True)
@@ -65,7 +65,7 @@ def search(made: EncoderDecoder, way: str, rows: int = 19, captures: Captures | 
 
 
 def same(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
-    """Equal tokens; numbers as close as float64 lets them be."""
+    """Compare: equal tokens, and numbers equal up to float64 rounding."""
     assert [[one.tokens for one in row] for row in found] == [[one.tokens for one in row] for row in wanted]
     for row, other in zip(found, wanted, strict=True):
         for one, two in zip(row, other, strict=True):
@@ -150,7 +150,7 @@ def test_new_weights_are_seen():
             parameter.mul_(0.9)  # in place, as an optimizer does
     same(search(made, "fixed", captures=captures), search(made, "one by one"))
     for parameter in made.parameters():
-        parameter.data = parameter.data * 1.1  # elsewhere
+        parameter.data = parameter.data * 1.1  # at another address
     same(search(made, "fixed", captures=captures), search(made, "one by one"))
     assert len(captures.held) == 2
 
@@ -168,7 +168,7 @@ def test_a_search_that_broke_leaves_nothing_behind(rows):
         for name, parameter in made.named_parameters():
             parameter.copy_(kept[name])
     same(search(made, "fixed", rows, captures), search(made, "one by one", rows))
-    assert len(captures.held) == 1  # the same storage
+    assert len(captures.held) == 1  # the same storage is reused
 
 
 def test_the_memory_that_graphs_share_ends_with_the_last_of_them(monkeypatch):
@@ -234,7 +234,7 @@ def test_samples_are_those_of_the_plain_step():
 
 
 class Plain:
-    """A state that shows nothing but what every state has."""
+    """A state with only the required methods."""
 
     def __init__(self, state: TransformerState) -> None:
         self.state = state
@@ -258,7 +258,7 @@ def test_a_search_may_begin_behind_a_prefix():
             for token in (BEGIN, 5, 7):
                 state = made.step(state, torch.full((19,), token)).state
             start = torch.full((19,), 9)
-            captures = Captures(devices=EVERYWHERE)  # which must decline: its storage begins at the beginning
+            captures = Captures(devices=EVERYWHERE)  # must decline, because its storage starts at position 0
             found.append(beam(made.step, state, start=start, stop=END, limit=limit, width=WIDTH, captures=captures))
             assert captures.held == []
     same(found[0], found[1])
@@ -357,7 +357,7 @@ def test_autocast_and_listeners_go_one_by_one():
 
 
 def test_keys_that_nobody_sees_are_dropped():
-    """Four hypotheses of one parent, again and again: only what they share and their own is kept."""
+    """Four hypotheses of one parent, repeatedly: only shared and own keys are kept."""
     made = model()
     source, lengths, _ = batch(3)
     with torch.no_grad():
@@ -370,12 +370,12 @@ def test_keys_that_nobody_sees_are_dropped():
             step, other = made.step(state, tokens), made.step(plain, tokens[2::4])
             torch.testing.assert_close(step.logits[2::4], other.logits)
             state, plain = step.state.regroup(torch.full((3, 4), 2)), other.state
-    assert state.seen.shape[2] < 13 + 12  # of 49 written
+    assert state.seen.shape[2] < 13 + 12  # of 49 written keys
     assert state.seen.sum(-1).tolist() == [[13] * 4] * 3
 
 
 def test_what_was_written_is_what_the_cache_holds():
-    """Keys and values side by side are those of the caches, one hypothesis after another."""
+    """Grouped keys and values equal those of the caches, hypothesis by hypothesis."""
     made = model("rotary")
     source, lengths, _ = batch(2)
     with torch.no_grad():
@@ -441,13 +441,13 @@ def test_captured_is_one_by_one(positions):
         for parameter in made.parameters():
             parameter.mul_(0.9)
     same(search(made, "captured", captures=captures), search(made, "one by one"))
-    same(search(made, "captured"), search(made, "one by one"))  # without any kept
+    same(search(made, "captured"), search(made, "one by one"))  # without any cached search
 
 
 @pytest.mark.cuda
 def test_one_graph_after_another():
     made, captures = model(device="cuda"), Captures(keep=1)
-    for rows in (3, 5, 3):  # each in place of the one before
+    for rows in (3, 5, 3):  # each replaces the one before
         same(search(made, "captured", rows, captures), search(made, "one by one", rows))
     assert len(captures.held) == 1
     assert captures.held[0].graph is not None
@@ -465,7 +465,7 @@ def test_captured_is_one_by_one_in_float32():
 
 @pytest.mark.cuda
 def test_captured_greedy_in_bfloat16_stays_close_to_the_model():
-    """A captured search reports what the model, run whole over its output, says of it."""
+    """A captured search reports the same log-probabilities as the model over its whole output."""
     made = model("sinusoidal", device="cuda").to(torch.bfloat16)
     source, lengths, limit = batch(device="cuda")
     state = made.decoder.start(made.encoder(source, lengths), limit=MOST + 1)

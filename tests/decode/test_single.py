@@ -1,4 +1,4 @@
-"""Greedy decoding and sampling, one row at a time in plain Python; and the ranking below them."""
+"""Greedy decoding and sampling against Python code, one row at a time; and the ranking of tokens."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Decoding with the library's own models: what comes out step by step is what the whole model says of it."""
+"""Decoding with the library's models: step by step equals the whole model."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def transformer() -> EncoderDecoder:
 def model(request: pytest.FixtureRequest) -> EncoderDecoder:
     torch.manual_seed(31)
     model = request.param().double().eval()
-    for parameter in model.parameters():  # livelier than at the start of training
+    for parameter in model.parameters():  # larger than initial weights, for varied outputs
         nn.init.normal_(parameter, std=0.7)
     return model
 
@@ -43,7 +43,7 @@ def sources() -> Tensor:
 def start(model: EncoderDecoder, source: Tensor, lengths: Tensor):
     memory = model.encoder(source, lengths)
     options = {"weights": True} if isinstance(model.decoder, TransformerDecoder) else {}
-    return model.decoder.start(memory, limit=9 + 1, **options)  # the begin mark, and as many tokens as may come
+    return model.decoder.start(memory, limit=9 + 1, **options)  # the start mark, and the largest number of tokens
 
 
 def search(model: EncoderDecoder, source: Tensor, lengths: Tensor, **options) -> list[list[Hypothesis]]:
@@ -53,7 +53,7 @@ def search(model: EncoderDecoder, source: Tensor, lengths: Tensor, **options) ->
 
 
 def check(model: EncoderDecoder, source: Tensor, length: int, hypothesis: Hypothesis) -> None:
-    """Log-probabilities and weights against the model run once over the whole output."""
+    """Compare log-probabilities and weights with the model run once over the whole output."""
     with torch.no_grad():
         prefix = torch.tensor([[BEGIN, *hypothesis.tokens]])
         decoded = model(source[None, :length], prefix, torch.tensor([length]), weights=full())

@@ -1,4 +1,4 @@
-"""The forms that additive scores take on the CPU: as exact as tanh, for any shape."""
+"""The CPU forms of additive scores: as accurate as tanh, for any shape."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch import Tensor
 import regard
 from regard.core.backends.additive import Logistic
 
-FEW = (2, 2, 7, 31, 16)  # the exponential form, where the backend is asked for by name
+FEW = (2, 2, 7, 31, 16)  # the exponential form, if the backend is chosen by name
 SOME = (2, 2, 16, 64, 64)  # the logistic form
 
 
@@ -22,7 +22,7 @@ def drawn(shape: tuple[int, ...], scale: float = 1.0, heavy: float = 1.0, seed: 
 
 
 def learned(tensors: list[Tensor], backend: str, **settings: object) -> list[Tensor]:
-    """Return output, and the gradients of everything."""
+    """Return output and gradients."""
     query, key, value, weight = (x.detach().requires_grad_() for x in tensors)
     output = regard.attention(query, key, value, score=regard.Additive(weight), backend=backend, **settings).output
     direction = torch.arange(output.numel(), dtype=output.dtype).cos().reshape(output.shape)
@@ -33,7 +33,7 @@ def learned(tensors: list[Tensor], backend: str, **settings: object) -> list[Ten
 @pytest.mark.parametrize("scale", [1e-3, 0.1, 0.3, 1.0, 3.0, 100.0])
 @pytest.mark.parametrize("shape", [FEW, SOME], ids=["exponential", "logistic"])
 def test_every_form_is_as_exact_as_tanh(shape: tuple[int, ...], scale: float, heavy: float) -> None:
-    """The mean of a few draws within two times the error of the plain form, gradients within three."""
+    """The mean error over a few samples is at most twice that of the reference, three times in gradients."""
     errors: dict[str, list[list[float]]] = {"additive": [], "reference": []}
     for seed in range(4):
         tensors = drawn(shape, scale, heavy, seed)
@@ -42,7 +42,7 @@ def test_every_form_is_as_exact_as_tanh(shape: tuple[int, ...], scale: float, he
             each = zip(learned(tensors, backend), true, strict=True)
             found.append([float((a.double() - b).norm() / b.norm()) for a, b in each])
     ours, plain = (torch.tensor(found).mean(0) for found in errors.values())
-    plain = plain.clamp_min(torch.finfo(torch.float32).eps)  # what merely adding up in blocks may cost
+    plain = plain.clamp_min(torch.finfo(torch.float32).eps)  # the error of summing in blocks alone
     assert ours[0] <= 2 * plain[0]
     assert (ours[1:] <= 3 * plain[1:]).all(), (ours, plain)
 
@@ -68,7 +68,7 @@ def test_which_form_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert used(*drawn(SOME, scale=0.3))
     assert not used(*drawn(SOME, scale=0.3, heavy=25.0))
     query, key, value, weight = drawn(SOME, scale=1e-3)
-    key[:, :, 60:] = 10.0  # what nobody sees decides nothing
+    key[:, :, 60:] = 10.0  # masked keys do not affect the choice
     assert not used(query, key, value, weight, mask=regard.padding([60, 60]))
     key[:, :, 0, 0] = 1e4  # nor does one large number
     assert not used(query, key, value, weight)

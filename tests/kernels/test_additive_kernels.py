@@ -1,4 +1,4 @@
-"""The Triton kernels of additive attention against the explicit form in float64: interpreted here, compiled on CUDA."""
+"""The Triton kernels of additive attention against explicit pairs in float64: interpreted here, compiled on CUDA."""
 
 import importlib.resources
 import json
@@ -12,7 +12,7 @@ import regard
 from additive_cases import BATCH, BRAIN, CASES, FULL, HALF, compare, explicit
 from interpreting import DEVICES
 
-# The interpreter is slow: what differs from another case only in the type or the mask's shape waits for a GPU.
+# The interpreter is slow: cases that differ from another only in dtype or mask shape run on a GPU only.
 ON_GPUS = ("float16", "every head its keys", "causal", "key bias", "segments", "everything bfloat16", "gelu bfloat16")
 INTERPRETED = [name for name in CASES if name not in (*ON_GPUS, "times 10 bfloat16")]
 
@@ -34,7 +34,7 @@ def test_compiled(name: str) -> None:
 @pytest.mark.parametrize("form", ["stored", "exact"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_dropout(device: str, form: str) -> None:
-    """The same seed drops the same pairs, forward and backward; what is kept makes up for what is not."""
+    """The same seed drops the same pairs, forward and backward; weights that are not dropped are scaled."""
     from regard.kernels.additive.fused import additive_attention
 
     torch.manual_seed(3)
@@ -55,7 +55,7 @@ def test_dropout(device: str, form: str) -> None:
 @pytest.mark.parametrize(("dtype", "form"), [(FULL, "exact"), (BRAIN, "series"), (FULL, "stored")], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_poison(device: str, dtype: torch.dtype, form: str) -> None:
-    """NaN and Inf where nobody may look change nothing; where someone may, NaN shows."""
+    """NaN and Inf at masked positions change nothing; at attended ones they give NaN."""
     from regard.kernels.additive.fused import additive_attention
 
     torch.manual_seed(3)
@@ -83,7 +83,7 @@ def test_poison(device: str, dtype: torch.dtype, form: str) -> None:
     assert additive_attention(query, key, value, weight, **settings)[0].isnan().all()
 
 
-UNLIKE = torch.logspace(-1.5, 0.5, 67)  # more units than are looked at together
+UNLIKE = torch.logspace(-1.5, 0.5, 67)  # more units than one tile processes
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ UNLIKE = torch.logspace(-1.5, 0.5, 67)  # more units than are looked at together
     [("tanh", 17, 1.0), ("tanh", 17, 2.5), ("gelu", 17, 1.5), pytest.param("tanh", 67, UNLIKE, id="unlike ranges")],
 )
 def test_forward_alone(device: str, dtype: torch.dtype, activation: str, units: int, scale: float | Tensor) -> None:
-    """Without gradients half precision has series of its own, with slopes and constants that log-sum-exps must count.
+    """Without gradients half precision uses separate series, whose slopes and constants enter the log-sum-exp.
 
-    Each hidden unit has the one that fits its range, so that units of unlike ranges do not spoil each other.
+    Each hidden unit uses the fit of its own range, so that units of different ranges do not affect each other.
     """
     from regard.kernels.additive.fused import additive_attention
 
@@ -118,7 +118,7 @@ def test_forward_alone(device: str, dtype: torch.dtype, activation: str, units: 
         found = additive_attention(*inputs, activation=activation, form="series")
     ours, theirs = ([((a.double() - t).norm() / t.norm()).item() for a, t in zip(x, true, strict=True)]
                     for x in (found, plain))  # fmt: skip
-    if device == "cpu":  # the interpreter cuts numbers off where a GPU rounds them
+    if device == "cpu":  # the interpreter truncates where a GPU rounds
         theirs = [{BRAIN: 1e-2, HALF: 1e-3}[dtype] / 1.5, 1e-3 / 1.5]
     assert all(a < 1.5 * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
 
@@ -126,7 +126,7 @@ def test_forward_alone(device: str, dtype: torch.dtype, activation: str, units: 
 @pytest.mark.cuda
 @pytest.mark.parametrize(("dtype", "form"), [(FULL, "exact"), (BRAIN, "series"), (BRAIN, "stored")], ids=str)
 def test_repeatable(dtype: torch.dtype, form: str) -> None:
-    """Where torch is asked for determinism, two runs agree to the last bit: no sum depends on who comes first."""
+    """With deterministic algorithms, two runs agree bit for bit."""
     from regard.kernels.additive.fused import additive_attention
 
     before = torch.are_deterministic_algorithms_enabled()
@@ -148,7 +148,7 @@ def test_repeatable(dtype: torch.dtype, form: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_wide_values(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values of many columns are taken some at a time: the same output and the same gradients."""
+    """Values of many columns are processed in parts: the same output and the same gradients."""
     from regard.kernels.additive import fused
 
     torch.manual_seed(10)
@@ -163,7 +163,8 @@ def test_wide_values(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-# batch, heads, key heads, whether each head and item has settings of its own, dropout; the calls' parts, then the whole
+# Batch, heads, key heads, whether each head and item has its own settings, dropout; the numbers of heads per call, then
+# of the whole
 HALVES = [(1, 2, 2, True, 0.0, [1, 1], [2]), (2, 1, 1, False, 0.2, [1, 1], [2])]
 # Many heads take the interpreter long.
 MORE = [(1, 4, 2, False, 0.2, [1, 1], [2]), (3, 4, 2, True, 0.0, [3, 3], [6]), (3, 2, 1, False, 0.0, [1, 2], [3])]
@@ -185,7 +186,8 @@ def test_halves(
     whole: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Half of the heads, or of the batch, at a time: the same gradients, whatever each head or item has of its own."""
+    """Processing half of the heads, or of the batch, at a time gives the same gradients, with any settings per head or
+    item."""
     from regard.kernels.additive.fused import additive_attention
     from regard.kernels.triton.additive import backward as backward_pass
 
@@ -224,11 +226,13 @@ def test_halves(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_direct(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The short way takes plain calls, gives what the kernels give, and leaves everything else to the long one."""
+    """The shortcut takes simple calls, equals the kernels, and leaves all other calls to the general path."""
     from regard.core.backends import additive
 
     if device == "cpu":
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where these tensors are
+        monkeypatch.setattr(
+            torch.cuda, "current_device", lambda: None
+        )  # these tensors are on the CPU, without a device index
     torch.manual_seed(11)
     query, key, value = (torch.randn(2, 3, n, d, device=device) for n, d in ((13, 7), (17, 7), (17, 5)))
     for weight in (torch.randn(7, device=device), torch.randn(3, 7, device=device)):
@@ -251,7 +255,7 @@ def test_direct(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fits_keep_their_word() -> None:
-    """Every series of the table is near its function as far as it is said to reach: checked from the numbers alone."""
+    """Every series of the table is close to its function over its range: checked from the numbers alone."""
     from regard.kernels.additive.series import BUDGETS, Row, Series
 
     text = importlib.resources.files("regard.kernels.additive").joinpath("series.json").read_text()
@@ -262,7 +266,7 @@ def test_fits_keep_their_word() -> None:
         rows = [Row(together, tuple(Series(*fit) for fit in fits)) for together, fits in table]
         assert [row.reach for row in rows] == sorted(row.reach for row in rows)
         assert [row.together for row in rows] == sorted(row.together for row in rows)
-        most = BUDGETS[dtype, direction][0] * (1.26 if direction == "forward" else 1.01)  # looked at in fewer places
+        most = BUDGETS[dtype, direction][0] * (1.26 if direction == "forward" else 1.01)  # checked at fewer points
         for row in rows:
             assert len({fit.harmonics for fit in row.fits}) == 1
             assert [fit.reach for fit in row.fits] == sorted((fit.reach for fit in row.fits), reverse=True)
@@ -317,7 +321,7 @@ def test_a_direct_call_equals_the_general_one() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("form", ["stored", "series"])
 def test_in_a_graph(form: str) -> None:
-    """Nothing in a call waits for the device, so a CUDA graph holds it."""
+    """A call has no synchronisation, so a CUDA graph can capture it."""
     from regard.kernels.additive.fused import additive_attention
 
     query, key, value = (torch.randn(1, 2, n, 61, device="cuda", dtype=BRAIN) for n in (211, 307, 307))

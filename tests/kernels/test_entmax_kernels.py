@@ -1,4 +1,4 @@
-"""The row kernels of sparsemax and entmax, interpreted on the CPU, against a float64 bisection that shares no code."""
+"""The row kernels of sparsemax and entmax, interpreted on the CPU, against an independent float64 bisection."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def explicit(scores: Tensor, alpha: float) -> Tensor:
 
 
 def rows() -> Tensor:
-    """Return random rows, equal scores, one that towers, some masked, one with nothing to attend."""
+    """Return random rows, equal scores, one dominant score, some masked, and an empty row."""
     torch.manual_seed(5)
     scores = torch.randn(7, 83) * torch.tensor([0.1, 1.0, 5.0, 30.0, 1.0, 1.0, 1.0])[:, None]
     scores[4] = 2.5
@@ -42,7 +42,7 @@ def rows() -> Tensor:
 
 
 def chunked(scores: Tensor, size: int) -> Tensor:
-    """(slices, rows, keys) as (chunks, slices, rows, size), with numbers after the last key that must not be read."""
+    """Return (slices, rows, keys) as (chunks, slices, rows, size), with invalid numbers after the last key."""
     missing = -scores.shape[-1] % size
     padded = torch.nn.functional.pad(scores, (0, missing), value=1e30)
     return padded.unflatten(-1, (-1, size)).permute(2, 0, 1, 3).contiguous()
@@ -52,7 +52,7 @@ def chunked(scores: Tensor, size: int) -> Tensor:
 @pytest.mark.parametrize("size", [83, 32], ids=["one chunk", "several chunks"])
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_rows(alpha: float, size: int, device: str) -> None:
-    """Thresholds, weights and the gradient of the scores."""
+    """Check thresholds, weights and the gradient of the scores."""
     from regard.kernels.triton import entmax
 
     scores = rows().to(device)
@@ -94,7 +94,7 @@ def test_a_score_that_is_not_finite_spoils_its_row_alone(bad: float, device: str
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("alpha", ALPHAS[:2])
 def test_wide_rows(alpha: float, device: str) -> None:
-    """Every score is in the support: the sum rounds the most."""
+    """Every score is in the support: the sum has the largest rounding error."""
     from regard.kernels.triton import entmax
 
     torch.manual_seed(11)
@@ -120,14 +120,14 @@ ATTENTION = {
     **{name: ("scaled", regard.Sparsemax(), name, torch.float32, 2e-4, 2e-5) for name in MASKS},
     "cosine": ("cosine", regard.Entmax(1.5), "both", torch.float32, 2e-4, 2e-5),
     "entmax": ("scaled", regard.Entmax(1.25), "none", torch.float32, 2e-4, 2e-5),
-    # Scores are never rounded to half: what is left is one rounding of the output, and of each gradient.
+    # Scores are never rounded to half precision: only the output and each gradient are rounded once.
     "bfloat16": ("general", regard.Sparsemax(), "causal", torch.bfloat16, 8e-3, 8e-3),
 }
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks, blocks of rows and groups of slices so small that a short sequence has several of each."""
+    """Set chunks, blocks of rows and groups of slices so small that a short sequence has several of each."""
     from regard.core.backends import sparse_rows
     from regard.kernels import entmax_rows
 
@@ -138,10 +138,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Calls that reach the kernels."""
+    """Count calls that reach the kernels."""
     from regard.core.backends import sparse_rows
 
-    if interpreting.INSIDE:  # on the CPU nothing but the device stands against the kernels
+    if interpreting.INSIDE:  # on the CPU only the device prevents the kernels
         monkeypatch.setattr(sparse_rows, "serves", lambda problem: problem.dtype == torch.float32)
     calls: list[Any] = []
     attend = sparse_rows.attend
@@ -173,7 +173,7 @@ def test_attention(name: str, taken: list[Any]) -> None:
 
 
 def check_attention(name: str, device: str) -> None:
-    """The whole attention by the kernels, output and gradients, against the reference in float64."""
+    """Compare the whole attention by the kernels, output and gradients, with the reference in float64."""
     torch.manual_seed(6)
     score_name, normalize, mask, dtype, relative, absolute = ATTENTION[name]
     inputs = [torch.randn(2, h, n, d, device=device) for h, n, d in ((2, 13, 11), (1, 37, 11), (1, 37, 7))]
@@ -193,7 +193,7 @@ def check_attention(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_inside_autocast(device: str, taken: list[Any]) -> None:
-    """The backward pass may be called there too."""
+    """The backward pass may run under autocast too."""
     leaves = [torch.randn(1, 1, 9, 5, device=device, requires_grad=True) for _ in range(3)]
     with torch.autocast(device, dtype=torch.bfloat16):
         output = regard.attention(*leaves, normalize=regard.Sparsemax(), backend="blocked").output

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from interpreting import DEVICES
 
-# batch, heads, key heads, queries, keys, size, value size, causal, hidden keys
+# Batch, heads, key heads, queries, keys, size, value size, causal, masked keys
 CASES = {
     "full": (2, 2, 2, 71, 37, 16, 16, False, False),
     "causal": (1, 2, 1, 331, 331, 16, 24, True, False),
@@ -68,7 +68,7 @@ def test_outputs_and_gradients(case: str, features: str, device: str, dtype: tor
     keep = torch.ones(b, g, k, dtype=torch.bool, device=device)
     if hides:
         keep = torch.rand(b, g, k).to(device) > 0.4
-        keep[0] = False  # nothing to read in the first sequence
+        keep[0] = False  # the first sequence has no keys
         leaves[2] = torch.where(keep.unsqueeze(-1), leaves[2], torch.nan)
     mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
     true = [x.double().nan_to_num(0.0).requires_grad_() for x in leaves]

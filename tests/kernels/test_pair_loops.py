@@ -1,4 +1,4 @@
-"""The compiled loops of additive attention against tanh in float64, and the library they are loaded from."""
+"""The compiled loops of additive attention against tanh in float64, and the loading of their library."""
 
 import os
 import subprocess
@@ -15,7 +15,14 @@ from regard.kernels.additive import pair_loops
 pytestmark = pytest.mark.skipif(native_library.compiler() is None, reason="NO C COMPILER: the loops are not tested")
 
 # slices, rows, columns, features, size of the numbers
-SHAPES = ((1, 1, 1, 1, 1.0), (2, 37, 41, 23, 1.0), (3, 5, 67, 64, 0.05), (2, 33, 7, 17, 0.3), (2, 13, 11, 16, 15.0))
+SHAPES = (
+    (1, 1, 1, 1, 1.0),
+    (2, 37, 41, 23, 1.0),
+    (3, 5, 67, 64, 0.05),
+    (2, 33, 7, 17, 0.3),
+    (2, 13, 11, 16, 15.0),
+    (1, 67, 9, 71, 1.0),
+)
 
 
 def operands(shape: tuple[int, int, int, int, float]) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
@@ -36,7 +43,7 @@ def test_scores(shape: tuple[int, int, int, int, float]) -> None:
     hidden = torch.tanh(query.double().unsqueeze(-2) + key.double().unsqueeze(-3))
     true = (hidden * weight.double()[:, None, None]).sum(-1)
     found = pair_loops.scores(near)(*factors(query, key, near), weight)
-    # In units of what the terms add up to: a few roundings of float32.
+    # Relative to the sum of the terms' magnitudes: a few roundings of float32.
     least = 0 if near else weight.abs().sum(-1).max()
     limit = 4e-7 * (hidden.abs() * weight.double().abs()[:, None, None]).sum(-1).clamp_min(least)
     assert ((found.double() - true).abs() <= limit).all()
@@ -47,14 +54,15 @@ def test_sums_of_gradients(shape: tuple[int, int, int, int, float]) -> None:
     query, key, _, change, near = operands(shape)
     hidden = torch.tanh(query.double().unsqueeze(-2) + key.double().unsqueeze(-3))
     by = change.double().unsqueeze(-1)
-    slope, plain = pair_loops.sums(near)(*factors(query, key, near), change)
-    limit = 1e-6 * by.abs().sum(-2)
+    slope, plain, column_slope = pair_loops.sums(near)(*factors(query, key, near), change)
+    limit, column_limit = (1e-6 * by.abs().sum(axis) for axis in (-2, -3))
+    assert ((column_slope.double() - (by * (1 - hidden**2)).sum(-3)).abs() <= column_limit).all()
     assert ((slope.double() - (by * (1 - hidden**2)).sum(-2)).abs() <= limit).all()
     assert ((plain.double() - (by * hidden).sum(-2)).abs() <= limit).all()
 
 
 def test_products_beyond_float32() -> None:
-    """e^{2q} e^{2k} overflows or vanishes where tanh is ±1."""
+    """e^{2q} e^{2k} overflows or underflows where tanh is ±1."""
     query = torch.tensor([[[43.0, -43.0, 43.0]]])
     key = torch.tensor([[[43.0, -43.0, -43.0]]])
     found = pair_loops.scores(False)(*factors(query, key, False), torch.tensor([[1.0, 2.0, 4.0]]))

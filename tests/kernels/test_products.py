@@ -14,7 +14,7 @@ WIDE = (torch.float32, torch.bfloat16)
 
 @pytest.fixture(params=[True, False], ids=["onednn", "torch"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """oneDNN for both dtypes, whatever the processor, or nothing."""
+    """Enable oneDNN for both dtypes, whatever the processor, or disable it."""
     if request.param and not torch.backends.mkldnn.is_available():
         pytest.skip("torch was built without oneDNN: its products go unchecked")
     monkeypatch.setattr(products, "_dtypes", lambda: WIDE if request.param else ())
@@ -28,7 +28,7 @@ def near(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 def layouts(dtype: torch.dtype) -> list[Tensor]:
-    """Return a matrix (n, k) whose numbers lie by rows, by columns, and with gaps between rows."""
+    """Return a matrix (n, k) stored by rows, by columns, and with gaps between rows."""
     return [
         torch.randn(OUT, INTO).to(dtype),
         torch.randn(INTO, OUT).to(dtype).t(),
@@ -78,7 +78,7 @@ def test_a_linear_map_has_the_gradients_of_torchs(biased: bool, library: bool) -
     ours, theirs = torch.autograd.grad(found, given, upstream), torch.autograd.grad(expected, exact, upstream.double())
     for one, other in zip(ours, theirs, strict=True):
         near(one, other, torch.float32)
-    [of_weight] = torch.autograd.grad(linear(*given).sum(), [weight])  # an upstream of one number, nowhere in memory
+    [of_weight] = torch.autograd.grad(linear(*given).sum(), [weight])  # the upstream gradient is one expanded number
     near(of_weight, rows.detach().double().sum((0, 1)).expand(OUT, -1), torch.float32)
 
 
@@ -98,7 +98,7 @@ def test_autocast_reaches_a_linear_map(library: bool) -> None:
 
 
 def test_functions_of_functions(library):
-    """torch.func and forward-mode derivatives go through a product as through torch's own."""
+    """torch.func and forward-mode derivatives work as with torch's own product."""
     torch.manual_seed(2)
     rows, weight = torch.randn(5, 300), torch.randn(290, 300)
     found = torch.func.grad(lambda w: linear(rows, w).square().sum())(weight)

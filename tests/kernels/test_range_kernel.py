@@ -76,7 +76,8 @@ def explicit(query: Tensor, key: Tensor, value: Tensor, case: Case, scale: float
 
 
 def rules(case: Case, device: str) -> Any:
-    from regard.kernels.triton.range_attention import Rules, segment_bounds
+    from regard.kernels.triton.range_attention import Rules
+    from regard.kernels.triton.segment_bounds import segment_bounds
 
     given: dict[str, Any] = {"low": case.low, "high": case.high}
     if case.lengths is not None:
@@ -124,7 +125,7 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
 @pytest.mark.interpreted
 def test_bounds_of_segments() -> None:
     """Spans of 32: [first, first whole, behind the last whole, behind the last], worked by hand."""
-    from regard.kernels.triton.range_attention import segment_bounds
+    from regard.kernels.triton.segment_bounds import segment_bounds
 
     far = 32 * 2**24
     ids = torch.tensor([[1] * 64 + [2] * 96 + [3] * 20])

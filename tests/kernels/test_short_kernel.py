@@ -11,7 +11,8 @@ import regard
 from interpreting import DEVICES
 
 BATCH, HEADS, SIZE = 2, 3, 10
-BUDGET = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of the norm: three times a plain product's
+# Relative to the norm: three times the error of torch's product.
+BUDGET = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def kernel() -> Any:
@@ -42,7 +43,7 @@ SHAPES = [
     (64, 64, 64, "causal lengths"),
     (61, 13, 128, ""),
 ]
-# The interpreter computes in float32 alone.
+# The interpreter only supports float32.
 KINDS = [
     pytest.param("cpu", torch.float32, marks=pytest.mark.interpreted, id="interpreted-float32"),
     *(pytest.param("cuda", dtype, marks=pytest.mark.cuda, id=f"cuda-{dtype}") for dtype in BUDGET),
@@ -56,7 +57,7 @@ def test_the_kernels_agree_with_float64(
 ) -> None:
     torch.manual_seed(queries)
     packed = torch.randn(BATCH, max(queries, keys), 3, HEADS, SIZE, device=device).to(dtype)
-    query, key, value = (t.transpose(1, 2) for t in packed.unbind(2))  # views with strides, as a layer has them
+    query, key, value = (t.transpose(1, 2) for t in packed.unbind(2))  # strided views, as in a layer
     leaves = [query[:, :, :queries], key[:, :, :keys], value[:, :, :keys]]
     allowed = torch.ones(BATCH, HEADS, queries, keys, dtype=torch.bool, device=device)
     lengths = mask = None
@@ -84,7 +85,8 @@ def test_the_kernels_agree_with_float64(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("by", ["lengths", "mask", "causal"])
 def test_what_is_masked_is_not_read(by: str, device: str) -> None:
-    """NaN in masked keys reaches neither the output nor a gradient: by length, by mask, behind the last query."""
+    """NaN in masked keys reaches neither the output nor a gradient: masked by length, by mask, or after the last
+    query."""
     lengths = torch.tensor([3], device=device) if by == "lengths" else None
     mask = torch.tensor([[True, True, True, False, False]], device=device) if by == "mask" else None
     query, key, value = (torch.randn(1, 1, n, 16, device=device) for n in (3, 5, 5))
@@ -97,7 +99,7 @@ def test_what_is_masked_is_not_read(by: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_seed_repeats_what_is_dropped(device: str) -> None:
-    """The same seed drops the same pairs, forward and backward; what is kept makes up for what is not."""
+    """The same seed drops the same pairs, forward and backward; weights that are not dropped are scaled."""
     query, key = torch.randn(2, 2, 31, 16, device=device), torch.randn(2, 2, 37, 16, device=device) * 0.1
     value = torch.ones(2, 2, 37, 16, device=device, requires_grad=True)
     runs = [
@@ -106,7 +108,8 @@ def test_a_seed_repeats_what_is_dropped(device: str) -> None:
     torch.testing.assert_close(runs[0], runs[1], rtol=0, atol=0)
     assert not torch.equal(runs[0], runs[2])
     torch.testing.assert_close(runs[0].mean(), torch.ones((), device=device), rtol=0.03, atol=0)
-    # Linear in the values: the sum of value times gradient is the output, if the same pairs are dropped in both passes.
+    # The output is linear in the values: the sum of value times gradient is the output, if both passes drop the same
+    # pairs.
     torch.testing.assert_close(torch.autograd.grad(runs[0].sum(), value)[0].sum(), runs[0].sum())
 
 
@@ -115,10 +118,10 @@ def test_a_seed_repeats_what_is_dropped(device: str) -> None:
 def test_both_passes_drop_the_same_pairs(
     queries: int, keys: int, size: int, masked: str, dtype: torch.dtype, device: str
 ) -> None:
-    """What is dropped on the way there is dropped on the way back, by each of its three gradients.
+    """The backward pass drops the same pairs as the forward pass, in each of its three gradients.
 
-    Values that are rows of the identity show P ⊙ M on the way there; such gradients of the output show it, turned, in
-    the values' gradient. With M read off, gradients of query and key are compared with float64.
+    Values that are rows of the identity give P ⊙ M in the forward pass; such gradients of the output give its transpose
+    in the values' gradient. With this M, gradients of query and key are compared with float64.
     """
     drop, scale, batch, heads = 0.3, size**-0.5, 3, 2
     query, key, value, grad = (
@@ -184,7 +187,7 @@ MASKS: dict[str, Any] = {
 @pytest.mark.parametrize("score", [regard.ScaledDot(), regard.Dot(), regard.Cosine(scale=4.0)], ids=lambda s: s.name)
 @pytest.mark.parametrize("name", MASKS)
 def test_attention_by_it_stays_within_the_error_budget(name: str, score: Any) -> None:
-    """At most twice the error of plain bfloat16 forward, three times in gradients."""
+    """The error is at most twice that of bfloat16 operations forward, three times in gradients."""
     tensors, mask = inputs(), MASKS[name]()
     tensors = [(t.detach() * 0.4).requires_grad_() for t in tensors]
     runs: dict[str, list[Tensor]] = {}
@@ -234,7 +237,7 @@ def test_compiled_whole_with_dropout_drawn_anew_at_each_call() -> None:
     assert not torch.equal(first, second)
     grads = torch.autograd.grad(first.square().sum(), (query, key, value))
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in grads)
-    # In the mean dropout changes nothing.
+    # On average dropout changes nothing.
     many = torch.stack([compiled(query, key, value).detach().float() for _ in range(200)]).mean(0)
     exact = regard.attention(query, key, value, mask=regard.causal()).output.float()
     assert (many - exact).norm() < 0.15 * exact.norm()
@@ -271,5 +274,5 @@ def test_what_is_dropped_is_the_same_on_the_way_back(way: str) -> None:
         graph.replay()
         first = found[0].item()
         graph.replay()
-        assert found[0].item() != first  # each replay draws anew
+        assert found[0].item() != first  # each replay samples anew
     assert abs(found[0].item() / found[1].item() - 1) < 0.02

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+import regard
 from additive_cases import BRAIN, CASES, FULL, HALF, compare, explicit
 from interpreting import DEVICES
 
@@ -83,3 +84,59 @@ def test_other_activations_are_refused(activation: str) -> None:
     rows = torch.ones(1, 1, 2, 3)
     with pytest.raises(ValueError, match="stored scores serve tanh and sigmoid"):
         additive_attention(rows, rows, rows, torch.ones(3), activation=activation, form="stored")
+
+
+@pytest.mark.parametrize("lead", [(3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_scores_alone(device: str, lead: tuple[int, ...]) -> None:
+    """w · tanh(q + k) and its gradients, in the shape of the plain score."""
+    from regard.kernels.triton.additive.score_operator import scores
+
+    torch.manual_seed(4)
+    leaves = [torch.randn(*lead, n, 5, device=device) for n in (3, 7)] + [torch.randn(3, 5, device=device)]
+    leaves = [x.requires_grad_() for x in leaves]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    found, true = scores(*leaves), (torch.tanh(wide[0][..., None, :] + wide[1][..., None, :, :])
+                                    * wide[2][:, None, None]).sum(-1)  # fmt: skip
+    torch.testing.assert_close(found.double(), true, rtol=1e-6, atol=1e-6)
+    upstream = torch.randn(true.shape, device=device)
+    grads = [torch.autograd.grad(x, y, upstream.to(x.dtype)) for x, y in ((found, leaves), (true, wide))]
+    for a, t in zip(*grads, strict=True):
+        torch.testing.assert_close(a.double(), t, rtol=1e-5, atol=1e-5)
+    again = scores(*leaves)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad(again.sum(), leaves, create_graph=True)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("request_", [regard.received(), regard.entropy(), regard.rows([0, 40])], ids=str)
+@pytest.mark.parametrize("dtype", [FULL, BRAIN], ids=str)
+def test_weights_on_request(request_: Any, dtype: torch.dtype) -> None:
+    """Weights of additive scores equal those of the plain form, with their gradients."""
+    torch.manual_seed(4)
+    sizes = ((4, 61, 24), (2, 83, 24), (2, 83, 5))
+    leaves = [torch.randn(2, *x, device="cuda").to(dtype).requires_grad_() for x in sizes]
+    leaves.append((torch.randn(4, 24, device="cuda") / 5).to(dtype).requires_grad_())
+    found = []
+    for backend in ("additive", "reference"):
+        settings = {"score": regard.Additive(leaves[3]), "mask": regard.causal(offset=22), "weights": request_}
+        result = regard.attention(*leaves[:3], backend=backend, **settings).weights
+        grads = torch.autograd.grad(result.float().square().sum(), (leaves[0], leaves[1], leaves[3]))
+        found.append((result, *grads))
+    for a, b in zip(*found, strict=True):
+        assert (a.float() - b.float()).norm() <= (1e-5 if dtype == FULL else 1e-2) * b.float().norm()
+
+
+@pytest.mark.cuda
+def test_other_normalizers() -> None:
+    """Sparsemax of additive scores, in blocks, equals the plain form, with gradients."""
+    torch.manual_seed(4)
+    leaves = [torch.randn(2, 2, n, d, device="cuda").requires_grad_() for n, d in ((61, 24), (83, 24), (83, 5))]
+    leaves.append(torch.randn(24, device="cuda").requires_grad_())
+    found = []
+    for backend in ("blocked", "reference"):
+        settings = {"score": regard.Additive(leaves[3]), "normalize": regard.Sparsemax()}
+        output = regard.attention(*leaves[:3], backend=backend, **settings).output
+        found.append((output, *torch.autograd.grad(output.square().sum(), leaves)))
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() <= 1e-5 * b.norm()

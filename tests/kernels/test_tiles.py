@@ -1,4 +1,4 @@
-"""Measured tile choices: taken from the file, measured where asked for, and never a reason to fail."""
+"""Measured tile choices: from the file, measured on request, and never a cause of failure."""
 
 import json
 import logging

@@ -5,7 +5,7 @@ import torch
 
 from interpreting import DEVICES
 
-# count, rows, summed, columns, parts of the sum, rows of what is added
+# Count, rows, summed length, columns, parts of the sum, rows of the addend
 CASES = [(*shape, 1, added) for shape in ((1, 3, 5, 7), (2, 37, 131, 67)) for added in (0, 1, shape[1])]
 CASES += [(2, 33, 203, 70, 2, 0), (1, 5, 70, 9, 3, 0)]
 
@@ -28,7 +28,7 @@ def test_products(case: tuple[int, ...], transposed: bool, device: str) -> None:
     if added is not None:
         exact += added
     assert (whole - exact).abs().max() / exact.abs().max() < 1e-6
-    if pieces == 2:  # a part is a product of its own: none may be left out, or hold everything
+    if pieces == 2:  # a part is a product itself: none may be missing, or contain everything
         assert all(float(part.abs().max()) > 0.1 for part in found)
 
 

@@ -41,7 +41,7 @@ def mask_of(given: dict, b: int, q: int, k: int, device: str) -> Mask | None:
 
 
 def expected(query: Tensor, key: Tensor, scale: float, allowed: Tensor, bias: Tensor | float, kind: str) -> Tensor:
-    """Return the formulas in float64; a row with nothing to attend has weights of 0."""
+    """Compute the formulas in float64; a row with nothing to attend has weights of 0."""
     scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT * scale + bias
     filled = allowed.any(-1, keepdim=True)
     scores = torch.where(allowed, scores, torch.where(filled, -torch.inf, 0.0).double())

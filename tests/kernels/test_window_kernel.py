@@ -10,9 +10,9 @@ import regard
 SHAPES = (
     (1, 1, 1, 151, 151, 16, 16, -20, 0),
     (2, 2, 1, 71, 97, 16, 32, -7, 9),
-    (1, 1, 1, 71, 41, 16, 16, -5, -30),  # most rows see nothing
+    (1, 1, 1, 71, 41, 16, 16, -5, -30),  # most rows attend nothing
     (1, 2, 1, 71, 211, 32, 16, 60, 90),
-    (1, 1, 1, 67, 67, 128, 64, -9, 0),  # the tiles of large sizes
+    (1, 1, 1, 67, 67, 128, 64, -9, 0),  # uses the tiles of large sizes
 )
 
 
@@ -43,7 +43,7 @@ def test_outputs_and_gradients(shape: tuple[int, ...], device: str, dtype: torch
     b, h, g, q, k, d, e, low, high = shape
     leaves = [torch.randn(b, x, n, s) for x, n, s in ((h, q, d), (g, k, d), (g, k, e))]
     leaves = [x.to(device, dtype) for x in leaves]
-    # (b, n, h, d) in memory, as projections leave it: heads lie between the rows
+    # (b, n, h, d) in memory, as after projections: heads lie between the rows
     mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
     true = [x.double().requires_grad_() for x in leaves]
     out, real = window_attention(*mine, low, high, 0.3), explicit(*true, low, high, 0.3)
@@ -55,11 +55,13 @@ def test_outputs_and_gradients(shape: tuple[int, ...], device: str, dtype: torch
 
 @pytest.mark.interpreted
 def test_direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The short way takes plain windows, gives what the kernel gives, and leaves everything else to the long one."""
+    """The shortcut takes simple windows, equals the kernel, and leaves all other calls to the general path."""
     from regard.core.backends import flex
 
     monkeypatch.setattr(flex, "_WORTH", 64)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where these tensors are
+    monkeypatch.setattr(
+        torch.cuda, "current_device", lambda: None
+    )  # these tensors are on the CPU, without a device index
     torch.manual_seed(4)
     query, key, value = (torch.randn(2, 3, 71, 16).half() for _ in range(3))
     for low, high, scale in ((-9, 0, None), (-3, 5, 0.5), (0, 0, None)):
@@ -74,18 +76,18 @@ def test_direct(monkeypatch: pytest.MonkeyPatch) -> None:
         (odd, -9, 0), (short, -9, 0), (wide, -9, 0), ((query, key, value), 1, 9), ((query, key, value), -3000, 0),
     ):  # fmt: skip
         assert flex.directly(*tensors, low, high, None) is None
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)  # it cannot be where there is no GPU
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)  # it cannot be enabled without a GPU
     assert flex.directly(query, key, value, -9, 0, None) is None
 
 
 @pytest.mark.cuda
 def test_a_scale_is_the_callers_own() -> None:
-    """A whole number first: it must not become a constant of the kernel that the next call shares."""
+    """An integer scale first: Triton must not specialise the kernel on it for the next call."""
     query, key, value = (torch.randn(1, 2, 1500, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     for scale in (1, 0.125, 2):
         settings = {"score": regard.ScaledDot(scale), "mask": regard.window(40, 0)}
         found = regard.attention(query, key, value, backend="flex", **settings).output
-        short = regard.attention(query, key, value, **settings).output  # without describing the call first
+        short = regard.attention(query, key, value, **settings).output  # by the shortcut, without building a `Problem`
         assert torch.equal(short, found)
         true = regard.attention(*(t.double() for t in (query, key, value)), backend="reference", **settings).output
         assert (found.double() - true).norm() <= 1e-2 * true.norm()

@@ -20,13 +20,13 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def usual(browser) -> tuple[object, list[str]]:
-    """One tab for all tests that ask for nothing special: starting one takes longer than most tests."""
+    """One tab for all tests without special needs: starting one takes longer than most tests."""
     return opened(browser)
 
 
 @pytest.fixture
 def visit(browser, folder, usual) -> Iterator[Callable[..., Tab]]:
-    """Open a page; afterwards nothing was complained about, and nothing left the machine."""
+    """Open a page; afterwards check that there were no errors and no network requests."""
     tabs = []
 
     def open_page(name: str, *, address: str | None = None, wait: str = ".head .picture[data-view]", **options) -> Tab:

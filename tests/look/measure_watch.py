@@ -1,8 +1,8 @@
-"""What does watching cost? Run: python tests/look/measure_watch.py
+"""Measures the cost of watching: python tests/look/measure_watch.py
 
-Time: BERT-base with random weights, with and without watching in turns, on one core; processor time, which other
-programs disturb less than the clock. Memory: one attention of 8,192 tokens × 32 heads of 64, what its record keeps,
-and how far its weights are from those of all bits.
+Time: BERT-base with random weights, with and without watching, interleaved, on one core; processor time, which other
+programs disturb less. Memory: the record of one attention of 8,192 tokens × 32 heads of 64, and the error of its
+weights in 24 bits.
 """
 
 import statistics
@@ -20,14 +20,14 @@ TOKENS, HEADS, SIZE = 8192, 32, 64
 
 
 class Layer(nn.Module):
-    """Attention alone; its values are small, as the weights do not depend on them."""
+    """Attention alone; its values are small, because the weights do not depend on them."""
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, key[..., :8], is_causal=True, enable_gqa=True)
 
 
 def memory() -> None:
-    """Print what is kept for each kind of call, and the error that costs."""
+    """Print the stored bytes for each kind of call, and the resulting error."""
     torch.manual_seed(0)
     for dtype, key_heads in ((torch.float32, 8), (torch.bfloat16, 32), (torch.float32, 32)):
         query, key = (torch.randn(1, n, TOKENS, SIZE).to(dtype) for n in (HEADS, key_heads))
@@ -53,7 +53,7 @@ def plain(query: Tensor, key: Tensor, rows: list[int]) -> Tensor:
 
 
 def effect(rounds: int = 7) -> None:
-    """Print how much longer a pass of BERT-base takes while it is watched, and how much its output changes."""
+    """Print the slowdown of BERT-base while it is watched, and the change of its output."""
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
@@ -69,7 +69,7 @@ def effect(rounds: int = 7) -> None:
         with watch(model):
             return run()
 
-    difference = float((run() - watched()).abs().max())  # and both are warm
+    difference = float((run() - watched()).abs().max())  # this also warms up both
     spent = [(_seconds(run), _seconds(watched)) for _ in range(rounds)]
     apart = [seen / unseen - 1 for unseen, seen in spent]
     best = min(seen for _, seen in spent) / min(unseen for unseen, _ in spent) - 1

@@ -1,4 +1,4 @@
-"""A page in a browser, with what a reader does and sees."""
+"""A page in a browser, with the actions and observations of a reader."""
 
 import io
 import shutil
@@ -21,7 +21,7 @@ def softmax(*shape: int) -> torch.Tensor:
 
 
 class Tab:
-    """A page that is open, with what a reader does and sees."""
+    """An open page, with the actions and observations of a reader."""
 
     def __init__(self, page, messages: list[str]) -> None:
         self.page = page
@@ -34,13 +34,13 @@ class Tab:
         return self.page.locator(selector).first.inner_text()
 
     def until(self, selector: str, text: str) -> None:
-        """Wait for a text to be seen."""
+        """Wait for a text to appear."""
         from playwright.sync_api import expect
 
         expect(self.page.locator(selector).first).to_have_text(text)
 
     def places(self, row: int, column: int = 0, stage: int = 0) -> tuple[float, float]:
-        """Return where a cell of the picture is on the screen."""
+        """Return the screen position of a cell of the picture."""
         self.page.locator(".head .picture").nth(stage).scroll_into_view_if_needed()
         at = self.page.evaluate(
             """([row, column, stage]) => {
@@ -64,13 +64,13 @@ class Tab:
         self.page.wait_for_selector(f'.head .picture[data-view="{name}"]')
 
     def color(self, x: float, y: float) -> tuple[int, ...]:
-        """Return the colour of a spot of the screen, once what was drawn last is on it."""
+        """Return the colour of a point of the screen, after pending drawing."""
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         shot = self.page.screenshot(clip={"x": x, "y": y, "width": 1, "height": 1})
         return Image.open(io.BytesIO(shot)).convert("RGB").getpixel((0, 0))
 
     def becomes(self, x: float, y: float, low: int, high: int) -> None:
-        """Waits until the sum of a spot's colours lies between two numbers: the screen follows a click in its time."""
+        """Wait until the sum of a point's colours is between two numbers, because drawing is asynchronous."""
         for _ in range(BROWSER_MILLISECONDS // 50):
             if low <= sum(self.color(x, y)) <= high:
                 return
@@ -83,7 +83,7 @@ class Tab:
 
 
 def opened(browser, allowed: tuple[str, ...] = (), **options) -> tuple[object, list[str]]:
-    """Return a fresh tab, and what is complained about in it or asked of others."""
+    """Return a new tab, and lists of its errors and network requests."""
     context = browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, "color_scheme": "light", **options})
     context.set_default_timeout(BROWSER_MILLISECONDS)
     page, messages = context.new_page(), []
@@ -102,7 +102,7 @@ def saved(tab: Tab, kind: str) -> tuple[str, bytes]:
 
 
 def texts(tab) -> list[str]:
-    """Return every text of the picture, as it is drawn."""
+    """Return every text of the picture, as drawn."""
     return tab.evaluate(
         """() => {
           const found = [];

@@ -1,4 +1,4 @@
-"""Deletion and sufficiency curves, worked by hand on models small enough to check with a pencil."""
+"""Deletion and sufficiency curves, computed by hand on small models."""
 
 import math
 
@@ -10,7 +10,7 @@ from regard.look.faithfulness import Curve, faithfulness, gradient_times_input
 
 
 def linear(kept: Tensor) -> Tensor:
-    """Return inputs are worth 5, 1, 0, 2."""
+    """Return a score in which the inputs are worth 5, 1, 0, 2."""
     return kept.double() @ torch.tensor([5.0, 1.0, 0.0, 2.0], dtype=torch.float64)
 
 
@@ -20,7 +20,7 @@ def test_a_right_map_by_hand():
     assert deletion.fractions == (0.0, 0.25, 0.5, 0.75, 1.0)
     assert deletion.scores == (8.0, 3.0, 1.0, 0.0, 0.0)
     assert sufficiency.scores == (0.0, 5.0, 7.0, 8.0, 8.0)
-    # trapezoids of width 1/4: (8+3)/2 + (3+1)/2 + 1/2 + 0 = 8; and (5/2 + 6 + 7.5 + 8) = 24
+    # Trapezoids of width 1/4: (8+3)/2 + (3+1)/2 + 1/2 + 0 = 8; and (5/2 + 6 + 7.5 + 8) = 24
     assert deletion.area == pytest.approx(8.0 / 4)
     assert sufficiency.area == pytest.approx(24.0 / 4)
 
@@ -32,7 +32,7 @@ def test_a_wrong_map_is_worse_than_random_and_a_right_one_better():
 
 
 def test_random_orderings_of_a_linear_model_go_straight():
-    """Each input is as likely to be removed as any other, so the mean falls in proportion."""
+    """Each input is equally likely to be removed, so the mean decreases linearly."""
     found = faithfulness(linear, torch.ones(4), steps=4, orderings=4000, generator=torch.Generator().manual_seed(3))
     expected = [8.0, 6.0, 4.0, 2.0, 0.0]
     assert found.deletion["random"].scores == pytest.approx(expected, abs=0.15)
@@ -42,7 +42,7 @@ def test_random_orderings_of_a_linear_model_go_straight():
 
 
 def test_deletion_and_sufficiency_differ_where_inputs_stand_in_for_each_other():
-    """Score 1 while either of two words is there: removing one changes nothing, keeping one is enough."""
+    """The score is 1 while one of two words is present: removing one changes nothing, keeping one suffices."""
     found = faithfulness(lambda kept: kept[:, :2].any(1).float(), torch.tensor([0.9, 0.05, 0.03]), steps=3)
     assert found.deletion["map"].scores == (1.0, 1.0, 0.0, 0.0)
     assert found.sufficiency["map"].scores == (0.0, 1.0, 1.0, 1.0)

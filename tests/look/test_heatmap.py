@@ -1,4 +1,4 @@
-"""A heat map shows the right number for the right pair, in any script, and nothing a label says can break it."""
+"""A heat map shows the right number for the right pair, in any script, and no label can break its markup."""
 
 import re
 from html.parser import HTMLParser
@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def cells(drawing: str) -> dict[str, tuple[str, str]]:
-    """Tooltip of each cell → its colours on a light and on a dark screen."""
+    """Return for each cell's tooltip its colours on a light and on a dark screen."""
     found = {}
     for rect in ElementTree.fromstring(drawing).iter(f"{SVG}rect"):
         if rect.get("class") == "cell":
@@ -72,7 +72,7 @@ def test_no_label_breaks_the_drawing(label: str):
 
 
 class Page(HTMLParser):
-    """What a page would run, fetch and say."""
+    """Return what a page would run, fetch and display."""
 
     def __init__(self, page: str):
         super().__init__()
@@ -107,7 +107,8 @@ def test_plain_terminal_text_is_aligned_for_wide_characters():
     assert [re.findall(r"\d\.\d\d", line) for line in lines] == [["0.75", "0.25", "0.00"], ["0.05", "0.85", "0.10"]]
     assert lines[0].startswith("汤姆  ███ 0.75")
     assert "\x1b" not in "".join(lines)
-    english = terminal(WEIGHTS, ["Tom ", "chas"], COLUMNS).splitlines()[1:]  # four columns, as two Chinese characters
+    # Four columns wide, as two Chinese characters.
+    english = terminal(WEIGHTS, ["Tom ", "chas"], COLUMNS).splitlines()[1:]
     assert [line[2:] for line in lines] == [line[4:] for line in english]
 
 
@@ -120,7 +121,7 @@ def test_colored_terminal_text_says_the_same():
     plain, colored = (terminal(WEIGHTS, ROWS, COLUMNS, color=color) for color in (False, True))
     numbers = re.findall(r"\d\.\d\d", re.sub(r"\x1b\[[\d;]*m", " ", colored))
     assert numbers == re.findall(r"\d\.\d\d", plain)
-    assert colored.count("\x1b[0m") == 6  # each cell ends its own colour
+    assert colored.count("\x1b[0m") == 6  # each cell resets its colour
 
 
 @pytest.mark.parametrize("draw", [svg, html, terminal])
@@ -163,4 +164,4 @@ def test_a_larger_weight_is_further_from_the_background_and_its_number_readable(
     assert len(set(levels)) == 101
     for step, back in enumerate(levels):
         low, high = sorted([back, luminance(ink(step / 100, scale))])
-        assert (high + 0.05) / (low + 0.05) >= 4.4, f"at {step} %"  # WCAG asks for 4.5; a byte of rounding is forgiven
+        assert (high + 0.05) / (low + 0.05) >= 4.4, f"at {step} %"  # WCAG requires 4.5; a byte of rounding is allowed

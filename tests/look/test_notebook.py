@@ -1,4 +1,4 @@
-"""What a notebook shows: a page in a frame as high as the page; records, plans and heat maps as themselves."""
+"""Display in a notebook: a page in a frame of its height; records, plans and heat maps directly."""
 
 import shutil
 import sys
@@ -25,7 +25,7 @@ def trace(rows: int = 3) -> Trace:
 
 
 class Warns:
-    """`IPython.display.HTML` as it is: it warns of a frame."""
+    """`IPython.display.HTML` unmodified: it warns about a frame."""
 
     def __init__(self, data: str) -> None:
         if "<iframe" in data:
@@ -34,7 +34,7 @@ class Warns:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is displayed in a process that is the kernel of a notebook."""
+    """Return what is displayed in a process that is the kernel of a notebook."""
     displayed: list[Any] = []
     ipython, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
     vars(ipython)["get_ipython"] = lambda: types.SimpleNamespace(kernel=object())

@@ -1,4 +1,4 @@
-"""Weights of a broken or unusual model, NaN, infinite and negative, are saved, read and shown as what they are."""
+"""NaN, infinite and negative weights of a broken or unusual model are saved, loaded and shown correctly."""
 
 import base64
 import gzip
@@ -48,11 +48,11 @@ def test_a_row_of_nothing_but_nan_stays_one_where_only_the_largest_are_saved(tmp
 
 
 def shown(packed, heads: int) -> torch.Tensor:
-    """Return the cells of the page's one record, read as source.js documents them."""
+    """Return the cells of the page's single record, decoded as source.js documents."""
     [entry] = packed.about["records"]
     numbers = entry["pack"]
     assert numbers["half"]
-    packed_heads = numbers["heads"]  # their mean is the last
+    packed_heads = numbers["heads"]  # the last one is their mean
     count = packed_heads * numbers["mapRows"] * numbers["mapColumns"]
     raw = gzip.decompress(packed.records[0])
     start = len(raw) - -(-2 * count // 4) * 4
@@ -113,5 +113,5 @@ def test_drawings_show_them(tmp_path):
     with Image.open(trace.png(tmp_path / "a.png")) as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(2**24)}
     assert LIGHT.odd in colours
-    assert max(colours, key=lambda colour: colour[0] - colour[2])[0] > 150  # the negative one is warm
+    assert max(colours, key=lambda colour: colour[0] - colour[2])[0] > 150  # the negative weight has a warm colour
     assert "NaN" in heatmap.terminal(weights[0], ["r"], list("abcd"))

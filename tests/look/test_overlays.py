@@ -1,4 +1,4 @@
-"""Maps drawn over the picture that they are about: `Trace.png` and `Trace.svg`."""
+"""Maps drawn over their picture: `Trace.png` and `Trace.svg`."""
 
 import base64
 import io
@@ -15,14 +15,14 @@ from regard.look.trace import Trace
 from regard.look.viewer.page_data import about
 
 SVG = "{http://www.w3.org/2000/svg}"
-LEFT, TOP, SIDE, STEP = 16, 44, 144, 160  # where tiles of a picture of 48 pixels stand
+LEFT, TOP, SIDE, STEP = 16, 44, 144, 160  # positions of the tiles of a picture of 48 pixels
 THICK, SHADOW = 190 / 255, (18, 21, 28)
 
 
 def caption(colour: int = 255, special: tuple[str, ...] = ()) -> Trace:
     """Return two words over a picture of one colour with 2 × 3 cells."""
     weights = torch.tensor([[[0.5, 0.1, 0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]]])
-    beside = torch.full((1, 2, len(special)), 9.0)  # of what is none of the picture, whatever it is
+    beside = torch.full((1, 2, len(special)), 9.0)  # weights of tokens that are not part of the picture
     words = Labels("tokens", ("red", "ball"), {"probability": [0.25, 1.0]})
     columns = patches(Image.new("RGB", (48, 48), (colour,) * 3), (2, 3), special=special)
     return Trace.from_weights({"decoder": torch.cat([beside, weights], -1)}, rows=words, columns=columns)
@@ -34,7 +34,7 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def centre(tile: int, row: int, column: int) -> tuple[int, int]:
-    """Of a cell of a tile, as (y, x)."""
+    """Return the centre of a cell of a tile, as (y, x)."""
     return TOP + int((row + 0.5) * SIDE / 2), LEFT + tile * STEP + int((column + 0.5) * SIDE / 3)
 
 
@@ -54,7 +54,7 @@ def test_each_row_is_clear_where_its_weight_is_largest(tmp_path, view, special):
 
 
 def test_the_title_stands_over_the_pictures_where_they_show_all_of_it(tmp_path):
-    """Without a title, or where there is more to see, it is the name of the map."""
+    """Without a title, or with several records, it is the name of the map."""
 
     def title(trace: Trace) -> str:
         found = ET.parse(trace.svg(tmp_path / "a.svg")).getroot().find(f"{SVG}title")

@@ -1,4 +1,4 @@
-"""The page as a file: what it holds, how exact its numbers are, and what it must never hold."""
+"""The page as a file: its contents, the accuracy of its numbers, and what it must never contain."""
 
 import base64
 import gzip
@@ -21,8 +21,7 @@ def softmax(*shape: int) -> torch.Tensor:
 
 
 def unpacked(entry: dict, heads: int, data: bytes) -> dict[str, torch.Tensor]:
-    """Return the arrays of a record's heads, read the way source.js documents them; the mean over the heads is left
-    out."""
+    """Return the arrays of a record's heads, decoded as source.js documents, without the mean over the heads."""
     found = with_mean(entry, data)
     share = {name: len(array) // entry["pack"]["heads"] * heads for name, array in found.items()}
     return {name: array[: share[name]] for name, array in found.items()}
@@ -48,7 +47,7 @@ def with_mean(entry: dict, data: bytes) -> dict[str, torch.Tensor]:
 
 
 def rebuilt(entry: dict, heads: int, data: bytes) -> torch.Tensor:
-    """Return the whole map that a reader sees."""
+    """Return the whole map as the reader sees it."""
     arrays, pack = unpacked(entry, heads, data), entry["pack"]
     shape = (heads, pack["queries"], pack["keys"])
     values = arrays["codes"].reshape(shape).float() * arrays["steps"].reshape(heads, -1, 1)
@@ -110,7 +109,7 @@ def test_a_long_map_is_pooled_and_keeps_the_largest_of_each_row():
     column = torch.arange(WHOLE + 89) * cells.shape[-1] // (WHOLE + 89)
     error = entry["pack"]["error"] * 1.001
     assert error < 0.0005
-    for cell in (0, 17, cells.shape[-1] - 1):  # a cell is the mean of the weights it stands for
+    for cell in (0, 17, cells.shape[-1] - 1):  # a cell is the mean of its weights
         torch.testing.assert_close(cells[..., cell], weights[..., column == cell].mean(-1), atol=error, rtol=0)
 
 
@@ -139,7 +138,7 @@ def test_a_saved_trace_that_kept_the_largest_only_says_what_the_rest_comes_to(tm
 def test_so_many_long_rows_that_only_some_are_kept():
     trace = Trace.from_weights({f"layer{n}": softmax(97, 2, 3) for n in range(2)})
     for record in trace.records:
-        record.queries = record.keys = 100_000  # of which nothing is computed here
+        record.queries = record.keys = 100_000  # nothing of it is computed here
     budget = Budget.of([trace])
     assert budget.stride == -(-4 * 2 * 98 * 100_000 // KEPT_WEIGHTS)  # of 97 heads and their mean
     assert budget.kept == 4
@@ -150,10 +149,12 @@ def test_entropy_and_distance_by_hand():
     uniform, ahead = torch.full((5, 5), 0.2), torch.eye(5).roll(1, 0)
     packed = pack(Trace.from_weights({"layer": torch.stack([uniform, torch.eye(5), ahead])}))
     [entry] = packed.about["records"]
-    # The last is the mean of the three: 0.4 on the diagonal and one back, 0.0667 at the three other places.
+    # The last head is the mean of the three: 0.4 on the diagonal and one before it, 0.0667 at the three other
+    # positions.
     mean = -2 * 0.4 * math.log(0.4) - 3 * 0.2 / 3 * math.log(0.2 / 3)
     assert entry["entropy"] == pytest.approx([1.609, 0, 0, mean], abs=1e-3)
-    # Uniform: mean of |i − j| over 5 × 5. Each row of the third looks one back, the first four ahead.
+    # Uniform: the mean of |i − j| over 5 × 5. Each row of the third head attends the one before, the first row four
+    # ahead.
     assert entry["distance"] == pytest.approx([1.6, 0, (4 + 4) / 5, (1.6 + 0 + 1.6) / 3], abs=1e-3)
 
 
@@ -172,7 +173,7 @@ def test_one_head_has_no_mean_beside_it():
 
 
 def thumbnails(packed) -> list[torch.Tensor]:
-    """Return the small maps of each record, in weights, read the way source.js does."""
+    """Return the small maps of each record as weights, decoded as in source.js."""
     raw = gzip.decompress(base64.b64decode(packed.about["thumbnails"]))
     found = []
     for entry in packed.about["records"]:
@@ -190,7 +191,7 @@ def test_small_maps_have_weights_so_that_heads_can_share_a_scale():
     [small] = thumbnails(pack(Trace.from_weights({"layer": torch.stack([uniform, sharp])})))
     torch.testing.assert_close(small[0], uniform, atol=2e-3, rtol=0)
     torch.testing.assert_close(small[1], sharp, atol=1e-6, rtol=0)
-    torch.testing.assert_close(small[2], (uniform + sharp) / 2, atol=5e-3, rtol=0)  # their mean
+    torch.testing.assert_close(small[2], (uniform + sharp) / 2, atol=5e-3, rtol=0)  # the mean of both heads
 
 
 def test_a_cell_of_a_small_map_is_the_largest_weight_in_it():
@@ -286,7 +287,7 @@ def test_the_page_has_no_text_of_the_trace_outside_its_data_but_the_escaped_titl
 def test_the_page_asks_for_nothing_and_forbids_asking():
     text = page(Trace.from_weights({"layer": softmax(1, 2, 3)}))
     assert "default-src 'none'" in text
-    assert "connect-src" not in text  # none, then, as everything by default
+    assert "connect-src" not in text  # no connections are allowed by default
     script = re.sub(r"(default|script|style)-src", "", text)
     assert not re.findall(
         r"src=|url\([^#]|import\(|@import|//cdn|https:|eval\(|(inner|outer|Adjacent)HTML|\.write\(", script
@@ -324,7 +325,7 @@ def test_both_languages_have_every_word():
 
 
 def test_colours_are_those_of_the_drawings():
-    """The same numbers stand in Python for drawings and in JavaScript for the screen."""
+    """The same constants are in Python for drawings and in JavaScript for the screen."""
     from regard.look.color_scale import DARK, LIGHT
 
     text = (FOLDER / "colors.js").read_text(encoding="utf-8")
@@ -374,7 +375,7 @@ def test_calls_with_names_of_their_own_stay_apart():
 
 
 def test_pages_stay_small():
-    """Twelve layers of twelve heads over 32 tokens: 6.4 MB in the usual viewer, whose page grows with the square."""
+    """Twelve layers of twelve heads over 32 tokens: 6.4 MB in the usual viewer, whose page grows quadratically."""
     trace = Trace.from_weights({f"layer.{n}": softmax(12, 32, 32) for n in range(12)})
     assert len(page(trace)) < 1_000_000
 

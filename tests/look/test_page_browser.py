@@ -1,4 +1,4 @@
-"""The page in a real browser: what a person sees, points at, presses and takes away."""
+"""The page in a real browser: display, pointer, keys and export."""
 
 import base64
 import io
@@ -54,13 +54,12 @@ def caption() -> Trace:
     picture = np.full((60, 80, 3), 200)
     grid = Labels("patches", tuple(f"{n // 4},{n % 4}" for n in range(12)), {"image": png(picture), "grid": (3, 4)})
     weights = torch.full((1, 2, 12), 0.02)
-    weights[0, 0, 0] = weights[0, 1, 11] = 0.78  # the first word looks at the top left, the second at the bottom right
+    weights[0, 0, 0] = weights[0, 1, 11] = 0.78  # the first word attends the top left, the second the bottom right
     return Trace.from_weights({"decoder": weights}, title="Caption", rows=["cat", "dog"], columns=grid)
 
 
 def drawn() -> Trace:
-    """Return a white picture of 48 × 48 pixels with four cells; two words of which one is twice as sure where to
-    look."""
+    """Return a white picture of 48 × 48 pixels with four cells; the weights of one word are twice as sharp."""
     weights = torch.tensor([[[0.8, 0.1, 0.05, 0.05], [0.2, 0.2, 0.2, 0.4]]])
     words = Labels("tokens", ("cat", "dog"), {"probability": [0.5, 0.75]})
     picture = patches(png(np.full((48, 48, 3), 255)), (2, 2))
@@ -68,7 +67,7 @@ def drawn() -> Trace:
 
 
 def painted() -> Trace:
-    """Return an image made from words: the patches ask, the words answer."""
+    """Return an image generated from words: patches are queries, words are keys."""
     grid = Labels("patches", tuple(map(str, range(12))), {"image": png(np.full((60, 80, 3), 200)), "grid": (3, 4)})
     weights = torch.full((1, 12, 3), 0.1)
     weights[0, 0, 0], weights[0, 11, 2] = 0.9, 0.9
@@ -76,10 +75,11 @@ def painted() -> Trace:
 
 
 def vision() -> Trace:
-    """Return patches that look at patches, with tokens before them that are none of the image."""
+    """Return patches that attend patches, with tokens before them that are not part of the image."""
     labels = patches(png(np.full((60, 80, 3), 200)), (3, 4), special=["[CLS]", "[REG]"])
     weights = torch.full((1, 14, 14), 0.02)
-    weights[0, 0, 2] = weights[0, 13, 0] = 0.74  # the class looks at the top left; the last patch at the class
+    # The class token attends the top left; the last patch attends the class token.
+    weights[0, 0, 2] = weights[0, 13, 0] = 0.74
     return Trace.from_weights({"vit": weights}, title="Vision", rows=labels, columns=labels)
 
 
@@ -99,7 +99,7 @@ def traffic() -> Trace:
 
 
 def driven() -> Trace:
-    """Return three steps of a drive: a lorry ahead all the time, and a pedestrian from the second step on."""
+    """Return three steps of a drive: a lorry ahead in all, and a pedestrian from the second step on."""
     extra = {
         "x": [40, 0, 41, 30, 42, 30], "y": [0, 0, 0, 3, 0, 1.5], "heading": [0, 0, 0, -1.57, 0, -1.57],
         "speed": [5, 0, 5, 0, 5, 1.5], "length": [8, 0, 8, 0.5, 8, 0.5], "width": [2.4, 0, 2.4, 0.5, 2.4, 0.5],
@@ -112,7 +112,7 @@ def driven() -> Trace:
 
 
 def gazed() -> Trace:
-    """Return three glimpses of an image at two scales: in the middle, at the top left, and beside that."""
+    """Return three glimpses of an image at two scales: in the centre, at the top left, and beside that."""
     grid = patches(png(np.full((60, 80, 3), 90)), (3, 4))
     places = [(0.5, 0.5), (0.25, 0.25), (0.27, 0.25)]
     seen = [[np.full((4, 4), shade), np.full((4, 4), shade)] for shade in (0.0, 0.5, 1.0)]
@@ -126,7 +126,7 @@ def strange() -> Trace:
 
 
 def batch() -> Trace:
-    """Return two sentences, of which the second is shorter and has a label that would be markup."""
+    """Return two sentences, of which the second is shorter and has a label with markup."""
     weights = softmax(2, 2, 4, 4)
     weights[1, ..., 3] = 0
     words = [
@@ -304,7 +304,7 @@ def test_chinese_and_back_and_remembered(visit):
     assert tab.text(".head h2") == "编码器 0 · 头 0"
     assert tab.get_attribute("html", "lang") == "zh-CN"
     assert tab.evaluate("document.activeElement.dataset.value") == "zh"
-    assert tab.text(".token h3") == "“fox”"  # the lock is kept
+    assert tab.text(".token h3") == "“fox”"  # the lock stays
     tab.reload()
     tab.wait_for_selector(".head .picture[data-view]")
     assert "未核对" in tab.text(".facts")
@@ -347,7 +347,7 @@ def test_nothing_moves_under_the_pointer(visit):
 
 
 def test_where_nothing_may_be_stored_all_works_and_the_language_lasts_as_long_as_the_page(visit, folder):
-    """A notebook shows the page in a frame of its own, without storage."""
+    """A notebook displays the page in a separate frame, without storage."""
     tab = visit("encoder")
     text = (folder / "encoder.html").read_text(encoding="utf-8")
     tab.evaluate(
@@ -408,7 +408,7 @@ def test_search_marks_and_goes_from_match_to_match(visit):
 def test_colour_can_be_lifted_and_taken_row_by_row(visit):
     tab = visit("encoder")
     weights = WEIGHTS["encoder.0.attention"][0]
-    row = int(weights.amax(-1).argmin())  # its best is far below the best of all
+    row = int(weights.amax(-1).argmin())  # its maximum is far below the largest of all rows
     x, y = tab.places(row, int(weights[row].argmax()))
     linear = sum(tab.color(x + 12, y + 12))
     tab.select_option("select", "root")
@@ -446,7 +446,7 @@ def test_save_png_is_the_picture_with_its_title(visit):
     assert name.endswith("-heatmap.png")
     assert min(picture.size) > 600
     colors = {color for _, color in picture.getcolors(2**20)}
-    assert (0, 64, 160) in colors  # the deepest blue of the scale, #0040a0
+    assert (0, 64, 160) in colors  # the darkest blue of the scale, #0040a0
     assert picture.getpixel((1, 1)) == (255, 255, 255)
 
 
@@ -464,7 +464,7 @@ def test_save_svg_has_words_and_title(visit, view):
 def test_copy_the_locked_row(visit):
     tab = visit("encoder", permissions=["clipboard-read", "clipboard-write"])
     tab.click(3, 1)
-    # The message disappears after a while, which may be before a slow machine inspects the page: here it stays.
+    # The message disappears after a while, maybe before a slow machine inspects the page: here it stays.
     tab.evaluate("{ const soon = setTimeout; window.setTimeout = (call, ms) => (ms < 2000 ? soon(call, ms) : 0) }")
     tab.page.click('[data-save="copy"]')
     tab.until(".told", "Copied")
@@ -511,8 +511,7 @@ def test_an_image_is_lit_where_each_word_looks(visit):
 
 
 def clear(tab, x: float, y: float) -> float:
-    """Return how much of the white picture a veil lets through at a place of the large picture, in shares of its
-    sides."""
+    """Return the fraction of the white picture that a veil lets through at a position of the large picture."""
     edge = tab.locator(".head .picture canvas").bounding_box()
     return sum(tab.color(edge["x"] + x * 432, edge["y"] + y * 432)) / 765  # 9 × 48 pixels
 
@@ -543,7 +542,7 @@ def test_words_have_a_scale_of_their_own_or_share_one(visit):
 def test_pointing_at_the_picture_reads_the_weight_of_the_word_shown(visit):
     tab = visit("drawn")
     edge = tab.locator(".head .picture canvas").bounding_box()
-    tab.mouse.move(edge["x"] + 320, edge["y"] + 320)  # nothing was chosen: the word with the largest weight is shown
+    tab.mouse.move(edge["x"] + 320, edge["y"] + 320)  # without a choice, the word with the largest weight is shown
     assert tab.text(".readout").startswith("“cat” → “1,1”")
     tab.mouse.click(*(at + 40 for at in tab.places(1)))
     tab.mouse.move(edge["x"] + 320, edge["y"] + 320)
@@ -555,13 +554,13 @@ def test_the_picture_of_all_words_is_saved(visit):
     name, data = saved(tab, "png")
     assert name.endswith(".png")
     picture = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
-    white = (picture[150:-100, 60:900].sum(-1) > 750).mean()  # 2 × as large as on the screen
+    white = (picture[150:-100, 60:900].sum(-1) > 750).mean()  # twice as large as on the screen
     assert 0.05 < white < 0.95
     drawing = ET.fromstring(saved(tab, "svg")[1])
     words = [part.text for part in drawing.iter("{http://www.w3.org/2000/svg}text")]
     assert {"cat", "dog", "0.800", "0.400", "largest weight 0.800 · probability 0.50"} <= set(words)
     embedded = [part for part in drawing.iter("{http://www.w3.org/2000/svg}image") if part.get("width") == "48"]
-    assert len(embedded) == 1  # once, for three places
+    assert len(embedded) == 1  # embedded once, used three times
 
 
 def test_the_gaze_is_a_numbered_path_with_the_patches_it_saw(visit):
@@ -570,7 +569,7 @@ def test_the_gaze_is_a_numbered_path_with_the_patches_it_saw(visit):
     assert "numbered from 0" in tab.text(".notes")
     edge = tab.locator(".head .picture canvas").bounding_box()
     patch = [(edge["x"] + 440 + 32 + 34 + 30, edge["y"] + 4 + 76 * n + 30) for n in range(3)]
-    assert [tab.color(*at)[0] for at in patch] == [0, 128, 255]  # what each glimpse saw at the finest scale
+    assert [tab.color(*at)[0] for at in patch] == [0, 128, 255]  # the patch of each glimpse at the finest scale
     x, y = edge["x"] + 440 * (0.5 - 0.05), edge["y"] + 330 * 0.5 - 11  # on the left side of the first square
     before = tab.color(x, y)
     tab.mouse.click(*patch[0])
@@ -589,11 +588,12 @@ def test_the_gaze_is_saved_as_drawn_in_chinese_and_in_the_dark(visit):
     root = ET.fromstring(data)
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert name.endswith("-gaze.svg")
-    assert [text for text in texts if text in ("0", "1", "2")] == ["0", "1", "2", "0", "1", "2"]  # on the image, beside
+    # On the image, and beside it.
+    assert [text for text in texts if text in ("0", "1", "2")] == ["0", "1", "2", "0", "1", "2"]
     assert EVIL[:15] in " ".join(texts)
     assert data.count(b"<image") == 7  # the image, and two patches for each of three glimpses
     circles = [(float(c.get("cx")), float(c.get("cy"))) for c in root.iter("{http://www.w3.org/2000/svg}circle")]
-    numbers = circles[3:6]  # after the places themselves; places that are near each other have numbers apart
+    numbers = circles[3:6]  # after the locations themselves; numbers of near locations do not overlap
     assert min(abs(a - c) + abs(b - d) for n, (a, b) in enumerate(numbers) for c, d in numbers[:n]) >= 20
     picture = Image.open(io.BytesIO(saved(tab, "png")[1])).convert("RGB")
     assert sum(picture.getpixel((1, 1))) < 120
@@ -627,7 +627,7 @@ def test_a_map_that_nearly_fits_the_window_is_made_to(visit):
     )
     assert scrolled <= seen
     assert "." in texts(tab)  # the last token has its row
-    assert any(text.startswith(".") and text[1:].isdigit() for text in texts(tab))  # and the numbers are there
+    assert any(text.startswith(".") and text[1:].isdigit() for text in texts(tab))  # and there are numbers
 
 
 def test_tokens_that_are_none_of_the_image_stand_beside_it(visit):
@@ -647,7 +647,7 @@ def test_tokens_that_are_none_of_the_image_stand_beside_it(visit):
     scale = ["0", "0.37", "0.74"]
     assert said == ["“[CLS]” looks at", "largest weight 0.740", *scale, "[CLS]", "0.020", "[REG]", "0.020"]
     places = {text: (edge["x"] + x, edge["y"] + y) for text, x, y in chips}
-    # At first, what the class looks at: the top left.
+    # Initially the attention of the class token: the top left.
     corners = ((edge["x"] + 12, edge["y"] + 12), (edge["x"] + 400, edge["y"] + 300))
     assert sum(tab.color(*corners[0])) > sum(tab.color(*corners[1])) + 200
     tab.mouse.click(*places["[REG]"])
@@ -671,7 +671,7 @@ def test_sound_tells_the_time_of_each_symbol(visit):
     edge = tab.locator(".head .picture canvas").bounding_box()
     wide = edge["width"]
     heard, silent = (tab.color(edge["x"] + share * wide, edge["y"] + 40) for share in (0.46, 0.9))
-    assert sum(heard) > sum(silent) + 300  # the spectrogram, all white, is lit where the symbol was heard
+    assert sum(heard) > sum(silent) + 300  # the spectrogram, all white, is bright where the symbol was spoken
     assert b"<image" in saved(tab, "svg")[1]
 
 
@@ -689,7 +689,7 @@ def test_a_drive_is_replayed_with_a_slider(visit):
     tab.locator(".player input").focus()
     tab.keyboard.press("ArrowRight")
     assert {"lorry  0.10", "pedestrian  0.90", "5.0 m/s", "2 s brake"} <= drawn_texts(tab)
-    tab.page.click(".player button")  # at the end, it plays from the start
+    tab.page.click(".player button")  # from the end, it plays from the start
     tab.until(".player output", "2 s brake")
     tab.until(".player button", "Play")
 
@@ -758,7 +758,8 @@ def test_two_traces_side_by_side(visit):
     first = WEIGHTS["encoder.1.attention"]
     expected = [first[2, 4, 7].item(), first.roll(1, 0)[2, 4, 7].item()]
     assert [float(value) for value in told] == pytest.approx(expected, abs=5e-4)
-    assert tab.locator(".legend").all_inner_texts()[0] == tab.locator(".legend").all_inner_texts()[1]  # one scale
+    # Both have one scale.
+    assert tab.locator(".legend").all_inner_texts()[0] == tab.locator(".legend").all_inner_texts()[1]
 
 
 def test_what_a_trace_says_is_only_text(visit):
@@ -778,7 +779,7 @@ def test_what_a_trace_says_is_only_text(visit):
     name, data = saved(tab, "csv")
     assert name.startswith("img-src-x-onerror-alert-1")
     last = data.decode("utf-8-sig").split("\r\n")[-1]
-    assert last.startswith("'=1+1,")  # a spreadsheet must not reckon with it
+    assert last.startswith("'=1+1,")  # a spreadsheet must not evaluate it
 
 
 def test_a_trace_of_nothing_says_so(visit):
@@ -793,7 +794,7 @@ def test_narrow_screens_need_no_scrolling_sideways(visit, name):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-# Served, under the policy of a studio: the same modules, and a source that can show more when it is asked.
+# Under the policy of a studio: the same modules, with a source that can show finer tiles.
 
 
 class Served(SimpleHTTPRequestHandler):
@@ -847,16 +848,16 @@ def served() -> Iterator[str]:
 
 def test_served_under_a_strict_policy_with_tiles(visit, served):
     tab = visit("served", address=served)
-    assert tab.locator("h1").count() == 0  # the host has its own header
+    assert tab.locator("h1").count() == 0  # the host page has its own header
     assert tab.text(".legend + .notes").startswith("601 × 521 的整图以汇聚方式显示")
     for _ in range(3):
         tab.page.click('button[aria-label="放大"]')
     edge = tab.locator(".head .picture").bounding_box()
     tab.mouse.move(edge["x"] + 200, edge["y"] + 200)
-    tab.until(".readout strong", "0.125")  # the tile's own number, not the mean of the pooled map
+    tab.until(".readout strong", "0.125")  # the number of the tile, not the mean of the pooled map
 
 
-# Sequences of a batch, and weights that are none
+# Sequences of a batch, and missing weights
 
 
 def test_the_reader_chooses_a_sequence_of_the_batch(visit):

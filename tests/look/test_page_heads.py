@@ -22,12 +22,12 @@ LAYERS = [
 SOURCE = ("the", "house", "is", "un", "·believ", "·ably", "green", ".")
 TARGET = ("das", "Haus", "ist", "grün", "汤⟨1/2⟩", "汤⟨2/2⟩")
 CROSS = softmax(3, len(TARGET), len(SOURCE))
-# Three heads over three tokens: uniform, on itself, on the first token.
+# Three heads over three tokens: uniform, to the same token, to the first token.
 PLAIN = torch.stack([torch.full((3, 3), 1 / 3), torch.eye(3), torch.tensor([[1.0, 0, 0]] * 3)])
 
 
 def translated() -> Trace:
-    """Return a T5 of two layers on each side, whose paths all end alike."""
+    """Return a T5 of two layers on each side, whose paths have the same ends."""
     sizes = {"encoder": (SOURCE, SOURCE), "decoder": (TARGET, TARGET), "cross": (TARGET, SOURCE)}
     trace = Trace("T5")
     for name in LAYERS:
@@ -99,7 +99,7 @@ def test_heads_are_numbered_from_0_above_their_maps(visit):
 
 
 def shade(tab: Tab, record: int, head: int, row: int = 0, column: int = 0) -> int:
-    """Return how light a cell of a small map is: the sum of its colours."""
+    """Return the lightness of a cell of a small map: the sum of its colours."""
     return tab.evaluate(
         """([record, head, row, column]) => new Promise((done) => {
           const look = () => {
@@ -117,15 +117,15 @@ def shade(tab: Tab, record: int, head: int, row: int = 0, column: int = 0) -> in
 
 
 def test_small_maps_share_a_scale_from_0_to_1(visit):
-    """A weight of 1/3 is paler than one of 1, whatever else its head has."""
+    """A weight of 1/3 is lighter than one of 1, whatever the other weights of its head."""
     tab = visit("plain")
     uniform, sharp, away = shade(tab, 0, 0), shade(tab, 0, 1), shade(tab, 0, 1, 0, 1)
-    assert sharp == 0 + 64 + 160  # the deepest blue, #0040a0
-    assert away == 242 + 245 + 251  # the palest
+    assert sharp == 0 + 64 + 160  # the darkest blue, #0040a0
+    assert away == 242 + 245 + 251  # the lightest colour
     assert sharp + 100 < uniform < away - 100
     assert tab.locator(".small-scale .ends span").all_inner_texts() == ["0", "0.25", "1"]
     tab.page.click('[data-choice="shared-0"] [data-value="own"]')
-    assert shade(tab, 0, 0) == sharp  # now the largest of its head
+    assert shade(tab, 0, 0) == sharp  # now the largest weight of its head
     assert "largest of each head" in tab.text(".small-scale")
 
 
@@ -155,7 +155,7 @@ def test_the_rollout_is_one_map_below_the_layers(visit):
 
 
 def colours(tab: Tab) -> list[str]:
-    """Return the colours of the lines that the picture draws now, the faintest first."""
+    """Return the colours of the drawn lines, the faintest first."""
     return tab.evaluate(
         """() => {
           const found = [];
@@ -211,7 +211,7 @@ def test_one_of_several_heads_always_stays(visit):
 
 
 def test_pieces_become_words_on_request(visit):
-    """What a word looks at is the mean over its pieces, what it receives the sum over them."""
+    """A word's outgoing weights are the mean over its pieces, its incoming weights the sum."""
     tab = visit("translated")
     tab.page.click('[data-record="3"][data-head="0"]')
     tab.until(".head h2", "decoder 0 cross · head 0")
@@ -239,7 +239,7 @@ def test_a_page_of_a_task_uses_the_words_of_the_task(visit):
     tab = visit("sentences")
     assert tab.text(".overview h2") == "Sentences"
     assert layers(tab) == [record.name for record in sentences().records]
-    assert tab.text(".head h2") == sentences().records[0].name  # one head has no number
+    assert tab.text(".head h2") == sentences().records[0].name  # a single head has no number
     clipped = tab.locator(".heads .name").evaluate_all(
         "(all) => all.filter((one) => one.scrollWidth > one.clientWidth).length"
     )
@@ -251,7 +251,7 @@ def test_a_page_of_a_task_uses_the_words_of_the_task(visit):
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 @pytest.mark.parametrize("name", ["translated", "sentences"])
 def test_nothing_is_cut_off_or_covered(visit, name, width):
-    """No name is wider than its place, no two names of the grid overlap, the page needs no scrolling sideways."""
+    """No name is wider than its space, no two names overlap, the page needs no horizontal scrolling."""
     tab = visit(name, viewport={"width": width, "height": 900})
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     found = tab.evaluate(
@@ -277,7 +277,7 @@ def test_nothing_is_cut_off_or_covered(visit, name, width):
 
 
 def test_the_last_slanted_name_has_room(visit):
-    """Names of columns rise to the right of the map: the picture is as wide as the last of them needs."""
+    """Labels of columns rise to the right of the map: the picture is as wide as the last of them needs."""
     tab = visit("translated", viewport={"width": 390, "height": 844})
     right = tab.evaluate(
         """() => {

@@ -1,4 +1,4 @@
-"""Pieces of every kind of tokenizer as text."""
+"""Text of the pieces of every kind of tokenizer."""
 
 import pytest
 import torch
@@ -106,7 +106,7 @@ def test_labels_of_a_tokenizer_of_transformers_are_text(as_installed, kind):
 def test_offsets_show_the_very_characters_of_the_text():
     model = word_piece()
     found = as_labels(("The QUICKEST 汤姆 xyz", model.encode("The QUICKEST 汤姆 xyz")))
-    assert found.items == ("The", "QUICK", "·EST", "汤", "姆", "xyz")  # neither lower case nor [UNK]
+    assert found.items == ("The", "QUICK", "·EST", "汤", "姆", "xyz")  # original case, and no [UNK]
     byte = byte_level()
     assert list(as_labels((TEXT, byte.encode(TEXT))).items) == KINDS["byte level"][1]
 

@@ -1,4 +1,4 @@
-"""Records are addressed by their very names, whatever signs of patterns are in them."""
+"""Records are addressed by their exact names, even with pattern characters."""
 
 import pytest
 import torch

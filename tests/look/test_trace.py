@@ -1,4 +1,4 @@
-"""Records, labels and traces built from plain weights: what is asked is what the weights say."""
+"""Records, labels and traces built from given weights: queries return what the weights contain."""
 
 import io
 import math
@@ -311,28 +311,29 @@ def drawn_pixels(path):
 
 
 def blocks(pixels, color) -> list[tuple[int, int, int, int]]:
-    """Return the left, top, right and bottom edges of what has exactly a colour."""
+    """Return the left, top, right and bottom edges of the pixels with exactly this colour."""
     rows, columns = np.nonzero((pixels == color).all(-1))
     return [(columns.min(), rows.min(), columns.max(), rows.max())] if len(rows) else []
 
 
 def test_a_png_has_a_cell_for_each_weight_in_its_colour_and_its_value(tmp_path):
-    """Weights 1 and 0 of two keys: the deepest blue at the left and at the end of the bar, the palest at the right."""
+    """Weights 1 and 0 of two keys: the darkest blue at the left and at the end of the bar, the lightest at the
+    right."""
     trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]]])}, rows=["r"], columns=["a", "b"])
     pixels = drawn_pixels(trace.png(tmp_path / "a.png"))
-    bar = len(pixels) - 2 * (24 + 24)  # where the bar begins, in pixels; it is 320 wide from pixel 48 on
+    bar = len(pixels) - 2 * (24 + 24)  # start of the bar in pixels; it is 320 wide from pixel 48 on
     assert tuple(pixels[bar + 8, 48 + 319]) == (0, 64, 160)
     assert tuple(pixels[bar + 8, 48]) == (242, 245, 251)
     middle = pixels[bar + 8, 48 : 48 + 320].sum(-1)
-    assert (np.diff(middle) <= 0).all()  # from pale to deep
+    assert (np.diff(middle) <= 0).all()  # from light to dark
     [(left, top, right, bottom)] = blocks(pixels[: bar - 20], (0, 64, 160))
     assert 120 <= right - left + 1 <= 128  # a cell of 64 units, two pixels each, without its gap
     cell = pixels[top : bottom + 1, left : right + 1]
     written = (cell != (0, 64, 160)).any(-1)
-    assert 0.005 < written.mean() < 0.2  # "1.00" stands in it
+    assert 0.005 < written.mean() < 0.2  # it contains "1.00"
     assert (cell[written].sum(-1) > 224).all()  # in white
     [(pale, *_)] = blocks(pixels[top : bottom + 1], (242, 245, 251))
-    assert pale > right  # the weight 0 stands to the right, without a value
+    assert pale > right  # the weight 0 is to the right, without a number
     beside = pixels[top : bottom + 1, right + 4 : right + 124]
     assert (beside == (242, 245, 251)).all()
 

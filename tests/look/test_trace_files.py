@@ -1,4 +1,4 @@
-"""Traces on disk: what was saved is what is read, and files that are not traces are refused with what is wrong."""
+"""Traces on disk: loading returns what was saved, and invalid files are refused with the reason."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Watching models: what is seen is what was computed, nothing else changes, and what cannot be seen is said."""
+"""Watching models: recorded weights equal the computed ones, nothing else changes, and missed calls are reported."""
 
 import copy
 import math
@@ -30,7 +30,7 @@ def tensors(heads=H, key_heads=H, queries=Q, keys=K, **options):
 
 
 def plain(query, key, scale=None, mask=None, added=None):
-    """softmax of one score at a time, in float64."""
+    """Compute softmax one score at a time, in float64."""
     group = query.shape[1] // key.shape[1]
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     found = torch.zeros(*query.shape[:-1], key.shape[2], dtype=torch.float64)
@@ -296,7 +296,7 @@ def test_views_of_a_cache_are_copied_and_rows_are_kept_as_they_were():
     [record] = seen(lambda q: step(q[:, :, :1], cache[:, :, :6]), query)
     same(record, before)
     assert record.kind == "rows"
-    assert record.nbytes == H * (6 + 2 * D) * 4  # the row, and what its check compares
+    assert record.nbytes == H * (6 + 2 * D) * 4  # the row, and the tensors of its check
 
 
 def test_a_change_in_place_is_an_error_and_not_a_wrong_map():
@@ -336,7 +336,7 @@ def test_the_encoder_writes_at_padded_positions_what_it_writes_unwatched(norm):
         nn.init.normal_(norm.bias)
     x, padding = torch.randn(2, 5, 16), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says once that nested tensors are new
+        warnings.simplefilter("ignore")  # torch warns once that nested tensors are experimental
         expected = model(x, src_key_padding_mask=padding)
     with torch.no_grad(), watch(model) as trace:
         found = model(x, src_key_padding_mask=padding)

@@ -1,4 +1,4 @@
-"""The points of torch and transformers that watching stands on and that are not promised: a new version fails here."""
+"""Undocumented behaviour of torch and transformers that watching relies on: a new version would fail here."""
 
 import inspect
 from types import FunctionType

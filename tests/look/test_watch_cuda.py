@@ -1,4 +1,4 @@
-"""Watching on a GPU: fused kernels, compiled models and half precision, against plain float64."""
+"""Watching on a GPU: fused kernels, compiled models and half precision, against float64."""
 
 import math
 

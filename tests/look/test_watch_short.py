@@ -1,4 +1,4 @@
-"""Large calls kept in 24 bits a number: how much smaller, how far off at most, and that it is said."""
+"""Large calls stored in 24 bits per number: the saving, the error bound, and the note about it."""
 
 import math
 import re
@@ -37,9 +37,9 @@ def test_a_number_is_rounded_to_the_nearest_of_its_16_digits():
     )
     found = Short(numbers[None, None, None]).take(every)[0, 0, 0]
     assert bool(((found - numbers).double().abs() <= ROUNDING * numbers.double().abs()).all())
-    # Half of the numbers are off by more than a quarter of that: a bound that is not idle.
+    # Half of the errors exceed a quarter of the bound, so the bound is not loose.
     assert float(((found - numbers).abs() > ROUNDING / 4 * numbers.abs()).float().mean()) > 0.3
-    short = torch.tensor([1.0, -3.0, 0.15625, 2.0**-126, -(2.0**100), 0.0])  # what needs no more digits is as it was
+    short = torch.tensor([1.0, -3.0, 0.15625, 2.0**-126, -(2.0**100), 0.0])  # numbers with few digits are unchanged
     assert torch.equal(Short(short[None, None, None]).take(every)[0, 0, 0], short)
 
 
@@ -84,7 +84,7 @@ def test_the_weights_are_those_of_all_bits_within_what_the_note_says(as_installe
     if name in ("additive", "flex"):
         assert said is None
         assert "2⁻¹⁶" in short.note
-    # Scores that are off by e change no weight by more than a factor of exp(2 e).
+    # Scores with an error of e change no weight by more than a factor of exp(2 e).
     error = 2 * float(said[1]) if said else 1e-3
     for item in range(B):
         found, expected = short.weights(batch=item), whole.weights(batch=item)
@@ -145,7 +145,7 @@ def test_queries_that_are_their_own_keys_are_kept_once():
     x = torch.randn(1, 2, 5, 4)
     found = shorter(Exact(x), Exact(x), 1.0)
     assert found.query is found.key
-    # Two views of one storage take it once; apart they would take more than they do now.
+    # Two views of one storage count once; stored separately they would take more.
     assert shorter(Exact(x), Exact(x.transpose(1, 2).contiguous().transpose(1, 2)[..., :4]), 1.0) is not None
     assert shorter(Exact(x), Exact(x.flip(-1).flip(-1)), None).key is not found.key
 

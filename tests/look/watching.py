@@ -1,4 +1,4 @@
-"""Any function as a model, and what is seen of it."""
+"""A function as a model, and the trace of its call."""
 
 from torch import nn
 
@@ -7,7 +7,7 @@ from regard.look.watch import watch
 
 
 class Bare(nn.Module):
-    """Whatever function, as a model."""
+    """Any function as a model."""
 
     def __init__(self, function) -> None:
         super().__init__()

@@ -54,7 +54,9 @@ def test_forward_and_loss_have_no_graph_break():
     assert found.graph_break_count == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's, of its own function
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # a warning of torch about its own function
 @pytest.mark.parametrize("positions", ["relative", "rotary", "alibi"])
 def test_no_graph_break_with_other_positions(positions):
     model = pair(positions=positions, dropout=0.1).train()

@@ -161,7 +161,7 @@ def test_errors_say_what_was_expected():
         Controller(SIZE)
 
 
-# In a process of its own: a compiler cannot trace the checks of shapes that run in these tests.
+# Runs in a separate process, because the shape checks of these tests cannot be compiled.
 COMPILED = """
 import torch
 from regard.models.classifier import Classifier

@@ -392,14 +392,14 @@ def test_the_kernels_are_the_loop(masked, monkeypatch):
     from regard.kernels.triton import few_row_products
 
     torch.manual_seed(0)
-    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # products in several parts
+    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # splits products into several parts
     t, b, k, f, d = 3, 2, 5, 37, 21
     shapes = [(t, b, 3 * d), (b, k, f), (f,), (b, k, 3 * d), (b, d), (3 * d + f, d), (3 * d + f,)]
     given = [torch.randn(shape) / 2 for shape in shapes]
     upstream = torch.randn(t, b, d), torch.randn(t, b, k)
     mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]]).bool() if masked else None
     found = []
-    for dtype in (torch.float32, torch.float64):  # float64 has no kernel
+    for dtype in (torch.float32, torch.float64):  # float64 runs without a kernel
         leaves = [x.detach().to(dtype).clone().requires_grad_() for x in given]
         out = unrolled(Given(*leaves, mask))
         sum((x * y).sum() for x, y in zip(out, upstream, strict=True)).backward()
@@ -521,7 +521,7 @@ print("equal")
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_compiler_changes_nothing():
-    """In a process of its own: a compiler cannot follow the checks of types.
+    """Runs in a separate process, because the type checks of these tests cannot be compiled.
 
     Dynamo leaves torch's recurrent networks alone and compiles what stands around them.
     """

@@ -194,7 +194,7 @@ def test_state_dict_round_trip_and_autocast():
     torch.testing.assert_close(low.logits.float(), second(images).logits, atol=0.05, rtol=0.05)
 
 
-# In a process of its own: a compiler cannot trace the checks of shapes that run in these tests.
+# Runs in a separate process, because the shape checks of these tests cannot be compiled.
 COMPILED = """
 import torch
 from regard.models.vision.visual_attention import RecurrentVisualAttention

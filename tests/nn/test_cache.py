@@ -457,7 +457,7 @@ for positions in (None, Rotary(4), Alibi(3), RelativePositions(4, 2)):
 def test_a_compiled_step_is_compiled_once() -> None:
     """Fixed shapes, a length on the device: one graph serves every step, and storage never moves.
 
-    In a process of its own: the checks of shapes in these tests cannot be compiled.
+    Runs in a separate process, because the shape checks of these tests cannot be compiled.
     """
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

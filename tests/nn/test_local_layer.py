@@ -292,7 +292,7 @@ torch.testing.assert_close((compiled.output, compiled.weights), (plain.output, p
 @pytest.mark.process
 @pytest.mark.slow
 def test_it_compiles_whole():
-    """In a process of its own: the checks of shapes in these tests cannot be compiled."""
+    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 

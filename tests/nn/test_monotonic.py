@@ -207,6 +207,6 @@ for layer in (MonotonicAttention(6, noise=0.0), LocationAttention(6, kernel_size
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_layers_that_step_compile_whole():
-    """In a process of its own: the checks of shapes in these tests cannot be compiled."""
+    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

@@ -482,7 +482,9 @@ def test_compiled_over_a_memory() -> None:
 
 @pytest.mark.slow
 @pytest.mark.installed
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's, of its own function
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # a warning of torch about its own function
 @pytest.mark.parametrize("positions", [None, "alibi", "relative"])
 def test_compiled_with_its_weights(positions: str | None) -> None:
     made = {None: lambda: None, "alibi": lambda: Alibi(3), "relative": lambda: RelativePositions(4, 2)}

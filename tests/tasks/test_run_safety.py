@@ -15,7 +15,7 @@ from regard.train.run_directory import Run, RunError
 from regard.train.weight_files import read_tensors
 from time_limits import HANG_SECONDS
 
-pytestmark = pytest.mark.slow  # runs are trained first
+pytestmark = pytest.mark.slow  # these tests train runs first
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ BAD = {"sound": "no-such-file.wav", "image": "no-such-file.png", "scene": "no-su
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """`together(size, work)`: what `work(workers)` returns, or raises, on each of so many workers."""
+    """Return `together(size, work)`: the result or error of `work(workers)` on each of `size` workers."""
     return worker_threads.started(monkeypatch)
 
 

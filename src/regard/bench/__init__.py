@@ -1,4 +1,4 @@
-"""`regard bench`: what is measured, and the libraries it is compared with. May import every layer but studio and cli.
+"""`regard bench`: the measurements, and the libraries compared. It may import every layer but studio and cli.
 
 - `attention_bench`: `bench attention`
 - `attention_cases`: its cases
@@ -8,8 +8,8 @@
 - `layers_bench`: `bench layers`
 - `layer_kinds`: the layers it compares
 - `scaling_bench`: `bench scaling`
-- `scaling_costs`: its cost model
-- `scaling_measurement`: its processes
+- `scaling_costs`: the cost model of `bench scaling`
+- `scaling_measurement`: the processes of `bench scaling`
 - `sweep/`: `bench sweep`, random calls
 - `measurement`: time, memory and error
 - `bar_chart`: SVG bars

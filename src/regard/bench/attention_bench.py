@@ -1,4 +1,4 @@
-"""`regard bench attention`: regard and its peers in one run, as a table, a chart and JSON."""
+"""`regard bench attention`: regard and other libraries in one run, as a table, a chart and JSON."""
 
 import contextlib
 import datetime
@@ -26,7 +26,7 @@ from regard.bench import bar_chart
 from regard.bench.attention_cases import Case, cases
 from regard.bench.measurement import measure
 
-PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")  # beside torch, where installed
+PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")  # reported beside torch, if installed
 COLUMNS = ("contender", "time", "× regard", "G/s", "peak memory", "error", "by norm")
 NOTE = (
     "Times are the {best} of readings taken in turns{again}; “× regard” is a contender's time divided by regard's in "
@@ -57,7 +57,7 @@ processor's caches are overwritten. `--minutes` ends a sweep early, `--json FILE
 def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) -> None:
     """Measure, then print and write the results."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:  # before anything takes minutes
+    try:  # errors of arguments are raised before a run of minutes
         chosen = select(cases(device, quick), only)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) 
         Console(highlight=False).print(header({"quick": quick, **machine(device)}), markup=False)
 
     def done(record: dict[str, Any]) -> None:
-        """Writes the record after each case, so that an interrupted run keeps its results."""
+        """Write the record after each case, so that an interrupted run keeps its results."""
         if not as_json:
             show(record["cases"][-1])
         if out is not None:
@@ -88,7 +88,7 @@ def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) 
 
 
 def select(known: list[Case], only: list[str]) -> list[Case]:
-    """Return the cases whose name has one of the given words in it; all, if none is given."""
+    """Return the cases whose name contains one of the given words; all, if none is given."""
     for word in only:
         if not any(word in case.name for case in known):
             raise ValueError(
@@ -105,7 +105,7 @@ def run(
     say: Callable[[str], None],
     done: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Return what `--json` prints: the machine, and for every case the results of each contender.
+    """Return the record for `--json`: the machine, and for every case the results of each contender.
 
     `done` is called with the record after each case.
     """
@@ -130,7 +130,7 @@ def run(
 
 
 def show(case: dict[str, Any]) -> None:
-    """One case of a record as a table on standard output."""
+    """Print one case of a record as a table."""
     table = Table(box=box.SIMPLE_HEAD, title=f"{case['name']}  {case['what']}", title_justify="left", title_style="")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == COLUMNS[0] else "right", overflow="fold")
@@ -156,7 +156,7 @@ def rows(case: dict[str, Any]) -> list[list[str]]:
 
 
 def duration(seconds: float) -> str:
-    """Return three digits and a unit.
+    """Return a duration with three digits and a unit.
 
     >>> duration(0.0123), duration(4.2e-6)
     ('12.3 ms', '4.2 µs')
@@ -166,7 +166,7 @@ def duration(seconds: float) -> str:
 
 
 def giga(rate: float | None) -> str:
-    """Return billions a second.
+    """Return a rate in billions per second.
 
     >>> giga(17.53e12), giga(20.24e9), giga(None)
     ('17,530', '20.2', '–')
@@ -188,7 +188,7 @@ def size(count: int | None) -> str:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the record as a part of a page, with its chart beside it."""
+    """Return the record as a section of a page, with its chart."""
     device = record["device"]
     best, again = ("median", AGAIN) if device == "cuda" else ("best", "")
     lines = [f"## {'GPU' if device == 'cuda' else 'CPU'}", "", header(record) + ".", ""]
@@ -206,7 +206,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def drawing(record: dict[str, Any]) -> str:
-    """Return the record as bars."""
+    """Return the record as a bar chart."""
     groups = [
         bar_chart.Group(
             f"{case['name']}: {case['what']}",
@@ -227,7 +227,7 @@ def drawing(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> list[Path]:
-    """Writes the page and its chart to a folder; an existing page keeps its part on the other kind of machine."""
+    """Write the page and its chart to a folder; an existing page keeps its section for the other kind of device."""
     page, image = out / "benchmarks.md", out / "images" / f"bench-{record['device']}.svg"
     image.parent.mkdir(parents=True, exist_ok=True)
     image.write_text(drawing(record), encoding="utf-8")
@@ -245,7 +245,7 @@ def _figures(one: dict[str, Any]) -> str:
 
 
 def _missing(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return contenders that did not run and why, each reason once with the cases it holds for."""
+    """Return contenders that did not run and why, each reason once with its cases."""
     found: dict[tuple[str, str], list[str]] = {}
     for case in record["cases"]:
         for one in case["contenders"]:
@@ -259,7 +259,7 @@ def _absent(one: dict[str, Any]) -> bool:
 
 
 def header(record: dict[str, Any]) -> str:
-    """When, on what, with which versions."""
+    """Return date, machine and versions as text."""
     machine, versions = record["machine"], record["versions"]
     gpu = f"{machine['gpu']}; " if machine["gpu"] else ""
     tools = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -269,7 +269,7 @@ def header(record: dict[str, Any]) -> str:
 
 
 def machine(device: str, packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
-    """When and where: the processor, the versions of what matters."""
+    """Return date, processor and versions."""
     versions = {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()}
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -296,7 +296,7 @@ def _processor() -> str:
 
 
 def say(what: str) -> None:
-    """Progress on standard error: one changing line on a terminal, else line by line."""
+    """Report progress on standard error: one changing line on a terminal, else line by line."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
     elif what:
@@ -305,7 +305,7 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppresses the output of compilers. Torch's log stays: a failed compilation explains a slow figure."""
+    """Suppress the output of compilers. Torch's log is kept, because a failed compilation explains a slow figure."""
     logging.getLogger("regard").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -18,8 +18,8 @@ from regard.bench.attention_peers import Run
 from regard.kernels import cuda_graphs
 from regard.kernels.additive import pair_loops
 
-Make = Callable[[], Run]  # prepares a contender: loads, compiles, builds masks; raises where it cannot
-ROWS = slice(-64, None)  # the queries whose outputs are compared with float64: the last ones see most keys
+Make = Callable[[], Run]  # prepares a contender (loads, compiles, builds masks); raises if it cannot run
+ROWS = slice(-64, None)  # the queries whose outputs are compared with float64: the last ones attend the most keys
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Field:
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. `build` makes the inputs, so that only one case's are in memory."""
+    """One comparison. `build` creates the inputs, so that only those of one case are in memory."""
 
     name: str
     what: str
     device: str
     build: Callable[[], Field]
-    work: float | None = None  # of one call, in `unit`: gives a rate
+    work: float | None = None  # work of one call, in `unit`, for a rate
     unit: str = "pair-features"
     threads: int | None = None
     memory: bool = True  # whether peak memory is measured
@@ -46,7 +46,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Lengths of the cases; the quick ones show that everything runs, and no more."""
+    """The lengths of the cases; the quick ones only show that everything runs."""
 
     additive: int
     dot: tuple[int, ...]
@@ -63,7 +63,7 @@ QUICK = Sizes(additive=48, dot=(64,), dot_sizes=(16,), window=512, sparse=64, lo
 
 
 def cases(device: str, quick: bool = False) -> list[Case]:
-    """Return every case for a device, in the order in which they are run."""
+    """Return every case for a device, in the order of measurement."""
     sizes = QUICK if quick else CUDA if device == "cuda" else CPU
     dtypes = (torch.bfloat16, torch.float32) if device == "cuda" else (torch.float32,)
     found = [_overhead(), _decode(device)]
@@ -265,13 +265,13 @@ def _layer(length: int, size: int = 512, heads: int = 8) -> Case:
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """Plain additive attention: the sum over features as a product, the fastest without a compiler."""
+    """Compute additive attention with the sum over features as a product, the fastest form without a compiler."""
     scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ weight
     return torch.softmax(scores, -1) @ value
 
 
 def plain_fusible(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """Return the same with a sum that torch.compile fuses with the tanh; a product would be a library call."""
+    """Compute the same with a sum that torch.compile fuses with the tanh; a product would be a library call."""
     scores = (torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) * weight).sum(-1)
     return torch.softmax(scores, -1) @ value
 
@@ -291,7 +291,7 @@ def _forward(attend: Run) -> Run:
 
 
 def _both(leaves: tuple[Tensor, ...], attend: Run) -> Run:
-    """Return the call with the gradients of its leaf tensors."""
+    """Return the call together with the gradients of its leaf tensors."""
 
     def run() -> Tensor:
         output = attend()
@@ -302,7 +302,7 @@ def _both(leaves: tuple[Tensor, ...], attend: Run) -> Run:
 
 
 def _graphed(attend: Run) -> Run:
-    """Return one CUDA graph of the call: what a decoding loop replays."""
+    """Return the call captured as one CUDA graph, as a decoding loop replays it."""
     attend = torch.no_grad()(attend)
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -321,7 +321,7 @@ def _graphed(attend: Run) -> Run:
 
 @contextmanager
 def _no_compiler() -> Iterator[None]:
-    """As on a machine without a C compiler."""
+    """Run without the compiled loops, as on a machine without a C compiler."""
     kept = pair_loops.available
     pair_loops.available = lambda: False
     try:
@@ -341,7 +341,8 @@ def _rows(
     normalize: Callable[[Tensor], Tensor] | None = None,
     before: int | None = None,
 ) -> Tensor:
-    """Scaled dot of the last queries; with `before`, causal and so many keys back."""
+    """Compute scaled dot-product attention of the last queries; with `before`, causal with this number of earlier
+    keys."""
     query, key, value = (t.detach().double() for t in (query[..., ROWS, :], key, value))
     scores = query @ key.mT / math.sqrt(query.shape[-1])
     if before is not None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-Run = Callable[[], Tensor]  # one measured call; gives its output
+Run = Callable[[], Tensor]  # one measured call; returns its output
 
 
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ def sdpa_backend(name: str, raw: Callable[[], Result]) -> Callable[[], Result]:
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, *, before: int) -> Run:
-    """FlexAttention, compiled, in a causal window."""
+    """Return compiled FlexAttention in a causal window."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def flex(query: Tensor, key: Tensor, value: Tensor, *, before: int) -> Run:
 
 
 def xformers_attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Run:
-    """xFormers."""
+    """Return the attention of xFormers."""
     import xformers.ops as ops  # pyrefly: ignore[missing-import]
 
     tokens_first = [t.detach().transpose(1, 2) for t in (query, key, value)]
@@ -49,14 +49,14 @@ def xformers_attention(query: Tensor, key: Tensor, value: Tensor, *, causal: boo
 
 
 def x_transformers(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Run:
-    """x-transformers, by its flash attention."""
+    """Return the flash attention of x-transformers."""
     attend = importlib.import_module("x_transformers.attend").Attend(causal=causal, flash=True)
     return lambda: attend(query, key, value)[0]
 
 
 def keras_additive(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Run:
-    """Keras' AdditiveAttention, with torch below it."""
-    os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it once, when it is imported
+    """Return Keras' AdditiveAttention on its torch backend."""
+    os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it once, at import
     import keras  # pyrefly: ignore[missing-import]
 
     layer = keras.layers.AdditiveAttention(dtype=str(query.dtype).removeprefix("torch."))

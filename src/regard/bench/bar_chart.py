@@ -1,4 +1,4 @@
-"""Bars of times relative to regard's, on a logarithmic scale: one SVG drawing, light or dark as the screen is."""
+"""A bar chart of times relative to regard's, on a logarithmic scale: one SVG drawing, for light and dark screens."""
 
 import html as markup
 import math
@@ -8,9 +8,9 @@ from typing import NamedTuple
 from regard.look.color_scale import DARK, LIGHT, hexadecimal, shade
 from regard.look.heatmap import FONTS
 
-ROW, GAP, HEADING = 22.0, 26.0, 24.0  # heights of a bar's row, the space between groups, a group's heading
+ROW, GAP, HEADING = 22.0, 26.0, 24.0  # heights of a bar's row, of the space between groups, and of a group's heading
 LEFT, BARS, RIGHT = 210.0, 430.0, 150.0  # widths of the labels, the bars and the figures after them
-LONGEST = 84  # characters after a bar
+LONGEST = 84  # largest number of characters after a bar
 OURS, PEER = 1.0, 0.45  # depths of the two colours
 
 
@@ -30,7 +30,7 @@ class Group(NamedTuple):
 
 
 def svg(groups: Sequence[Group], *, title: str, note: str = "") -> str:
-    """Return the drawing. A bar ends at the contender's time divided by regard's: right of the line at 1 is slower.
+    """Return the drawing. A bar ends at the contender's time divided by regard's: beyond the line at 1 it is slower.
 
     >>> drawing = svg([Group("a < b", [Bar("regard", 1.0, "1 ms"), Bar("R&D", 8.0, "8 ms")])], title="Times")
     >>> "a &lt; b" in drawing, "R&amp;D" in drawing

@@ -1,7 +1,7 @@
 """`regard bench decoding`: beam search of a Transformer against HF `generate` and CTranslate2, the same weights in all.
 
-Weights are random, so every side generates sentences of one length: the same number of steps. Measurements are
-taken in turns, in one process.
+Weights are random, so all contenders generate sentences of one length: the same number of steps. Measurements are
+interleaved, in one process.
 """
 
 import gc
@@ -41,7 +41,7 @@ class Setting:
     """The settings of the benchmark."""
 
     sentences: int
-    tokens: int  # of each source and of each output, with its end
+    tokens: int  # number of tokens of each source and output, including its end
     vocabulary: int
     size: int = 512
     heads: int = 8
@@ -59,11 +59,11 @@ TINY = Setting(sentences=3, tokens=5, vocabulary=31, size=16, heads=2, hidden=32
 
 @dataclass
 class Found:
-    """The measurement of one contender; `reason` says why there is none."""
+    """The measurement of one contender; `reason` is why there is none."""
 
     name: str
     seconds: float | None = None
-    rate: float | None = None  # sentences a second
+    rate: float | None = None  # sentences per second
     ratio: float | None = None  # to the rate of HF generate
     reason: str | None = None
 
@@ -74,7 +74,7 @@ def decoding(*, device: str | None, quick: bool, as_json: bool, out: Path | None
     if device not in SETTINGS or (device == "cuda" and not torch.cuda.is_available()):
         raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
     if out is not None:
-        try:  # before anything takes minutes
+        try:  # errors of arguments are raised before a run of minutes
             try_writing(out / PAGE)
         except OSError as error:
             raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
@@ -111,7 +111,7 @@ def model_of(setting: Setting, device: str) -> EncoderDecoder:
 
 
 def regard(model: EncoderDecoder, width: int, captures: Captures | None = None) -> Decode:
-    """This library's beam search, as `regard predict` calls it."""
+    """Run this library's beam search, as `regard predict` does."""
 
     @torch.no_grad()
     def decode(source: Tensor, tokens: int) -> list[list[int]]:
@@ -125,7 +125,7 @@ def regard(model: EncoderDecoder, width: int, captures: Captures | None = None) 
 
 
 def contenders(setting: Setting, device: str) -> dict[str, Callable[[], Decode]]:
-    """Name → a function that prepares the contender."""
+    """Return for each name a function that prepares the contender."""
     model, width, threads = model_of(setting, device), setting.width, torch.get_num_threads()
     peer = _once(lambda: marian(model, positions=2 * setting.tokens + 2))
     if device == "cuda":
@@ -145,7 +145,7 @@ def contenders(setting: Setting, device: str) -> dict[str, Callable[[], Decode]]
 
 
 def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return what `--json` prints: the machine, the setting, and the result of each contender."""
+    """Return the record for `--json`: the machine, the setting, and the result of each contender."""
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(3, setting.vocabulary, (setting.sentences, setting.tokens), generator=generator).to(device)
     found: dict[str, Found] = {}
@@ -161,14 +161,14 @@ def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None
             sides[name] = decode
         except ImportError as problem:
             found[name].reason = f"{(problem.name or str(problem)).partition('.')[0]} is not installed"
-        except Exception as problem:  # the failure of a peer is a result, not the end of the run
+        except Exception as problem:  # the failure of a contender is a result, not the end of the run
             found[name].reason = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0][:160]}"
     readings: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides.items())
     gc.collect()
     for number in range(2 if quick else ROUNDS):
         say(f"round {number + 1}")
-        order = order[1:] + order[:1]  # rotated: the first one meets another clock and other caches
+        order = order[1:] + order[:1]  # rotated, because the first one has a different clock speed and cache
         for name, decode in order:
             readings[name].append(_seconds(decode, source, setting.tokens))
     settle = statistics.median if device == "cuda" else min
@@ -188,7 +188,7 @@ def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None
 
 
 def show(record: dict[str, Any]) -> None:
-    """The record as a table on standard output."""
+    """Print the record as a table."""
     console = Console(highlight=False)
     console.print(header(record), markup=False)
     table = Table(box=box.SIMPLE_HEAD, title=what(record), title_justify="left", title_style="")
@@ -203,7 +203,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def what(record: dict[str, Any]) -> str:
-    """Return the work in one line."""
+    """Return a description of the work in one line."""
     setting = Setting(**record["setting"])
     dtype = "bfloat16" if record["device"] == "cuda" else "float32 or int8"
     return (
@@ -229,7 +229,7 @@ def rows(record: dict[str, Any]) -> list[list[str]]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the record as a part of a page."""
+    """Return the record as a section of a page."""
     device = record["device"]
     best = "median" if device == "cuda" else "best"
     command = f"`regard bench decoding --device {device}`; {header(record)}; the {best} of readings taken in turns."
@@ -241,7 +241,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> Path:
-    """Writes the table to decoding.md of a folder, between its marks; the rest of the page is unchanged."""
+    """Write the table to decoding.md of a folder, between its marks; the rest of the page is unchanged."""
     return write_part(out / PAGE, record["device"], markdown(record), title="Decoding")
 
 
@@ -249,7 +249,7 @@ def _seconds(decode: Decode, source: Tensor, tokens: int) -> float:
     if source.is_cuda:
         torch.cuda.synchronize()
     begin = time.perf_counter()
-    decode(source, tokens)  # returns lists of numbers, so the device has finished
+    decode(source, tokens)  # it returns lists of numbers, so the device has finished
     return time.perf_counter() - begin
 
 

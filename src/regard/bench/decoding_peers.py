@@ -1,4 +1,4 @@
-"""Peers of the decoding benchmark: a regard Transformer's weights in HF Marian and CTranslate2."""
+"""Contenders of the decoding benchmark: a regard Transformer's weights in HF Marian and CTranslate2."""
 
 import copy
 import tempfile
@@ -14,7 +14,7 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import SinusoidalPositions
 
 PAD, BEGIN, END = 0, 1, 2
-# decode(source (b, k), tokens): the tokens of the best hypothesis of each row, all of that length.
+# decode(source (b, k), tokens) returns the tokens of the best hypothesis of each row, all of that length.
 Decode = Callable[[Tensor, int], list[list[int]]]
 
 
@@ -79,7 +79,7 @@ def _copy(source: nn.Module, target: nn.Module) -> None:
 
 
 def generate(model: Any, width: int) -> Decode:
-    """HF `generate` with a beam."""
+    """Return HF `generate` with beam search."""
 
     def decode(source: Tensor, tokens: int) -> list[list[int]]:
         found = model.generate(
@@ -98,7 +98,7 @@ def generate(model: Any, width: int) -> Decode:
 
 
 def ctranslate2(model: Any, width: int, precision: str, threads: int) -> Decode:
-    """Return a Marian model in CTranslate2, on the same device, its words the numbers of the tokens."""
+    """Return a Marian model in CTranslate2, on the same device, with token numbers as words."""
     from ctranslate2 import Translator
     from ctranslate2.converters.transformers import BartLoader
 

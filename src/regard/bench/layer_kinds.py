@@ -1,4 +1,4 @@
-"""The layers that `regard bench layers` compares, and a probe that counts steps until both ends of a sequence meet."""
+"""The layers that `regard bench layers` compares, and a count of the steps between both ends of a sequence."""
 
 import math
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from regard.nn.linear import LinearAttention
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.projection import HeadProjection
 
-HEAD = 64  # features of a head
-ROUNDING = 1e-10  # a difference of outputs that is no more than this may be rounding, in float64
+HEAD = 64  # size of a head
+ROUNDING = 1e-10  # largest difference of outputs in float64 that counts as rounding
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,21 @@ class Setting:
     """Sizes that all layers share."""
 
     size: int = 256
-    kernel: int = 7  # positions that a convolution reads: its own and those before it
-    reach: int = 128  # positions to either side that restricted attention reads
+    kernel: int = 7  # number of positions in a convolution: its own and those before it
+    reach: int = 128  # number of positions to either side in restricted attention
 
     @property
     def heads(self) -> int:
-        """Return heads of 64 features where the size allows it, else one."""
+        """Return the number of heads: of size 64 if the layer's size allows it, else one."""
         return self.size // HEAD if self.size >= HEAD and self.size % HEAD == 0 else 1
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of layer: what makes the layer at some depth of a stack, and its row of Vaswani et al. 2017, table 1.
-
-    `work`, `sequential` and `path` are orders of growth as the table writes them: n positions, d features, a kernel of
-    k, r positions of restricted attention, m features of linear attention. `expected` is the exact number of steps
-    until the ends meet.
+    """One kind of layer: a function that returns the layer at some depth of a stack, and its row of Vaswani et al.
+    2017, table 1. `work`, `sequential` and `path` are orders of growth as in the table: n positions, d features, a
+    kernel of k, r positions of restricted attention, m features of linear attention. `expected` is the exact number of
+    steps until the last position depends on the first.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Kind:
 
 
 class Attending(nn.Module):
-    """Self-attention whose output alone is returned, within `reach` positions to either side where that is given."""
+    """Self-attention that returns its output alone, within `reach` positions to either side if given."""
 
     def __init__(self, attention: nn.Module, reach: int | None = None) -> None:
         super().__init__()
@@ -116,7 +115,8 @@ def _once(length: int, setting: Setting) -> int:
 
 
 def dilated_layers(length: int, kernel: int) -> int:
-    """Return layers with dilations 1, k, k², … until the ends meet: L of them reach k^L − 1 positions back.
+    """Return layers with dilations 1, k, k², … until the last position depends on the first: L of them reach k^L − 1
+    positions back.
 
     >>> [dilated_layers(length, 3) for length in (2, 3, 4, 9, 10)]
     [1, 1, 2, 2, 3]
@@ -162,12 +162,12 @@ KINDS = (
         lambda length, setting: dilated_layers(length, setting.kernel),
     ),
 )
-"""All kinds, regard's attention first."""
+"""Return all kinds, regard's attention first."""
 
 
 @dataclass(frozen=True)
 class Met:
-    """How far apart the ends are: layers in a stack, and steps that must wait for each other."""
+    """The path between both ends: number of layers in a stack, and of sequential steps."""
 
     layers: int
     steps: int
@@ -178,9 +178,9 @@ def meet(kind: Kind, length: int, setting: Setting) -> Met:
     """Return layers and steps after which the last position depends on the first, counted by running them.
 
     Two sequences differ at the first position. After each layer, the positions at which its outputs differ are those
-    that the change has reached, and there the next layer's inputs are made to differ as much as before: a change that
-    faded from layer to layer would be lost in rounding long before the end. Which positions a layer reads does not
-    depend on its size, so the probe has two features.
+    that the change has reached; there the next layer's inputs are set to differ as much as before, because a change
+    that decays from layer to layer would be lost in rounding. The receptive field of a layer does not depend on its
+    size, so the probe has two features.
     """
     narrow = Setting(size=2, kernel=setting.kernel, reach=setting.reach)
     x = torch.randn(1, length, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -191,7 +191,7 @@ def meet(kind: Kind, length: int, setting: Setting) -> Met:
     while layers == 0 or not reached[-1]:
         if layers == length:
             raise ValueError(f"{kind.name}: the ends of {length} positions do not meet in {length} layers")
-        if made is None or "log" in kind.path:  # each layer reads as the one before, but for dilated ones
+        if made is None or "log" in kind.path:  # all layers but dilated ones have the same receptive field
             made = kind.make(narrow, layers).double()
         reached = _differ(*made(torch.cat((x, x + reached.unsqueeze(-1).double()))))
         layers += 1
@@ -199,14 +199,14 @@ def meet(kind: Kind, length: int, setting: Setting) -> Met:
 
 
 def _differ(one: Tensor, other: Tensor) -> Tensor:
-    """Return where two sequences of vectors differ by more than rounding."""
+    """Return the positions at which two sequences of vectors differ by more than rounding."""
     return (one - other).abs().amax(-1) > ROUNDING
 
 
 def _recurrent_steps(x: Tensor) -> int:
-    """Return steps of a GRU's cell from the first position to the last, whose state must depend on the first one."""
+    """Return the number of steps of a GRU's cell until the state depends on the first position at the last one."""
     cell, state, steps = nn.GRUCell(2, 2).double(), x.new_zeros(2, 2), 0
-    reached = torch.tensor(True)  # the first step reads the position that differs
+    reached = torch.tensor(True)  # the first step has the position that differs
     for vector in x[0]:
         change = torch.stack((torch.zeros(2), reached.expand(2))).double()
         pair = vector + (change if steps == 0 else 0)

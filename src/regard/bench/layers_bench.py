@@ -1,7 +1,7 @@
-"""`regard bench layers`: what self-attention costs over length, beside recurrent, convolutional and linear layers.
+"""`regard bench layers`: the cost of self-attention over length, beside recurrent, convolutional and linear layers.
 
-All layers have one width and read one sequence. Times of all kinds are taken in turns; how many layers and steps it
-takes until both ends of the sequence meet is counted by running them (`regard.bench.layer_kinds.meet`).
+All layers have the same width and input. Measurements of all kinds are interleaved; the number of layers and steps
+until the last position depends on the first is counted by running them (`regard.bench.layer_kinds.meet`).
 """
 
 import gc
@@ -30,23 +30,23 @@ from regard.bench.measurement import cuda_memory, peaks, peaks_apart, times, why
 PAGE = "layers.md"
 LENGTHS = {"cpu": tuple(2**power for power in range(7, 14)), "cuda": tuple(2**power for power in range(7, 16))}
 LONGEST = 2**20
-SLOW = 10.0  # seconds of a training step after which longer sequences of the kind are left out
+SLOW = 10.0  # seconds of a training step above which longer sequences of the kind are skipped
 MATRICES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}  # bytes of the largest matrix of weights that is formed
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
 @dataclass
 class Point:
-    """The measurements of one kind at one length; None if not measured, and `reason` says why."""
+    """The measurements of one kind at one length; None if not measured, with the `reason`."""
 
     length: int
-    layers: int  # of a stack in which the ends meet
-    steps: int  # until they meet, each of which waits for the one before
-    expected: int  # steps by the formula
+    layers: int  # number of layers until the last position depends on the first
+    steps: int  # number of sequential steps until then
+    expected: int  # number of steps by the formula
     forward: float | None = None  # seconds of one layer, without gradients
     training: float | None = None  # seconds of one layer, forward and backward
     stack: float | None = None  # `training` times `layers`
-    memory: int | None = None  # bytes beyond what was there, at the peak of one layer's training call
+    memory: int | None = None  # bytes above the initial use, at the peak of one layer's training call
     reason: str | None = None
 
 
@@ -59,7 +59,7 @@ def layers(
         raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
     chosen = LENGTHS[device] if lengths is None else _numbers(lengths)
     if out is not None:
-        try:  # before anything takes minutes
+        try:  # errors of arguments are raised before a run of minutes
             try_writing(out / PAGE)
         except OSError as error:
             raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
@@ -76,7 +76,7 @@ def layers(
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return lengths as they are given, shortest first."""
+    """Return the given lengths, shortest first."""
     parts = text.split(",")
     found = sorted({int(part) for part in parts if part.strip().isdecimal()})
     if not all(part.strip().isdecimal() for part in parts) or found[0] < 2 or found[-1] > LONGEST:
@@ -88,7 +88,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def run(lengths: Sequence[int], setting: Setting, *, device: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return what `--json` prints: the machine, the setting, and what was measured of each kind at each length."""
+    """Return the record for `--json`: the machine, the setting, and the measurements of each kind at each length."""
     points: dict[str, list[Point]] = {kind.name: [] for kind in KINDS}
     for length in lengths:
         for kind in KINDS:
@@ -112,7 +112,7 @@ def run(lengths: Sequence[int], setting: Setting, *, device: str, say: Callable[
 
 
 def _too_much(kind: Kind, length: int, setting: Setting, device: str, before: list[Point]) -> str | None:
-    """Return why a length is left out, where it is."""
+    """Return the reason why a length is skipped, or None."""
     matrix = setting.heads * length**2 * DTYPES[device].itemsize
     if kind.forms_matrix and matrix > MATRICES[device]:
         return f"its matrix of weights would take {size(matrix)}"
@@ -124,7 +124,7 @@ def _too_much(kind: Kind, length: int, setting: Setting, device: str, before: li
 
 
 def _time(length: int, setting: Setting, device: str, points: dict[str, Point], say: Callable[[str], None]) -> None:
-    """Fills in the times of all kinds at one length, and on CUDA the memory."""
+    """Fill in the times of all kinds at one length, and on CUDA the memory."""
     forward: dict[str, Run] = {}
     training: dict[str, Run] = {}
     for kind in KINDS:
@@ -134,7 +134,7 @@ def _time(length: int, setting: Setting, device: str, points: dict[str, Point], 
         say(f"{length:,} positions: {kind.name}")
         try:
             first, second = calls(kind, length, point.layers - 1, setting, device)
-            first()  # libraries load, kernels compile
+            first()  # loads libraries and compiles kernels
             second()
             point.memory = cuda_memory(second) if device == "cuda" else None
             forward[kind.name], training[kind.name] = first, second
@@ -168,7 +168,7 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
     def training() -> Tensor:
         output = layer(x)
         output.backward(given)
-        x.grad = None  # freed here, so that gradients count in the peak of this call and not before the next
+        x.grad = None  # freed here, so that gradients count in the peak of this call
         layer.zero_grad(set_to_none=True)
         return output.detach()
 
@@ -176,7 +176,7 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
 
 
 def _remember(points: dict[str, list[Point]], setting: Setting, say: Callable[[str], None]) -> None:
-    """Fills in the peaks of memory on the CPU, from a process of their own."""
+    """Fill in the peaks of memory on the CPU, measured in a separate process."""
     measured = [(name, point) for name, each in points.items() for point in each if point.training is not None]
     wanted = [(name, point.length, point.layers - 1) for name, point in measured]
     found = peaks_apart("regard.bench.layers_bench", [json.dumps(asdict(setting)), json.dumps(wanted)], say)
@@ -209,7 +209,7 @@ FIGURES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "stack": ("The same for as many layers as it takes until the ends meet (time of one × layers)", "path", duration),
     "memory": ("Peak memory of the forward and backward pass of one layer", "work", size),
 }
-"""Figure → the title of its table, the order of growth beside it, and how it is written."""
+"""For each figure the title of its table, the order of growth, and its format."""
 
 
 def rows(record: dict[str, Any], figure: str) -> list[list[str]]:
@@ -232,7 +232,7 @@ def columns(record: dict[str, Any], figure: str) -> list[str]:
 
 
 def left_out(record: dict[str, Any]) -> list[str]:
-    """Return what was not measured and why, a line for each kind and reason."""
+    """Return what was not measured and why, one line for each kind and reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for kind in record["kinds"]:
         for point in kind["points"]:
@@ -251,7 +251,7 @@ def what(record: dict[str, Any]) -> str:
 
 
 def show(record: dict[str, Any]) -> None:
-    """The record as tables on standard output."""
+    """Print the record as tables."""
     console = Console(highlight=False)
     console.print(header(record), markup=False)
     console.print(what(record), markup=False)
@@ -267,7 +267,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the record as a part of a page, with its drawing beside it."""
+    """Return the record as a section of a page, with its drawing."""
     device = record["device"]
     best = "medians" if device == "cuda" else "the best"
     lines = [f"### {'GPU' if device == 'cuda' else 'CPU'}", ""]
@@ -304,7 +304,7 @@ def drawing(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> list[Path]:
-    """Writes the tables to layers.md of a folder, between their marks, and the drawing beside it."""
+    """Write the tables to layers.md of a folder, between their marks, and the drawing beside it."""
     image = out / "images" / f"layers-{record['device']}.svg"
     image.parent.mkdir(parents=True, exist_ok=True)
     image.write_text(drawing(record), encoding="utf-8")
@@ -312,7 +312,7 @@ def write(record: dict[str, Any], out: Path) -> list[Path]:
 
 
 def _peaks(setting: Setting, wanted: list[tuple[str, int, int]]) -> dict[str, int]:
-    """Return peaks of training calls, by name and length; each call runs once before, so that libraries load."""
+    """Return peaks of training calls, by name and length; each call runs once before, to load libraries."""
     by_name = {kind.name: kind for kind in KINDS}
     contenders = {
         f"{name} {length}": lambda name=name, length=length, depth=depth: calls(

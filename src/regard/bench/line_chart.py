@@ -1,4 +1,4 @@
-"""Curves over length on logarithmic axes, in panels side by side: one SVG drawing, light or dark as the screen is."""
+"""Curves over length on logarithmic axes, in adjacent panels: one SVG drawing, for light and dark screens."""
 
 import html as markup
 import math
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from regard.look.heatmap import FONTS
 
-WIDE, HIGH, LEFT, TOP, GAP = 250.0, 230.0, 66.0, 132.0, 80.0  # of a panel, and the space around it
-LEGEND = 4  # names in a row of the legend
-COLORS = (  # on white and on dark: told apart by lightness too, for colour-blind eyes
+WIDE, HIGH, LEFT, TOP, GAP = 250.0, 230.0, 66.0, 132.0, 80.0  # sizes of a panel, and the space around it
+LEGEND = 4  # number of names in a row of the legend
+COLORS = (  # for white and dark backgrounds, distinguishable by lightness too, for colour-blind readers
     ("#0040a0", "#8fb8ff"),
     ("#6a9be0", "#4f7fd0"),
     ("#00796b", "#4fc3b0"),
@@ -22,7 +22,7 @@ DASHES = ("", "6 3", "2 3")
 
 
 class Panel(NamedTuple):
-    """One figure over length: (length, figure) of each name; `written` turns a figure into the words of the axis."""
+    """One figure over length: (length, figure) of each name; `written` formats a figure for the axis."""
 
     title: str
     lines: Mapping[str, Sequence[tuple[float, float]]]
@@ -52,7 +52,7 @@ def axis(values: Sequence[float], base: float) -> Axis:
 
 
 def svg(panels: Sequence[Panel], *, title: str, note: str = "") -> str:
-    """Return the drawing: one colour for a name in all panels.
+    """Return the drawing; a name has the same colour in all panels.
 
     >>> drawing = svg([Panel("a < b", {"R&D": [(1.0, 2.0), (2.0, 4.0)]}, str)], title="Costs")
     >>> "a &lt; b" in drawing, "R&amp;D" in drawing

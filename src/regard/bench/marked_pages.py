@@ -1,4 +1,4 @@
-"""Pages of which a command replaces a part between marks; the rest is written by hand."""
+"""Pages in which a command replaces a section between marks; the rest is written by hand."""
 
 import re
 import tempfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_part(page: Path, name: str, body: str, *, title: str) -> Path:
-    """Return the part called `name` of a page gets this body; a page or a part that is not there is added.
+    """Replace the section `name` of a page by this body; a missing page or section is added.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     page = write_part(Path(folder) / "page.md", "cpu", "1 ms", title="Times")
@@ -32,7 +32,7 @@ def write_part(page: Path, name: str, body: str, *, title: str) -> Path:
 
 
 def try_writing(page: Path) -> None:
-    """Raises OSError if the page cannot be written; its contents are unchanged."""
+    """Raise OSError if the page cannot be written; its contents are unchanged."""
     page.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=page.parent):
         pass

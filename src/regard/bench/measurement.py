@@ -1,6 +1,6 @@
 """Time, peak memory and error of the contenders of one case.
 
-Times of contenders are measured in turns, so that a machine that slows down affects all. A contender that cannot
+Measurements of contenders are interleaved, so that a machine that slows down affects all. A contender that cannot
 run keeps its place in the result, with the reason.
 """
 
@@ -21,28 +21,28 @@ from torch import Tensor
 
 from regard.bench.attention_cases import ROWS, Case, Run, cases
 
-BATCH = 0.02  # seconds that one reading should at least take: shorter calls are repeated
-NEAR = 1.1  # relative to the fastest: contenders within it are measured again
-SLOW = 10.0  # seconds from which one call is enough
-LARGE = 3.0  # seconds from which a call needs so much memory that libraries loaded in it are negligible
+BATCH = 0.02  # smallest duration of one measurement in seconds: shorter calls are repeated
+NEAR = 1.1  # contenders within this factor of the fastest are measured again
+SLOW = 10.0  # seconds above which one call suffices
+LARGE = 3.0  # seconds above which a call uses so much memory that libraries loaded in it are negligible
 
 
 @dataclass(frozen=True)
 class Found:
-    """The measurements of one contender; None if not measured, and `reason` says why."""
+    """The measurements of one contender; None if not measured, with the `reason`."""
 
     name: str
     seconds: float | None = None
-    ratio: float | None = None  # its time by that of the first contender, regard
-    rate: float | None = None  # work each second, in the case's unit
-    memory: int | None = None  # bytes beyond what was there before the call, at the peak
-    error: float | None = None  # the largest one, relative to the largest output, against float64
-    error_by_norm: float | None = None  # that of all of them, by the norm of the outputs
+    ratio: float | None = None  # its time divided by that of the first contender, regard
+    rate: float | None = None  # work per second, in the case's unit
+    memory: int | None = None  # bytes above the use before the call, at the peak
+    error: float | None = None  # the largest error, relative to the largest output, against float64
+    error_by_norm: float | None = None  # the norm of all errors divided by the norm of the outputs
     reason: str | None = None
 
 
 def measure(case: Case, *, quick: bool, say: Callable[[str], None]) -> list[Found]:
-    """Return every contender of a case, in its order."""
+    """Measure every contender of a case, in its order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads or threads)
     try:
@@ -78,10 +78,10 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
         say(name)
         try:
             run = make()
-            errors = _errors(run(), truth)  # the first call: libraries load, kernels compile
+            errors = _errors(run(), truth)  # the first call loads libraries and compiles kernels
             readings[name] = [_seconds(run, 1, case.device)]
             memory = cuda_memory(run) if case.memory and case.device == "cuda" else None
-        except Exception as problem:  # the failure of a peer is a result, not the end of the run
+        except Exception as problem:  # the failure of a contender is a result, not the end of the run
             found[name] = Found(name, reason=why(problem))
             gc.collect()
             if case.device == "cuda":
@@ -95,18 +95,18 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
 
 
 def _take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: str, quick: bool) -> None:
-    """Adds measurements until there are enough or they have taken long enough; slow calls have only one."""
+    """Add measurements until there are enough or they have taken long enough; slow calls have only one."""
     rounds, budget = (2, 0.2) if quick else (21, 0.4) if device == "cuda" else (9, 4.0)
     numbers = {name: max(1, round(BATCH / readings[name][0])) for name in runs}
     _turns(runs, readings, numbers, device, rounds, budget, quick)
     if quick or device != "cuda":
         return
-    # Contenders near the fastest differ by less than the clock varies: they are measured again, more often.
+    # Contenders near the fastest differ by less than the variation of the clock: they are measured more often.
     settled = {name: statistics.median(readings[name]) for name in runs}
     near = {name: runs[name] for name in runs if settled[name] <= NEAR * min(settled.values())}
     if len(near) > 1:
         again = {name: [settled[name]] for name in near}
-        number = max(2, round(BATCH / 4 / min(settled.values())))  # the same for all
+        number = max(2, round(BATCH / 4 / min(settled.values())))  # the same number for all
         _turns(near, again, dict.fromkeys(near, number), device, 4 * rounds, 2 * budget, quick)
         readings.update(again)
 
@@ -127,9 +127,9 @@ def _turns(
 
     while active := [name for name in runs if wanted(name)]:
         for order in orders(len(active))[: rounds if quick else None]:
-            # Long calls stop when they have taken long enough, short ones after whole rounds of orders.
+            # Long calls stop after a limit of time, short ones after complete rounds.
             names = [name for name in (active[place] for place in order) if numbers[name] > 1 or wanted(name)]
-            if names and numbers[names[0]] > 1:  # the first of an order follows itself
+            if names and numbers[names[0]] > 1:  # the first of an order is preceded by itself
                 _seconds(runs[names[0]], numbers[names[0]], device)
             for name in names:
                 reading = _seconds(runs[name], numbers[name], device)
@@ -138,8 +138,7 @@ def _turns(
 
 
 def times(runs: dict[str, Run], device: str) -> dict[str, float]:
-    """Return seconds of each call, which has been called before: readings in turns, for a second each or a few
-    calls."""
+    """Return the seconds of each call, which has run before: interleaved, for a second each or a few calls."""
     readings = {name: [_seconds(run, 1, device)] for name, run in runs.items()}
     numbers = {name: max(1, round(BATCH / each[0])) for name, each in readings.items()}
     rounds, budget, settle = (21, 0.4, statistics.median) if device == "cuda" else (5, 1.0, min)
@@ -150,8 +149,8 @@ def times(runs: dict[str, Run], device: str) -> dict[str, float]:
 def orders(count: int) -> list[list[int]]:
     """Return orders in which each item follows each other one equally often (Williams 1949).
 
-    A call that heats the processor leaves another clock than one that waits for memory, and in rotated
-    or seeded lists the same calls always follow the same ones.
+    A call that heats the processor changes the clock speed of the next one, and in rotated or seeded lists the same
+    calls always follow the same ones.
 
     >>> orders(4)
     [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]]
@@ -162,9 +161,10 @@ def orders(count: int) -> list[list[int]]:
 
 
 def _seconds(run: Run, number: int, device: str) -> float:
-    """Return time of one call, the mean of `number` in a row after a warm-up call, which meets cold caches.
+    """Return the time of one call, the mean of `number` consecutive ones after a warm-up call, which has cold caches.
 
-    On a GPU the clock starts when that one ends: the next has been enqueued meanwhile, as in any sequence of calls.
+    On a GPU the measurement starts when the warm-up ends: the next call is already enqueued, as in any sequence of
+    calls.
     """
     if device == "cuda":
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -204,7 +204,7 @@ def cuda_memory(run: Run) -> int:
 
 
 def why(problem: Exception) -> str:
-    """Return why a contender did not run, in a few words."""
+    """Return the reason why a contender did not run, in a few words."""
     if isinstance(problem, ModuleNotFoundError):
         return f"{(problem.name or str(problem)).partition('.')[0]} is not installed"
     if isinstance(problem, torch.OutOfMemoryError):
@@ -214,7 +214,7 @@ def why(problem: Exception) -> str:
 
 
 def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str], None]) -> list[Found]:
-    """Return the same with peaks from a process of their own."""
+    """Return the result with peaks of memory from a separate process."""
     names = {one.name: (one.seconds or 0.0) < LARGE for one in found if one.seconds is not None}
     arguments = [case.name, json.dumps(names), json.dumps(quick)]
     apart = peaks_apart("regard.bench.measurement", arguments, say) if names else {}
@@ -222,11 +222,10 @@ def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str
 
 
 def peaks_apart(module: str, arguments: list[str], say: Callable[[str], None]) -> dict[str, int]:
-    """Return what a module, run as a program, prints as JSON on its last line: peaks by name; empty where none can be
-    had.
+    """Run a module as a program and return the JSON on its last line: peaks by name; empty if not available.
 
-    In that process the allocator returns freed blocks at once. An ordinary process keeps them, so a later peak
-    would hide in what is resident already; it is also the faster one, so times are not taken there.
+    In that process the allocator returns freed blocks at once. An ordinary process keeps them, so a later peak would be
+    hidden in memory that is already resident; it is also faster, so times are not measured there.
     """
     if sys.platform != "linux":
         return {}
@@ -250,7 +249,7 @@ def _resident(what: str) -> int:
 
 
 def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -> dict[str, int]:
-    """Return bytes beyond what was resident, for each contender named; True first calls it once to load and compile."""
+    """Return bytes above the resident memory for each named contender; True first calls it once to load and compile."""
     found = {}
     for name, warm in names.items():
         run = contenders[name]()
@@ -259,7 +258,7 @@ def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -
         gc.collect()
         _trim()
         with open("/proc/self/clear_refs", "w") as refs:
-            refs.write("5")  # the peak starts again from what is resident
+            refs.write("5")  # resets the peak to the resident memory
         before = _resident("VmRSS")
         run()
         found[name] = max(0, _resident("VmHWM") - before)
@@ -267,9 +266,11 @@ def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -
 
 
 def _trim() -> None:
-    """Returns the free pages of the heap: small blocks of an earlier call may leave it large, and a later call that
-    finds room there would seem to need nothing."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+    """Release the free pages of the heap to the system.
+
+    Small blocks of an earlier call may leave it large, and a later call would then seem to need no memory.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 

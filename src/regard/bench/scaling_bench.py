@@ -1,8 +1,7 @@
-"""`regard bench scaling`: what training costs on many devices, by a cost model that is checked on this machine.
+"""`regard bench scaling`: the cost of training on many devices, by a cost model that is validated on this machine.
 
-A small model is trained by one, two and four processes (on CUDA by as many as there are GPUs). One process and a few
-all-reduces give the constants of the model; it then says what the other runs should show, and what 8, 64 and 1,024
-GPUs would give.
+A small model is trained by one, two and four processes (on CUDA by one per GPU). One process and a few all-reduces give
+the constants of the cost model; it then predicts the other runs, and 8, 64 and 1,024 GPUs.
 """
 
 import itertools
@@ -38,11 +37,11 @@ TOKENS = {"cpu": (512, 1024), "cuda": (8192, 32_768)}
 LENGTH = {"cpu": 128, "cuda": 1024}
 LARGE = (Model(768, 12, 32_000, "134 M"), Model(2048, 24, 32_000, "1.3 B"), Model(4096, 32, 32_000, "6.7 B"))
 DEVICES = (1, 8, 64, 1024)
-EACH = 16_384  # tokens of a device and step, in sequences of 2,048; with context parallelism all are one sequence
+EACH = 16_384  # tokens per device and step, in sequences of 2,048; with context parallelism in one sequence
 SEQUENCE = 2048
 GIB = 2**30
-# NVLink 4 and a 400 Gb/s adapter for each GPU, 80 % of their nominal speed; latencies are those usual for NCCL. The
-# other constants are assumed too; on a GPU the bench measures them.
+# NVLink 4 and a 400 Gb/s adapter for each GPU, at 80 % of their nominal speed; latencies are typical for NCCL. The
+# other constants are assumed too; on a GPU the benchmark measures them.
 H200 = Machine(
     "NVIDIA H200",
     flops=3.0e14,
@@ -53,7 +52,7 @@ H200 = Machine(
     memory=141e9,
     width=2,
 )
-PATIENCE = 900.0  # seconds for the processes of one group
+PATIENCE = 900.0  # time limit in seconds for the processes of one group
 
 
 def scaling(*, workers: str | None, steps: int, device: str | None, as_json: bool, out: Path | None) -> None:
@@ -66,7 +65,7 @@ def scaling(*, workers: str | None, steps: int, device: str | None, as_json: boo
         there = torch.cuda.device_count()
         raise typer.BadParameter(f"there are {there} GPUs, {max(sizes)} workers need as many", param_hint="--workers")
     if out is not None:
-        try:  # before anything takes minutes
+        try:  # errors of arguments are raised before a run of minutes
             try_writing(out / PAGE)
         except OSError as error:
             raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
@@ -88,7 +87,7 @@ def _usual(device: str) -> tuple[int, ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return numbers of workers as they are given; one worker is always among them, as the constants come from it."""
+    """Return the given numbers of workers; one worker is always included, because it determines the constants."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 1 <= int(part) <= 64 for part in parts):
         raise typer.BadParameter(
@@ -99,8 +98,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def run(sizes: Sequence[int], *, device: str, steps: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return what `--json` prints: the machine, its constants, what was measured beside what the model says, and
-    forecasts."""
+    """Return the record for `--json`: the machine, its constants, measurements with predictions, and forecasts."""
     places = {1: "process"}
     found = {}
     for count in sizes:
@@ -121,7 +119,7 @@ def run(sizes: Sequence[int], *, device: str, steps: int, say: Callable[[str], N
 
 
 def _group(count: int, device: str, steps: int) -> list[dict[str, Any]]:
-    """Return what each of so many processes measured."""
+    """Return the measurements of each of `count` processes."""
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.json"
         cases = [
@@ -149,7 +147,7 @@ def _group(count: int, device: str, steps: int) -> list[dict[str, Any]]:
 
 
 def _ended(started: list[subprocess.Popen[bytes]]) -> bool:
-    """Return whether all processes ended well; when one fails, or time is up, the others are ended too."""
+    """Return whether all processes succeeded; if one fails, or at the time limit, the others are terminated."""
     until = time.monotonic() + PATIENCE
     while any(one.poll() is None for one in started):
         if any(one.poll() for one in started) or time.monotonic() > until:
@@ -163,8 +161,7 @@ def _ended(started: list[subprocess.Popen[bytes]]) -> bool:
 
 
 def fitted(found: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Machine]:
-    """Return the constants: of a step from plain training in one process, of the links from all-reduces of each
-    group."""
+    """Return the constants: of a step from training in one process, of the links from all-reduces of each group."""
     plain = [case for case in found[1][0]["cases"] if case["way"] == "plain"]
     models = [Model(**case["model"]) for case in plain]
     work = [case["tokens"] * model.flops(case["length"]) for case, model in zip(plain, models, strict=True)]
@@ -189,7 +186,7 @@ def fitted(found: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Mac
         cores=float(_cores()) if cpu else float("inf"),
         overlaps=not cpu,
         scatters=not cpu,
-        copies=4 if cpu else 2,  # gloo copies what it sums
+        copies=4 if cpu else 2,  # gloo copies its operands
         node=64 if cpu else 8,
     )
     one = replace(one, added={way: _added(way, found[1][0]["cases"]) for way in WAYS[1:]})
@@ -202,21 +199,21 @@ def fitted(found: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Mac
 
 
 def _added(way: str, cases: Sequence[dict[str, Any]]) -> float:
-    """Return seconds that each layer takes longer in a process group of one than without: the median over the cases."""
+    """Return the additional seconds per layer in a process group of one: the median over the cases."""
     plain, grouped = ([case for case in cases if case["way"] == one] for one in ("plain", way))
     pairs = zip(plain, grouped, strict=True)
     return max(0.0, float(np.median([(b["seconds"] - a["seconds"]) / a["model"]["layers"] for a, b in pairs])))
 
 
 def _link(measured: Sequence[tuple[int, float]], count: int) -> Link:
-    """Bandwidth and latency from the seconds of all-reduces: 2 ((N − 1) / N · bytes / bandwidth + log₂ N · latency)."""
+    """Fit bandwidth and latency to all-reduces: 2 ((N − 1) / N · bytes / bandwidth + log₂ N · latency) seconds."""
     features = [[2 * (count - 1) / count * amount, 2 * float(np.log2(count))] for amount, _ in measured]
     slowness, latency = nonnegative(features, [seconds for _, seconds in measured])
     return Link(1 / slowness if slowness else float("inf"), latency)
 
 
 def nonnegative(features: Sequence[Sequence[int | float]], values: Sequence[int | float]) -> list[float]:
-    """Return the coefficients, none below 0, with the least sum of squared relative errors.
+    """Return the non-negative coefficients with the smallest sum of squared relative errors.
 
     >>> [round(one, 6) for one in nonnegative([[1, 1], [1, 2], [1, 4]], [3.0, 5.0, 9.0])]
     [1.0, 2.0]
@@ -240,7 +237,7 @@ def _cores() -> int:
 
 
 def _compared(processes: list[dict[str, Any]], constants: Machine, count: int) -> list[dict[str, Any]]:
-    """Return each case of a group: measured, and by the cost model."""
+    """Return each case of a group: measured, and predicted by the cost model."""
     rows = []
     for cases in zip(*(one["cases"] for one in processes), strict=True):
         case, model = cases[0], Model(**cases[0]["model"])
@@ -248,7 +245,7 @@ def _compared(processes: list[dict[str, Any]], constants: Machine, count: int) -
         sent = [one["sent"] for one in cases]
         peaks = [one["peak"] for one in cases]
         seconds = max(one["seconds"] for one in cases)
-        # Processor times of processes that take turns on the cores add up.
+        # Processes that share cores add up their processor times.
         seconds = max(seconds, sum(one["seconds"] for one in cases) / constants.cores)
         rows.append(
             {
@@ -274,13 +271,12 @@ def _figures(expected: Cost) -> dict[str, float]:
 
 
 def _profile(one: Machine) -> Machine:
-    """This GPU in nodes of eight: its own speed, and links that were not measured."""
+    """Return this GPU in nodes of eight: its measured speed, and assumed links."""
     return replace(one, near=H200.near, far=H200.far)
 
 
 def forecasts(large: Machine) -> list[dict[str, Any]]:
-    """Return what many devices would give: the batch grows with them, and with context parallelism the sequence
-    does."""
+    """Return predictions for many devices: the batch grows with them, and with context parallelism the sequence."""
     rows = []
     for model in LARGE:
         for way in ("ddp", "fsdp2", "context"):
@@ -305,7 +301,7 @@ def forecasts(large: Machine) -> list[dict[str, Any]]:
 
 
 def _finite(constants: dict[str, Any]) -> dict[str, Any]:
-    """Return JSON has no infinity."""
+    """Return the value with infinities as None, because JSON has no infinity."""
     return {
         name: _finite(value) if isinstance(value, dict) else None if value == float("inf") else value
         for name, value in constants.items()
@@ -318,7 +314,7 @@ NAMES = {"plain": "no group", "ddp": "DDP", "fsdp2": "FSDP2", "context": "contex
 
 
 def rows(record: dict[str, Any]) -> list[list[str]]:
-    """Return the cells of the measured table: a figure, and behind it what the cost model says."""
+    """Return the cells of the measured table: a figure, and after it the prediction."""
 
     def both(row: dict[str, Any], figure: str, written: Callable[[float], str]) -> str:
         measured = row["measured"][figure]
@@ -379,7 +375,7 @@ def _notes(record: dict[str, Any]) -> tuple[str, str]:
 
 
 def show(record: dict[str, Any]) -> None:
-    """The record as tables on standard output."""
+    """Print the record as tables."""
     console = Console(highlight=False)
     console.print(header(record), markup=False)
     for note, heads, cells in zip(
@@ -395,7 +391,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the record as a part of a page."""
+    """Return the record as a section of a page."""
     lines = [f"`regard bench scaling --device {record['device']}`; {header(record)}.", ""]
     for note, heads, cells in zip(
         _notes(record), (HEADS, FORECAST), (rows(record), forecast_rows(record)), strict=True

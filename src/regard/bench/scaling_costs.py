@@ -1,7 +1,7 @@
 """The cost model of `regard bench scaling`: time, memory and bytes sent of a training step on N devices.
 
 Symbols: P parameters, of which P_l are in the layers; N devices; b tokens of a batch in sequences of n; d the size; L
-layers. A parameter has 4 bytes, and so have its gradient and the two moments of AdamW: 16 bytes of state.
+layers. A parameter, its gradient and the two moments of AdamW have 4 bytes each: 16 bytes of state.
 """
 
 import math
@@ -27,16 +27,16 @@ class Model:
 
     @property
     def layer_parameters(self) -> int:
-        """P_l = L (12 d² + 13 d): attention 4 d² + 4 d, feed-forward 8 d² + 5 d, two normalisations 4 d."""
+        """Return P_l = L (12 d² + 13 d): attention 4 d² + 4 d, feed-forward 8 d² + 5 d, two normalisations 4 d."""
         return self.layers * (12 * self.size**2 + 13 * self.size)
 
     @property
     def parameters(self) -> int:
-        """P: the layers, the embedding and the output (v d each), and the last normalisation (2 d)."""
+        """Return P: the layers, the embedding and the output (v d each), and the last normalisation (2 d)."""
         return self.layer_parameters + 2 * self.vocabulary * self.size + 2 * self.size
 
     def flops(self, length: int) -> float:
-        """Return floating-point operations of a token, forward and backward: 6 of each weight, 6 L n d of causal
+        """Return the floating-point operations per token, forward and backward: 6 per weight, 6 L n d for causal
         attention."""
         weights = 12 * self.layers * self.size**2 + self.vocabulary * self.size
         return 6.0 * weights + 6.0 * self.layers * length * self.size
@@ -53,7 +53,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Link:
-    """Between processes: bytes per second that one sends, and seconds until a message arrives."""
+    """A link between processes: bytes per second that one sends, and latency of a message in seconds."""
 
     bandwidth: float
     latency: float
@@ -61,12 +61,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a training step costs on one device, and how devices are connected.
+    """The cost of a training step on one device, and the links between devices.
 
-    A step of b tokens takes `per_layer` · L + `per_parameter` · P + b · flops / `flops` seconds; `added` says how much
-    more each layer takes in a process group of one, by way. `cores` is the number of processes that can compute at once
-    where the devices are CPU processes of one machine. Where communication `overlaps`, it runs beside the backward pass
-    (DDP) or beside both passes (FSDP2).
+    A step of b tokens takes `per_layer` · L + `per_parameter` · P + b · flops / `flops` seconds; `added` is the
+    additional time of each layer in a process group of one, by kind of parallelism. `cores` is the number of processes
+    that can compute at once, if the devices are CPU processes of one machine. If communication `overlaps`, it runs
+    during the backward pass (DDP) or during both passes (FSDP2).
     """
 
     name: str
@@ -77,25 +77,25 @@ class Machine:
     far: Link  # between nodes, for each device
     node: int = 8  # devices of a node
     memory: float = math.inf  # bytes of a device
-    activation: float = 40.0  # bytes for each token, layer and unit of the size that are stored for the backward pass
-    output: float = 12.0  # bytes for each token and word of the vocabulary
-    width: int = 4  # bytes of a key or value that is sent
+    activation: float = 40.0  # bytes per token, layer and unit of the size that are stored for the backward pass
+    output: float = 12.0  # bytes per token and word of the vocabulary
+    width: int = 4  # bytes of an entry of keys or values that is sent
     cores: float = math.inf
     overlaps: bool = True
     added: Mapping[str, float] = field(default_factory=dict)
     scatters: bool = True  # False: a reduce-scatter is an all-reduce of which a part is used, as in gloo
-    copies: int = 2  # of a group of parameters that stand in memory while it is gathered or reduced
+    copies: int = 2  # number of copies of a parameter group while it is gathered or reduced
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step costs one device, and how many tokens all devices process a second."""
+    """The cost of a step for one device, and the tokens per second of all devices."""
 
     seconds: float
     tokens_per_second: float
-    sent: float  # bytes that a device sends in a step, on average over the devices
+    sent: float  # bytes that a device sends in a step, averaged over the devices
     states: float  # bytes of parameters, gradients and moments
-    memory: float  # bytes of the same, the activations and what is gathered for a time
+    memory: float  # bytes of the states, the activations and gathered parameters
 
 
 def reduced(size: float, devices: int) -> float:
@@ -137,9 +137,9 @@ def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
     mine = work.tokens / devices
     whole, layers = FLOAT * model.parameters, FLOAT * model.layer_parameters
     share = devices if way == "fsdp2" else 1
-    slower = max(1.0, devices / machine.cores)  # processes that take turns on the cores
+    slower = max(1.0, devices / machine.cores)  # processes share cores
     passes = mine * model.flops(work.length) / machine.flops
-    # The ring computes 2 N + 1 blocks of each layer: three where there is one process.
+    # The ring computes 2 N + 1 blocks of each layer, which is three for one process.
     added = machine.added.get(way, 0.0) * ((2 * devices + 1) / 3 if way == "context" else 1.0)
     per_layer = machine.per_layer + added
     compute = slower * (per_layer * model.layers + machine.per_parameter * model.parameters / share + passes)
@@ -148,7 +148,7 @@ def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
         sent, seconds = reduced(whole, devices), exchanged(machine, whole, devices)
         hidden = 2 / 3 * passes  # the backward pass
     elif way == "fsdp2":
-        # Layers are gathered for each pass, the rest once; gradients are reduced once.
+        # Layers are gathered for each pass, other parameters once; gradients are reduced once.
         gathered = (devices - 1) / devices * (whole + layers)
         scattered = reduced(whole, devices) / (2 if machine.scatters else 1)
         sent = gathered + scattered
@@ -159,7 +159,7 @@ def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
         keys = ring(work, machine, devices)
         sent = keys + reduced(whole, devices)
         link = machine.near if devices <= machine.node else machine.far
-        # A layer sends 3 (N − 1) messages, and its call begins with a comparison on all processes.
+        # A layer sends 3 (N − 1) messages, and its call begins with a comparison of all processes.
         moved = keys / link.bandwidth + model.layers * (3 * (devices - 1) + 2) * link.latency
         seconds = max(0.0, moved - (passes if machine.overlaps else 0.0)) + exchanged(machine, whole, devices)
     if devices == 1:
@@ -169,9 +169,9 @@ def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
     states = 4 * whole / share
     memory = states + mine * (machine.activation * model.layers * model.size + machine.output * model.vocabulary)
     if way == "fsdp2" and devices > 1:
-        # What is in no layer is gathered for the whole step with its gradient; of the layers, two at a time.
+        # Parameters outside of layers are gathered for the whole step with their gradient; layers two at a time.
         rest, layer = whole - layers, layers / model.layers
         memory += 2 * rest + 2 * layer + machine.copies * max(rest, layer)
-    if way == "context" and devices > 1:  # parts of two other processes
+    if way == "context" and devices > 1:  # keys and values of two other processes
         memory += 2 * mine * 2 * model.size * machine.width
     return Cost(time, work.tokens / time, sent, states, memory)

@@ -1,4 +1,4 @@
-"""The processes of `regard bench scaling`: each trains a small model for some steps and writes what it measured.
+"""The processes of `regard bench scaling`: each trains a small model for some steps and writes its measurements.
 
     python -m regard.bench.scaling_measurement PLAN.json RANK SIZE
 
@@ -39,8 +39,8 @@ from regard.train.sharded_model import Sharded
 from regard.train.train_settings import TrainSettings
 from regard.train.updates import Loss, differentiated, gather, settle
 
-HEAD = 64  # features of a head
-WARM = 2  # steps before those that are timed: the first sums gradients at once, the second begins with DDP
+HEAD = 64  # size of a head
+WARM = 2  # number of steps before those that are timed: the first sums gradients at once, the second starts DDP
 PROBES = (2**16, 2**20, 2**23)  # bytes whose all-reduce is timed
 
 
@@ -77,7 +77,7 @@ def token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
 
 
 class Trainer:
-    """Training steps of one case, made of the same parts as `regard train`."""
+    """Training steps of one case, with the same code as `regard train`."""
 
     def __init__(self, way: str, work: Work, workers: Workers, device: torch.device) -> None:
         torch.manual_seed(0)
@@ -95,7 +95,7 @@ class Trainer:
         self.batch = self._share(work)
 
     def _share(self, work: Work) -> tuple[Tensor, Tensor]:
-        """This worker's rows, or with context parallelism its part of every row."""
+        """Return this worker's rows, or with context parallelism its part of every row."""
         rows = max(1, work.tokens // work.length)
         numbers = torch.Generator().manual_seed(1)
         text = torch.randint(work.model.vocabulary, (rows, work.length + 1), generator=numbers).to(self.device)
@@ -116,7 +116,7 @@ class Trainer:
             parallel.reduce_gradients(self.model)
 
     def update(self) -> None:
-        """One update of the parameters."""
+        """Run one update of the parameters."""
         self.optimizer.zero_grad(set_to_none=True)
         found = gather(self.model, [self.batch], self.device, self._gradients, self.workers.reduce)
         assert found is not None
@@ -131,7 +131,7 @@ class Trainer:
 def measured(way: str, work: Work, workers: Workers, device: torch.device, steps: int) -> dict[str, Any]:
     """Return the best time of a step, the bytes sent in one, and the memory.
 
-    On a CPU the time is that of the processor: what other programs take does not count.
+    On a CPU it is processor time, which excludes other programs.
     """
     start = memory_now(device)
     trainer = Trainer(way, work, workers, device)
@@ -158,7 +158,7 @@ def measured(way: str, work: Work, workers: Workers, device: torch.device, steps
 
 
 def probes(workers: Workers, device: torch.device) -> dict[str, float]:
-    """Return seconds of an all-reduce, by its bytes: the best of several. On a CPU, of the processor as above."""
+    """Return seconds of an all-reduce, by its bytes: the best of several. On a CPU it is processor time."""
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     found: dict[str, float] = {}
     for size in PROBES:
@@ -176,7 +176,7 @@ def probes(workers: Workers, device: torch.device) -> dict[str, float]:
 
 
 def synchronize(device: torch.device, workers: Workers) -> None:
-    """All processes begin together."""
+    """Wait until all processes are ready."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     workers.wait()
@@ -185,7 +185,7 @@ def synchronize(device: torch.device, workers: Workers) -> None:
 def sent_bytes() -> int | None:
     """Return bytes that the TCP sockets of this process have sent: gloo's traffic.
 
-    None where the system does not count.
+    None if the system does not count them.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -198,9 +198,10 @@ def sent_bytes() -> int | None:
                 if one.type != socket.SOCK_STREAM or one.family not in (socket.AF_INET, socket.AF_INET6):
                     continue
                 found = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                if len(found) < 208:  # tcpi_bytes_sent came with Linux 4.19
+                if len(found) < 216:  # tcpi_bytes_sent and tcpi_bytes_retrans are in Linux 4.19 and later
                     return None
-                total += struct.unpack_from("<Q", found, 200)[0]
+                sent, again = struct.unpack_from("<QQ", found, 200)
+                total += sent - again  # TCP sends segments again that a busy machine acknowledges late
     return total
 
 
@@ -210,12 +211,12 @@ def memory_now(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.memory_allocated()
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back, so that it does not hide what follows
+        ctypes.CDLL(None).malloc_trim(0)  # returns freed memory to the system, so that it does not hide later use
     return _status("VmRSS") or 0
 
 
 def forget_peak(device: torch.device) -> None:
-    """The peak begins anew."""
+    """Reset the peak."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):
@@ -223,7 +224,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes in use since then."""
+    """Return the peak of bytes in use since the reset."""
     return torch.cuda.max_memory_allocated() if device.type == "cuda" else _status("VmHWM")
 
 
@@ -236,7 +237,7 @@ def _status(name: str) -> int | None:
 
 
 def main(plan: Path, rank: int, size: int) -> None:
-    """Everything that one process of a group does."""
+    """Run one process of a group."""
     wanted = json.loads(plan.read_text())
     torch.set_num_threads(wanted["threads"])
     device = torch.device("cpu")
@@ -246,7 +247,7 @@ def main(plan: Path, rank: int, size: int) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{plan.parent}/meeting-{size}", rank=rank, world_size=size)
     workers = Workers(rank, size, device, grouped=True)
-    for way in WAYS:  # libraries load
+    for way in WAYS:  # loads libraries
         measured(way, Work(Model(64, 1, 50), 8 * size * size, 8 * size), workers, device, 1)
     found: dict[str, Any] = {"probes": probes(workers, device), "cases": []}
     for case in wanted["cases"]:

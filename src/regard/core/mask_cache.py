@@ -1,4 +1,4 @@
-"""Results computed from a mask object, stored as long as the object lives and its tensors are not written to.
+"""Results computed from a mask or bias object, stored as long as the object lives and its tensors are not written to.
 
 On the CPU nothing is stored: there such results cost little, and memory shared with NumPy changes without notice.
 """
@@ -10,17 +10,18 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from regard.core.biases import Bias
 from regard.core.masks import Mask
 from regard.core.transforms import transformed
 from regard.kernels.availability import capturing
 
 T = TypeVar("T")
 _MOST = 32  # results of one mask
-_stored: WeakKeyDictionary[Mask, dict[Hashable, tuple[tuple[int, ...], Any]]] = WeakKeyDictionary()
+_stored: WeakKeyDictionary[Mask | Bias, dict[Hashable, tuple[tuple[int, ...], Any]]] = WeakKeyDictionary()
 
 
-def stored(mask: Mask, device: torch.device, key: Hashable, compute: Callable[[], T]) -> T:
-    """compute(), or what it returned before for this mask and key; `device` is that of the queries.
+def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Callable[[], T]) -> T:
+    """Return compute(), or its earlier result for this mask and key; `device` is that of the queries.
 
     `compute` must not return the mask, which would then never be freed.
     """
@@ -43,10 +44,10 @@ def stored(mask: Mask, device: torch.device, key: Hashable, compute: Callable[[]
 
 
 def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
-    """Might the result not hold for the next call?
+    """Return whether the result may be wrong for the next call.
 
-    Tensors of inference mode count no changes. A captured graph must compute the result at each replay. Modes and
-    transforms put other tensors in place of these.
+    Tensors of inference mode count no changes. A captured graph must compute the result at each replay. Dispatch modes
+    and transforms put other tensors in place of these.
     """
     if torch.compiler.is_compiling() or transformed() or capturing(device) or torch._C._len_torch_dispatch_stack():
         return True
@@ -54,5 +55,5 @@ def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
 
 
 def aligned(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Mask:
-    """The mask for scores of this shape, one object for as long as nothing changes."""
+    """Return the mask aligned with scores of this shape: the same object for as long as its tensors do not change."""
     return stored(mask, device, ("aligned", shape), lambda: mask.on(device).aligned(shape))

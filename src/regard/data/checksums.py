@@ -1,4 +1,4 @@
-"""Checksums of a folder's files: a damaged index is an error and not a wrong text."""
+"""Checksums of a folder's files, so that a damaged index is an error and not a wrong text."""
 
 import hashlib
 import json
@@ -16,7 +16,8 @@ def write_checksums(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raises `DataError` when a file of the folder is damaged or missing; folders of earlier versions have no sums."""
+    """Raises `DataError` if a file of the folder is damaged or missing; folders of earlier versions have no
+    checksums."""
     if not (folder / NAME).is_file():
         return
     advice = f"remove {folder}, and it is made again from the data files"

@@ -1,4 +1,4 @@
-"""Data files opened plain or gzipped, and the error of a fault in one."""
+"""Data files, gzipped or not, and the error of a fault in one."""
 
 import gzip
 import zlib
@@ -9,15 +9,15 @@ from typing import Any
 
 
 class DataError(ValueError):
-    """Something in a user's file is not as it should be; the message begins with the file and the line."""
+    """A user's file has a fault; the message begins with the file and the line."""
 
 
 @contextmanager
 def opened(path: Path, place: Any = None) -> Generator[Any, None, None]:
-    """The file as bytes; gzip is recognised by its first two bytes, not by the name.
+    """Open the file as bytes; gzip is recognised by its first two bytes, not by the name.
 
-    What cannot be read is a `DataError`; `place()` is what it names, such as the file and a line, if the gzip file is
-    damaged.
+    A file that cannot be read is a `DataError`; if the gzip file is damaged, `place()` returns the position for its
+    message, such as the file and a line.
     """
     try:
         with path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Reader of JSON records: one object a line, or one array of entries; plain or gzipped."""
+"""Reader of JSON records: one object per line, or one array of entries; gzipped or not."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from regard.data.data_files import DataError
 from regard.data.text.lines import lines
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_LONGEST_ARRAY = 1 << 28  # bytes of a line of an array: programs write all of it on one line
+_LONGEST_ARRAY = 1 << 28  # bytes of a line of an array: programs may write all of it on one line
 
 
 class Record(NamedTuple):
@@ -23,11 +23,11 @@ class Record(NamedTuple):
 
 
 def records(path: Path) -> Iterator[Record]:
-    """Yield the entries of a .json or .jsonl file, in order; blank lines are passed over.
+    """Yield the entries of a .json or .jsonl file, in order; blank lines are skipped.
 
-    A file of lines is read in constant memory, and a line that is no JSON is the fault of that line alone. Of a file
-    that is one array the text is read at once, and its entries one by one; where it is no JSON, a DataError has the
-    line.
+    A file of lines is read in constant memory, and a line that is not JSON is a fault of that line alone. The text of a
+    file that is one array is read at once, and its entries are parsed one by one; if it is not JSON, a DataError names
+    the line.
     """
     few = list(islice((line for line in lines(path, longest=_LONGEST_ARRAY) if line.text or line.fault), 2))
     if not few:
@@ -61,7 +61,7 @@ def _is_json(text: str) -> bool:
 
 
 def _entries(path: Path) -> Iterator[Any]:
-    """Yields the entries of a file that is one array."""
+    """Yield the entries of a file that is one array."""
     parts = []
     for line in lines(path, longest=_LONGEST_ARRAY):
         if line.fault:
@@ -78,7 +78,7 @@ def _entries(path: Path) -> Iterator[Any]:
 
 
 def _parsed_array(text: str) -> Iterator[Any]:
-    """Yield what json.loads would return, one entry at a time."""
+    """Yield the entries that json.loads would return, one at a time."""
     decode = json.JSONDecoder().raw_decode
     place = _past_space(text, text.index("[") + 1)
     if text[place : place + 1] == "]":

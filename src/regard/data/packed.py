@@ -1,4 +1,4 @@
-"""Many small items in few arrays: for a hundred thousand texts, a Python object each takes ten times the memory."""
+"""Many small items in few arrays: a Python object for each of a hundred thousand texts takes ten times the memory."""
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Item = TypeVar("Item")
-_ERRORS = "surrogatepass"  # file names may have surrogates for bytes that are no UTF-8, and JSON may have any
+_ERRORS = "surrogatepass"  # file names may have surrogates for bytes that are not UTF-8, and JSON may have any
 
 
 class Lazy(Sequence[Item], Generic[Item]):
-    """`count` items, each made by `make(place)` whenever it is asked for; a slice is a list.
+    """`count` items, each created by `make(place)` at access; a slice is a list.
 
     >>> squares = Lazy(4, lambda place: place * place)
     >>> squares[-1], squares[1:3], list(squares)
@@ -40,7 +40,7 @@ class Lazy(Sequence[Item], Generic[Item]):
 
 
 class Texts(Sequence[str]):
-    """Texts in one buffer of UTF-8, which only grows.
+    """Texts in one append-only buffer of UTF-8.
 
     >>> texts = Texts(["a cat", "一只猫"])
     >>> texts[1], len(texts)
@@ -53,7 +53,7 @@ class Texts(Sequence[str]):
             self.append(text)
 
     def append(self, text: str) -> None:
-        """Adds a text at the end."""
+        """Append a text."""
         self._content += text.encode("utf-8", _ERRORS)
         self._ends.append(len(self._content))
 
@@ -70,7 +70,7 @@ class Texts(Sequence[str]):
 
 
 class Numbers(Sequence[list[int]]):
-    """Lists of numbers below 2³¹ in one array, which only grows.
+    """Lists of numbers below 2³¹ in one append-only array.
 
     >>> numbers = Numbers([[3, 1], [], [4]])
     >>> numbers[0], numbers[-1], numbers.lengths.tolist()
@@ -83,7 +83,7 @@ class Numbers(Sequence[list[int]]):
             self.append(one)
 
     def append(self, numbers: Iterable[int]) -> None:
-        """Adds a list at the end."""
+        """Append a list."""
         self._content.extend(numbers)
         self._ends.append(len(self._content))
 
@@ -99,12 +99,12 @@ class Numbers(Sequence[list[int]]):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Return the number of numbers that each list has."""
+        """Return the length of each list."""
         return np.diff(np.array(self._ends, np.int64), prepend=0)
 
 
 class Distinct:
-    """Numbers texts by their first occurrence; of a text only a digest of 16 bytes is remembered.
+    """Numbers texts by their first occurrence; only a digest of 16 bytes is stored for each.
 
     >>> names = Distinct()
     >>> for name in ("b", "a", "b", "b"):
@@ -118,11 +118,11 @@ class Distinct:
         self._digests = bytearray()
 
     def append(self, text: str) -> None:
-        """One more text."""
+        """Append a text."""
         self._digests += blake2b(text.encode("utf-8", _ERRORS), digest_size=16).digest()
 
     def numbered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where each different text stands first, in that order, and for each text its number among them."""
+        """Return the first position of each distinct text, in order, and the number of each text among them."""
         _, first, number = np.unique(self.digests, return_index=True, return_inverse=True)
         order = np.argsort(first)
         rank = np.empty_like(order)
@@ -131,6 +131,6 @@ class Distinct:
 
     @property
     def digests(self) -> NDArray[Any]:
-        """Return the digests, which can be sorted and searched."""
-        # NumPy drops zero bytes at the end of such texts, alike in both sides of a comparison: all have 16 bytes.
+        """Return the digests as an array that can be sorted and searched."""
+        # NumPy drops trailing zero bytes of such texts, on both sides of a comparison: all have 16 bytes.
         return np.frombuffer(bytes(self._digests), "S16")

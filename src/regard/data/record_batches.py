@@ -16,9 +16,9 @@ Record = Mapping[str, Any]
 
 
 class PaddedBatch:
-    """Base of the batches that `padded` makes: a dataclass with one tensor for each field.
+    """The base class of the batches that `padded` returns: a dataclass with one tensor for each field.
 
-    A dataclass, so that a training step can be captured as a CUDA graph.
+    It is a dataclass, so that a training step can be captured as a CUDA graph.
     """
 
     def to(self, device: torch.device | str) -> Any:
@@ -29,11 +29,10 @@ class PaddedBatch:
 def padded(records: Sequence[Record], fills: Mapping[str, int | float], *, grid: int = 1, rows: int = 0) -> Any:
     """Return records as one batch; its attributes are the fields of the records.
 
-    A number becomes an entry of a tensor (b,). A sequence of a field named in `fills` is padded with that value to
-    (b, n, …), and its lengths are the attribute `<name>_lengths` (b,). Any other array is stacked and must have one
-    shape. Padded lengths are multiples of `grid`. With `rows`, the batch is filled up to as many rows: the rows that
-    are added are empty (length 0) where a field is padded, and zeros elsewhere; the attribute `real` (b,) says which
-    rows are records.
+    A number becomes an entry of a tensor (b,). A sequence of a field named in `fills` is padded with that value to (b,
+    n, …), and its lengths are the attribute `<name>_lengths` (b,). Any other array is stacked and must have one shape.
+    Padded lengths are multiples of `grid`. With `rows`, the batch is padded to that number of rows: added rows are
+    empty (length 0) in padded fields, and zeros elsewhere; the attribute `real` (b,) marks the rows that are records.
 
     >>> batch = padded([{"text": [5, 6, 7], "label": 1}, {"text": [8], "label": 0}], {"text": 0})
     >>> batch.text.tolist(), batch.text_lengths.tolist(), batch.label.tolist()
@@ -94,7 +93,7 @@ def _kind(values: Sequence[NDArray[Any]]) -> Any:
 
 
 def groups_by_length(lengths: Sequence[int], *, tokens: int) -> list[list[int]]:
-    """Places of records of like length in groups, each of at most so many tokens with its padding.
+    """Return indices of records of similar length in groups, each of at most `tokens` tokens with its padding.
 
     >>> groups_by_length([5, 1, 9, 2], tokens=10)
     [[1, 3], [0], [2]]
@@ -109,13 +108,12 @@ def groups_by_length(lengths: Sequence[int], *, tokens: int) -> list[list[int]]:
 
 
 class RecordBatches:
-    """Batches of a corpus in the order of `TokenBatches`, made by `collate(records, grid=…, rows=…)`.
+    """Batches of a corpus in the order of `TokenBatches`, created by `collate(records, grid=…, rows=…)`.
 
-    With a `grid` above 1 they come in few shapes: lengths are multiples of it, and the rows are as many as fit.
-
-    Of `ranks` processes, the one of number `rank` gets its share of the rows of every batch. Where a batch has fewer
-    rows than there are processes, those that have none get its first row, marked by `idle`. The order, and so `state`,
-    are the same for any number of processes.
+    With a `grid` above 1 there are few shapes: lengths are multiples of it, and the number of rows is the largest that
+    fits. With `ranks` processes, process `rank` gets its share of the rows of every batch. If a batch has fewer rows
+    than there are processes, those without a row get its first row, marked by `idle`. The order, and so `state`, are
+    the same for any number of processes.
     """
 
     def __init__(
@@ -146,7 +144,7 @@ class RecordBatches:
             yield batch if mine else self._idle(batch)
 
     def _fitting(self, widest: int) -> int:
-        """Return the number of rows that a share of a batch of such records is filled up to."""
+        """Return the number of rows to which a share of a batch of such records is padded."""
         if self._grid == 1:
             return 0
         return -(-(self._tokens // (-(-widest // self._grid) * self._grid)) // self._ranks)
@@ -156,5 +154,5 @@ class RecordBatches:
         return self._order.state()
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continues after the batch at which `state` was taken."""
+        """Continue after the batch at which `state` was taken."""
         self._order.resume(state)

@@ -1,4 +1,4 @@
-"""Batches of similar cost: a budget of tokens, records of similar length together, in an order given by the seed."""
+"""Batches of similar cost: records of similar length up to a number of tokens, in an order given by the seed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ Ids = Sequence[int] | NDArray[np.integer]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Padded pairs. A decoder reads `prefix` (begin, y_1 … y_t) and should predict `target` (y_1 … y_t, end).
+    """Padded pairs.
 
-    source (b, s) and prefix (b, t) are padded with the padding number, target (b, t) with what the loss ignores.
-    Lengths count the end marks.
+    The input of a decoder is `prefix` (begin, y_1 … y_t), and it should predict `target` (y_1 … y_t, end). source (b,
+    s) and prefix (b, t) are padded with the padding number, target (b, t) with the number that the loss ignores.
+    Lengths include the end marks.
     """
 
     source: Tensor
@@ -28,7 +29,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Return target tokens to learn, the end marks among them."""
+        """Return the number of target tokens, including the end marks."""
         return int(self.target_lengths.sum())
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -50,8 +51,8 @@ def collate(
     """Return pairs of token numbers as one padded batch; begin and end marks are added here.
 
     Without `source_end` the sources have no end mark, which a model could attend instead of a word. Padded lengths are
-    multiples of `grid`, and rows of nothing but padding, of which nothing is learned, make up `rows` rows: so batches
-    come in few shapes. Such a row counts one token of source, for a mean over none has no value.
+    multiples of `grid`, and rows of padding, which do not affect the loss, are added up to `rows` rows: so there are
+    few shapes. Such a row has a source length of 1, because a mean over nothing is undefined.
 
     >>> batch = collate([([5, 6, 7], [8]), ([9], [10, 11])])
     >>> batch.source.tolist(), batch.source_lengths.tolist()
@@ -96,17 +97,17 @@ def _table(
 
 
 class TokenBatches:
-    """Lists of record numbers, epoch after epoch: padded, a batch has at most `tokens` tokens on any side.
+    """Lists of record numbers, epoch after epoch: a padded batch has at most `tokens` tokens on any side.
 
     A side is a field of the records that is padded, such as source and target; `lengths` has one list for each side.
 
-    Each epoch is shuffled anew by (seed, epoch) alone. A window of `bucket` records is sorted by length and cut
-    into batches, whose order is shuffled again. A record longer than the budget makes a batch of its own. With `ranks`
-    processes, each takes its own share of every epoch, all of the same number of batches. With a `grid`, lengths count
-    as their next multiple of it, as in `collate`.
+    Each epoch is shuffled anew by (seed, epoch) alone. A window of `bucket` records is sorted by length and cut into
+    batches, whose order is shuffled again. A record longer than `tokens` is a batch by itself. With `ranks` processes,
+    each takes its share of every epoch, with the same number of batches. With a `grid`, lengths are rounded up to a
+    multiple of it, as in `collate`.
 
-    Iterating gives what is left of the current epoch. `state()` after any batch, given to `resume` of a new object,
-    continues with the very next one.
+    Iterating yields the rest of the current epoch. `state()` after any batch, passed to `resume` of a new object,
+    continues with the next one.
 
     >>> batches = TokenBatches([3, 9, 4, 8, 3], [4, 9, 4, 9, 3], tokens=18, seed=1)
     >>> first = next(iter(batches))
@@ -144,7 +145,7 @@ class TokenBatches:
 
     @property
     def epoch(self) -> int:
-        """Return the epoch that iterating gives next, or is in the middle of; from 0."""
+        """Return the current epoch of the iteration, from 0."""
         return self._epoch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -162,22 +163,23 @@ class TokenBatches:
         waiting: list[list[int]] = []
         for batch in self._all(epoch):
             waiting.append(batch)
-            if len(waiting) == self._ranks:  # an incomplete round at the end is left out: ranks must keep step
+            # An incomplete last round is dropped: all ranks need the same number of batches.
+            if len(waiting) == self._ranks:
                 yield waiting[self._rank]
                 waiting = []
 
     def count(self, epoch: int = 0) -> int:
-        """Return the number of batches that an epoch has for this rank."""
+        """Return the number of batches in an epoch for this rank."""
         return sum(1 for _ in self.batches(epoch))
 
     def state(self) -> dict[str, Any]:
-        """Return the position of the iteration: plain numbers, for a checkpoint."""
+        """Return the position of the iteration as numbers, for a checkpoint."""
         return {**self._facts(), "epoch": self._epoch, "position": self._position}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken. The records, budget and seed must be the same."""
+        """Continue where `state` was taken. The records, tokens and seed must be the same."""
         for name, value in self._facts().items():
-            before = state.get(name, 1 if name == "grid" else None)  # a state without a grid has none
+            before = state.get(name, 1 if name == "grid" else None)  # a state of an earlier version has no grid
             if before != value:
                 raise ValueError(f"{name} was {before} when the state was taken, and is {value} now")
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
@@ -208,7 +210,7 @@ class TokenBatches:
 
 
 def _cut(widths: NDArray[np.int32], tokens: int) -> list[int]:
-    """Return where to cut a sorted list so that each piece, padded, has at most so many tokens on either side."""
+    """Return where to split a sorted list so that each part, padded, has at most `tokens` tokens on either side."""
     cuts = [0]
     widest = 0
     for place, width in enumerate(widths.tolist()):

@@ -91,7 +91,7 @@ def _parts(length: int, rows: int) -> list[slice]:
 
 
 def _rows(states: Tensor, weight: Tensor) -> int:
-    """Yield parts of equal size, in multiples of the rows of a matrix product's tile."""
+    """Return the number of rows per part: parts of equal size, in multiples of a matrix product's tile."""
     most = _NUMBERS.get(states.device.type, _NUMBERS["cpu"])
     parts = -(-states.shape[0] * weight.shape[0] // most)
     even = -(-states.shape[0] // max(1, parts))

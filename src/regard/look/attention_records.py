@@ -12,13 +12,13 @@ from regard.look.batch_items import CheckOf, GradientPart, Part, Places
 from regard.look.labels import Labels
 from regard.look.pooling import Pool, pooled
 
-_BLOCK_NUMBERS = 2**22  # weights in memory at a time
+_BLOCK_NUMBERS = 2**22  # number of weights in memory at a time
 ROUNDING = 1e-6  # tolerance below 0 before a weight counts as negative
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Where weights come from: stored, or recomputed from queries and keys."""
+    """The source of weights: stored, or recomputed from queries and keys."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -30,7 +30,7 @@ class Source(Protocol):
         ...
 
     def holds(self) -> list[Tensor]:
-        """Return the tensors that it holds in memory."""
+        """Return the tensors that the source holds in memory."""
         ...
 
 
@@ -94,7 +94,7 @@ class Given:
         return found.float().cpu()
 
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor:
-        """Return the weights of a part, where they are."""
+        """Return the weights of a part, on their device."""
         return self._weights[batch, heads.start : heads.stop].index_select(-2, rows)
 
     def holds(self) -> list[Tensor]:
@@ -108,11 +108,11 @@ class Axes(NamedTuple):
     columns: Labels | None
 
 
-LabelsOfAll = Labels | Sequence[Labels | None] | None  # of the one sequence, or of each
+LabelsOfAll = Labels | Sequence[Labels | None] | None  # of a single sequence, or of each
 
 
 class Record:
-    """Where one call attended: its shape, and its weights, computed when requested.
+    """The attention of one call: its shape, and its weights, computed when requested.
 
     `name` is the path of the module and `call` counts its calls from 0; `batch`, `heads`, `queries` and `keys` are the
     shape; `kind` says how the model computed it, such as "sdpa" or "softmax"; `scale` is the factor of the scores and
@@ -160,14 +160,14 @@ class Record:
         return f"Record({where}: {self.batch} × {heads}, {queries}, {keys}{note})"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the page of this record alone."""
+        """Return the HTML that a notebook displays: the page of this record alone."""
         from regard.look.trace import Trace
 
         return Trace(self.name or "Attention", [self])._repr_html_()
 
     @property
     def row_labels(self) -> Labels | None:
-        """Return what the rows of sequence 0 stand for; `labels(batch=1)` has those of another sequence."""
+        """Return the labels of the rows of sequence 0; `labels(batch=1)` returns those of another sequence."""
         return self._rows[0] if self._rows else None
 
     @row_labels.setter
@@ -176,7 +176,7 @@ class Record:
 
     @property
     def column_labels(self) -> Labels | None:
-        """Return what the columns of sequence 0 stand for; `labels(batch=1)` has those of another sequence."""
+        """Return the labels of the columns of sequence 0; `labels(batch=1)` returns those of another sequence."""
         return self._columns[0] if self._columns else None
 
     @column_labels.setter
@@ -184,12 +184,12 @@ class Record:
         self._columns = self._each(given, "columns", self.keys)
 
     def labels(self, *, batch: int = 0) -> Axes:
-        """Return what rows and columns of a sequence stand for."""
+        """Return the labels of rows and columns of a sequence."""
         item = self._item(batch)
         return Axes(self._rows[item], self._columns[item])
 
     def _each(self, given: LabelsOfAll, what: str, length: int) -> list[Labels | None]:
-        """Return labels for each sequence of the batch."""
+        """Return the labels of each sequence of the batch."""
         if given is None:
             return [None] * self.batch
         if isinstance(given, Labels) and self.batch != 1:
@@ -205,7 +205,7 @@ class Record:
         return each
 
     def sequence(self, batch: int) -> "Record":
-        """Return one sequence of the batch as a record of its own, with its labels and without its padding.
+        """Return one sequence of the batch as a separate record, with its labels and without its padding.
 
         >>> labels = [Labels("tokens", ("a", "b")), Labels("tokens", ("c", "[PAD]"), shown=(0,))]
         >>> record = Record("layer", "given", Given(torch.rand(2, 1, 2, 2)), row_labels=labels, column_labels=labels)
@@ -232,11 +232,11 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """Return memory kept for this record."""
+        """Return the bytes of memory of this record."""
         return nbytes(self.holds())
 
     def holds(self) -> list[Tensor]:
-        """Return the tensors kept for this record and its check."""
+        """Return the tensors held by this record and its check."""
         return [*self.source.holds(), *(self._checked.holds() if self._checked is not None else ())]
 
     def weights(
@@ -250,7 +250,7 @@ class Record:
     def top(self, k: int, *, batch: int = 0, magnitude: bool = False) -> Top:
         """Return the k largest weights of each query and their keys, (heads, queries, k); NaN comes first.
 
-        With `magnitude` those of the largest |weight|, for weights that may be negative.
+        With `magnitude` they are ranked by |weight|, for weights that may be negative.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -261,7 +261,7 @@ class Record:
         return Top(torch.cat([part.values for part in found], -2), torch.cat([part.indices for part in found], -2))
 
     def received(self, *, batch: int = 0) -> Tensor:
-        """Return how much weight each key got from all queries, (heads, keys)."""
+        """Return the sum of the weights that each key gets from all queries, (heads, keys)."""
         known = self._summary("received", self._item(batch))
         if known is not None:
             return known
@@ -271,8 +271,8 @@ class Record:
         return total
 
     def entropy(self, *, batch: int = 0) -> Tensor:
-        """Return how spread each query's weights are, −Σ w ln w in nats, (heads, queries); NaN where a weight is below
-        0."""
+        """Return the entropy of each query's weights, −Σ w ln w in nats, (heads, queries); NaN if a weight is
+        negative."""
         known = self._summary("entropy", self._item(batch))
         if known is not None:
             return known
@@ -280,8 +280,7 @@ class Record:
         return torch.cat([part for part in parts if isinstance(part, Tensor)], -1)
 
     def overview(self, size: int = 256, *, head: int, batch: int = 0, pool: Literal["mean", "max"] = "mean") -> Tensor:
-        """Return the map of a head in at most size × size cells, each the mean (or largest) of the weights it
-        covers."""
+        """Return the map of a head in at most size × size cells, each the mean (or maximum) of its weights."""
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
         if pool not in ("mean", "max"):
@@ -298,9 +297,9 @@ class Record:
         return found.cells()
 
     def check(self, *, batch: int = 0) -> float | None:
-        """Return the largest |weights @ value − output| over the largest |output|; None where it cannot apply.
+        """Return the largest |weights @ value − output| over the largest |output|; None if it does not apply.
 
-        It was computed when the call was recorded, on rows spread over the queries, with the weights shown here.
+        It was computed when the call was recorded, on rows spread over the queries, with the weights of this record.
         """
         self._item(batch)
         error = None if self._checked is None else self._checked.of(batch)
@@ -309,7 +308,7 @@ class Record:
     def gradient(
         self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0
     ) -> Tensor:
-        """∂L/∂weights = ∂L/∂output · valueᵀ, (heads, queries, keys), after `L.backward()`."""
+        """Return ∂L/∂weights = ∂L/∂output · valueᵀ, (heads, queries, keys), after `L.backward()`."""
         if self.backward is None:
             raise ValueError(
                 f"no gradients were kept for {self.name!r}: watch(model, gradients=True) with grad mode on"
@@ -320,7 +319,7 @@ class Record:
     def relevance(
         self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0
     ) -> Tensor:
-        """[weights ⊙ ∂L/∂weights]₊: where attention was both paid and of use (Chefer et al. 2021, eq. 5)."""
+        """Return [weights ⊙ ∂L/∂weights]₊: large where attention is large and useful (Chefer et al. 2021, eq. 5)."""
         weights = self.weights(head=head, queries=queries, batch=batch)
         return (weights * self.gradient(head=head, queries=queries, batch=batch)).clamp_min(0)
 
@@ -364,6 +363,5 @@ def _counted(count: int, one: str, several: str) -> str:
 
 
 def shares(weights: Tensor) -> Tensor:
-    """Return weights prepared for a logarithm: rounding errors below 0 become 0, weights that are really negative
-    NaN."""
+    """Return weights prepared for a logarithm: rounding errors below 0 become 0, other negative weights NaN."""
     return torch.where(weights < -ROUNDING, math.nan, weights.clamp_min(0))

@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 
 class Places(NamedTuple):
-    """Which sequence, and which of its rows and columns; None means all of them."""
+    """The index of a sequence, and its rows and columns; None means all of them."""
 
     batch: int
     rows: tuple[int, ...] | None
     columns: tuple[int, ...] | None
 
     def chosen(self, found: Tensor) -> Tensor:
-        """Return the columns of some rows that are there."""
+        """Return the selected columns of some rows."""
         return found if self.columns is None else found.index_select(-1, torch.tensor(self.columns))
 
     def row_numbers(self, rows: Tensor) -> Tensor:
-        """Return where rows of the part are in the whole."""
+        """Return the indices of the part's rows in the whole."""
         return rows if self.rows is None else torch.tensor(self.rows)[rows]
 
     @property
@@ -48,7 +48,7 @@ class Part:
     def holds(self) -> list[Tensor]:
         return self._source.holds()
 
-    # Summaries that a file contains. They cover all rows and columns: for a subset they are recomputed.
+    # Summaries stored in a file. They cover all rows and columns: for a subset they are recomputed.
 
     def received(self, batch: int) -> Tensor | None:
         return self._summary("received") if self._places.all else None
@@ -62,7 +62,7 @@ class Part:
 
     @property
     def rest(self) -> Tensor | None:
-        """Return the sum of the weights that a file does not contain, (1, heads, rows); None if it contains all."""
+        """Return the sum of the weights that a file does not store, (1, heads, rows); None if it stores all."""
         rest = getattr(self._source, "rest", None)
         if rest is None:
             return None

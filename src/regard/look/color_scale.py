@@ -1,13 +1,13 @@
-"""One hue from faint to full, in steps that look equal: the colours of a heat map.
+"""The colours of a heat map: one hue, with perceptually equal steps.
 
-A weight moves the lightness of an OKLCH colour (Ottosson 2020) along a straight line. Lightness in OKLCH is
-perceptual, so twice the weight looks twice as far from the background, also in grey print and to colour-blind eyes.
+The lightness of an OKLCH colour (Ottosson 2020) is a linear function of the weight. Lightness in OKLCH is perceptual,
+so twice the weight looks twice as far from the background, also in grey print and for colour-blind readers.
 """
 
 import math
 from typing import NamedTuple
 
-HUE = math.radians(258)  # a blue at every lightness
+HUE = math.radians(258)  # blue at every lightness
 BELOW = math.radians(48)  # the hue of negative weights
 
 
@@ -28,8 +28,7 @@ DARK = Scale((0.25, 0.86), (0.02, 0.10), odd=(255, 105, 200), odd_ink=(0, 0, 0))
 
 
 def shade(share: float, scale: Scale) -> RGB:
-    """Return the colour of a weight, `share` being its part of the largest one, from 0 to 1, or to −1 for a negative
-    one.
+    """Return the colour of a weight; `share` is its ratio to the largest weight, from −1 to 1.
 
     NaN and infinite weights have a separate colour.
 
@@ -45,9 +44,9 @@ def shade(share: float, scale: Scale) -> RGB:
 
 
 def ink(share: float, scale: Scale) -> RGB:
-    """Return text that can be read on `shade(share, scale)`: black on pale, white on deep.
+    """Return the colour of text on `shade(share, scale)`: black on light, white on dark.
 
-    The two swap at the lightness where they contrast equally, at 4.5 : 1, the least that WCAG asks of small text.
+    They swap at the lightness of equal contrast, 4.5 : 1, the minimum of WCAG for small text.
 
     >>> ink(0.0, LIGHT), ink(1.0, LIGHT)
     ((0, 0, 0), (255, 255, 255))
@@ -58,7 +57,7 @@ def ink(share: float, scale: Scale) -> RGB:
 
 
 def hexadecimal(color: RGB) -> str:
-    """Return the colour as CSS writes it.
+    """Return the colour in CSS notation.
 
     >>> hexadecimal((255, 0, 128))
     '#ff0080'

@@ -1,7 +1,7 @@
-"""Queries and keys in three bytes a number instead of four, for calls that are too large to be stored exactly.
+"""Queries and keys in three bytes per number instead of four, for calls that are too large to be stored exactly.
 
-A float32 keeps its sign, its exponent and 15 bits of its fraction, rounded to nearest. So a number is off by at most
-2⁻¹⁶ of itself, and a product of a query and a key by at most 2⁻¹⁵ (and a little) of Σ |qᵢ kᵢ| ≤ ‖q‖ ‖k‖.
+The sign, the exponent and 15 bits of the fraction of a float32 are stored, rounded to nearest. The relative error of a
+number is at most 2⁻¹⁶, and that of a product of a query and a key about 2⁻¹⁵ of Σ |qᵢ kᵢ| ≤ ‖q‖ ‖k‖.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Exact:
 
 
 class Short:
-    """A float32 tensor (b, h, n, d) in three bytes a number.
+    """A float32 tensor (b, h, n, d) in three bytes per number.
 
     >>> x = torch.tensor([1.0, -3.0, 1 / 3]).expand(1, 1, 1, 3)
     >>> short = Short(x)
@@ -62,7 +62,7 @@ Numbers = Exact | Short
 
 class _Halves(NamedTuple):
     high: Tensor  # int16: sign, exponent and 7 bits of the fraction
-    low: Tensor  # uint8: 8 more
+    low: Tensor  # uint8: 8 more bits
 
 
 def _split(tensor: Tensor) -> _Halves:
@@ -86,9 +86,9 @@ class Shorter(NamedTuple):
 
 
 def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None:
-    """Return both in 24 bits a number; None if that saves nothing.
+    """Return both in 24 bits per number; None if that saves nothing.
 
-    `scale` is that of the scores, if they are a product.
+    `scale` is the factor of the scores, if they are dot products.
     """
     if not isinstance(query, Exact) or not isinstance(key, Exact):
         return None
@@ -111,5 +111,6 @@ def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None
 def worst_score(query: Tensor, key: Tensor, scale: float) -> float:
     """Return the largest error of scale · q·k over all pairs: |scale| · 2⁻¹⁵ · largest ‖q‖ · largest ‖k‖ · 1.1."""
     sizes = [float(torch.linalg.vector_norm(tensor.nan_to_num(0, 0, 0), dim=-1).max()) for tensor in (query, key)]
-    # Both are rounded; the factor 1.1 covers the product of the two roundings, and the rounding of this figure.
+    # Both operands are rounded; the factor 1.1 covers the product of the two roundings, and the rounding of this
+    # number.
     return abs(scale) * 2.2 * ROUNDING * sizes[0] * sizes[1]

@@ -11,7 +11,7 @@ from regard.look.labels import Labels
 if TYPE_CHECKING:
     from torch import Tensor
 
-LARGEST = 64  # rows or columns drawn one by one; more are pooled
+LARGEST = 64  # number of rows or columns drawn one by one; more are pooled
 
 
 Head = int | Literal["mean"]
@@ -32,7 +32,7 @@ def drawn(record: Record, head: Head, batch: int, name: str | None) -> "tuple[Te
 
 
 def _of_one(record: Record, head: Head, batch: int) -> tuple[Record, int]:
-    """Return one sequence, and which of its heads: the mean is the one after the last."""
+    """Return one sequence, and the index of the head: that of the mean is one after the last."""
     one = record.sequence(batch)
     if head != "mean":
         return one, head
@@ -40,7 +40,7 @@ def _of_one(record: Record, head: Head, batch: int) -> tuple[Record, int]:
 
 
 def titled(record: Record, head: Head, batch: int, name: str | None = None) -> str:
-    """Return what is shown, as the page says it; a record of one head does not name it."""
+    """Return the title, as in the page; a record of one head does not name it."""
     which = f"mean of {record.heads} heads" if head == "mean" else f"head {head}"
     parts = [name or record.name or "attention", which if record.heads > 1 else ""]
     parts += [f"call {record.call}" if record.call else "", f"sequence {batch}" if record.batch > 1 else ""]
@@ -48,7 +48,7 @@ def titled(record: Record, head: Head, batch: int, name: str | None = None) -> s
 
 
 def checked(error: float | None) -> str:
-    """Return the check of a record as the page says it.
+    """Return the check of a record as text, as in the page.
 
     >>> checked(2.3e-07), checked(0.0123), checked(None)
     ('Check 2.3e−7', 'Check 0.0123', 'No check')
@@ -73,9 +73,9 @@ def _overlaid(record: Record, batch: int, view: str) -> bool:
 
 
 def svg(record: Record, *, head: Head = 0, batch: int = 0, view: str = "auto", name: str | None = None) -> str:
-    """Return the map of a head as an SVG drawing; where columns are cells of a picture, each row over that picture.
+    """Return the map of a head as an SVG drawing; if columns are cells of a picture, each row over that picture.
 
-    `name` is what the title calls the record, unless it is its own name; `head="mean"` is the mean over all heads.
+    `name` replaces the record's own name in the title; `head="mean"` is the mean over all heads.
 
     >>> import torch
     >>> from regard.look.attention_records import Given
@@ -99,8 +99,7 @@ def png(
     name: str | None = None,
     subtitle: str = "",
 ) -> Path:
-    """Return the map of a head as a PNG picture, or over the picture, as in `svg`; `subtitle` stands under the
-    title."""
+    """Return the map of a head as a PNG picture, or over the picture, as in `svg`; `subtitle` is below the title."""
     if _overlaid(record, batch, view):
         title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
         return image_overlays.png(one, path, title=title, head=at, cells=view == "cells")
@@ -112,4 +111,4 @@ def _names(labels: Labels | None, length: int, cells: int) -> list[str]:
     items = labels.items if labels is not None else tuple(map(str, range(length)))
     if cells == length:
         return [item if item.strip() else repr(item) for item in items]
-    return [str(cell * length // cells) for cell in range(cells)]  # the position each pooled cell starts at
+    return [str(cell * length // cells) for cell in range(cells)]  # the first position of each pooled cell

@@ -3,10 +3,10 @@
 A map of weights does not show whether the model used them. Two curves measure it (DeYoung et al. 2020,
 section 4; Petsiuk et al. 2018, section 3.2):
 
-    deletion(f)    = score without the fraction f of the inputs that the map ranks highest: should fall fast
+    deletion(f)    = score without the fraction f of the inputs that the map ranks highest: should decrease fast
     sufficiency(f) = score with that fraction alone: should rise fast
 
-Both are drawn beside the same curves for random orderings, and for any other ranking, such as gradient × input.
+Both are compared with the same curves for random orderings, and for any other ranking, such as gradient × input.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ Score = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Curve:
-    """Scores at rising fractions of the inputs, and the lowest and highest where several orderings were averaged."""
+    """Scores at increasing fractions of the inputs, and the minimum and maximum if several orderings were averaged."""
 
     fractions: tuple[float, ...]
     scores: tuple[float, ...]
@@ -47,9 +47,8 @@ class Faithfulness:
     sufficiency: dict[str, Curve]
 
     def gain(self, over: str = "random") -> float:
-        """Return how much better the map is than another ordering: the gain in deletion plus the gain in sufficiency.
-
-        0 means no better than `over`, a negative number worse.
+        """Return the gain of the map over another ordering: in deletion plus in sufficiency. 0 means equal to `over`, a
+        negative number worse.
         """
         if over not in self.deletion:
             raise ValueError(f"over must be one of {sorted(self.deletion)}, got {over!r}")
@@ -67,7 +66,7 @@ def faithfulness(
     block: int = 256,
     generator: torch.Generator | None = None,
 ) -> Faithfulness:
-    """Deletion and sufficiency curves of a map over k inputs.
+    """Return deletion and sufficiency curves of a map over k inputs.
 
     `score(kept)` is the model: it takes Bool (n, k), True where an input is kept, and returns n numbers, such as the
     log-probability of the answer. It is called on at most `block` rows at a time. Ties in `importance` keep the
@@ -98,9 +97,9 @@ def faithfulness(
 
 
 def gradient_times_input(function: Callable[[Tensor], Tensor], inputs: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:
-    """Σ_d x · ∂function/∂x for each of k input vectors: the usual baseline (Shrikumar et al. 2016).
+    """Return Σ_d x · ∂function/∂x for each of k input vectors, a common baseline (Shrikumar et al. 2016).
 
-    `function(inputs)` gives one number. For a linear function the result is exactly each input's share of it.
+    `function(inputs)` returns one number. For a linear function the result is exactly each input's contribution.
 
     >>> gradient_times_input(lambda x: (x * torch.tensor([2.0, -1.0])).sum(), torch.tensor([[1.0, 1.0], [3.0, 0.0]]))
     tensor([1., 6.])
@@ -146,7 +145,7 @@ def _curve(
 
 
 def _masks(orders: Int[Tensor, "o k"], count: int, keep: bool) -> Bool[Tensor, "o k"]:
-    """Only the first `count` inputs of each ordering, or all but those."""
+    """Return masks of only the first `count` inputs of each ordering, or of all but those."""
     masks = torch.full(orders.shape, not keep)
     return masks.scatter(1, orders[:, :count], keep)
 

@@ -1,4 +1,4 @@
-"""A font for drawings made with Pillow: one that has Chinese too, where the machine has one."""
+"""A font for drawings made with Pillow, with Chinese characters if such a font is installed."""
 
 import functools
 from typing import TYPE_CHECKING

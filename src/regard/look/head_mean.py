@@ -1,4 +1,4 @@
-"""The mean over the heads of a record, as one head more."""
+"""The mean over the heads of a record, as an additional last head."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from regard.look.attention_records import Record, Source
 
 
 class WithMean:
-    """The weights of a source, and as a last head the mean of all its heads."""
+    """The weights of a source, with the mean of all its heads as a last head."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -27,7 +27,7 @@ class WithMean:
     def holds(self) -> list[Tensor]:
         return self._source.holds()
 
-    # Summaries that a file brings. The entropy of a mean is not the mean of entropies: it cannot be told.
+    # Summaries stored in a file. The entropy of a mean is not the mean of entropies, so it is unknown.
 
     def received(self, batch: int) -> Tensor | None:
         known = self._summary("received", batch)
@@ -46,7 +46,7 @@ class WithMean:
 
     @property
     def rest(self) -> Tensor | None:
-        """Return what the weights that a file did not keep come to, (b, heads, rows); None where it kept all."""
+        """Return the sum of the weights that a file does not store, (b, heads, rows); None if it stores all."""
         known = getattr(self._source, "rest", None)
         return None if known is None else torch.cat([known, known.mean(1, keepdim=True)], 1)
 
@@ -56,7 +56,7 @@ class WithMean:
 
 
 def with_mean(record: Record) -> Record:
-    """Return the record with the mean over its heads as a last one; a record of one head as it is.
+    """Return the record with the mean over its heads as a last one; a record of one head is unchanged.
 
     >>> from regard.look.attention_records import Given
     >>> two = Record("layer", "given", Given(torch.tensor([[[[1.0, 0.0]], [[0.5, 0.5]]]])))

@@ -25,7 +25,7 @@ Weights = Sequence[Sequence[float]] | Matrix
 
 FONTS = "system-ui, 'Noto Sans', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
 FONT_SIZE = 14
-LONGEST_LABEL = 24  # characters; the tooltip has the whole label
+LONGEST_LABEL = 24  # number of characters; the tooltip has the whole label
 BLOCKS = " ░▒▓█"
 
 PAGE = """<!doctype html>
@@ -70,10 +70,10 @@ def svg(
     title: str = "Attention weights",
     highest: float | None = None,
 ) -> Drawing:
-    """Return the weights as one SVG drawing, light or dark as the reader's screen is.
+    """Return the weights as one SVG drawing, in the light or dark colour scheme of the reader.
 
-    `highest` is the weight with the deepest colour; the largest one there is, unless given. Numbers stand in the
-    cells when there is room for them, and each cell tells its own in a tooltip. A notebook shows the drawing.
+    `highest` is the weight with the darkest colour; by default the largest weight. Cells show their numbers if there is
+    room, and in a tooltip. A notebook displays the drawing.
 
     >>> svg([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"]).count("<rect class='cell'")
     2
@@ -114,7 +114,7 @@ def html(
     caption: str = "",
     highest: float | None = None,
 ) -> Document:
-    """Return a page around the drawing that opens anywhere: one file, no scripts, nothing fetched.
+    """Return a standalone page around the drawing: one file, without scripts or network access.
 
     >>> page = html([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"], caption="a < b")
     >>> "a &lt; b" in page, "<script" in page
@@ -143,7 +143,7 @@ def terminal(
     color: bool = False,
     highest: float | None = None,
 ) -> str:
-    """Return the weights as lines of text: coloured cells where the terminal has colours, shaded blocks where not.
+    """Return the weights as lines of text: coloured cells if the terminal has colours, else shaded blocks.
 
     >>> print(terminal([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"]))
              Tom      Jerry
@@ -165,7 +165,7 @@ def _entry(weight: float) -> str:
 
 
 def number(weight: float, form: str = ".2f") -> str:
-    """Return a weight as it is written: also NaN, ∞ and −∞.
+    """Return a weight as text, also NaN, ∞ and −∞.
 
     >>> [number(weight) for weight in (0.5, -0.25, float("nan"), float("-inf"))]
     ['0.50', '−0.25', 'NaN', '−∞']
@@ -177,17 +177,17 @@ def number(weight: float, form: str = ".2f") -> str:
 
 
 def largest(weights: Iterable[float]) -> float:
-    """Return the largest finite |weight|; 1 where there is none but 0."""
+    """Return the largest finite |weight|; 1 if all are 0."""
     return max((abs(weight) for weight in weights if math.isfinite(weight)), default=0.0) or 1.0
 
 
 def share_of(weight: float, highest: float) -> float:
-    """Return a weight's part of the highest, from −1 to 1; NaN for what is NaN or infinite."""
+    """Return the ratio of a weight to the highest, from −1 to 1; NaN for NaN or infinite weights."""
     return max(-1.0, min(1.0, weight / highest)) if math.isfinite(weight) else math.nan
 
 
 class _Grid(NamedTuple):
-    """Checked weights with their labels, and the weight that gets the deepest colour."""
+    """Checked weights with their labels, and the weight of the darkest colour."""
 
     weights: list[list[float]]
     rows: list[str]
@@ -195,7 +195,7 @@ class _Grid(NamedTuple):
     highest: float
 
     def share(self, weight: float) -> float:
-        """From −1 to 1; NaN for what is NaN or infinite."""
+        """Return the ratio to the highest weight, from −1 to 1; NaN for NaN or infinite weights."""
         return share_of(weight, self.highest)
 
     @property
@@ -204,12 +204,12 @@ class _Grid(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where things stand in the drawing, in pixels."""
+    """The positions of the drawing's parts, in pixels."""
 
-    side: int  # of a cell
+    side: int  # side of a cell
     left: float
     top: float
-    slanted: bool  # column labels, where they are wider than their column
+    slanted: bool  # whether column labels are slanted, because they are wider than their column
     width: int
     height: int
 
@@ -231,12 +231,12 @@ def _grid(weights: Weights, rows: Sequence[str], columns: Sequence[str], highest
 
 
 def _layout(grid: _Grid, title: str) -> _Layout:
-    half = FONT_SIZE * 0.6  # a narrow character; a wide one is two of them
+    half = FONT_SIZE * 0.6  # width of a narrow character; a wide one is twice as wide
     side = max(14, min(72, 640 // max(1, len(grid.columns))))
     left = 24 + half * max((_width(_short(label)) for label in grid.rows), default=0)
     longest = half * max((_width(_short(label)) for label in grid.columns), default=0)
     slanted = longest > side - 4
-    reach = longest * math.sqrt(0.5) if slanted else 0.0  # of a slanted label, up and to the right
+    reach = longest * math.sqrt(0.5) if slanted else 0.0  # extent of a slanted label, up and to the right
     top = 64 + reach
     width = max(left + side * len(grid.columns) + reach, left + 160, half * 1.25 * _width(title)) + 16
     return _Layout(side, left, top, slanted, math.ceil(width), math.ceil(top + side * len(grid.rows) + 52))
@@ -248,7 +248,7 @@ def _cell(x: float, y: float, side: int, weight: float, share: float, tip: str) 
         f"<rect class='cell' x='{x:.1f}' y='{y:.1f}' width='{side - gap}' height='{side - gap}' rx='{gap}' "
         f"{_fill(shade, share)}><title>{_escape(tip)}</title></rect>"
     )
-    if side < 40:  # too small to write in
+    if side < 40:  # too small for text
         return rect
     middle = (side - gap) / 2
     return rect + (
@@ -287,7 +287,7 @@ def _colored(weight: float, share: float, width: int) -> str:
 def _shaded(weight: float, share: float, width: int) -> str:
     if not math.isfinite(share):
         return "!" * (width - 5) + f" {number(weight):>4}"
-    block = BLOCKS[math.ceil((abs(share) - 0.005) * (len(BLOCKS) - 1))]  # blank where two decimals would say 0.00
+    block = BLOCKS[math.ceil((abs(share) - 0.005) * (len(BLOCKS) - 1))]  # blank if two decimals are 0.00
     written = number(weight)
     return block * (width - 1 - len(written)) + f" {written}"
 
@@ -298,7 +298,7 @@ def _pad(text: str, width: int) -> str:
 
 
 def _width(text: str) -> int:
-    """Return columns the text takes in a terminal: Chinese characters take two, combining marks none."""
+    """Return the width of text in a terminal: Chinese characters take two columns, combining marks none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in text

@@ -1,4 +1,4 @@
-"""A heat map as a PNG picture, drawn as the page draws its own: tokens, values, a bar of the colours, a title."""
+"""A heat map as a PNG picture, in the style of the page: tokens, values, a colour bar, a title."""
 
 import math
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
 
-# Sizes in the picture's own units, as in page/heatmap.js and page/save.js; RATIO pixels each, so that text is sharp.
+# Sizes in logical pixels, as in page/heatmap.js and page/save.js; RATIO physical pixels each, for sharp text.
 RATIO = 2
 EDGE = 24.0
-LABEL, LONGEST = 12, 140  # of a label: its letters, and its length
-READABLE = 34  # of a cell that holds a number
+LABEL, LONGEST = 12, 140  # font size and largest width of a label
+READABLE = 34  # smallest cell that shows a number
 BAR = 160
-_BRACKETS = str.maketrans("⟨⟩", "()")  # of parts of a character: Chinese fonts do not have these
+_BRACKETS = str.maketrans("⟨⟩", "()")  # Chinese fonts lack these brackets, which mark parts of a character
 _TEXT, _QUIET = "#1b1f24", "#626b78"
 
 
 class _Layout(NamedTuple):
-    """Where things stand."""
+    """The positions of the picture's parts."""
 
     cell: float
     left: float
     top: float
-    slanted: bool  # column labels, where they are wider than their column
+    slanted: bool  # whether column labels are slanted, because they are wider than their column
     width: float
     height: float
 
@@ -43,7 +43,7 @@ def png(
     title: str,
     subtitle: str = "",
 ) -> Path:
-    """Write the weights as a picture; the deepest colour is the largest weight, which the bar below names."""
+    """Write the weights as a picture; the darkest colour is the largest weight, which the bar below shows."""
     from PIL import Image, ImageDraw
 
     highest = largest(value for row in weights for value in row)
@@ -76,7 +76,7 @@ def _layout(rows: Sequence[str], columns: Sequence[str], title: str, subtitle: s
     widest = max((_length(name) for name in columns), default=0.0)
     slanted = widest > cell - 6
     top = EDGE + 52 + (14 + widest * math.sqrt(0.5) if slanted else 24)
-    reach = [  # of slanted labels beyond the last column
+    reach = [  # extent of slanted labels beyond the last column
         (_length(name) + LABEL) * math.sqrt(0.5) - cell * (len(columns) - n - 0.5) for n, name in enumerate(columns)
     ]
     after = max(12.0, *reach) if slanted else 12.0
@@ -99,7 +99,7 @@ def _cell(pen: "ImageDraw", x: float, y: float, side: float, value: float, share
 
 
 def _bar(pen: "ImageDraw", weights: Sequence[Sequence[float]], highest: float, y: float) -> None:
-    """The colours of the scale, from 0 or from the most negative weight, to the deepest, with their weights."""
+    """Draw the colour bar, from 0 or the most negative weight to the largest, with its weights."""
     start = -1 if any(value < 0 for row in weights for value in row) else 0
     steps = BAR * RATIO
     for step in range(steps):
@@ -116,7 +116,7 @@ def _bar(pen: "ImageDraw", weights: Sequence[Sequence[float]], highest: float, y
 
 
 def _slanted(paper: "Image", text: str, x: float, y: float) -> None:
-    """A text that begins at (x, y) and rises to the right by 45 degrees."""
+    """Draw a text that begins at (x, y) and rises to the right by 45 degrees."""
     from PIL import Image, ImageDraw
     from PIL.Image import Resampling
 

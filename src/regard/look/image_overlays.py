@@ -1,6 +1,6 @@
-"""Maps over the picture that they are about: one small picture for each row, as figure 3 of Xu et al. (2015) has them.
+"""Maps drawn over their picture: one small picture for each row, as in figure 3 of Xu et al. (2015).
 
-A veil lies over the picture: clear where a row's weight is largest, thick where it is 0.
+A veil (a translucent overlay) covers the picture: it is clear where a row's weight is largest, opaque where it is 0.
 """
 
 import base64
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 VIEWS = ("auto", "heatmap", "smooth", "cells")
-ROWS = 64  # at most, one picture each
-_THICK = 190 / 255  # of the veil, where the weight is 0; as in page/veil.js
-_DARK = 0.3  # mean lightness below which a picture gets a light veil: a dark one could not be seen on it
-_DRAWN = 96  # pixels a side up to which a picture is enlarged in whole pixels
+ROWS = 64  # the largest number of rows, one picture each
+_THICK = 190 / 255  # opacity of the veil at weight 0; as in page/veil.js
+_DARK = 0.3  # mean lightness below which a picture gets a light veil, because a dark one would be invisible
+_DRAWN = 96  # side in pixels up to which a picture is enlarged by whole factors
 _SIDE, _ACROSS, _GAP, _EDGE, _UNDER = 150, 6, 16, 16, 52
 _TEXT, _QUIET = "#1b1f24", "#626b78"
 
@@ -48,7 +48,7 @@ class _Sheet:
     title: str
     picture: "Image"
     tiles: list[_Tile]
-    width: int  # of a tile
+    width: int  # width of a tile
     height: int
     legend: str
     shadow: NDArray[np.uint8]
@@ -70,7 +70,7 @@ class _Sheet:
 
 
 def fits(record: Record, batch: int = 0) -> bool:
-    """Return whether the columns of a record are cells of a picture, and its rows something else."""
+    """Return whether the columns of a record are cells of a picture, and its rows are not."""
     rows, columns = record.labels(batch=batch)
     if columns is None or columns.kind != "patches" or not {"image", "grid"} <= columns.extra.keys():
         return False
@@ -78,7 +78,7 @@ def fits(record: Record, batch: int = 0) -> bool:
 
 
 def svg(record: Record, *, title: str, head: int = 0, batch: int = 0, cells: bool = False) -> str:
-    """Return the picture once for each row as an SVG drawing; it holds the picture itself."""
+    """Return the picture once for each row as an SVG drawing, which embeds the picture."""
     sheet = _sheet(record, title, head, batch, cells)
     width, height = sheet.size
     scale = f"scale({sheet.width / sheet.picture.width:.6g} {sheet.height / sheet.picture.height:.6g})"
@@ -161,7 +161,7 @@ def _sheet(record: Record, title: str, head: int, batch: int, cells: bool) -> _S
 
 
 def _said(rows: Labels | None, row: int, values: NDArray[np.float32], width: int) -> tuple[str, str]:
-    """Return the name of a row as far as there is room, its largest weight and its probability."""
+    """Return the name of a row, shortened to fit, its largest weight and its probability."""
     item = rows.items[row] if rows is not None else str(row)
     name = item if item.strip() else repr(item)
     while font_of(13).getlength(name) > width and len(name) > 2:
@@ -192,7 +192,7 @@ def _veil(weights: NDArray[np.float32], shadow: NDArray[np.uint8], cells: bool) 
 
 
 def _bar(sheet: _Sheet) -> "Image":
-    """Return the veil from weight 0 to the largest, over the mean colour of the picture."""
+    """Return a legend of the veil from weight 0 to the largest, over the mean colour of the picture."""
     from PIL import Image
 
     mean = np.asarray(sheet.picture, dtype=np.float64).mean((0, 1))
@@ -212,14 +212,13 @@ def _is_drawn(picture: "Image") -> bool:
 
 
 def _enlarged(picture: "Image") -> int:
-    """Return the width of a tile: of a small picture a multiple of its own, so that each of its pixels stays a
-    square."""
+    """Return the width of a tile: for a small picture a multiple of its own, so that each pixel stays a square."""
     times = _SIDE // picture.width
     return times * picture.width if _is_drawn(picture) and times > 1 else _SIDE
 
 
 def _address(picture: "Image") -> str:
-    """Return a picture inside a document."""
+    """Return a picture embedded in a document."""
     with io.BytesIO() as file:
         picture.save(file, "PNG", optimize=True)
         return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

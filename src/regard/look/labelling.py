@@ -8,7 +8,7 @@ from regard.look.labels import Labels
 
 
 def named(records: Sequence[Record], name: str) -> list[Record]:
-    """Return the records of exactly that name; if there are none, those whose name matches it as a pattern."""
+    """Return the records of exactly that name; if there are none, those that match it as a pattern."""
     return [record for record in records if record.name == name] or [
         record for record in records if fnmatchcase(record.name, name)
     ]
@@ -40,7 +40,7 @@ def plans(
 def _plan(
     record: Record, what: str, labels: Sequence[Labels], batch: int | Sequence[int] | None
 ) -> list[Labels | None]:
-    """Return the labels of each sequence of a record as they will be."""
+    """Return the new labels of each sequence of a record."""
     if batch is not None:
         items = [batch] if isinstance(batch, int) else list(batch)
         if len(labels) not in (1, len(items)):

@@ -17,15 +17,15 @@ KINDS = ("tokens", "patches", "frames", "objects", "glimpses", "list")
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Names for the positions of one axis, with the data that a picture of them needs.
+    """Names for the positions of one axis, with the data that drawings of them need.
 
-    `extra` may hold, for patches, `image` (PNG bytes), `grid` (rows, columns) and `special` (how many items before the
-    patches are none of the image: a class token, registers); for frames, `spectrogram` (PNG bytes), `seconds` (of
-    one frame) and `sound` (the bytes of a WAV file); for objects, lists `x`, `y`, `heading`, `speed`, and what a drive
-    has: `length`, `width`, `present` (1 or 0), `ego` (x, y, heading, speed), `lanes` (y of its lines), `crossings`,
-    `zebras`, `ramps` (their x): with `ego`, each row has a scene of its own, and the numbers of all scenes follow one
-    another; for words that a model chose, the list `probability`, one for each item; for glimpses, what `glimpses`
-    makes. `shown` are the positions that are no padding, in order; None where there is no padding.
+    `extra` may hold, for patches, `image` (PNG bytes), `grid` (rows, columns) and `special` (the number of items before
+    the patches that are not of the image: a class token, registers); for frames, `spectrogram` (PNG bytes), `seconds`
+    (of one frame) and `sound` (the bytes of a WAV file); for objects, lists `x`, `y`, `heading`, `speed`, and for a
+    drive `length`, `width`, `present` (1 or 0), `ego` (x, y, heading, speed), `lanes` (y of its lines), `crossings`,
+    `zebras`, `ramps` (their x): with `ego`, each row has its own scene, and the numbers of all scenes are concatenated;
+    for generated words, the list `probability`, one for each item; for glimpses, the entries of `glimpses`. `shown` are
+    the positions that are not padding, in order; None without padding.
 
     >>> len(Labels("tokens", ("the", "cat")))
     2
@@ -79,15 +79,14 @@ class Labels:
         return self._trimmed
 
     @functools.cached_property
-    def _trimmed(self) -> "Labels":  # the same object each time: records that share labels go on sharing them
+    def _trimmed(self) -> "Labels":  # the same object each time, so that records keep sharing labels
         return self if self.shown is None else Labels(self.kind, tuple(self.items[n] for n in self.shown))
 
 
 def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, special: Sequence[str] = ()) -> Labels:
-    """Return names for the patches of an image, (rows, columns) of them, row by row; `special` tokens stand before
-    them.
+    """Return names for the (rows, columns) patches of an image, row by row, after the `special` tokens.
 
-    A patch is named by its row and column, from 0. `image` is a picture as Pillow has it, a file, or the bytes of one.
+    A patch is named by its row and column, from 0. `image` is a Pillow image, a file, or the bytes of one.
 
     >>> from PIL import Image
     >>> labels = patches(Image.new("RGB", (8, 8)), (2, 2), special=["[CLS]"])
@@ -103,11 +102,11 @@ def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, speci
 def glimpses(
     items: Sequence[str], places: Sequence[tuple[float, float]], seen: "Sequence[Sequence[Any]]", sides: Sequence[float]
 ) -> Labels:
-    """Return names for the glimpses of an image, with where each was and what it saw.
+    """Return names for the glimpses of an image, with their locations and patches.
 
-    `places` are (x, y) as shares of the image's width and height, from its upper left corner; `seen` has for each
-    glimpse a patch (height, width) of numbers from 0 to 1 for each scale, and `sides` how wide the part of the image is
-    that a scale shows, as a share of the image's width.
+    `places` are (x, y) as fractions of the image's width and height, from its upper left corner; `seen` has for each
+    glimpse a patch (height, width) of numbers from 0 to 1 for each scale, and `sides` the width of each scale's part of
+    the image, as a fraction of the image's width.
 
     >>> labels = glimpses(["3", "8"], [(0.5, 0.5), (0.2, 0.7)], [[[[0.0, 1.0]]], [[[1.0, 1.0]]]], [0.1])
     >>> labels.extra["x"]
@@ -116,7 +115,7 @@ def glimpses(
     import numpy as np
     from PIL import Image
 
-    # A column of patches for each glimpse, one below the other.
+    # One column of patches for each glimpse.
     columns = [np.concatenate([np.asarray(patch, np.float32) for patch in patches]) for patches in seen]
     sheet = np.clip(np.rint(np.concatenate(columns, 1) * 255), 0, 255).astype(np.uint8)
     x, y = (tuple(float(place[axis]) for place in places) for axis in (0, 1))
@@ -138,13 +137,13 @@ def _png(image: "bytes | str | Path | Image") -> bytes:
     return file.getvalue()
 
 
-# Labels; a list of strings; a list of either for each sequence; (tokenizer, ids or encoding); (text, encoding);
-# an encoding
+# Accepted are Labels; a list of strings; a list of either for each sequence; (tokenizer, ids or encoding); (text,
+# encoding); or an encoding.
 Labelling = Labels | Sequence[Any] | Mapping[str, Any] | Any
 
 
 def as_labels(given: Labelling) -> Labels:
-    """Return the labels of one sequence: as they are, a list of strings, (tokenizer, ids), or an encoding.
+    """Return the labels of one sequence, given as labels, a list of strings, (tokenizer, ids), or an encoding.
 
     >>> as_labels(["Tom", "runs"]).kind
     'list'

@@ -1,8 +1,8 @@
-"""Names of layers as people say them: `encoder.block.0.layer.0.SelfAttention` is "encoder 0".
+"""Readable names of layers: `encoder.block.0.layer.0.SelfAttention` is "encoder 0".
 
-A name is read from the module path: the side (encoder, decoder), the number of the layer, and what it attends (self,
-cross) where the same layer does both. Numbers count from 0, as in the path. Where two paths would get one name, all of
-them say more: the numbers of inner blocks, then the parts in which the paths differ.
+A name is derived from the module path: the side (encoder, decoder), the number of the layer, and the kind of attention
+(self, cross) if the layer has both. Numbers count from 0, as in the path. If two paths would get one name, the numbers
+of inner blocks are added to all of them, then the parts in which the paths differ.
 """
 
 import re
@@ -14,23 +14,24 @@ Words = tuple[str, ...]
 
 _PART = re.compile(r"[A-Za-z_]\w*|\d+")
 _CROSS = re.compile(r"cross|enc_?dec|encoder_?att|attn2|memory_att", re.IGNORECASE)
-_BESIDE = "multihead_attn"  # of nn.TransformerDecoderLayer: cross-attention, where self-attention stands beside it
+_BESIDE = "multihead_attn"  # cross-attention of nn.TransformerDecoderLayer, beside its self-attention
 _SELF = re.compile(r"self|attn1", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole part of a path
 _SIDES = ("encoder", "decoder")
 
 
 class _Path(NamedTuple):
-    """What a module path says about its layer."""
+    """The parts of a module path that describe its layer."""
 
     sides: Words
     numbers: Words
     role: str | None
-    others: Words  # parts that say neither, before and after the first number
+    others: Words  # other parts, before and after the first number
 
 
 def layer_names(names: Sequence[str]) -> list[Words | None]:
-    """Return the words of each name; None for a name that is no path of a numbered layer, which is shown as it is.
+    """Return the words of each name; None for a name that is not the path of a numbered layer, which is displayed
+    unchanged.
 
     >>> layer_names(["encoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.0.SelfAttention",
     ...              "decoder.block.0.layer.1.EncDecAttention"])
@@ -59,9 +60,9 @@ def layer_names(names: Sequence[str]) -> list[Words | None]:
 
 
 def stacks(names: Iterable[str]) -> dict[str, str]:
-    """Return the stack of each name, as a pattern: the paths of its layers differ in one number, which is left open.
+    """Return the stack of each name, as a pattern: the paths of its layers differ in one number, which is `*`.
 
-    Where the paths differ in several numbers, the first one is left open. A side without numbered layers is a stack of
+    If the paths differ in several numbers, `*` is the first of them. A side without numbered layers is a stack of
     its own. Other names have no stack.
 
     >>> set(stacks(f"encoder.layer.{number}.attention.self" for number in range(12)).values())

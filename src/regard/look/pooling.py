@@ -1,4 +1,4 @@
-"""Pooled maps: each cell is the mean or the largest of the weights it covers. A NaN makes the cell NaN."""
+"""Pooled maps: each cell is the mean or the maximum of its weights. A NaN makes the cell NaN."""
 
 import math
 
@@ -19,10 +19,10 @@ class Pool:
         self._found, self._wide = torch.full((high, keys), 0.0 if self._mean else -math.inf), wide
 
     def add(self, start: int, weights: Tensor) -> None:
-        """Consecutive rows of the map."""
+        """Add consecutive rows of the map."""
         stop = start + len(weights)
         size, left = divmod(int(self._edges[-1]), len(self._found))
-        if not left and start % size == 0 == len(weights) % size:  # cells of one size: all in one sum
+        if not left and start % size == 0 == len(weights) % size:  # cells of one size are summed at once
             place = slice(start // size, stop // size)
             parts = weights.unflatten(0, (-1, size))
             self._found[place] = parts.sum(1) if self._mean else parts.amax(1)
@@ -48,7 +48,7 @@ class Pool:
 
 
 def pooled(weights: Tensor, high: int, wide: int) -> Tensor:
-    """Return a map as the means of high × wide cells."""
+    """Return the means of a map in high × wide cells."""
     rows, columns = weights.shape
     pool = Pool(rows, columns, high, wide, "mean")
     pool.add(0, weights)

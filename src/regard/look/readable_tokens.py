@@ -1,10 +1,10 @@
-"""Readable text of a tokenizer's pieces, without the letters that stand for bytes, `▁` and `##`.
+"""Readable text of a tokenizer's pieces, without the letters that represent bytes, `▁` and `##`.
 
 - A piece is shown as its own text, without the blank before a word: `Ġquick` and `▁quick` are `quick`.
-- A piece that goes on inside a word has a dot before it: `##ing`, and `ing` after `Ġjump`, are `·ing`. Scripts that
+- A piece that continues a word has a dot before it: `##ing`, and `ing` after `Ġjump`, are `·ing`. Scripts that
   are written without blanks between words have no such mark.
 - A character that is spread over several pieces of bytes is named in each of them, with the part: `汤⟨1/3⟩`.
-- A byte that is no part of a character is `<E6>`. A piece of nothing but blanks stays as it is.
+- A byte that is not part of a character is `<E6>`. A piece of blanks is unchanged.
 """
 
 import functools
@@ -19,8 +19,7 @@ _METASPACE = "▁"
 
 @functools.cache
 def byte_letters() -> dict[str, int]:
-    """Return the byte behind each letter of byte-level BPE (GPT-2): printable ones are themselves, others follow from
-    256."""
+    """Return the byte of each letter of byte-level BPE (GPT-2): printable bytes are themselves, others start at 256."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -29,9 +28,9 @@ def byte_letters() -> dict[str, int]:
 def readable(
     pieces: Sequence[str], literal: Sequence[bool] | None = None, *, byte_level: bool | None = None
 ) -> list[str]:
-    """Return the pieces of one sequence as text; those that are `literal` (special tokens) stay as they are.
+    """Return the pieces of one sequence as text; those that are `literal` (special tokens) are unchanged.
 
-    `byte_level` says whether letters stand for bytes; if None, this is inferred from the pieces.
+    `byte_level` is whether letters represent bytes; if None, this is inferred from the pieces.
 
     >>> readable(["The", "Ġqu", "ick", "Ġæ", "±", "¤"])
     ['The', 'qu', '·ick', '汤⟨1/3⟩', '汤⟨2/3⟩', '汤⟨3/3⟩']
@@ -49,7 +48,7 @@ def readable(
 
 
 def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
-    r"""Return the labels of pieces by the bytes that each of them writes; empty where there are none.
+    r"""Return the labels of pieces by the bytes of each; empty if there are none.
 
     >>> from_bytes([b"To", b"m \xe6\xb1", b"\xa4"])
     ['To', '·m 汤⟨1/2⟩', '汤⟨2/2⟩']
@@ -57,7 +56,7 @@ def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
     labels = [""] * len(raw)
     for run in _runs(raw):
         data = b"".join(raw[n] or b"" for n in run)
-        text = data.decode("utf-8", "surrogateescape")  # each byte n of no character becomes the character DC00 + n
+        text = data.decode("utf-8", "surrogateescape")  # an invalid byte n becomes the character DC00 + n
         widths = [1 if "\udc80" <= c <= "\udcff" else len(c.encode()) for c in text]
         owners = [n for n, width in enumerate(widths) for _ in range(width)]
         spans: list[tuple[int, int]] = []
@@ -72,8 +71,7 @@ def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
 
 
 def from_offsets(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> list[str]:
-    """Return the parts of a text that each piece stands for; a piece of nothing, such as a special token, keeps its
-    name.
+    """Return the part of a text for each piece; an empty piece, such as a special token, keeps its name.
 
     >>> from_offsets("Jumping 汤", [(0, 0), (0, 4), (4, 7), (8, 9), (8, 9)], ["[CLS]", "jump", "##ing", "æ±", "¤"])
     ['[CLS]', 'Jump', '·ing', '汤⟨1/2⟩', '汤⟨2/2⟩']
@@ -83,12 +81,12 @@ def from_offsets(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[
 
 
 class _Cover(NamedTuple):
-    first: int  # piece that has a part of a character
+    first: int  # the first piece with a part of the character
     last: int
 
 
 def _labelled(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """Return the label of each piece, given the characters that it has a part of; empty for a piece of no character."""
+    """Return the label of each piece from the characters it has a part of; empty for a piece without characters."""
     covers: dict[int, _Cover] = {}
     for n, span in enumerate(spans):
         for place in range(*span):
@@ -113,7 +111,7 @@ def _part(character: str, piece: int, cover: _Cover) -> str:
 
 
 def _in_word(character: str) -> bool:
-    """Return whether it is a letter or digit of a script that puts blanks between words."""
+    """Return whether a character is a letter or digit of a script with blanks between words."""
     return character.isalnum() and unicodedata.east_asian_width(character) not in "WF"
 
 
@@ -122,7 +120,7 @@ def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
     if by_bytes:
         letters = byte_letters()
         return bytes(letters[c] for c in piece) if all(c in letters for c in piece) else None
-    if by_words:  # WordPiece, or whole words: only ## goes on inside a word
+    if by_words:  # WordPiece, or whole words: only ## continues a word
         inside = piece.startswith("##") and len(piece) > 2
         return piece[2:].encode("utf-8", "replace") if inside else f" {piece}".encode("utf-8", "replace")
     byte = _FALLBACK.fullmatch(piece)
@@ -132,7 +130,7 @@ def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
 
 
 def _is_byte_level(pieces: Sequence[str]) -> bool:
-    """Return whether letters stand for bytes: all are of that alphabet, and the bytes decode to another text."""
+    """Return whether letters represent bytes: all are of that alphabet, and the bytes decode to another text."""
     letters, whole = byte_letters(), "".join(pieces)
     if whole.isascii() or not all(c in letters for c in whole):
         return False
@@ -144,7 +142,7 @@ def _is_byte_level(pieces: Sequence[str]) -> bool:
 
 
 def _runs(raw: Sequence[bytes | None]) -> list[list[int]]:
-    """Return neighbouring pieces that write one text."""
+    """Return groups of adjacent pieces that form one text."""
     runs: list[list[int]] = [[]]
     for n, data in enumerate(raw):
         if data is not None:

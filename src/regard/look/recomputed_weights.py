@@ -17,7 +17,7 @@ from regard.core.scores import Additive, Bilinear, Dot, ScaledDot, Score
 from regard.look.attention_records import Kept, Record, Source
 from regard.look.compact_floats import Exact, Numbers, shorter
 
-_PAIR_NUMBERS = 2**25  # the size of intermediate tensors of a score that computes many numbers for each pair
+_PAIR_NUMBERS = 2**25  # largest size of intermediate tensors for scores with many numbers per pair
 
 
 def kept(tensor: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def kept(tensor: Tensor) -> Tensor:
 
 
 def lent(tensor: Tensor) -> bool:
-    """Return whether it is part of a larger tensor, or has been written into before, as a cache: it may change again.
+    """Return whether the tensor may change: it is part of a larger one, or was modified in place before, as a cache.
 
     In inference mode torch does not count writes, so there every tensor is assumed to change.
     """
@@ -48,9 +48,9 @@ class Shortened(NamedTuple):
 
 
 class Pairs:
-    """Weights of a problem of `regard.core`: any score, normaliser, mask and bias, whatever code computed its output.
+    """Weights of a problem of `regard.core`: any score, normaliser, mask and bias, whatever kernel computed its output.
 
-    `sinks` (h,) are scores of keys without a value that take their part of each row (Xiao et al. 2024).
+    `sinks` (h,) are scores of keys without a value that take weight in each row (Xiao et al. 2024).
     """
 
     def __init__(self, problem: Problem, *, sinks: Tensor | None = None) -> None:
@@ -83,11 +83,11 @@ class Pairs:
         return list({t.untyped_storage().data_ptr(): t for t in (*self.numbers(), *self._kept.tensors)}.values())
 
     def numbers(self) -> list[Tensor]:
-        """Return what queries and keys take."""
+        """Return the bytes of queries and keys."""
         return [*self._query.holds(), *self._key.holds()]
 
     def short(self) -> Shortened | None:
-        """Return the same with fewer bits; None if that is impossible or saves nothing."""
+        """Return the source with fewer bits; None if that is impossible or saves nothing."""
         score = self._problem.score
         if isinstance(score, Custom):  # its error cannot be bounded
             return None
@@ -110,7 +110,7 @@ class Pairs:
         step = max(1, int(_PAIR_NUMBERS // max(1, pairs)))
         found = torch.zeros(len(heads), len(rows), self._key.shape[-2])
         for room, part in zip(found.split(step, -2), rows.split(step), strict=True):
-            end = self._end(part)  # of the keys that a causal mask allows: later ones are not computed
+            end = self._end(part)  # number of keys that a causal mask allows: later ones are not computed
             weights = self.block(slice(batch, batch + 1), heads, part.to(self._query.device), range(end))
             room[..., :end] = weights[0]
         return found
@@ -144,7 +144,8 @@ class Pairs:
 
     def _scores(self, batch: slice, heads: range, rows: Tensor, columns: range) -> Tensor:
         problem = self._problem
-        if isinstance(problem.score, Custom):  # its tensors may be for all heads and sequences: it is called with all
+        # Its tensors may be for all heads and sequences, so it is called with all.
+        if isinstance(problem.score, Custom):
             query = problem.query.index_select(-2, rows).to(problem.dtype)
             scores = problem.score(query, problem.repeat(problem.key).to(problem.dtype))
             return scores.reshape(-1, *scores.shape[-3:])[batch, heads.start : heads.stop]
@@ -159,7 +160,7 @@ class Pairs:
         return _of_heads(problem.score, heads, self._query.shape[1])(query, key.to(problem.dtype))
 
     def _part(self, found: Tensor, batch: slice, heads: range) -> Tensor:
-        """Return the part of something that broadcasts to the scores (*leading, h, rows, keys)."""
+        """Return the part of a tensor that broadcasts to the scores (*leading, h, rows, keys)."""
         if len(self._lead) > 1 and found.ndim > 3:
             own = found.shape[-3:]
             found = found.expand(*self._lead, *own).reshape(-1, *own)
@@ -171,12 +172,12 @@ class Pairs:
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    """Return a tensor of that shape that takes no memory, where only the shape counts."""
+    """Return a tensor of that shape without memory, for code that only needs the shape."""
     return tensor.new_zeros(()).expand(tensor.shape)
 
 
 def _of_heads(score: Score, heads: range, count: int) -> Score:
-    """Return the score with the vectors or matrices of some heads, where it has one for each."""
+    """Return the score with the vectors or matrices of some heads, if it has one for each."""
     axes = 2 if isinstance(score, Additive) else 3 if isinstance(score, Bilinear) else math.inf
     return score.holding(
         lambda tensor: tensor[heads.start : heads.stop] if tensor.ndim == axes and tensor.shape[0] == count else tensor
@@ -191,7 +192,7 @@ def _with_sinks(scores: Tensor, allowed: Tensor | None, sinks: Tensor) -> Tensor
 
 
 class Modified:
-    """Weights of FlexAttention: scaled products, changed pair by pair by functions of the caller's own."""
+    """Weights of FlexAttention: scaled dot products, modified pair by pair by functions of the caller."""
 
     def __init__(
         self,
@@ -220,11 +221,11 @@ class Modified:
         return self.numbers()
 
     def numbers(self) -> list[Tensor]:
-        """Return what queries and keys take."""
+        """Return the bytes of queries and keys."""
         return [*self._query.holds(), *self._key.holds()]
 
     def short(self) -> Shortened | None:
-        """Return the same with fewer bits; None if that saves nothing."""
+        """Return the source with fewer bits; None if that saves nothing."""
         found = shorter(self._query, self._key, None)
         if found is None:
             return None
@@ -251,7 +252,7 @@ class Modified:
             rows,
             torch.arange(self._key.shape[-2], device=device),
         )
-        # Numbers of one pair each, as the functions are written for: a scalar per axis, mapped over the four of them.
+        # The functions take one pair: a scalar for each axis. vmap applies them over the four axes.
         scores = _over_pairs(self._score_mod, 1)(scores, *place, *self._score_buffers)
         allowed = _over_pairs(self._mask_mod, 0)(*place, *self._mask_buffers)
         scores = torch.where(allowed, scores, -math.inf)
@@ -260,7 +261,7 @@ class Modified:
 
 
 def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
-    """Return a function of (score,) batch, head, query, key over all of them."""
+    """Return a function of (score,) batch, head, query, key, mapped over all of them."""
 
     def along(axis: int, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def mapped(*arguments: Any) -> Tensor:
@@ -277,7 +278,7 @@ def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., T
 
 
 class Joined:
-    """Calls under one name as one map: their rows stacked, with 0 for keys that did not exist yet."""
+    """Several calls of one name as one map: their rows stacked, with 0 for keys that did not exist yet."""
 
     def __init__(self, parts: Sequence[Source]) -> None:
         self._parts = list(parts)

@@ -10,12 +10,12 @@ from regard.look.layer_names import cross_attention, stacks
 
 
 def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5, gradients: bool = False) -> Tensor:
-    """Return how much of each input position reaches each output position, (q, k), over square self-attention in order.
+    """Return the contribution of each input position to each output position, (q, k), through layers of self-attention.
 
-    Each layer passes on Â = (1 − r) · mean of the heads + r · I, rows brought to sum 1; the product of all layers is
-    the rollout (Abnar & Zuidema 2020, section 3). With `gradients` each layer adds the mean of [A ⊙ ∂L/∂A]₊ times
-    the previous result, R ← R + Ā R from R = I (Chefer et al. 2021, eq. 5 and 6). Positions that the labels
-    of a sequence mark as padding are left out.
+    For each layer Â = (1 − r) · mean of the heads + r · I, with rows normalised to sum 1; the product of all layers is
+    the rollout (Abnar & Zuidema 2020, section 3). With `gradients` each layer adds the mean of [A ⊙ ∂L/∂A]₊ times the
+    previous result, R ← R + Ā R from R = I (Chefer et al. 2021, eq. 5 and 6). Positions that the labels of a sequence
+    mark as padding are excluded.
 
     >>> from regard.look.attention_records import Given
     >>> layer = Record("layer", "given", Given(torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])))

@@ -1,4 +1,4 @@
-"""The rollout of each stack of layers as a record, computed when its weights are asked for."""
+"""The rollout of each stack of layers as a record, computed when its weights are requested."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from regard.look.layer_names import cross_attention, layer_names, stacks
 from regard.look.rollout import rollout
 
 KIND = "rollout"
-LONGEST = 512  # positions
-_WEIGHTS = 2**27  # of all heads and layers, which are computed for one rollout
+LONGEST = 512  # largest number of positions
+_WEIGHTS = 2**27  # largest number of weights, over all heads and layers, for one rollout
 
 
 class Rolled:
@@ -20,7 +20,7 @@ class Rolled:
 
     def __init__(self, layers: Sequence[Record]) -> None:
         self._layers = list(layers)
-        self._last: tuple[int, Tensor] | None = None  # the sequence computed last, and its map
+        self._last: tuple[int, Tensor] | None = None  # the last computed sequence, and its map
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -85,15 +85,14 @@ def _can(layers: Sequence[Record]) -> bool:
         or not 1 < queries == keys <= LONGEST
         or any(getattr(layer.source, "rest", None) is not None for layer in layers)
     ):
-        return False  # of a large map from a file not every weight is known
+        return False  # a large map from a file does not have every weight
     if any(one != other for layer in layers for one, other in itertools.pairwise(_places(layer))):
         return False
     return sum(layer.heads for layer in layers) * queries * keys <= _WEIGHTS
 
 
 def _places(layer: Record) -> list[tuple[tuple[int, ...] | None, ...]]:
-    """Return the positions of each axis that are no padding, for each sequence: rows and columns must agree in all of
-    them."""
+    """Return the positions that are not padding, for each sequence; rows and columns must agree."""
     axes = [layer.labels(batch=item) for item in range(layer.batch)]
     rows = tuple(None if each.rows is None else each.rows.shown for each in axes)
     columns = tuple(None if each.columns is None else each.columns.shown for each in axes)

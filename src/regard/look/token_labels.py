@@ -46,12 +46,12 @@ class Named(NamedTuple):
 
 
 def is_encoding(given: object) -> bool:
-    """Return whether it is an encoding of texts: a batch encoding of transformers, or an encoding of tokenizers."""
+    """Return whether the object is an encoding of texts: of transformers, or of the tokenizers library."""
     return (isinstance(given, Mapping) and "input_ids" in given) or isinstance(given, Encoding)
 
 
 def of_tokenizer(tokenizer: object, given: Any) -> list[Named]:
-    """Return names from a tokenizer and ids, (n,) or (b, n), or the encoding that has them and its mask of padding."""
+    """Return names from a tokenizer and ids, (n,) or (b, n), or an encoding with ids and its mask of padding."""
     if isinstance(given, Encoding):
         given = {"input_ids": getattr(given, "ids", []), "attention_mask": given.attention_mask}
     ids = given["input_ids"] if isinstance(given, Mapping) else given
@@ -59,7 +59,7 @@ def of_tokenizer(tokenizer: object, given: Any) -> list[Named]:
     masks = _masks(given, rows) if isinstance(given, Mapping) else [None] * len(rows)
     own = tokenizer if isinstance(tokenizer, NamesToken) else getattr(tokenizer, "model", None)
     if not isinstance(tokenizer, NamesTokens) and isinstance(own, NamesToken):
-        tokenizer = own  # a wrapper around a tokenizer of tokenizers, as regard's own sub-words are
+        tokenizer = own  # a wrapper around a tokenizer of the tokenizers library, such as regard's own sub-words
     return [Named(_readable(tokenizer, numbers), _shown(mask)) for numbers, mask in zip(rows, masks, strict=True)]
 
 
@@ -73,7 +73,7 @@ def of_encodings(given: Any) -> list[Named]:
 
 
 def of_texts(texts: str | Sequence[str], given: Any) -> list[Named]:
-    """Return names by the offsets of an encoding: the very characters of the texts that were encoded."""
+    """Return names by the offsets of an encoding: the original characters of the texts."""
     several = [texts] if isinstance(texts, str) else list(texts)
     encodings = _encodings(given)
     if len(several) != len(encodings) or not all(isinstance(text, str) for text in several):
@@ -119,8 +119,7 @@ def _masks(given: Mapping[str, Any], rows: list[list[int]]) -> list[list[int] | 
 
 
 def _shown(mask: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return positions that are not padding; all of them if everything is padding, so that there is something to
-    show."""
+    """Return positions that are not padding; all of them if everything is padding, so that the display is not empty."""
     if mask is None or all(mask) or not any(mask):
         return None
     return tuple(n for n, kept in enumerate(mask) if kept)
@@ -148,14 +147,14 @@ def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
 
 def _special(tokenizer: object) -> set[int]:
     """Return ids of tokens that are shown unchanged: special and added ones."""
-    added = getattr(tokenizer, "added_tokens_decoder", None)  # of transformers a dict, of tokenizers a function
+    added = getattr(tokenizer, "added_tokens_decoder", None)  # a dict in transformers, a function in tokenizers
     if added is None:
         added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
     return {*added, *getattr(tokenizer, "all_special_ids", ())}
 
 
 def _is_byte_level(tokenizer: object) -> bool | None:
-    """Return whether the letters of its pieces stand for bytes; None if unknown."""
+    """Return whether the letters of its pieces represent bytes; None if unknown."""
     if isinstance(getattr(tokenizer, "byte_decoder", None), dict):  # a tokenizer written in Python
         return True
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

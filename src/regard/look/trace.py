@@ -26,8 +26,8 @@ _UNTITLED = "Attention"
 class Trace:
     """Records of attention, in the order of the calls.
 
-    `dropped` lists what was left out or could not be captured, and why. `parts` is the heading of the list of records
-    in a page, in English ("en") and Chinese ("zh"); by default records are layers and heads.
+    `dropped` lists calls that were not stored or could not be captured, with the reason. `parts` is the heading of the
+    list of records in a page, in English ("en") and Chinese ("zh"); by default records are layers and heads.
 
     >>> import torch
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"])
@@ -61,7 +61,7 @@ class Trace:
         columns: Labelling | None = None,
         batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """Return a trace of plain weights: for each name a tensor (heads, q, k) or (b, heads, q, k); labels as in
+        """Return a trace of given weights: for each name a tensor (heads, q, k) or (b, heads, q, k); labels as in
         `label`."""
         records = []
         for name, tensor in weights.items():
@@ -110,7 +110,7 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """Return memory held by all records."""
+        """Return the bytes of memory of all records."""
         return nbytes(tensor for record in self.records for tensor in record.holds())
 
     def select(self, pattern: str) -> "Trace":
@@ -125,15 +125,15 @@ class Trace:
         of: "str | tuple[str, int] | Record | None" = None,
         batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """Name rows and columns; returns the trace itself.
+        """Label rows and columns; return the trace itself.
 
-        Of one sequence: a list of strings, `Labels`, or (tokenizer, ids). Of each sequence of a batch: a list of lists,
-        (tokenizer, 2-D ids), or an encoding of the texts, as (tokenizer, encoding), (texts, encoding) or the
-        encoding alone; its attention mask marks the padding, which is then not shown. `batch` is the sequence that the
-        labels are for; `batch=range(n)` are all.
+        For one sequence: a list of strings, `Labels`, or (tokenizer, ids). For each sequence of a batch: a list of
+        lists, (tokenizer, 2-D ids), or an encoding of the texts, as (tokenizer, encoding), (texts, encoding) or the
+        encoding alone; its attention mask marks the padding, which is not displayed. `batch` is the sequence of the
+        labels; `batch=range(n)` are all.
 
         Without `of`, every axis of the right length is labelled; with a name, (name, call), a record, or a pattern such
-        as `decoder.*`, those records must fit, or it is an error.
+        as `decoder.*`, those records must fit, or an error is raised.
         """
         chosen = self._chosen(of)
         strictly = of is not None
@@ -149,11 +149,11 @@ class Trace:
         return self
 
     def joined(self) -> "Trace":
-        """Calls under one name as one map, as generation makes them: a row or more for each step.
+        """Join the calls of each name into one map, as after generation: one or more rows for each step.
 
-        Names are joined if their calls have one batch size and head count and a number of keys that never falls. Beams
-        of each step are unknown: with several sequences, rows are those of the batch at that step. Labels of
-        rows are joined where each call has them; those of columns are the last call's.
+        Names are joined if their calls have one batch size and head count and a number of keys that never decreases.
+        The order of beams at each step is unknown: with several sequences, rows are those of the batch at that step.
+        Labels of rows are joined if each call has them; those of columns are the last call's.
         """
         records: list[Record] = []
         for name in self.names:
@@ -189,7 +189,8 @@ class Trace:
     def rollout(
         self, *, of: str | None = None, batch: int = 0, residual: float = 0.5, gradients: bool = False
     ) -> Tensor:
-        """Return attention through all layers, (q, k), of one sequence without its padding; see `regard.look.rollout`.
+        """Return the rollout of attention through all layers, (q, k), of one sequence without its padding; see
+        `regard.look.rollout`.
 
         `of` chooses layers by a name or a pattern. They must be the self-attention of one stack of layers: of an
         encoder-decoder model `of="encoder.*"`, for example.
@@ -220,7 +221,7 @@ class Trace:
         language: str = "en",
         batch: int | Sequence[int] | None = None,
     ) -> Path:
-        """Write a standalone page: one file that fetches nothing and opens anywhere.
+        """Write a standalone page: one file without network access.
 
         `language` is "en" or "zh". `batch` is the sequences that the page contains, a number or several; by default
         all, or the first ones if the page would become too large.
@@ -242,8 +243,8 @@ class Trace:
 
         `head="mean"` is the mean over all heads.
 
-        Where the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth"
-        is interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
+        If the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth" is
+        interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
         """
         chosen = self._record(record)
         target = _named_as(path, ".svg")
@@ -260,10 +261,9 @@ class Trace:
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
-        """Write the map of a head as a PNG picture; what is drawn is as in `svg`.
+        """Write the map of a head as a PNG picture; the content is as in `svg`.
 
-        Tokens stand beside the map, its values in the cells where there is room, the scale and the check below the
-        title and the map.
+        It includes the tokens, the values of cells with enough room, the colour scale and the check.
         """
         chosen = self._record(record)
         subtitle = f"{self.title} · {drawings.checked(chosen.check(batch=batch))}"
@@ -271,15 +271,15 @@ class Trace:
         return drawings.png(chosen, target, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
 
     def _named(self, record: Record) -> str | None:
-        """Return what a drawing calls the record: the trace's title where the drawing shows everything, else the
+        """Return the name of the record in a drawing: the trace's title if the drawing shows everything, else the
         layer."""
         whole = len(self.records) == 1 and record.heads == record.batch == 1 and self.title != _UNTITLED
         return self.title if whole else self._said(record)
 
     def show(self, *, title: str | None = None, language: str = "en", batch: int | Sequence[int] | None = None) -> None:
-        """Show the page: in a notebook below the cell, elsewhere in the browser. Options are those of `html`.
+        """Display the page: in a notebook below the cell, elsewhere in the browser.
 
-        The last line of a cell shows a trace without this call.
+        Options are those of `html`. A trace as the last line of a cell is displayed without this call.
         """
         options: dict[str, Any] = {"title": title, "language": language, "batch": batch}
         if in_notebook():
@@ -310,7 +310,7 @@ class Trace:
         return chosen
 
     def _said(self, record: Record) -> str | None:
-        """Return the layer of a record in words; None where its name is none of a layer."""
+        """Return a readable name of a record's layer; None if its name is not that of a layer."""
         words = dict(zip(self.names, layer_names(self.names), strict=True))[record.name]
         return None if words is None else " ".join(words)
 

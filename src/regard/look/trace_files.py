@@ -1,7 +1,8 @@
-"""Traces on disk: safetensors with a description in its metadata. No pickle; everything is validated when read.
+"""Traces on disk: safetensors with a description in its metadata.
 
-A small map is written whole in half precision; of a large one the largest weights of each row, the sum of the others
-and its summaries (received, entropy, a pooled overview), which stay exact.
+No pickle; everything is validated when loaded. A small map is written whole in half precision; for a large one the
+largest weights of each row, the sum of the others and its summaries (received, entropy, a pooled overview), which are
+exact.
 """
 
 import math
@@ -20,9 +21,9 @@ from regard.look.attention_records import Given, Record
 from regard.look.labels import Labels
 from regard.look.trace_format import LONGEST, LabelsDocument, RecordDocument, TraceDocument, description
 
-WHOLE = 2**21  # weights up to which a map is written whole
+WHOLE = 2**21  # number of weights up to which a map is written whole
 LARGEST_FILE = 2**31
-_LARGEST_MAP = 2**40  # weights of a record: a limit on what a file makes its reader compute
+_LARGEST_MAP = 2**40  # largest number of weights of a record, which limits the computation that a file can cause
 
 
 class Largest:
@@ -87,7 +88,7 @@ def write(
     if top < 1 or whole < 0 or overview < 1:
         raise ValueError(f"top and overview must be at least 1, whole 0 or more, got {top}, {overview}, {whole}")
     tensors: dict[str, Tensor] = {}
-    labels: dict[Labels, int] = {}  # by identity: records of one sentence share theirs
+    labels: dict[Labels, int] = {}  # by identity, because records of one sentence share their labels
 
     def number(given: Labels | None) -> int | None:
         return None if given is None else labels.setdefault(given, len(labels))
@@ -147,7 +148,7 @@ def _whole(record: Record) -> Tensor:
 
 
 def _halved(values: Tensor) -> Tensor:
-    """In half precision, unless a finite number would become infinite."""
+    """Convert to half precision, unless a finite number would become infinite."""
     half = values.half()
     return half if torch.equal(half.isinf(), values.isinf()) else values
 
@@ -230,7 +231,7 @@ def _replace(path: Path, data: bytes) -> Path:
 
 
 def read(path: str | Path, *, limit: int = LARGEST_FILE) -> tuple[str, list[Record], list[str]]:
-    """Return title, records and dropped calls of a trace file; ValueError says what is wrong with an invalid one."""
+    """Return title, records and dropped calls of a trace file; a ValueError names the fault of an invalid one."""
     path = Path(path)
     size = path.stat().st_size
     if size > limit:

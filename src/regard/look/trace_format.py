@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-_HEADER, LONGEST = 2**25, 2**24  # bytes, and characters of the description
+_HEADER, LONGEST = 2**25, 2**24  # largest header in bytes, and largest description in characters
 _LONGEST_NAME, _LONGEST_TEXT = 1000, 4000
 
 Count = Annotated[int, Field(ge=0, le=2**20)]
@@ -24,7 +24,7 @@ class _Strict(BaseModel):
 
 
 class LabelsDocument(_Strict):
-    """Names of positions; numbers and pictures that go with them."""
+    """Names of positions, with their numbers and pictures."""
 
     kind: Literal["tokens", "patches", "frames", "objects", "glimpses", "list"]
     items: Annotated[list[Item], Field(max_length=2**20)]
@@ -34,7 +34,7 @@ class LabelsDocument(_Strict):
 
 
 class RecordDocument(_Strict):
-    """One call; its tensors are named by its index in the list."""
+    """One call; the names of its tensors contain its index in the list."""
 
     name: Item
     call: Count
@@ -47,7 +47,8 @@ class RecordDocument(_Strict):
     scale: Finite | None = None
     note: Text | None = None
     check: Annotated[list[float | None], Field(max_length=2**20)]
-    # Labels by their index in the list: of the one sequence, or of each. Older files have one entry for all sequences.
+    # Labels by their index in the list: of the single sequence, or of each. Older files have one entry for all
+    # sequences.
     rows: int | Places | None = None
     columns: int | Places | None = None
 
@@ -63,7 +64,7 @@ class TraceDocument(_Strict):
 
 
 def check(path: Path) -> TraceDocument:
-    """Return the description in a trace file, read without the tensors; ValueError if there is none."""
+    """Return the description in a trace file, without loading the tensors; ValueError if there is none."""
     with path.open("rb") as file:
         start = file.read(8)
         length = min(int.from_bytes(start, "little"), _HEADER + 1)

@@ -1,4 +1,4 @@
-"""`regard.watch`: records where any PyTorch model attends, while it runs unchanged."""
+"""`regard.watch`: records the attention of any PyTorch model while it runs, without changes to the model."""
 
 import sys
 import threading
@@ -41,13 +41,13 @@ def watch(
     gradients: bool = False,
     title: str | None = None,
 ) -> Iterator[Trace]:
-    """Watch a model's attention: a `Trace` that fills while the model runs.
+    """Record a model's attention in a `Trace` while the model runs.
 
-    Queries and keys are stored, not matrices; weights are recomputed when they are requested. `keep` selects layers
-    by a pattern such as "decoder.*", several, or a function of the name. `limit` bounds the stored bytes;
-    `trace.dropped` lists what did not fit and what could not be captured. A call whose queries and keys take more than
-    `exact` bytes, or that would not fit the limit, is stored in 24 bits a number instead of 32: its note says so,
-    and gives the largest error of a score. `gradients` stores what gradient maps need.
+    Queries and keys are stored, not matrices; weights are recomputed when they are requested. `keep` selects layers by
+    a pattern such as "decoder.*", several, or a function of the name. `limit` bounds the stored bytes; `trace.dropped`
+    lists calls that did not fit or could not be captured. A call whose queries and keys take more than `exact` bytes,
+    or that would not fit the limit, is stored in 24 bits per number instead of 32: its note states the largest error of
+    a score. `gradients` stores the tensors for gradient maps.
 
     Captured are torch's attention functions and layers, FlexAttention, Hugging Face models on any backend, compiled
     models (they run uncompiled meanwhile), attention written with a softmax, and regard's own layers. Not captured are
@@ -99,7 +99,7 @@ class _Eye(TorchFunctionMode):
         self._expected = Expected(model)
         self._keeps, self._limit, self._exact, self._gradients = keeps, limit, exact, gradients
         self._calls: Counter[str] = Counter()
-        self._full: Counter[str] = Counter()  # what did not fit
+        self._full: Counter[str] = Counter()  # counts of calls that did not fit, by name
         self._blind: Counter[tuple[str, str]] = Counter()
         self._bytes = 0
         self._held: set[int] = set()
@@ -176,7 +176,7 @@ class _Eye(TorchFunctionMode):
             self._blind[name, what] += 1
 
     def record(self, call: Call) -> None:
-        """Name a call, check it, and keep it if there is room."""
+        """Name a call, check it, and store it if there is room."""
         name = self._where()
         if name is None:
             return
@@ -188,7 +188,7 @@ class _Eye(TorchFunctionMode):
         if queries == 1:
             kind = "rows"
             if not isinstance(call.source, Given):
-                # The row of weights is smaller than the keys, which may be a cache that the next step writes into.
+                # One row of weights is smaller than the keys, which may be a cache that the next step overwrites.
                 rows = torch.zeros(1, dtype=torch.long, device=call.source.holds()[0].device)
                 call = replace(call, source=Given(call.source.block(slice(None), range(heads), rows)))
         elif isinstance(call.source, Pairs | Modified) and nbytes(call.source.numbers()) > self._exact:
@@ -217,7 +217,7 @@ class _Eye(TorchFunctionMode):
         return record, self._bytes + new <= self._limit
 
     def finish(self) -> None:
-        """Report what was left out."""
+        """Report calls that were not stored."""
         say = self.trace.dropped.append
         for name, count in self._full.items():
             say(f"{name!r} did not fit the limit of {self._limit / 2**20:.3g} MiB, {times(count)}")
@@ -229,12 +229,12 @@ class _Eye(TorchFunctionMode):
             say("no attention was seen: the model did not run while it was watched, has none, or `keep` left it out")
 
     def _where(self) -> str | None:
-        """Return the name of the innermost module of the model that is running; None if another model's is."""
+        """Return the name of the innermost running module of the model; None if another model's is running."""
         owner = self._module()
         return "" if owner is None else self._names.get(id(owner))
 
     def _module(self) -> nn.Module | None:
-        """Return the innermost module of the model that is running, else of another one, else None."""
+        """Return the innermost running module of the model, else of another one, else None."""
         frame: FrameType | None = sys._getframe(2)
         foreign = None
         while frame is not None:
@@ -250,7 +250,7 @@ class _Eye(TorchFunctionMode):
 
 
 def _sizes(record: Record) -> dict[int, int]:
-    """Return bytes of each storage that a record holds, by its address."""
+    """Return the bytes of each storage that a record holds, by its address."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in record.holds()}
 
 
@@ -281,7 +281,7 @@ def _listening(eye: _Eye) -> Iterator[None]:
 
 @contextmanager
 def _flex_unfused() -> Iterator[None]:
-    """Suppresses torch's warning that FlexAttention runs uncompiled: while watching this is intended."""
+    """Suppress torch's warning that FlexAttention runs uncompiled, which is intended while watching."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         yield

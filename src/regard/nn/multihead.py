@@ -221,7 +221,8 @@ class MultiHeadAttention(nn.Module):
         weights: Request | None,
         generator: torch.Generator | None,
     ) -> Attended:
-        score = self.score()
+        owned = self.score
+        score = owned.record if owned.weight is None else owned()
         normalize = settled(self.normalize, self.training or generator is not None)
         dropout = self.dropout if self.training else 0.0
         if isinstance(self.positions, RelativePositions) and isinstance(score, Score):

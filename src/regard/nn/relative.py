@@ -129,7 +129,7 @@ def _in_blocks(tables: Tables) -> Part:
 
 
 def _visible(problem: Problem, size: int) -> list[tuple[Stretch, Stretch]]:
-    """Yield blocks of queries, each with the keys that it needs: under a causal mask none after its last query."""
+    """Return blocks of queries, each with the keys that it needs: under a causal mask none after its last query."""
     queries, keys = problem.shape[-2:]
     found = clauses(problem.mask, queries, keys)
     ahead = None if found is None or problem.request is not None else found.high

@@ -129,7 +129,7 @@ def reduce_gradients(parameters: nn.Module | Iterable[Tensor], group: Group = No
 
 
 def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Yield groups of adjacent tensors of one dtype and device, up to `_BUCKET` entries, to send fewer messages."""
+    """Return groups of adjacent tensors of one dtype and device, up to `_BUCKET` entries, to send fewer messages."""
     buckets: list[list[Tensor]] = []
     room = 0
     for one in tensors:

@@ -64,12 +64,12 @@ def create(
 
 
 def _add_files(app: "FastAPI") -> None:
-    """The page, its scripts and styles."""
+    """Add the routes of the page, its scripts and styles."""
     from fastapi import Response
 
     def file(folder: str, name: str) -> Response:
         package, place = FOLDERS[folder]
-        # One plain name: no separators, no leading dot, so that no path can leave the folder.
+        # A single file name: without separators or a leading dot, no path can leave the folder.
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*\.(js|css|html|svg)", name):
             raise RefusedError(f"there is no file {name[:60]!r}", 404)
         found = files(package) / place / name
@@ -92,7 +92,7 @@ def _add_files(app: "FastAPI") -> None:
 
 
 def _add_traces(app: "FastAPI", store: TraceStore) -> None:
-    """The list of traces, and uploaded files."""
+    """Add the routes of the list of traces, and of uploads."""
     from fastapi import Request
     from fastapi.concurrency import run_in_threadpool
 
@@ -147,7 +147,7 @@ def _add_traces(app: "FastAPI", store: TraceStore) -> None:
 
 
 def _add_pictures(app: "FastAPI", store: TraceStore) -> None:
-    """Parts of maps, in bytes. The header x-regard-grid describes them."""
+    """Add the routes of parts of maps, as bytes. The header x-regard-grid describes them."""
     from fastapi import Request, Response
 
     def record_of(id: str, number: int) -> "Record":
@@ -199,7 +199,7 @@ def _add_pictures(app: "FastAPI", store: TraceStore) -> None:
 
 
 def _add_runs(app: "FastAPI", runs: list[Translates | Asks], store: TraceStore, limits: Limits) -> None:
-    """Runs of any task: their pages, their curves, and their answers."""
+    """Add the routes of runs of any task: their pages, their curves, and their answers."""
     from fastapi import Request, Response
     from fastapi.concurrency import run_in_threadpool
 
@@ -233,7 +233,7 @@ def _add_runs(app: "FastAPI", runs: list[Translates | Asks], store: TraceStore, 
 
 
 def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
-    """Computations on request: the playground, and translations."""
+    """Add the routes of computations: the playground, and translations."""
     from fastapi import Request
     from fastapi.concurrency import run_in_threadpool
 
@@ -242,7 +242,7 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
     def available() -> list[Translates | None]:
         """Return the translator of each run; toy translators are added if no run translates."""
         given = translators(runs)
-        if not any(given) and not toys:  # something to show before anything was trained
+        if not any(given) and not toys:  # a demonstration before anything was trained
             from regard.studio import toy_translator
 
             toys.extend(toy_translator.toys())
@@ -289,7 +289,7 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
 
 
 async def _body(request: "Request", model: type[Body]) -> Body:
-    """Return the validated body of a request, or a `RefusedError` that says what is wrong with it."""
+    """Return the validated body of a request, or raise a `RefusedError` that names the fault."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RefusedError("the body must be application/json", 415)
     try:
@@ -302,7 +302,7 @@ async def _body(request: "Request", model: type[Body]) -> Body:
 
 
 def _numbers(request: "Request", *names: str) -> list[int]:
-    """Whole numbers of the query string; a missing one is 0."""
+    """Return integers of the query string; a missing one is 0."""
     return [_whole(request.query_params.get(name, "0"), name) for name in names]
 
 

@@ -1,7 +1,7 @@
 """Example traces: one for each kind of picture, from seeded data, with the small model that computed it.
 
-Each is a real call of `regard.attention` over features of inputs that were drawn here, so what ought to be attended
-is known, and faithfulness can be measured: the model can be run again with inputs left out.
+Each is a real call of `regard.attention` over features of generated inputs, so the right keys are known, and
+faithfulness can be measured: the model can be run again without some inputs.
 """
 
 import functools
@@ -44,7 +44,7 @@ class Answering:
         return (output[:, :, 0] @ self.readout[row]).mean(1) - self.threshold
 
     def faithfulness(self, row: int, importance: Float[Tensor, "k"]) -> Faithfulness:
-        """Return curves of a map, beside random orderings and gradient × input."""
+        """Return curves of a map, compared with random orderings and gradient × input."""
         everything = torch.ones(1, len(self.inputs), dtype=torch.bool)
         gradient = gradient_times_input(lambda inputs: self.logit(inputs, row, everything)[0], self.inputs)
         return faithfulness(
@@ -78,7 +78,7 @@ class Example:
 
 
 def sentiment() -> Example:
-    """Return two classes as queries over the words of a review."""
+    """Return an example of sentiment: two classes as queries over the words of a review."""
     worth = {
         "thin": (-2.0, 0.5), "slow": (-1.5, 0.5), "wonderful": (2.5, 0.3), "moved": (2.0, 0.4),
     }  # fmt: skip
@@ -96,7 +96,7 @@ def sentiment() -> Example:
 
 
 def reading() -> Example:
-    """Return a question about a passage: where the answer starts and ends, and what each word has to do with it."""
+    """Return an example of reading: start and end of an answer in a passage, and the relevance of each word."""
     passage = _words("Attention was first used for translation in 2014 , by three researchers in Montreal .")
     question = _words("Where was attention first used ?")
     names = ["place", "time", "person", "attention", "first", "use", "in"]
@@ -124,7 +124,7 @@ def reading() -> Example:
 
 
 def scene() -> Example:
-    """Return a driver at the origin, heading along x, attends to objects before braking, steering or going on."""
+    """Return an example of driving: a vehicle at the origin, heading along x, attends to objects before each action."""
     # name, x ahead in metres, y to the right, heading in radians, speed in m/s
     seen = [
         ("us", 0.0, 0.0, 0.0, 11.0), ("lorry, braking", 17.0, -0.1, 0.0, 3.0), ("car behind", -14.0, 0.1, 0.0, 12.0),
@@ -133,7 +133,7 @@ def scene() -> Example:
     ]  # fmt: skip
     features = []
     for name, x, y, _, speed in seen:
-        closing = max(0.0, (11.0 - speed) / 8) if x > 0 and abs(y) < 1.8 else 0.0  # in our lane and slower
+        closing = max(0.0, (11.0 - speed) / 8) if x > 0 and abs(y) < 1.8 else 0.0  # in the same lane and slower
         left = 1.0 if -20 < x < 30 and 1.8 < -y < 5 else 0.0
         walking = (1.2 if name == "pedestrian" else 0.7 if name == "cyclist" else 0.0) * (x > 0)
         features.append([2.0 * closing, 1.6 * left, 1.4 * walking, 0.8 if x == 0 else 0.0])

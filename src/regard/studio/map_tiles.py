@@ -1,8 +1,8 @@
-"""Tiles of a map that is too large to draw at once: pooled where they are large, exact where they are small.
+"""Tiles of a map that is too large to draw at once: pooled if they are large, exact if they are small.
 
-Weights are recomputed from the record, some rows at a time, so a map of 8,192 × 8,192 is scrolled
-without ever being in memory. A cell is the mean of the block × block weights it covers. If that would be
-too much work for one picture, only some rows of each block, evenly spaced, are read; `read` says how many.
+Weights are recomputed from the record, some rows at a time, so a map of 8,192 × 8,192 can be scrolled without being in
+memory. A cell is the mean of the block × block weights it covers. If that would be too much work for one picture, only
+some rows of each block, evenly spaced, are computed; `read` is their number.
 """
 
 import json
@@ -19,17 +19,17 @@ from regard.look.attention_records import Record
 from regard.look.head_mean import WithMean, with_mean
 from regard.studio.limits import LIMITS, RefusedError, within
 
-CELLS = LIMITS.tile  # rows, and columns, of the largest picture that is sent
-AT_ONCE = 2**21  # weights in memory at a time
-WORK = 2**23  # weights computed for one tile: less than 0.1 s on two cores
-OVERVIEW = 2**24  # and for a whole map
+CELLS = LIMITS.tile  # largest number of rows, and of columns, of a picture that is sent
+AT_ONCE = 2**21  # number of weights in memory at a time
+WORK = 2**23  # number of weights computed for one tile: less than 0.1 s on two cores
+OVERVIEW = 2**24  # number of weights computed for a whole map
 THUMBNAIL = 32
 Block = tuple[int | float, int | float]
 Pool = Callable[[Tensor, tuple[int, int]], Tensor]
 
 
 class Grid:
-    """Cells of a map, where they lie in it, and how many rows of each block were read."""
+    """Cells of a map, their position in it, and the number of computed rows of each block."""
 
     def __init__(
         self, cells: Float[Tensor, "r c"], *, at: tuple[int, int] = (0, 0), block: Block, read: float | int
@@ -37,8 +37,7 @@ class Grid:
         self.cells, self.at, self.block, self.read = cells, at, block, read
 
     def packed(self, type: Literal["uint8", "float16"]) -> tuple[bytes, str]:
-        """Return the numbers divided by the largest, in bytes or half floats, and a JSON header that says how to read
-        them.
+        """Return the numbers divided by the largest, in bytes or half floats, and a JSON header that describes them.
 
         NaN, infinite and negative numbers are sent as half floats, which can represent them.
         """
@@ -70,7 +69,7 @@ class Grid:
 def whole(record: Record, head: int, batch: int = 0) -> Grid:
     """Return the whole map in at most CELLS × CELLS cells."""
     record = _inside(record, head, batch)
-    known = getattr(record.source, "overview", None)  # a large map from a file includes one
+    known = getattr(record.source, "overview", None)  # a large map from a file includes an overview
     if known is not None and known(0, head) is not None and max(record.queries, record.keys) > CELLS:
         cells = record.overview(CELLS, head=head).float()
         block = (record.queries / cells.shape[0], record.keys / cells.shape[1])
@@ -79,7 +78,7 @@ def whole(record: Record, head: int, batch: int = 0) -> Grid:
 
 
 def tile(record: Record, head: int, row: int, column: int, rows: int, columns: int, batch: int = 0) -> Grid:
-    """Return the part of a map that begins at (row, column), pooled to about CELLS × CELLS cells."""
+    """Return the part of a map from (row, column) on, pooled to about CELLS × CELLS cells."""
     record = _inside(record, head, batch)
     within(row, 0, record.queries - 1, "row")
     within(column, 0, record.keys - 1, "column")
@@ -89,9 +88,9 @@ def tile(record: Record, head: int, row: int, column: int, rows: int, columns: i
 
 
 def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
-    """At most 32 × 32 cells, each the largest weight in it: means would hide a sharp head.
+    """Return at most 32 × 32 cells, each the largest weight in it: means would hide a sharp head.
 
-    Of a large map one row of each block is read, so that all heads show at once.
+    For a large map one row of each block is computed, so that all heads appear fast.
     """
     record = _inside(record, head, batch)
     block = (max(1, math.ceil(record.queries / THUMBNAIL)), max(1, math.ceil(record.keys / THUMBNAIL)))
@@ -108,7 +107,7 @@ def row(record: Record, head: int, at: int, batch: int = 0) -> Float[Tensor, "k"
 
 
 def received(record: Record, head: int, batch: int = 0) -> Float[Tensor, "k"]:
-    """Return the mean weight that each key receives. Of a large map, over an even sample of the rows."""
+    """Return the mean weight that each key receives; for a large map over an even sample of the rows."""
     record = _inside(record, head, batch)
     known = getattr(record.source, "received", None)
     if known is not None and known(0) is not None:
@@ -124,7 +123,7 @@ def received(record: Record, head: int, batch: int = 0) -> Float[Tensor, "k"]:
 
 
 def is_sampled(record: Record) -> bool:
-    """Return whether the picture of the whole map reads only some of its rows."""
+    """Return whether the picture of the whole map is computed from only some of its rows."""
     return max(record.queries, record.keys) > CELLS and record.queries * record.keys > OVERVIEW
 
 
@@ -155,8 +154,8 @@ def _part(record: Record, head: int, part: tuple[int, int, int, int], work: int)
 def _pooled(
     record: Record, head: int, rows: range, block: tuple[int, int], work: int, pool: Pool | None = None
 ) -> tuple[Float[Tensor, "r c"], int]:
-    """Return means over blocks of some rows and all keys, or another pool; and how many rows of each block were
-    read."""
+    """Return means (or another pooling) over blocks of some rows and all keys, and the number of computed rows per
+    block."""
     pool = pool or _mean
     blocks = math.ceil(len(rows) / block[0])
     read = min(block[0], max(1, work // max(1, blocks * record.keys)))
@@ -168,7 +167,7 @@ def _pooled(
         mine = rows[first * block[0] : (first + step) * block[0]]
         if read == block[0]:
             parts.append(pool(_rows(record, head, slice(mine.start, mine.stop)), block))
-        else:  # the middles of as many equal parts of the block
+        else:  # the centres of equal parts of the block
             offsets = [(2 * at + 1) * block[0] // (2 * read) for at in range(read)]
             picked = [min(low + offset, rows[-1]) for low in mine[:: block[0]] for offset in offsets]
             parts.append(pool(_rows(record, head, picked), (read, block[1])))
@@ -180,12 +179,12 @@ def _rows(record: Record, head: int, rows: slice | list[int]) -> Float[Tensor, "
 
 
 def _mean(weights: Float[Tensor, "q k"], block: tuple[int, int]) -> Float[Tensor, "r c"]:
-    """Return means over blocks; those at the edges are over fewer weights."""
+    """Return means over blocks; those at the edges have fewer weights."""
     return weights if block == (1, 1) or not weights.numel() else F.avg_pool2d(weights[None], block, ceil_mode=True)[0]
 
 
 def _largest(weights: Float[Tensor, "q k"], block: tuple[int, int]) -> Float[Tensor, "r c"]:
-    """Of each block the weight with the largest magnitude."""
+    """Return for each block the weight with the largest magnitude."""
     if block == (1, 1) or not weights.numel():
         return weights
     high, low = (sign * F.max_pool2d(sign * weights[None], block, ceil_mode=True)[0] for sign in (1, -1))

@@ -10,13 +10,13 @@ from typing import Any
 from regard.studio.limits import LIMITS, Limits
 
 _COUNTED = ("kind", "step", "epoch", "tokens", "seconds")
-_SEEN = 64  # bytes before the read position, by which a file that was truncated and continued is recognised
-_SERIES = 64  # curves of a run
+_SEEN = 64  # bytes before the read position, which detect a file that was truncated and continued
+_SERIES = 64  # largest number of curves of a run
 
 
 @dataclass
 class Curve:
-    """A figure over steps in a bounded number of points: each is the mean of equally many neighbours.
+    """A figure over steps in a bounded number of points, each the mean of the same number of consecutive values.
 
     >>> curve = Curve(most=4)
     >>> for step in range(6):
@@ -26,13 +26,13 @@ class Curve:
     """
 
     most: int
-    width: int = 1  # lines that a point stands for
+    width: int = 1  # number of lines per point
     means: list[tuple[float, float]] = field(default_factory=list)
-    open: list[tuple[float, float]] = field(default_factory=list)  # of the point that is not yet full
+    open: list[tuple[float, float]] = field(default_factory=list)  # values of the incomplete last point
     last: tuple[float, float] | None = None
 
     def add(self, step: float, value: float) -> None:
-        """One more line of the file."""
+        """Add one line of the file."""
         self.last = (step, value)
         self.open.append(self.last)
         if len(self.open) == self.width:
@@ -42,18 +42,18 @@ class Curve:
             pairs = zip(self.means[::2], self.means[1::2], strict=False)
             odd = self.means[-1] if len(self.means) % 2 else None
             self.means = [_mean(pair) for pair in pairs]
-            # A point without a neighbour waits until as many lines as it covers have been added.
+            # An unpaired point waits until the lines of its new width have been added.
             self.open = [] if odd is None else [odd] * self.width
             self.width *= 2
 
     def points(self) -> list[tuple[float, float]]:
-        """Step and value, the newest included."""
+        """Return steps and values, including the newest."""
         return [*self.means, _mean(self.open)] if self.open else list(self.means)
 
 
 @dataclass
 class Curves:
-    """The curves of one metrics.jsonl. A request reads on from where the last one ended."""
+    """The curves of one metrics.jsonl. A request continues reading where the last one ended."""
 
     path: Path
     limits: Limits = LIMITS
@@ -63,7 +63,7 @@ class Curves:
     lock: Lock = field(default_factory=Lock)
 
     def read(self) -> dict[str, Any]:
-        """Return every curve, and whether more of the file is to be read."""
+        """Return every curve, and whether there is more of the file to read."""
         with self.lock:
             more = self._advance()
             listed = [
@@ -79,10 +79,10 @@ class Curves:
                 file.seek(self.offset)
                 data = file.read(self.limits.metrics)
                 rest = bool(file.read(1))
-        except OSError:  # not yet written, or removed
+        except OSError:  # not written yet, or removed
             return False
         end = data.rfind(b"\n") + 1
-        if not end and rest:  # a line longer than all that is read is not a line of figures
+        if not end and rest:  # a longer line is not a line of figures
             end = len(data)
         for line in data[:end].splitlines():
             self._line(line)
@@ -91,7 +91,7 @@ class Curves:
         return rest
 
     def _start_over_if_changed(self, file: Any) -> None:
-        """A run that is resumed cuts the file: then it is read from its beginning."""
+        """Start again from the beginning if the file was truncated, as by a resumed run."""
         file.seek(self.offset - len(self.seen))
         if file.read(len(self.seen)) != self.seen:
             self.offset, self.seen = 0, b""

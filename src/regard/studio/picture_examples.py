@@ -1,4 +1,4 @@
-"""Example traces that need drawing: a picture with its caption, and a spoken word with its spectrogram."""
+"""Example traces with drawings: a picture with its caption, and a spoken word with its spectrogram."""
 
 import io
 import math
@@ -32,12 +32,12 @@ CAPTION: list[tuple[str, dict[int, float]]] = [
 
 
 def image() -> Example:
-    """Return a caption over 14 × 14 patches: a patch's features are the shares of each thing that is drawn in it."""
+    """Return a caption over 14 × 14 patches: the features of a patch are the fractions of each drawn object in it."""
     pixels = _things()
     shares = torch.stack([(pixels == thing).float() for thing in range(len(COLOURS))])
     step = SIDE // PATCHES
     features = torch.nn.functional.avg_pool2d(shares[None], step)[0].flatten(1).T.contiguous()
-    # Small things get full features too: divide by the share in the best patch.
+    # Small objects get full features too: divide by the fraction in their best patch.
     inputs = 2.0 * features / features.amax(0).clamp_min(0.2) + 0.05 * noise(PATCHES**2, len(COLOURS), 12)
     asks = torch.tensor([[wanted.get(thing, 0.0) for thing in range(len(COLOURS))] for _, wanted in CAPTION])
     model = Answering(inputs, asked_by(asks, 3.2, 1.4), 2.0 * asks, threshold=2.0)
@@ -52,9 +52,9 @@ def image() -> Example:
     return Example(trace, {"word → image": model})
 
 
-RATE, HOP, BINS = 8_000, 160, 64  # samples a second, samples a frame, bands shown
+RATE, HOP, BINS = 8_000, 160, 64  # samples per second, samples per frame, displayed bands
 SPOKEN = "attention"
-# Two formants of each letter in Hz, and how long it sounds in seconds; 0 stands for noise.
+# Two formants of each letter in Hz, and its duration in seconds; 0 means noise.
 VOICE = {
     "a": (750, 1200, 0.18), "t": (0, 3000, 0.07), "e": (530, 1850, 0.13), "n": (280, 1400, 0.11),
     "i": (280, 2250, 0.10), "o": (500, 1000, 0.16),
@@ -62,7 +62,7 @@ VOICE = {
 
 
 def sound() -> Example:
-    """Return letters over the frames of a synthetic voice: which frames each letter was spoken in is known."""
+    """Return letters over the frames of a synthetic voice, in which the frames of each letter are known."""
     wave, spans = _speak()
     power = torch.stft(wave, 256, HOP, window=torch.hann_window(256), return_complex=True).abs()[:BINS] + 1e-3
     loudness = power.log10()
@@ -87,7 +87,7 @@ def sound() -> Example:
 
 
 def _things() -> Tensor:
-    """Return which thing is drawn in each pixel."""
+    """Return the object in each pixel."""
     from PIL import Image, ImageDraw
 
     canvas = Image.new("L", (SIDE, SIDE), SKY)
@@ -103,7 +103,7 @@ def _coloured(things: Tensor) -> Tensor:
 
 
 def _speak() -> tuple[Float[Tensor, "n"], list[tuple[float, float]]]:
-    """Return a voice of two formants a letter, and when each letter begins and ends, in seconds."""
+    """Return a voice of two formants per letter, and the start and end of each letter in seconds."""
     generator = torch.Generator().manual_seed(3)
     parts, now = [torch.zeros(RATE // 16)], 1 / 16
     spans: list[tuple[float, float]] = []

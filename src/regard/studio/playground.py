@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from regard.studio.limits import LIMITS, RefusedError
 
-if TYPE_CHECKING:  # torch is imported with the first request
+if TYPE_CHECKING:  # torch is imported at the first request
     from torch import Tensor
 
     from regard.core.masks import Mask
@@ -23,7 +23,7 @@ Vectors = Annotated[list[Vector], Field(min_length=1, max_length=LIMITS.vectors)
 
 
 class Masking(BaseModel):
-    """Which keys a query may attend."""
+    """The mask settings."""
 
     model_config = ConfigDict(extra="forbid")
     kind: Literal["none", "causal", "window", "padding"] = "none"
@@ -47,7 +47,7 @@ class Question(BaseModel):
 
 
 class Sentence(BaseModel):
-    """Words to be made into vectors."""
+    """Words to be converted to vectors."""
 
     model_config = ConfigDict(extra="forbid")
     text: Annotated[str, Field(min_length=1, max_length=LIMITS.text)]
@@ -55,7 +55,7 @@ class Sentence(BaseModel):
 
 
 def answer(question: Question) -> dict[str, object]:
-    """Return the three stages: scores (h, q, k), weights (h, q, k), output (h, q, e), and the call that gives them."""
+    """Return the three stages: scores (h, q, k), weights (h, q, k), output (h, q, e), and the equivalent program."""
     import torch
 
     from regard.core.attention import attention, explain
@@ -91,7 +91,7 @@ def answer(question: Question) -> dict[str, object]:
 
 
 def embed(sentence: Sentence) -> dict[str, object]:
-    """Return a vector for each word, made of its letters: words that are spelled alike get vectors that are alike.
+    """Return a vector for each word, computed from its letters: words with similar spelling get similar vectors.
 
     >>> made = embed(Sentence(text="Tom, 汤姆", size=2))
     >>> made["tokens"]
@@ -104,7 +104,8 @@ def embed(sentence: Sentence) -> dict[str, object]:
 
 
 def _letters(token: str, size: int) -> list[float]:
-    """Return the sum of a fixed random vector for every run of one to three letters, at length 2, in two decimals."""
+    """Return the sum of fixed random vectors of all letter n-grams up to three, scaled to length 2, with two
+    decimals."""
     marked = f"^{token}$"
     runs = [marked[start : start + length] for length in (1, 2, 3) for start in range(len(marked) - length + 1)]
     total = [0.0] * size
@@ -116,7 +117,7 @@ def _letters(token: str, size: int) -> list[float]:
 
 
 def _check(question: Question, values: list[list[float]]) -> int:
-    """Return the size of a query and key, or a `RefusedError`."""
+    """Return the size of a query and key, or raise a `RefusedError`."""
     size = len(question.query[0])
     for name, vectors, expected in (
         ("query", question.query, size),
@@ -135,7 +136,7 @@ def _check(question: Question, values: list[list[float]]) -> int:
 
 
 def _split(vectors: list[list[float]], heads: int) -> "Tensor":
-    """(n, d) as (h, n, d / h): each head reads its own part of every vector."""
+    """Return (n, d) as (h, n, d / h): each head has its own part of every vector."""
     import torch
 
     tensor = torch.tensor(vectors)
@@ -192,8 +193,7 @@ def _mask(question: Question) -> "Mask | None":
 
 
 def _code(question: Question, values: list[list[float]], parameters: dict[str, "Tensor"]) -> str:
-    """Return the same as a program that can be pasted: imports, vectors, what the score learned, the call, its
-    result."""
+    """Return the computation as a complete program: imports, vectors, parameters of the score, the call, its result."""
     size, cold = len(question.query[0]) // question.heads, 1 / question.temperature
     scaled = {"dot": cold, "scaled_dot": cold / math.sqrt(size)}
     if question.score == "cosine":
@@ -215,7 +215,7 @@ def _code(question: Question, values: list[list[float]], parameters: dict[str, "
     arguments += [f"mask={mask}"] if mask else []
     lines = ["import torch", "import regard", "", _tensor("query", question.query), _tensor("key", question.key)]
     lines.append("value = key" if values == question.key else _tensor("value", values))
-    if question.heads > 1:  # each head reads its own part of every vector
+    if question.heads > 1:  # each head has its own part of every vector
         split = f".unflatten(-1, ({question.heads}, -1)).transpose(0, 1)"
         lines.append(f"query, key, value = (x{split} for x in (query, key, value))  # (heads, vectors, size)")
     lines += [_tensor(name, tensor.tolist()) for name, tensor in parameters.items()]
@@ -225,7 +225,7 @@ def _code(question: Question, values: list[list[float]], parameters: dict[str, "
 
 
 def _tensor(name: str, numbers: list[Any]) -> str:
-    """Return a tensor as Python: a matrix of several rows has a line for each of them."""
+    """Return a tensor as Python code, with a line for each row of a matrix."""
     if not isinstance(numbers[0], list):
         return f"{name} = torch.tensor({_list(numbers)})"
     if len(numbers) == 1:

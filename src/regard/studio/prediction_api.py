@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # a studio without runs starts without torch
     from regard.tasks.live_runs import LiveRun
     from regard.tasks.task import Input, Prediction, Task
 
-FILES = ("image", "sound")  # kinds of inputs that come as files
+FILES = ("image", "sound")  # kinds of inputs that are files
 
 
 @runtime_checkable
 class Asks(Protocol):
-    """A run that answers inputs of the kinds its task declares."""
+    """A run that answers inputs of its task."""
 
     @property
     def name(self) -> str: ...
@@ -33,19 +33,19 @@ class Asks(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Return whether it has weights."""
+        """Return whether the run has weights."""
         ...
 
     @property
     def more(self) -> Any:
-        """Return further functions of its task."""
+        """Return further functions of the task."""
         ...
 
     def ask(self, inputs: Mapping[str, Any]) -> "Prediction": ...
 
 
 class Asked(BaseModel):
-    """One input for a run: plain text, images and sounds in base64, a scene as JSON text."""
+    """One input for a run: text, images and sounds in base64, a scene as JSON text."""
 
     model_config = ConfigDict(extra="forbid")
     run: Annotated[int, Field(ge=0, le=1000)] = 0
@@ -66,7 +66,7 @@ def answer(runs: Sequence[Any], asked: Asked, store: TraceStore, limits: Limits 
     except RunError as error:
         raise RefusedError(without_paths(error), 409) from None
     if trace is not None:
-        trace.title = f"{run.name} · {trace.title}"  # two runs stand side by side
+        trace.title = f"{run.name} · {trace.title}"  # distinguishes two runs that are compared
     return {
         "answer": prediction.answer,
         "record": record,
@@ -98,14 +98,14 @@ def _example_trace(run: Any) -> "Trace":
 
 
 def run_at(runs: Sequence[Any], number: int) -> Any:
-    """Return the run of a number, if it can predict."""
+    """Return the run with this index, if it can predict."""
     if number >= len(runs) or not isinstance(runs[number], Asks):
         raise RefusedError(f"there is no run {number} that can be asked", 404)
     return runs[number]
 
 
 def kept_at(runs: Sequence[Any], number: int) -> "LiveRun":
-    """Return the run of a number, if it is in a directory."""
+    """Return the run with this index, if it is in a directory."""
     run = run_at(runs, number)
     if getattr(run, "run", None) is None:
         raise RefusedError(f"run {number} has no directory", 404)
@@ -114,10 +114,10 @@ def kept_at(runs: Sequence[Any], number: int) -> "LiveRun":
 
 
 def received(inputs: "Sequence[Input]", given: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:
-    """Converts the body of a request to the input of a predictor.
+    """Convert the body of a request to the input of a predictor.
 
-    A predictor reads text in the place of a file as a path. So an image and a sound become bytes, and a scene becomes
-    an object: nothing that comes over HTTP is ever used as a path.
+    A predictor treats text for a file input as a path. So an image and a sound become bytes, and a scene becomes an
+    object: no text from HTTP is ever used as a path.
     """
     names = [one.name for one in inputs]
     if sorted(names) != sorted(given):
@@ -144,7 +144,7 @@ def _value(one: "Input", text: str, limits: Limits) -> Any:
 
 def _decoded(name: str, text: str, most: int) -> bytes:
     size = len(text) * 3 // 4
-    if size > most + 2:  # before anything is decoded; padding may count for two bytes
+    if size > most + 2:  # checked before decoding; padding may account for two bytes
         raise RefusedError(f"{name} must have at most {most} bytes, got about {size}", 413)
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)

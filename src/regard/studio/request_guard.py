@@ -1,8 +1,8 @@
 """ASGI middleware that checks requests: allowed hosts and origins, size and time limits, and security headers.
 
-Plain ASGI, so that no other code runs before it. A page of another site that the user has open can send requests to
-this machine. Three checks prevent this: the Host must be a name of this server (a rebound DNS name is not), the
-Origin must be this server, and browsers say by Sec-Fetch-Site whether a request came from elsewhere.
+It is plain ASGI, so that no other code runs before it. A page of another site that the user has open can send requests
+to this machine. Three checks prevent this: the Host must be a name of this server (a rebound DNS name is not), the
+Origin must be this server, and Sec-Fetch-Site, set by browsers, must not name another site.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Guard:
         self.limits = limits
         self.port = port
         self.hosts = hosts(host, port)
-        self.any_address = host in ("0.0.0.0", "::")  # then an IP address in the Host is accepted too
+        self.any_address = host in ("0.0.0.0", "::")  # an IP address in the Host is then accepted too
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection, or reject it."""
@@ -86,7 +86,7 @@ class Guard:
         return await self.pass_on(scope, receive, send)
 
     def refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
-        """Return status and reason why this request is not served; None if it is."""
+        """Return status and reason why this request is rejected, or None."""
         host, *more = values(scope, b"host") or [""]
         if more or not self.is_mine(host):
             return 421, f"the Host must be one of {', '.join(sorted(self.hosts))}, got {host[:80]!r}"
@@ -123,7 +123,7 @@ class Guard:
         return True
 
     def most(self, scope: MutableMapping[str, Any]) -> int:
-        """Return bytes the body of this request may have."""
+        """Return the largest allowed body of this request in bytes."""
         most: int = getattr(self.limits, LARGER.get((scope["method"], scope["path"]), "body"))
         return most
 
@@ -189,7 +189,7 @@ def values(scope: MutableMapping[str, Any], name: bytes) -> list[str]:
 
 
 async def answer(send: Send, status: int, message: str) -> None:
-    """An error response as JSON."""
+    """Send an error response as JSON."""
     body = json.dumps({"error": message}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
     if status in (408, 413):  # the rest of the body is not read

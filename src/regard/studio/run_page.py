@@ -1,4 +1,4 @@
-"""The data of a run's page: its configuration, its result, its model card, and which weights it has."""
+"""The data of a run's page: its configuration, its result, its model card, and the name of its weights."""
 
 import json
 import time
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _FACTS = ("data", "parameters", "steps", "ended", "training_seconds", "seconds", "device", "seed", "command")
 _TYPES = {".png": "image/png", ".wav": "audio/wav"}
-_LARGEST = 4 * 1024 * 1024  # bytes of a result.json that is read
+_LARGEST = 4 * 1024 * 1024  # largest result.json in bytes
 
 
 def summary(run: Any) -> dict[str, Any]:
-    """Return a run in a list: its inputs and its functions."""
+    """Return the entry of a run in a list: its inputs and its functions."""
     task: Task = run.task
     result = _result(_path(run))
     return {
@@ -34,7 +34,7 @@ def summary(run: Any) -> dict[str, Any]:
 
 
 def details(run: "LiveRun") -> dict[str, Any]:
-    """Return a run on its page."""
+    """Return the data of a run's page."""
     path, task = _path(run), run.task
     result = _result(path)
     return {
@@ -81,7 +81,7 @@ def example_bytes(run: "LiveRun", name: str) -> tuple[bytes, str]:
 
 
 def example_inputs(run: Any) -> dict[str, Any] | None:
-    """Return the example of a run as input of its predictor; None if it is not complete."""
+    """Return the example of a run as input of its predictor; None if it is incomplete."""
     result = _result(_path(run))
     texts, files = example(run.task, result) or {}, _files(run, result)
     given: dict[str, Any] = {}
@@ -110,7 +110,7 @@ def _input(one: "Input") -> dict[str, Any]:
 
 
 def _path(run: Any) -> Path | None:
-    """Return the directory of a run; None for one that is only in memory."""
+    """Return the directory of a run; None for a run in memory only."""
     opened = getattr(run, "run", None)
     return None if opened is None else Path(opened.path)
 
@@ -120,12 +120,12 @@ def _weights(run: "LiveRun") -> str | None:
 
     try:
         return run.weights
-    except (RunError, OSError) as error:  # damaged while the studio runs: the rest of the page can be shown
+    except (RunError, OSError) as error:  # damaged while the studio runs: the rest of the page is still displayed
         return str(error)[:300]
 
 
 def _result(path: Path | None) -> dict[str, Any]:
-    """Return the result of a run; nothing while it trains."""
+    """Return the result of a run; empty while it trains."""
     if path is None:
         return {}
     try:
@@ -137,7 +137,7 @@ def _result(path: Path | None) -> dict[str, Any]:
 
 
 def _config(run: "LiveRun") -> list[dict[str, Any]]:
-    """Return every setting with its value and its meaning."""
+    """Return every setting with its value and its description."""
     from regard.tasks.config_overrides import listed
 
     config = run.run.config_as(run.task.config)
@@ -173,7 +173,7 @@ def _figures(task: "Task", result: Mapping[str, Any]) -> Iterator[dict[str, Any]
 
 
 def _seconds_since_change(path: Path | None) -> float | None:
-    """Return how long ago the last figures were written."""
+    """Return the time since the last figures were written."""
     try:
         return None if path is None else max(0.0, round(time.time() - (path / "metrics.jsonl").stat().st_mtime, 1))
     except OSError:

@@ -56,16 +56,16 @@ def serve(
             say(f"warning: {host} can be reached from other machines, and the studio asks nobody for a password")
         if open:
             webbrowser.open(f"{address}#/ask" if opened else address)
-        warming = threading.Timer(0.3, _warm)  # once the first page is out
+        warming = threading.Timer(0.3, _warm)  # after the first page was sent
         warming.start()
-        with suppress(KeyboardInterrupt):  # uvicorn raises it again once everything is closed
+        with suppress(KeyboardInterrupt):  # uvicorn raises it again after closing everything
             server(app).run(sockets=[listening])
         warming.cancel()
         say("regard studio: stopped")
 
 
 def server(app: "FastAPI") -> "uvicorn.Server":
-    """Return the web server around an application: quiet, bounded, without websockets."""
+    """Return the web server of an application: without access log or websockets, with limits."""
     import uvicorn
 
     settings = uvicorn.Config(
@@ -85,7 +85,7 @@ def server(app: "FastAPI") -> "uvicorn.Server":
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket, or an OSError that says what to do."""
+    """Return a listening socket, or raise an OSError with advice."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:

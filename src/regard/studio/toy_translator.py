@@ -1,8 +1,8 @@
 """A hand-written translator of thirty words, for the translation page when no run translates.
 
-It is a real decoder over a real attention. At each step every source word scores by whether it was translated already
-and by its distance from its place in Chinese word order; the weights are those of `regard.attention`, and the next
-word is one of the translations of the attended words.
+It is a decoder with attention. At each step the score of a source word depends on whether it was translated already and
+on its distance from its position in Chinese word order; the weights are those of `regard.attention`, and the next word
+is one of the translations of the attended words.
 """
 
 import re
@@ -22,7 +22,8 @@ from regard.decode.beam import beam
 from regard.decode.records import Hypothesis
 from regard.studio.translation_api import Alternative, Translated, Translation
 
-# What a word may become, best first, and its place in a Chinese sentence: time, subject, where, how, verb, object.
+# The translations of a word, best first, and its position in a Chinese sentence: time, subject, place, manner, verb,
+# object.
 WORDS: dict[str, tuple[tuple[str, ...], int]] = {
     "tom": (("汤姆",), 0), "jerry": (("杰瑞",), 0), "he": (("他",), 0), "she": (("她",), 0), "i": (("我",), 0),
     "cat": (("猫", "猫咪"), 0), "dog": (("狗", "小狗"), 0), "mouse": (("老鼠", "鼠标"), 0), "bird": (("鸟",), 0),
@@ -43,7 +44,7 @@ def toys() -> "list[Toy]":
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """How often each source word was translated, a row for each hypothesis."""
+    """The number of times each source word was translated, a row for each hypothesis."""
 
     covered: Float[Tensor, "b k"]
 
@@ -60,7 +61,7 @@ class Toy:
     sharpness: float = 1.0
 
     def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Translation:
-        """Return the best hypotheses that begin with the tokens forced."""
+        """Return the best hypotheses that start with the forced tokens."""
         source = re.findall(r"\w+|[^\w\s]", text)
         if not 1 <= len(source) <= 40:
             raise ValueError(f"the toy translates from 1 to 40 words, got {len(source)}")
@@ -114,7 +115,7 @@ class _Sentence:
         self.rank = torch.empty(len(source)).scatter(0, torch.tensor(wanted), torch.arange(float(len(source))))
 
     def number(self, token: str) -> int:
-        """Return a token of the vocabulary; an unknown one is added, and belongs to no source word."""
+        """Return a token of the vocabulary; an unknown one is added without a source word."""
         if token == STOP:
             raise ValueError(f"a translation cannot be forced to end: {STOP!r} was among the forced tokens")
         if token not in self.vocabulary:
@@ -136,7 +137,7 @@ class _Sentence:
         memory = scores[:, :, None]
         weights = attention(query, memory, memory, score=Dot(), normalize=self.toy.normalize, weights=full()).weights
         assert isinstance(weights, Tensor)
-        left = (~self.silent).sum() - done  # nothing left to say: stop
+        left = (~self.silent).sum() - done  # stops when nothing is left to translate
         ending = torch.sigmoid(40 * (0.5 - left))
         speaking = weights[:, 0] * (~self.silent)
         words = (speaking / speaking.sum(1, keepdim=True).clamp_min(1e-6)) @ self.lexicon

@@ -9,12 +9,12 @@ from regard.studio.examples import Example
 from regard.studio.limits import within
 from regard.studio.map_tiles import is_sampled
 
-LISTED = 256  # sequences to choose from
-FEW = 4_000_000  # weights of a record up to which its heads are summed up at once
+LISTED = 256  # largest number of sequences in the menu
+FEW = 4_000_000  # number of weights of a record up to which its heads are summarised at once
 
 
 def described(example: Example, batch: int = 0) -> dict[str, Any]:
-    """Return titles, shapes and labels of one sequence, the entropy of heads where it is cheap, and records with a
+    """Return titles, shapes and labels of one sequence, the entropy of heads if it is cheap, and records with a
     model."""
     count = max(1, example.trace.sequences)
     within(batch, 0, count - 1, "batch")
@@ -29,7 +29,7 @@ def described(example: Example, batch: int = 0) -> dict[str, Any]:
         if is_sampled(record):
             sampled = "The picture of the whole map, and each coarse part of it, reads some rows of every block."
             entry["note"] = sentences(entry["note"], sampled)
-        # A rollout would have to be computed for it, which takes all weights of its layers.
+        # The entropy of a rollout would need all weights of its layers.
         if record.kind != ROLLOUT and record.heads * record.queries * record.keys <= FEW:
             entropy = record.entropy().mean(-1).tolist()
             entry["entropy"] = [round(value, 4) if math.isfinite(value) else None for value in entropy]

@@ -1,6 +1,6 @@
 """The traces of a studio: examples, files named at the start or uploaded by the browser, answers, and runs.
 
-A trace has a short id given by the studio. Nothing that comes over HTTP is ever used as a path.
+A trace has a short id given by the studio. No text from HTTP is ever used as a path.
 """
 
 import re
@@ -21,7 +21,7 @@ Origin = Literal["example", "given", "handed in", "answer", "run"]
 
 @dataclass
 class StoredTrace:
-    """One stored trace, opened when it is first requested."""
+    """One stored trace, opened at the first request."""
 
     id: str
     title: str

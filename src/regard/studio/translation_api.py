@@ -1,4 +1,4 @@
-"""Interactive translation: what the studio needs of a run that translates, and its answer as JSON."""
+"""Interactive translation: the interface of a run that translates, and its answer as JSON."""
 
 import math
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Translation:
 
 @runtime_checkable
 class Translates(Protocol):
-    """A run that translates. `forced` are the tokens its answer must begin with."""
+    """A run that translates. Its answer must start with the tokens `forced`."""
 
     @property
     def name(self) -> str: ...
@@ -55,10 +55,10 @@ class Translates(Protocol):
 
 @runtime_checkable
 class Scores(Protocol):
-    """A run that can be evaluated with source tokens left out: then the faithfulness of its weights can be measured."""
+    """A run that can be evaluated without some source tokens, to measure the faithfulness of its weights."""
 
     def score(self, text: str, target: Sequence[str], place: int, kept: "Tensor") -> "Tensor":
-        """p(target[place] | target[:place]) for each row of `kept` (n, k), True where a source token is there."""
+        """Return p(target[place] | target[:place]) for each row of `kept` (n, k), True where a source token is kept."""
         ...
 
 
@@ -73,7 +73,7 @@ class Ask(BaseModel):
 
 
 def translators(runs: Sequence[Any]) -> "list[Translates | None]":
-    """Return the interactive translator of each run: the run itself, or what its task provides."""
+    """Return the interactive translator of each run: the run itself, or the one that its task provides."""
     offered = [run if isinstance(run, Translates) else getattr(run, "more", None) for run in runs]
     return [one if isinstance(one, Translates) else None for one in offered]
 
@@ -83,7 +83,7 @@ def translate(runs: Sequence[Translates | None], ask: Ask) -> dict[str, object]:
     run = _run(runs, ask.run)
     try:
         found = run.translate(ask.text, beams=ask.beams, forced=tuple(ask.forced))
-    except ValueError as error:  # the run's own message
+    except ValueError as error:  # the message of the run
         raise RefusedError(str(error)[:300]) from None
     if len(found.source) > LIMITS.tokens or any(len(beam.tokens) > LIMITS.tokens for beam in found.beams):
         raise RefusedError(f"source and translation must have at most {LIMITS.tokens} tokens", 413)
@@ -103,7 +103,7 @@ class Judge(BaseModel):
 
 
 def judge(runs: Sequence[Translates | None], asked: Judge) -> "Faithfulness":
-    """Deletion and sufficiency of the weights of one word of a translation."""
+    """Return deletion and sufficiency of the weights of one word of a translation."""
     from regard.look.faithfulness import faithfulness
 
     run = _run(runs, asked.run)
@@ -137,7 +137,7 @@ def _run(runs: Sequence[Translates | None], number: int) -> Translates:
 
 
 def _beam(beam: Any) -> dict[str, object]:
-    """Return a `Translated`, or a task's own record with the same fields."""
+    """Return one hypothesis as JSON; `beam` is a `Translated` or a task's own record with the same fields."""
     return {
         "tokens": list(beam.tokens),
         "logProb": beam.log_prob,

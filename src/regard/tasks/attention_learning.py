@@ -58,7 +58,7 @@ def hard(settings: LearningSettings) -> Hard:
 
 
 def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float = 1.5) -> Normalizer:
-    """Return the normaliser of that name; `alpha` is of entmax."""
+    """Return the normaliser of that name; `alpha` is the parameter of entmax."""
     if name == "hard":
         return hard(settings)
     soft = {"softmax": Softmax(), "sparsemax": Sparsemax(), "entmax": Entmax(alpha), "sigmoid": Sigmoid()}
@@ -68,7 +68,7 @@ def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float
 def with_baseline(
     network: nn.Module, settings: LearningSettings, *, is_hard: bool, kinds: int | None = None
 ) -> nn.Module:
-    """Return the network; with a baseline, or one for each kind, if hard attention learns by REINFORCE."""
+    """Return the network; if hard attention is trained by REINFORCE, with a baseline, or one for each kind."""
     if is_hard and settings.estimator == "reinforce":
         network.add_module("baseline", MovingBaseline(kinds))
     return network
@@ -90,7 +90,7 @@ def asks_attention(network: nn.Module, settings: LearningSettings) -> bool:
 def loss_of(outcome: Outcome, network: nn.Module, settings: LearningSettings, *, acts: bool | Tensor = True) -> Loss:
     """Return the loss of a batch with penalty and estimator terms, summed over the batch as the task's own loss is.
 
-    `acts` says whether the penalty is active: a tensor, as it changes between the replays of a CUDA graph.
+    `acts` is 1 if the penalty is active, else 0: a tensor, because it changes between the replays of a CUDA graph.
     """
     total = outcome.total
     if settings.penalty != "none" and outcome.weights and acts is not False:
@@ -103,7 +103,7 @@ def loss_of(outcome: Outcome, network: nn.Module, settings: LearningSettings, *,
 
 
 def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSettings) -> Tensor:
-    """Return the mean over maps of the penalty; p(α|x) of a row is exp Σ_j α_j ln α_j, from the weights themselves."""
+    """Return the mean of the penalty over maps; p(α|x) of a row is exp Σ_j α_j ln α_j, computed from the weights."""
     found = []
     for weights in maps:
         if settings.penalty == "doubly_stochastic":
@@ -118,7 +118,9 @@ def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSett
 
 
 def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSettings) -> Tensor:
-    """REINFORCE over single samples. The entropy is rewarded too, estimated by the mean of −ln p over samples.
+    """Return the REINFORCE loss of single samples.
+
+    The entropy is rewarded too, estimated by the mean of −ln p over samples.
 
     A query with soft attention has the log-probability 0 and no gradient here. Its reward does not enter the baseline
     (in Xu et al. 2015 it does): soft attention gets higher rewards, and most samples would fall below the joint mean.

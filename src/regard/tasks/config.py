@@ -9,29 +9,31 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from regard.train.train_settings import Seed, TrainSettings
 
-# Larger ones fit no machine: a typing mistake is an error before anything is built.
+# Larger numbers fit no machine, so a typing mistake is an error before anything is built.
 Count = Annotated[int, Field(gt=0, le=10**7)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
 Depth = Annotated[int, Field(gt=0, le=1000)]
 
 
 class Settings(BaseModel):
-    """Frozen; an unknown name is an error; the line below a field says what it means."""
+    """The base class of settings: frozen; an unknown name is an error; the docstring below a field is its
+    description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class LearningSettings(Settings):
-    """How attention is taught beside the task's own loss."""
+    """Training of attention beside the task's own loss."""
 
     penalty: Literal["none", "squares", "doubly_stochastic", "entropy"] = "none"
-    """Penalty on the weights: squares is −β ln p(α|x) Σα², doubly_stochastic β Σ(1 − Σα)², entropy β times it."""
+    """Penalty on the weights: squares is −β ln p(α|x) Σα², doubly_stochastic β Σ(1 − Σα)², entropy β times the
+    entropy."""
     beta: NonNegativeFloat = 0.1
     """Factor β of the penalty."""
     penalty_after: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the training steps before the penalty acts: first what decides is learned, then the rest is left out."""
+    """Fraction of the training steps before the penalty starts, so that the task is learned first."""
     estimator: Literal["straight_through", "reinforce", "gumbel"] = "straight_through"
-    """How hard attention learns from the key that it samples."""
+    """The gradient estimator of hard attention."""
     temperature: PositiveFloat = 1.0
     """Temperature of the Gumbel-softmax estimator."""
     reward_weight: NonNegativeFloat = 1.0
@@ -39,41 +41,41 @@ class LearningSettings(Settings):
     entropy_weight: NonNegativeFloat = 0.01
     """Weight of the entropy of the samples in REINFORCE, which encourages exploration."""
     expected: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of the sequences that REINFORCE teaches by soft attention, drawn anew in each step; 0: all sample."""
+    """With REINFORCE, fraction of sequences that use soft attention, resampled in each step; 0: all sample."""
     hard_after: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the training steps before hard attention samples: until then it reads the expected value."""
+    """Fraction of the training steps before hard attention samples: until then it uses the expected value."""
 
 
 class TaskData(Settings):
-    """The built-in world, or files."""
+    """The built-in data, or files."""
 
     files: tuple[Path, ...] = ()
-    """Files or a folder to learn from; none: the built-in world."""
+    """Files or a folder to train on; none: the built-in data."""
     train: Count = 20_000
-    """Examples of the world to train on."""
+    """Number of built-in training examples."""
     valid: Count = 500
-    """Examples held out for validation, of the world or of files that bring none."""
+    """Number of validation examples, built-in or held out of files without a validation part."""
     test: Count = 500
-    """Examples held out for the test, likewise."""
+    """Number of test examples, built-in or held out of files without a test part."""
     longer: int = Field(default=200, ge=0, le=10**7)
-    """Examples of the world that are longer than any trained on."""
+    """Number of built-in examples that are longer than any in training."""
     batch_tokens: int = Field(default=2048, gt=0, le=2**30)
-    """Tokens of a batch on any side, padding counted."""
+    """The largest number of tokens in a batch on any side, including padding."""
     seed: Seed = 1
-    """Seed of the world and of the order of the data."""
+    """Seed of the built-in data and of the order of the data."""
 
 
 class DecodeSettings(Settings):
-    """How texts are searched."""
+    """Settings of beam search."""
 
     beam: int = Field(default=1, gt=0, le=256)
-    """Hypotheses kept; 1 is greedy."""
+    """Number of hypotheses; 1 is greedy."""
     length_penalty: float = Field(default=0.6, ge=0.0, le=100.0)
-    """Exponent of the penalty that makes longer hypotheses comparable."""
+    """Exponent of the length penalty."""
 
 
 class TaskConfig(Settings):
-    """A whole run. `figures` are those of a validation, one of which is watched."""
+    """The settings of a whole run. `figures` are those of a validation; `train.watch` is one of them."""
 
     figures: ClassVar[tuple[str, ...]] = ("loss",)
 
@@ -97,11 +99,11 @@ class Need:
 
     place: str
     holds: Callable[[Any], bool]
-    words: str  # what has the setting
+    words: str  # description of what must hold
 
     @classmethod
     def value(cls, place: str, *values: Any) -> "Need":
-        """That a setting has one of some values."""
+        """Return the condition that a setting has one of some values."""
         return cls(place, lambda value: value in values, " or ".join(f"{place}={value}" for value in values))
 
 
@@ -111,7 +113,7 @@ FILES = Need("data.files", bool, "files (--data)")
 
 
 def shared_needs(hard: Need, soft: Need) -> Needs:
-    """Return what the settings of every task need; `hard` and `soft` say when attention is hard, and when it has
+    """Return the conditions of the settings of every task; `hard` and `soft` are those of hard attention and of
     weights."""
     penalized = Need("learning.penalty", lambda name: name != "none", "a penalty (learning.penalty)")
     return {

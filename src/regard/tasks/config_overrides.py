@@ -1,4 +1,4 @@
-"""`--set key=value`: changes to a configuration, by the full dotted name of a field or the end of it."""
+"""`--set key=value`: changes to a configuration, by the full dotted name of a field or its last part."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,20 +26,20 @@ _BOUNDS = {
 
 
 class Setting(NamedTuple):
-    """One setting: its full name, what it is now, and what it means."""
+    """One setting: its full name, its value, and its description."""
 
     name: str
     value: Any
     about: str
-    may_be_none: bool  # where none is a choice of its own, the word is that choice
-    number: str  # what a number of it is called
-    choices: tuple[str, ...]  # where it is one of a few words
+    may_be_none: bool  # whether the text "none" means None
+    number: str  # what a number is called in messages
+    choices: tuple[str, ...]  # the allowed words, if there are only a few
 
 
 def changed(
     config: Config, settings: Mapping[str, str], *, aliases: Mapping[str, str] | None = None, needs: Needs | None = None
 ) -> Config:
-    """Return the configuration with these fields set, checked as a whole; one of them that has no effect is an error.
+    """Return the configuration with these fields set, checked as a whole; a field without effect is an error.
 
     >>> from regard.train.train_settings import TrainSettings
     >>> changed(TrainSettings(), {"steps": "12", "schedule": "cosine"}).steps
@@ -79,7 +79,7 @@ def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[s
         raise SettingError(f"no preset is called {preset!r}: {task.name} has {', '.join(task.presets)}")
     made = task.presets[preset].make()
     if data:
-        # The beginning that the names of several files share is a path too: sst/stsa.binary for its three parts.
+        # A common prefix of several files is a path too: sst/stsa.binary for its three parts.
         missing = [str(path) for path in data if not path.exists() and not any(path.parent.glob(f"{path.name}*"))]
         if missing:
             raise SettingError(f"no such file: {', '.join(missing)}")
@@ -88,8 +88,7 @@ def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[s
 
 
 def recorded(task: Task, config: TaskConfig) -> dict[str, Any]:
-    """Return the configuration as JSON: data files by their absolute paths, and no settings that have no effect in
-    it."""
+    """Return the configuration as JSON: data files by absolute paths, without settings that have no effect."""
     files = tuple(path.absolute() for path in config.data.files)
     config = config.model_copy(update={"data": config.data.model_copy(update={"files": files})})
     tree = config.model_dump(mode="json")
@@ -120,7 +119,7 @@ def _shown(value: object) -> str:
 
 
 def listed(config: BaseModel) -> list[Setting]:
-    """Return every setting of a configuration, in the order of its fields: those that say what they mean.
+    """Return every setting of a configuration, in the order of its fields, if it has a description.
 
     >>> from regard.train.train_settings import TrainSettings
     >>> [one.name for one in listed(TrainSettings())][:3]
@@ -179,7 +178,7 @@ def _nearest(key: str, known: Mapping[str, Setting]) -> list[str]:
 
 
 def _grouped(known: Mapping[str, Setting]) -> str:
-    """Return the names, those of one part on lines of their own."""
+    """Return the names, with one line for each part."""
     groups: dict[str, list[str]] = {}
     for name in known:
         part, _, last = name.rpartition(".")
@@ -202,9 +201,9 @@ def _wrapped(part: str, names: list[str], margin: int, wide: int = 76) -> Iterat
 def _complaint(error: Mapping[str, Any], known: Mapping[str, Setting]) -> str:
     """Return the expected and the given value of a setting."""
     path = [str(part) for part in error["loc"]]
-    if error["type"] == "value_error":  # of several settings together: the message names them
+    if error["type"] == "value_error":  # the message of an error about several settings names them
         return _expected(error, None)
-    while len(path) > 1 and ".".join(path) not in known:  # of a list, which item
+    while len(path) > 1 and ".".join(path) not in known:  # removes the index of a list item
         path.pop()
     setting = known.get(".".join(path))
     return f"{'.'.join(path)}: expected {_expected(error, setting)}, got {error['input']!r}"
@@ -238,8 +237,8 @@ def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _value(text: str) -> Any:
-    """Return JSON where it is JSON (numbers, true, null, lists), else the text itself."""
+    """Return the value if the text is JSON (numbers, true, null, lists), else the text itself."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # Python also refuses whole numbers of thousands of digits
+    except (ValueError, RecursionError):  # Python refuses integers of thousands of digits
         return text

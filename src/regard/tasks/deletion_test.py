@@ -5,17 +5,15 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-# For rows of `kept` (n, k), True where a key is kept: the log-probability (n,) of the answer.
+# score(kept (n, k)) returns the log-probability (n,) of the answer for each row of `kept`, True where a key is kept.
 Score = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
 def deletion(answers: Iterable[tuple[Tensor, Score]], *, seed: int = 1) -> dict[str, float]:
-    """Return the log-probability that the answer loses without the key of the largest weight, and without a random
-    other one.
-
-    An answer comes with its weights (k,) over the keys. Weights that point at what matters make the first loss much
-    larger than the second.
+    """Return the decrease of the answer's log-probability without its most attended key, and without a random other
+    one. Each answer has its weights (k,) over the keys. For faithful weights the first number is much larger than the
+    second.
 
     >>> deletion([(torch.tensor([0.2, 0.8]), lambda kept: kept[:, 1].float() - 1)])
     {'attended': 1.0, 'random': 0.0}

@@ -1,4 +1,4 @@
-"""What `regard demo` trains, prints and predicts."""
+"""The task that `regard demo` trains, and its texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,16 +9,17 @@ from regard.tasks.translation.task import TRANSLATION
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A task, its preset, the inputs to predict afterwards, and the texts to print."""
+    """A task, its preset, the inputs to predict after training, and the texts to print."""
 
     task: Task
     preset: str
     heading: str
-    about: str  # `{train}` is how many examples it learns from
+    about: str  # `{train}` is replaced by the number of training examples
     inputs: tuple[str, ...]
     answers: str  # heading of the answers
     attention: tuple[str, str]  # heading of the map, and how to read it
-    more: Mapping[str, str] = field(default_factory=dict)  # what to try next; `{run}` is the run's directory
+    # Commands to try next; `{run}` is replaced by the run's directory.
+    more: Mapping[str, str] = field(default_factory=dict)
 
 
 DEMO = Demonstration(

@@ -13,7 +13,8 @@ from regard.train.distributed import ALONE, Workers
 def judged(
     task: Task, config: TaskConfig, predictor: Any, examples: Sequence[Any], longer: Sequence[Any] = ()
 ) -> dict[str, Any]:
-    """Return the figures of a result: metrics, attention, faithfulness, and the same beyond the trained lengths."""
+    """Return the figures of a result: metrics, attention, faithfulness, and the same for longer inputs than trained
+    on."""
     found = task.judge(predictor, examples, config, True)
     result: dict[str, Any] = {
         "metrics": found.metrics,

@@ -28,10 +28,7 @@ def example_parts(inputs: Sequence[Input], example: Any) -> dict[str, Any]:
 
 
 def store_example(inputs: Sequence[Input], example: Any, run: Run) -> Any:
-    """Return the example as `result.json` has it.
-
-    Pixels and bytes become a file of the run, of which it has the name.
-    """
+    """Return the example for `result.json`. Pixels and bytes become a file of the run, whose name is stored."""
     parts = example_parts(inputs, example)
     files = {}
     for one in inputs:
@@ -51,7 +48,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def example_arguments(inputs: Sequence[Input], example: Any, run: Path) -> list[str]:
-    """Return an example of a result as arguments of `regard predict`: text as it is, a file by its path."""
+    """Return an example of a result as arguments of `regard predict`: text unchanged, a file by its path."""
     parts = example_parts(inputs, example)
     found = []
     for one in inputs:
@@ -66,7 +63,7 @@ def example_arguments(inputs: Sequence[Input], example: Any, run: Path) -> list[
 
 
 def example_file(one: Input, example: Any, run: Path) -> Path | None:
-    """Return the file of an image or a sound of an example. No other name than the one in `FILES` is ever opened."""
+    """Return the file of an image or a sound of an example. Only the names in `FILES` are ever opened."""
     name = FILES.get(one.kind)
     if name is None or not isinstance(example, Mapping) or example.get(one.name) != name:
         return None

@@ -15,7 +15,7 @@ from regard.data.vision.image_store import ImageStore
 
 Maps = NDArray[np.float16]
 _BATCH = 64
-_SAID = 1024  # pictures between two lines of progress
+_SAID = 1024  # number of pictures between two lines of progress
 
 
 def cached_maps(
@@ -31,14 +31,14 @@ def cached_maps(
     """Return the maps of all pictures of a store, (n, channels, rows, columns) in half precision, memory-mapped.
 
     `function` computes the maps of pictures (b, 3, height, width), bytes; `name` identifies it. With `flip` the maps of
-    the mirrored pictures follow. A file that was written for the same pictures and the same name is used as it is.
+    the mirrored pictures follow. An existing file for the same pictures and the same name is reused.
     """
     known = hashlib.blake2b(f"{name} {flip} {store.size}".encode() + store.checks.tobytes(), digest_size=8).hexdigest()
     path = Path(cache) / f"maps-{known}.npy"
     if not path.is_file():
         part = path.with_suffix(".part")
         _write(part, store, function, device, flip, say)
-        os.replace(part, path)  # a file of that name is whole
+        os.replace(part, path)  # atomic: a file of that name is complete
     return np.load(path, mmap_mode="r")
 
 

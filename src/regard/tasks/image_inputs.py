@@ -1,4 +1,4 @@
-"""Pictures as inputs of tasks, and the cells that attention points at."""
+"""Pictures as inputs of tasks, and the cells of their attention."""
 
 import io
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Size = tuple[int, int]  # height and width in pixels
 
 
 def read_picture(given: Any, size: Size) -> Pixels:
-    """Return an input as RGB pixels (3, height, width); `InputError` says what is wrong with the file or the bytes."""
+    """Return an input as RGB pixels (3, height, width); an `InputError` names the fault of the file or the bytes."""
     try:
         return decode(given if isinstance(given, bytes) else Path(given), size, name="the picture")
     except DataError as error:
@@ -48,7 +48,7 @@ def cell_of(weights: Float[Tensor, "k"]) -> int:
 
 
 def points_at(cell: int, boxes: Sequence[Box], *, grid: Grid, size: Size) -> bool:
-    """Return whether the centre of a cell lies inside one of the boxes (left, top, right, bottom in pixels).
+    """Return whether the centre of a cell is inside one of the boxes (left, top, right, bottom in pixels).
 
     >>> points_at(7, [(8, 8, 18, 18)], grid=(6, 6), size=(48, 48))  # row 1, column 1: its centre is (12, 12)
     True
@@ -59,8 +59,7 @@ def points_at(cell: int, boxes: Sequence[Box], *, grid: Grid, size: Size) -> boo
 
 
 def covered(pixels: UInt8[Tensor, "c height width"], kept: Tensor, *, grid: Grid) -> UInt8[Tensor, "n c height width"]:
-    """Return the picture once for each row of `kept` (n, cells); cells that are not kept have the picture's mean
-    colour."""
+    """Return the picture once for each row of `kept` (n, cells); other cells have the picture's mean colour."""
     height, width = pixels.shape[-2:]
     cells = kept.unflatten(-1, grid).to(pixels.device, torch.float32).unsqueeze(1)
     shown = torch.nn.functional.interpolate(cells, size=(height, width), mode="nearest").bool()

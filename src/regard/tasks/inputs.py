@@ -7,11 +7,11 @@ from typing import Any
 
 from regard.tasks.task import Input, InputError
 
-_TEXT_BYTES = 1 << 20  # of a text file given as an input
+_TEXT_BYTES = 1 << 20  # largest size of a text file given as an input
 
 
 def named(inputs: Sequence[Input], given: Any) -> dict[str, Any]:
-    """Return one input as a mapping by names; `InputError` says what was expected and what was given.
+    """Return one input as a mapping by names; an `InputError` names what was expected and what was given.
 
     >>> question = (Input("passage", "text", "Passage"), Input("question", "text", "Question"))
     >>> named(question, ("Tom is in the garden.", "Where is Tom?"))
@@ -38,9 +38,9 @@ def named(inputs: Sequence[Input], given: Any) -> dict[str, Any]:
 
 
 def from_arguments(inputs: Sequence[Input], arguments: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the arguments of a command as inputs: each task takes as many values for one input as it has parts.
+    """Return the arguments of a command as inputs: one input has as many values as the task has parts.
 
-    A part that is text may be given as the path of a text file where the task says so.
+    A text may be given as the path of a text file if the task allows it.
     """
     size = len(inputs)
     if len(arguments) % size:

@@ -7,7 +7,7 @@ from regard.look.trace import Trace
 from regard.look.viewer.page_data import BETWEEN
 from regard.tasks.task import Prediction, View
 
-_LONGEST = 80  # characters of a title in the name of a map
+_LONGEST = 80  # number of characters of a title in the name of a map
 
 
 def joined_trace(predictions: Sequence[Prediction], view: View, title: str | None = None) -> Trace | None:

@@ -13,13 +13,13 @@ from regard.train.run_directory import Run, RunError
 
 @dataclass(eq=False)
 class LiveRun:
-    """A run directory. Weights are loaded when there are some, and again after newer ones were written."""
+    """A run directory. Weights are loaded when there are some, and again when newer ones are written."""
 
     run: Run
     task: Task
     _loaded: Loaded | None = None
     _more: Any = None
-    _version: tuple[Any, ...] | None = None  # of the weights that are loaded
+    _version: tuple[Any, ...] | None = None  # version of the loaded weights
     _lock: RLock = field(default_factory=RLock)
 
     @property
@@ -44,13 +44,12 @@ class LiveRun:
         with self._lock:
             try:
                 return None if self.loaded() is None else self._more
-            except (RunError, OSError):  # `ask` reports what is wrong with the weights
+            except (RunError, OSError):  # `ask` reports the error of the weights
                 return None
 
     def ask(self, inputs: Mapping[str, Any]) -> Prediction:
-        """Return the answer to one input, given by the names of the task's inputs; `InputError` says what is wrong with
-        it."""
-        with self._lock:  # a predictor serves one question at a time
+        """Return the answer to one input, given by the names of the task's inputs; an `InputError` names a fault."""
+        with self._lock:  # a predictor answers one question at a time
             loaded = self.loaded()
             if loaded is None:
                 raise RunError(f"{self.name} cannot answer yet: its training has written no checkpoint")
@@ -70,7 +69,7 @@ class LiveRun:
             except (RunError, OSError):
                 if self._loaded is None:
                     raise
-                return self._loaded  # training removed the checkpoint while it was read: the next call tries again
+                return self._loaded  # training removed the checkpoint during loading: the next call tries again
             self._more = None if self.task.live is None else self.task.live(self.name, loaded.predictor)
             self._loaded, self._version = loaded, newest
             return loaded
@@ -85,7 +84,7 @@ class LiveRun:
 
 
 def open_run(path: Path) -> LiveRun:
-    """Return the run in a directory. One that has no weights yet can be opened; one that is damaged is an error."""
+    """Return the run of a directory. One without weights can be opened; a damaged one is an error."""
     run = Run.open(path)
     live = LiveRun(run, task_of(run))
     run.config_as(live.task.config)

@@ -16,9 +16,9 @@ from regard.train.run_directory import Run, RunError
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Loaded:
-    """A trained run that answers inputs of the kind its task takes.
+    """A trained run that answers inputs of its task.
 
-    `predictor` is the task's own object, such as a `Translator`; `weights` says which weights it has.
+    `predictor` is the task's own object, such as a `Translator`; `weights` names the loaded weights.
     """
 
     task: Task
@@ -39,8 +39,8 @@ class Loaded:
     def predict(self, inputs: Any, **options: Any) -> list[Prediction]:
         """Return an answer for each input, in their order. Options are the task's own, such as `beam` of a translator.
 
-        An input is text, the path of a file, a pair, or a mapping, as `task.inputs` says. An input that cannot be
-        answered is an `InputError` which names it.
+        An input is text, the path of a file, a pair, or a mapping, as `task.inputs` declares. For an input that cannot
+        be answered an `InputError` names it.
         """
         found: list[Prediction] = []
         for place, answer in enumerate(self.answers(inputs, **options)):
@@ -50,7 +50,7 @@ class Loaded:
         return found
 
     def answers(self, inputs: Any, **options: Any) -> list[Prediction | InputError]:
-        """Return the same, with the error itself in the place of an answer that could not be given."""
+        """Return the answers, with the error itself in place of an answer that could not be computed."""
         unknown = [name for name in options if name not in self.task.options]
         if unknown:
             known = ", ".join(self.task.options) or "none"
@@ -69,11 +69,10 @@ class Loaded:
 
 
 def load(run: str | os.PathLike[str] | Run, *, device: torch.device | str | None = None, **options: Any) -> Loaded:
-    """Return the predictor of a run: of its directory, or of an open `Run`.
+    """Return the predictor of a run, given as its directory or an open `Run`.
 
-    It is on the GPU where there is one, unless `device` names another. Options are the task's own, such as
-    `precision` of a translator. A run whose training was interrupted answers with its best checkpoint, and
-    `Loaded.weights` says so.
+    It is on the GPU if there is one, unless `device` names another. Options are the task's own, such as `precision` of
+    a translator. A run whose training was interrupted answers with its best checkpoint, which `Loaded.weights` names.
     """
     opened = run if isinstance(run, Run) else Run.open(run)
     task = task_of(opened)

@@ -8,9 +8,9 @@ from regard.train.train_settings import TrainSettings
 
 
 def cosine(watch: str, steps: int, learning_rate: float, *, weight_decay: float = 0.0, **others: Any) -> TrainSettings:
-    """Training whose learning rate falls along a cosine; the checkpoint with the best value of `watch` is kept.
+    """Return training settings with a cosine schedule; the checkpoint with the best value of `watch` is selected.
 
-    The lowest loss is the best, and the highest value of any other figure.
+    The best loss is the lowest, the best value of any other figure the highest.
 
     >>> cosine("accuracy", 1000, 6e-3, warmup=50).watch_for
     'highest'
@@ -27,5 +27,6 @@ def cosine(watch: str, steps: int, learning_rate: float, *, weight_decay: float 
 
 
 def presets(makers: dict[str, Callable[[], Any]], times: dict[str, str]) -> dict[str, Preset]:
-    """Presets by name: the docstring of a maker says what its preset is for, `times` how long it takes on two cores."""
+    """Return presets by name: the docstring of a function describes its preset, `times` is its duration on two
+    cores."""
     return {name: Preset(make.__doc__ or "", make, times.get(name, "")) for name, make in makers.items()}

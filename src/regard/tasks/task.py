@@ -1,4 +1,4 @@
-"""The task protocol: a frozen record of functions and facts, by which shared code trains, evaluates and predicts."""
+"""The task protocol: a frozen record of functions and data, with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Preset:
-    """A named configuration: what it is for, how long it takes on two CPU cores, and how it is made."""
+    """A named configuration: its purpose, its duration on two CPU cores, and the function that returns it."""
 
     about: str
     make: Callable[[], TaskConfig]
@@ -46,12 +46,12 @@ class Input:
     name: str
     kind: Literal["text", "image", "sound", "scene"]
     label: str
-    from_file: bool = False  # text that the command line also takes as the path of a text file
+    from_file: bool = False  # whether the command line also accepts the path of a text file
 
 
 @dataclass(frozen=True)
 class View:
-    """How a page of its attention is named, what a key stands for, such as a source word, and what its maps are.
+    """The title of a page of attention, the name of a key, such as a source word, and the name of its maps.
 
     `parts` is the heading of the list of answers in a page, in English ("en") and Chinese ("zh").
     """
@@ -66,7 +66,7 @@ class Codec(Protocol):
     """Converts inputs to numbers and numbers to answers; it is saved with the run."""
 
     def save(self, directory: Path) -> None:
-        """Writes its files, named `tokenizer*.json` or `codec*.json`, into a run directory."""
+        """Write its files, named `tokenizer*.json` or `codec*.json`, into a run directory."""
         ...
 
 
@@ -85,11 +85,11 @@ class Prediction(Protocol):
         ...
 
     def record(self) -> dict[str, Any]:
-        """Return the same as JSON: the answer, its probability or score, the weights with their labels."""
+        """Return the answer as JSON: the answer, its probability or score, the weights with their labels."""
         ...
 
     def trace(self) -> Trace | None:
-        """Return the weights with labels; None where the model has no attention."""
+        """Return the weights with labels; None if the model has no attention."""
         ...
 
 
@@ -99,11 +99,11 @@ class Predictor(Protocol):
 
     @property
     def network(self) -> nn.Module:
-        """Return the network, whose self-attention is shown beside the task's own maps."""
+        """Return the network, whose self-attention is displayed beside the task's own maps."""
         ...
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], **options: Any) -> list[Prediction | InputError]:
-        """Return one answer for each input, in their order; an error for an input that cannot be answered."""
+        """Return one answer for each input, in order; an error for an input that cannot be answered."""
         ...
 
 
@@ -112,11 +112,11 @@ class Material:
     """The data of a run: training records, validation and test examples."""
 
     codec: Any
-    records: Sequence[Any]  # what batches are collated from
-    lengths: Sequence[ArrayLike]  # of the records, a list for each padded side
+    records: Sequence[Any]  # records that are collated into batches
+    lengths: Sequence[ArrayLike]  # lengths of the records, a list for each padded side
     valid: Sequence[Any]  # examples: inputs with their gold answers
     test: Sequence[Any]
-    longer: Sequence[Any]  # longer than any trained on
+    longer: Sequence[Any]  # examples that are longer than any in training
     about: str
     # An example input: text, a list, or a mapping by the names of the inputs. An image is pixels
     # (3, height, width) or the bytes of a PNG file, a sound the bytes of a WAV file; they become files of the run.
@@ -125,10 +125,10 @@ class Material:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result of a network on a batch: its loss, and what penalties and estimators need of its attention.
+    """The result of a network on a batch: its loss, and the inputs of penalties and estimators.
 
-    `weights` are (…, q, k), `mask` says which of them count; `log_prob` and `reward`, (n,) or (b, t), are of hard
-    attention: the log-probability of the sample, and the reward of the resulting answer; `choices` says which of them
+    `weights` are (…, q, k), `mask` selects those that count; `log_prob` and `reward`, (n,) or (b, t), are for hard
+    attention: the log-probability of the sample, and the reward of the resulting answer; `choices` selects those that
     count (None: all), and `kinds` gives the kind of each if every kind has its own baseline.
     """
 
@@ -157,16 +157,16 @@ class Task:
 
     - `material(config, cache, codec, say)`: the built-in world, or the files of `config.data.files`, indexed in the
       folder `cache`. A resumed run passes its own `codec`; `say` reports progress.
-    - `files(config)`: every file that the run reads.
+    - `files(config)`: every file that the run uses.
     - `codec(directory, config)`: the codec of a run, from its `codec_files`.
     - `network(config, codec)`: the model, untrained.
     - `encode(codec, example, config)`: an example as a record; `sizes(record)`: its padded lengths.
     - `collate(records, config, grid=, rows=)`: records as a batch with `.to(device)`.
     - `outcome(network, batch, config, attention)`: the loss of a batch; with `attention`, also weights and choices.
-    - `predictor(network, codec, config)`: answers to inputs, with the network as it is.
+    - `predictor(network, codec, config)`: answers to inputs by this network.
     - `loaded(network, codec, config, device, **options)`: the same for a network that is trained: by default it is
       moved to the device. `loading` names the options.
-    - `validate(predictor, examples, config)`: figures by name, quickly.
+    - `validate(predictor, examples, config)`: a few fast figures by name.
     - `judge(predictor, examples, config, explain)`: all figures; with `explain`, faithfulness too.
     - `examples(paths, config, codec)`: the examples of other files.
     """
@@ -201,10 +201,10 @@ class Task:
     options: tuple[str, ...] = ()  # names of the options of `answers`
     aliases: Mapping[str, str] = field(default_factory=dict)  # short names of settings
     choosing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # a setting, its values, and their presets
-    needs: Needs = field(default_factory=dict)  # what settings need to have an effect
-    recorded: tuple[str, ...] = ()  # settings that config.json has even where they have none
+    needs: Needs = field(default_factory=dict)  # conditions under which settings have an effect
+    recorded: tuple[str, ...] = ()  # settings that config.json always contains, even without effect
     changeable: tuple[str, ...] = ()  # settings that may change when a run is resumed, besides those of every task
-    validated: int = 200  # examples that `validate` gets
+    validated: int = 200  # number of examples that `validate` gets
 
     def figure(self, name: str) -> Figure | None:
         """Return the `Figure` of a key of a result; None if the key is not a figure."""

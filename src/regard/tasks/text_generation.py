@@ -1,4 +1,4 @@
-"""Shared by tasks that generate text: the loss of a text, and beam search."""
+"""Functions of tasks that generate text: the loss of a text, and beam search."""
 
 from typing import Any, Literal
 
@@ -33,9 +33,9 @@ def word_outcome(
 ) -> Outcome:
     """Return the loss of a model's output against the target (b, t), −100 where there is none.
 
-    With `attention` also the weights, and the samples of hard attention: each is rewarded with the log-probability of
-    its own word, of its word and all later ones (`credit="rest"`), or of the whole text (`credit="caption"`, Xu et al.
-    2015, section 4.1). `keys` (b, k) says which keys are real; None: all are.
+    With `attention` it includes the weights, and the samples of hard attention: each is rewarded with the
+    log-probability of its own word, of its word and all later ones (`credit="rest"`), or of the whole text
+    (`credit="caption"`, Xu et al. 2015, section 4.1). `keys` (b, k) marks the keys that are not padding; None: all.
     """
     model: EncoderDecoder = getattr(network, "_orig_mod", network)
     summed = linear_cross_entropy(
@@ -55,7 +55,7 @@ def word_outcome(
         scores = model.logits(decoded.states).float().log_softmax(-1)
         own = scores.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
         reward = credited(torch.where(real, own, 0), credit)
-    # Masked, not indexed: a CUDA graph has no shapes that depend on the data.
+    # Masks are used instead of indices, because shapes in a CUDA graph cannot depend on the data.
     return Outcome(summed.loss, summed.count, weights, mask, decoded.log_prob, reward, real, target.clamp_min(0))
 
 
@@ -84,7 +84,7 @@ def hypotheses(
     never: tuple[int, ...] = (PAD, BOS),
     minimum: int = 0,
 ) -> list[list[Hypothesis]]:
-    """For each row of the state its best texts of `minimum` to `limit` (b,) tokens; a width of 1 is greedy."""
+    """Return for each row of the state its best texts of `minimum` to `limit` (b,) tokens; a width of 1 is greedy."""
     given: dict[str, Any] = {"start": torch.full_like(limit, BOS), "stop": EOS, "limit": limit, "minimum": minimum}
     given |= {"never": never, "captures": captures}
     if width == 1:

@@ -33,7 +33,7 @@ from regard.train.progress_display import Progress, Silent, default_progress
 from regard.train.run_directory import Run, RunError
 from regard.train.updates import Loss
 
-_GRID = 8  # lengths of batches are multiples of it where steps are captured as CUDA graphs
+_GRID = 8  # lengths of batches are multiples of this if steps are captured as CUDA graphs
 _HELD_OUT_ROWS = 64
 # Settings that may change when a run of any task is resumed.
 CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard", "train.pieces")
@@ -51,7 +51,7 @@ def train(
 ) -> dict[str, Any]:
     """Train into the run directory `out`, evaluate on the test part, and return the result that is written there.
 
-    A resumed run must find its data files unchanged, unless changed data is accepted. With several workers, all
+    The data files of a resumed run must be unchanged, unless changed data is accepted. With several workers, all
     call this, with the same configuration and files; the first writes the run directory, and all must see it.
     """
     # Settings without effect are not recorded. They are reset here too, so that a resumed run has the same settings.
@@ -121,9 +121,9 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
 def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, workers: Workers) -> Material:
     """Return the data of the run.
 
-    From files, the first worker builds the codec and writes an index, which the others read.
+    From files, the first worker builds the codec and writes an index, which the others load.
     """
-    # Weights need the codec they were trained with; without any weights, an interrupted start begins again.
+    # Weights need the codec that they were trained with; without weights, an interrupted start begins again.
     trained = bool(run.checkpoints.steps()) or run.model_path.is_file()
 
     def make() -> Material:
@@ -150,7 +150,7 @@ def _in_trees() -> None:
 
 
 def gathered_layers(network: nn.Module) -> Iterator[nn.Module]:
-    """Return the layers that a sharded network gathers one by one; everything else it gathers for the whole step."""
+    """Return the layers that a sharded network gathers one by one; the rest is gathered for the whole step."""
     _in_trees()
     return (one for one in network.modules() if isinstance(one, TransformerEncoderLayer | TransformerDecoderLayer))
 
@@ -164,7 +164,7 @@ def _quicker(task: Task, config: TaskConfig) -> str:
 
 
 class TaskLoss:
-    """The task's loss with the penalty and the estimator that the configuration asks for."""
+    """The task's loss with the configured penalty and estimator."""
 
     def __init__(self, task: Task, config: TaskConfig, network: nn.Module, device: torch.device) -> None:
         self._task, self._config, self._device = task, config, device
@@ -190,9 +190,9 @@ class TaskLoss:
 
 
 def batches(task: Task, config: TaskConfig, material: Material, workers: Workers = ALONE) -> RecordBatches:
-    """Return the training batches, in the order of the configuration's seed; of several workers, this one's share of
-    each."""
-    longest = max(int(np.max(column)) for column in material.lengths)  # records of length 1 all have one shape
+    """Return the training batches in the order of the configuration's seed; with several workers, this one's share."""
+    # If all lengths are 1, all batches have one shape.
+    longest = max(int(np.max(column)) for column in material.lengths)
     return RecordBatches(
         material.records,
         material.lengths,
@@ -214,15 +214,15 @@ def _held_out(task: Task, config: TaskConfig, material: Material) -> list[Any]:
 
 
 def _renewed(task: Task, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored configuration in the current format, with the defaults of settings that it lacks."""
+    """Return a stored configuration in the current format, with defaults for missing settings."""
     try:
         return recorded(task, task.config.model_validate(stored))
-    except ValueError:  # of another task, or edited by hand: compared as it is
+    except ValueError:  # of another task, or edited by hand: compared unchanged
         return stored
 
 
 def facts(config: TaskConfig, material: Material, network: nn.Module, fitted: Fitted, seconds: float) -> dict[str, Any]:
-    """Return the facts of a result about the run, besides its figures."""
+    """Return the entries of a result about the run, besides its figures."""
     return {
         "task": config.task,
         "data": material.about,

@@ -1,4 +1,4 @@
-"""Answers with the network's self-attention beside the maps that the task itself shows."""
+"""Answers with the network's self-attention in addition to the task's own maps."""
 
 import copy
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from regard.look.watch import watch
 from regard.tasks.loading import Loaded
 from regard.tasks.task import InputError, Prediction
 
-_WEIGHTS = 2**20  # of the self-attention of one answer: all heads of all layers together
-_BYTES = 2**28  # queries and keys that are held while one input is answered
+_WEIGHTS = 2**20  # largest number of self-attention weights of one answer, over all heads and layers
+_BYTES = 2**28  # bytes of queries and keys that are stored while one input is answered
 
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """A prediction with the self-attention that was computed for it; `dropped` says which layers were left out."""
+    """A prediction with its self-attention; `dropped` names the omitted layers."""
 
     prediction: Prediction
     layers: Sequence[Record]
@@ -28,7 +28,7 @@ class Watched:
 
     @property
     def answer(self) -> str:
-        """Return what a person wants to read."""
+        """Return the answer as text."""
         return self.prediction.answer
 
     @property
@@ -37,11 +37,11 @@ class Watched:
         return self.prediction.line
 
     def record(self) -> dict[str, Any]:
-        """Return the prediction as JSON, as its task writes it."""
+        """Return the prediction as JSON, in the task's format."""
         return self.prediction.record()
 
     def trace(self) -> Trace | None:
-        """Return the task's own maps, then the layers of self-attention; None where there is neither."""
+        """Return the task's own maps, then the layers of self-attention; None if there is neither."""
         own = self.prediction.trace()
         layers = [copy.copy(layer) for layer in self.layers]
         if own is None:
@@ -52,8 +52,8 @@ class Watched:
 def watched(loaded: Loaded, inputs: Sequence[Any], **options: Any) -> list[Prediction | InputError]:
     """Return the answers of a run, one input after another, each with the self-attention of its network.
 
-    Self-attention is every call with one sequence whose queries are as many as its keys: the layers of a Transformer
-    encoder, or a passage that attends itself. It has the labels of the task's own map with as many positions.
+    Self-attention is every call with equal numbers of queries and keys: the layers of a Transformer encoder, or the
+    self-matching of a passage. It gets the labels of the task's own map with the same number of positions.
     """
     return [_watched(loaded, one, options) for one in inputs]
 
@@ -82,13 +82,13 @@ def _watched(loaded: Loaded, given: Any, options: dict[str, Any]) -> Prediction 
 
 
 def _same(one: Record, other: Record) -> bool:
-    """Return whether two maps are one: a task's own map may be square by chance, or be self-attention itself."""
+    """Return whether two maps are equal: a task's own map may be square by chance, or be self-attention itself."""
     shapes = {(record.batch, record.heads, record.queries, record.keys) for record in (one, other)}
     return len(shapes) == 1 and torch.allclose(one.weights(), other.weights(), atol=1e-4)
 
 
 def _labels(shown: Sequence[Record], count: int) -> Labels | None:
-    """Return what the positions stand for: the columns of one of these maps, else the rows of one."""
+    """Return the labels of the positions: the columns of one of these maps, else the rows of one."""
     axes = [record.labels() for record in shown]
     found = [labels for labels in [*(one.columns for one in axes), *(one.rows for one in axes)] if labels is not None]
     return next((labels for labels in found if len(labels) == count), None)

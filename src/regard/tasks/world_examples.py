@@ -16,6 +16,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(splits: Callable[..., Any], data: TaskData, example: Callable[[Any], Any], **world: Any) -> Parts:
-    """Return what `splits(seed, train=, valid=, test=, longer=, **world)` makes, each item turned into an example."""
+    """Return the result of `splits(seed, train=, valid=, test=, longer=, **world)`, each item converted to an
+    example."""
     made = splits(data.seed, train=data.train, valid=data.valid, test=data.test, longer=data.longer, **world)
     return Parts(*([example(one) for one in part] for part in (made.train, made.valid, made.test, made.longer)))

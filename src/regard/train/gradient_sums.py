@@ -63,7 +63,7 @@ class GradientSums:
         self._versions = self._buffer_versions()
 
     def of(self, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return this worker's total and count of each batch; after the last, gradients are those of all workers."""
+        """Yield this worker's total and count of each batch; after the last, gradients are those of all workers."""
         waiting: list[Any] = []
         for batch in batches:
             if waiting:

@@ -62,8 +62,9 @@ def draw(seed: int, index: int, device: str) -> Case:
     shapes = {"additive": _additive, "step": _step, "other": _other, "linear": _itself, "local": _itself}
     case = shapes.get(kind, _itself)(rng, common)
     case = replace(case, **_mechanism(rng, kind, case))
-    if case.mask in ("padding", "segments", "documents", "causal_padding", "dense", "window", "causal"):
-        case = replace(case, new_mask=rng.random() < 0.5)
+    anew = rng.random() < 0.5
+    if case.kind != "linear" and case.mask not in ("none", "cache"):
+        case = replace(case, new_mask=anew)
     return _bounded(rng, case)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from regard.bench.measurement import cuda_memory, orders, why
-from regard.bench.sweep import attention_contest, errors, layer_contest, linear_contest
+from regard.bench.sweep import attention_contest, error_budgets, layer_contest, linear_contest
 from regard.bench.sweep.cases import Case
 from regard.bench.sweep.contests import Contender, Contest
 
@@ -84,14 +84,14 @@ def _measure(case: Case, found: Measured) -> None:
     if case.compiled:
         torch.compiler.reset()  # what was compiled for earlier cases counts towards torch's limit for one function
     field = contest(case)
-    truth = errors.truth(case, field)
+    truth = error_budgets.truth(case, field)
     found.first = _clock(lambda: _run(case, field.ours)(), case.device)
-    found.errors = errors.budgets(case, field, field.ours, truth)
+    found.errors = error_budgets.budgets(case, field, field.ours, truth)
     contenders = {"regard": field.ours}
     for name, make in field.peers.items():
         try:
             peer = make()
-            off = errors.budgets(case, field, peer, truth)["output"]
+            off = error_budgets.budgets(case, field, peer, truth)["output"]
             if not off <= WRONG:
                 raise ValueError(f"its output is off by {off:.0f} budgets")
             contenders[name] = peer

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.core import recompute
 from regard.core.backends import blocked, decoding_step, reference
 from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
 from regard.core.problem import HALF, Problem
@@ -165,36 +165,27 @@ def _exponential(problem: Problem) -> Problem:
     return replace(problem, score=Exponential(problem.score.weight, build=_builds(problem)))
 
 
-def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tensor | None:
-    """Compute an unmasked call without building a `Problem`, if `attend` would run the same kernels; else return None.
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that runs the kernel alone for all calls with the signature of this one.
 
-    The tensors are on CUDA.
+    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
-    weight, shape = score.weight, query.shape
-    if (
-        not query.dim() == key.dim() == value.dim() == 4
-        or shape[:2] != key.shape[:2]
-        or key.shape[:3] != value.shape[:3]
-    ):
+    if problem.device.type != "cuda" or problem.masked or problem.dropout > 0.0 or _is_step(problem):
         return None
-    if shape[3] != key.shape[3] or weight.shape not in (shape[3:], (shape[1], shape[3])):
+    if problem.query.ndim != 4 or problem.group > 1 or problem.value.shape[-1] == 0:
         return None
-    if 0 in shape or 0 in key.shape or value.shape[3] == 0:
-        return None
-    learning = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, weight))
-    if shape[2] <= decoding_step.MOST and not learning:
-        return None
-    if not query.dtype == key.dtype == value.dtype or query.dtype not in (*HALF, torch.float32):
-        return None
-    if not query.device == key.device == value.device == weight.device:
-        return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not TRITON:
-        return None
-    if query.device.index != torch.cuda.current_device():
+    assert isinstance(problem.score, Additive)
+    weight = problem.score.weight
+    if weight.ndim == 2 and len(weight) != problem.query.shape[1]:
         return None
     from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
 
-    return additive_attention(query, key, value, weight, activation=score.activation)[0]
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_: object) -> Tensor | None:
+        if query.device.index != torch.cuda.current_device():
+            return None
+        return additive_attention(query, key, value, score.weight, activation=score.activation)[0]
+
+    return attended
 
 
 def _is_step(problem: Problem) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import ranges, sdpa
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi, DenseBias, Relative, Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
@@ -143,25 +143,29 @@ def _near(heads: int, *tensors: Tensor) -> bool:
     return heads * max(farthest, *(t.stride(-3) for t in tensors)) < 2**31
 
 
-def directly(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float | None) -> Tensor | None:
-    """Compute a window without building a `Problem`, if `attend` would run the same kernel; else return None.
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that runs the kernel alone for all calls with the signature of this one.
 
-    The tensors are on CUDA, of one dtype and one shape (b, h, n, d).
+    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
-    batch, heads, length, size = query.shape
-    if query.dtype not in HALF or not low <= 0 <= high <= low + _NARROW or length < _WORTH:
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or problem.query.ndim != 4 or not isinstance(problem.score, ScaledDot):
         return None
-    if low <= 1 - length or high >= length - 1:  # such a bound excludes nothing, so this is no window
-        return None
-    if size < 16 or size > 128 or size & (size - 1) or batch * heads > _PROGRAMS or not _near(heads, query, key, value):
-        return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not TRITON:
-        return None
-    if query.device.index != torch.cuda.current_device():
+    if not _narrow(problem, found):
+        return ranges.direct(problem, problem.score) if ranges.serves(problem, found) else None
+    low, high, square = found.low, found.high, problem.query.shape == problem.key.shape
+    if low is None or high is None or not (square and low <= 0 <= high):
         return None
     from regard.kernels.triton.window_attention import window_attention  # imported here, because it imports Triton
 
-    return window_attention(query, key, value, low, high, size**-0.5 if scale is None else scale)
+    scale = problem.score.factor(problem.query.shape[-1])
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor | None:
+        if query.device.index != torch.cuda.current_device():
+            return None
+        return window_attention(query, key, value, low, high, scale)
+
+    return attended
 
 
 def _by_window(query: Tensor, key: Tensor, value: Tensor, found: Clauses, scale: float) -> Tensor:
@@ -291,7 +295,7 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pair_rule(problem: Problem, found: Clauses, lead: torch.Size) -> Callable[..., Tensor]:
-    """Return whether query i may attend key j. Bounds are tensors, so that another window does not recompile."""
+    """Return the mask function of one pair. Bounds are tensors, so that another window does not recompile."""
     device, (heads, queries, keys) = problem.device, problem.shape[-3:]
     # Filled on the device: a number copied there would be waited for.
     bounds = ((found.low, -queries), (found.high, keys))

@@ -1,7 +1,7 @@
-"""Masks that leave a block of queries a range of keys, on CUDA by a Triton kernel: bands, lengths, segments; and ALiBi.
+"""Attention on CUDA under bands, lengths and segments, with ALiBi: a block of queries visits its range of keys alone.
 
-Lengths and ids go into the kernel as they are: no mask is formed, and nothing waits for the device. For segments the
-ranges are computed on the device, in two launches, once for a mask object.
+Lengths and ids are arguments of the Triton kernel: no mask tensor is built, and the host does not wait for the device.
+The ranges of segments are computed on the device, in one or two launches, once for a mask object.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
@@ -27,14 +27,14 @@ _PROGRAMS = 65_535  # on the second axis of a launch
 
 
 class Lowered(NamedTuple):
-    """A mask as the kernel takes it, and which keys any query attends where the kernel would not find out."""
+    """The mask as arguments of the kernel, and the keys that any query attends where the kernel does not test that."""
 
     rules: Any
     seen: Tensor | None
 
 
 def serves(problem: Problem, found: Clauses | None) -> bool:
-    """Does the kernel compute this, and is there a mask or a bias that torch's own kernels do not know?"""
+    """Return whether the kernel computes the problem and torch's own kernels have no argument for its mask or bias."""
     if found is None or not _simple(found) or problem.dropout > 0.0 or problem.score.why_no_product() is not None:
         return False
     if problem.bias is not None and (type(problem.bias) is not Alibi or problem.bias_learned):
@@ -54,18 +54,20 @@ def _worth_it(found: Clauses, bias: object) -> bool:
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Are these the kernel's sizes, in half precision? Query heads may share key heads."""
+    """Return whether the kernel supports these shapes and dtypes; query heads may share key heads."""
     queries, keys, heads = query.shape[-2], key.shape[-2], query.shape[-3]
     if query.dtype not in HALF or min(queries, keys) < _LEAST or not TRITON or torch.compiler.is_compiling():
         return False
     if key.shape[-1] not in _SIZES or value.shape[-1] not in _SIZES or math.prod(query.shape[:-2]) > _PROGRAMS:
         return False
-    # The heads of a batch row lie within 2³¹ numbers, as the kernel counts them, in a copy without gaps too.
-    return heads * max(128 * max(queries, keys), query.stride(-3), key.stride(-3), value.stride(-3)) < 2**31
+    # The heads and rows of a batch row lie within 2³¹ numbers, as the kernel counts them, in a copy without gaps too.
+    tensors = (query, key, value)
+    reach = max(128 * max(queries, keys), *(t.stride(-3) for t in tensors))
+    return heads * reach < 2**31 and max(queries, keys) * max(t.stride(-2) for t in tensors) < 2**31
 
 
 def attend(problem: Problem, found: Clauses) -> Result:
-    """Attention by the kernel."""
+    """Compute attention by the kernel."""
     from regard.kernels.triton.range_attention import range_attention  # imports Triton: only where it is used
 
     lead, mask, shape, device = problem.query.shape[:-3], problem.mask, problem.shape, problem.device
@@ -90,37 +92,41 @@ def attend(problem: Problem, found: Clauses) -> Result:
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
 
 
-def directly(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float | None) -> Tensor | None:
-    """Scaled dot under a mask without building a problem, where `attend` would serve; None elsewhere.
+def direct(problem: Problem, score: ScaledDot) -> Direct:
+    """Return a function that runs the kernel alone, for all calls with the signature of this one."""
+    from regard.kernels.triton.range_attention import range_attention  # imported here, because it imports Triton
 
-    The tensors are on CUDA, (b, h, n, d), of one dtype; key and value have one shape, and the query its heads.
-    """
-    if not _fits(query, key, value) or torch.is_autocast_enabled("cuda"):
-        return None
-    device, shape = query.device, (*query.shape[:3], key.shape[2])
-    if device.index != torch.cuda.current_device():
-        return None
-    lowered = stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device))
-    if lowered is None or lowered.seen is not None:
-        return None
-    from regard.kernels.triton.range_attention import range_attention  # imports Triton: only where it is used
+    shape, heads, scale = problem.shape, problem.shape[-3], score.factor(problem.query.shape[-1])
 
-    return range_attention(query, key, value, lowered.rules, query.shape[-1] ** -0.5 if scale is None else scale)
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, bias: Any) -> Tensor | None:
+        device = query.device
+        if device.index != torch.cuda.current_device():
+            return None
+        if mask is None:
+            lowered = _lowered(Clauses(), shape, device)
+        else:
+            lowered = stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device))
+        if lowered.seen is not None:
+            return None
+        rules = lowered.rules
+        if bias is not None:
+            slopes = stored(bias, device, ("slopes", heads), lambda: bias.on(device).slopes.detach().expand(heads))
+            rules = rules._replace(slopes=slopes, slopes_h=slopes.stride(0), offset=bias.offset)
+        return range_attention(query, key, value, rules, scale)
+
+    return attended
 
 
-def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered | None:
-    """The mask as the kernel takes it; None where the general path must serve or raise."""
-    mask = mask.on(device)
-    if any(t.device != device for t in mask.tensors()):
-        return None
-    found = clauses(mask.aligned(shape), *shape[-2:])
-    if found is None or not _simple(found) or (found.lengths is None and not found.segments):
-        return None
+def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered:
+    """Return the mask of a call that was checked before as the kernel takes it."""
+    found = clauses(mask.on(device).aligned(shape), *shape[-2:])
+    assert found is not None  # checked by serves()
     return _lowered(found, shape, device)
 
 
 def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lowered:
-    from regard.kernels.triton.range_attention import Rules, segment_bounds  # imports Triton: only where it is used
+    from regard.kernels.triton.range_attention import Rules  # imports Triton: only where it is used
+    from regard.kernels.triton.segment_bounds import segment_bounds
 
     lead, (queries, keys) = shape[:-3], shape[-2:]
     rules = Rules(found.low, found.high)
@@ -137,6 +143,6 @@ def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lo
         key_ids=other, key_b=other.stride(0), key_n=other.stride(1),
         key_bounds=row_bounds if of_queries is of_keys else segment_bounds(other, own),
     )  # fmt: skip
-    # In packed self-attention every key has a query, its own; lengths and bands are known to the kernel.
+    # In packed self-attention every key has a query, its own; lengths and bands are tested by the kernel.
     alone = of_queries is not of_keys or (found.low or 0) > 0 or (found.high or 0) < 0
     return Lowered(rules, seen_keys(found, queries, keys, device) if alone else None)

@@ -3,26 +3,29 @@
 Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
 `is_causal`, a mask that is equal for all queries becomes one row, a window is computed as a band (`banded`); any other
 mask is built for a block of queries at a time, over the range of keys that the block may attend (on a GPU blocks are
-large: 2²⁶ entries of the mask).
+large: 2²⁶ entries of the mask). On the CPU padding and documents are cut into sequences, one call without a mask for
+each (`sequences`).
 """
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import summaries
-from regard.core.backends import banded, decoding_step, reference, torch_sdpa
+from regard.core.backends import banded, decoding_step, reference, sequences, torch_sdpa
 from regard.core.backends.block_grid import survey
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
-from regard.core.nonfinite import all_finite, needs_cleaning, zero_masked_keys
+from regard.core.masks import Dense
+from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
-from regard.core.scores import Bilinear, ScaledDot
+from regard.core.scores import Bilinear, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
 
@@ -37,17 +40,28 @@ def refuses(problem: Problem) -> str | None:
     """Return the reason why torch's kernels cannot compute the problem, or None."""
     if problem.dropout > 0.0 and problem.generator is not None:
         return "its dropout takes no generator"
-    if problem.device.type == "cpu" and not torch.compiler.is_compiling():
-        masked = problem.mask is not None or problem.bias is not None
-        if (masked or problem.shape[-1] < FEW) and mapped():
-            return (
-                "in vmap the data cannot be checked for NaN or Inf, which its kernels would carry past a mask or lose"
-            )
-        if needs_cleaning(problem):
-            return "NaN or Inf in query, key or value, or numbers near it: its kernels would carry them past the mask"
-        if problem.shape[-1] < FEW and not all_finite(problem):
-            return "NaN or Inf in query, key or value: its kernels lose them among few keys"
+    if _inspected(problem) and mapped():
+        return "in vmap the data cannot be checked for NaN or Inf, which its kernels would carry past a mask or lose"
     return None
+
+
+def refuses_data(problem: Problem) -> str | None:
+    """Why torch's kernels do not compute these numbers, if they do not."""
+    if not _inspected(problem):
+        return None
+    if problem.masked:
+        wrong = "NaN or Inf in query, key or value, or numbers near it: its kernels would carry them past the mask"
+        return wrong if needs_cleaning(problem) else None
+    if not all_finite(problem):
+        return "NaN or Inf in query, key or value: its kernels lose them among few keys"
+    return None
+
+
+def _inspected(problem: Problem) -> bool:
+    """Must the numbers be inspected, and can they be?"""
+    if problem.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return problem.masked or problem.key.shape[-2] < FEW
 
 
 def not_worth_it(problem: Problem) -> str | None:
@@ -75,7 +89,7 @@ def working_bytes(problem: Problem) -> int:
     if plain(problem):
         return 2 * math.prod(problem.shape) * problem.query.element_size()
     found = clauses(problem.mask, *problem.shape[-2:])
-    if problem.bias is None and _needs_no_block(found):
+    if (problem.bias is None and _needs_no_block(found)) or _sequences(problem, found) is not None:
         return 0
     if problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:]):
         key_bytes = math.prod(problem.key.shape) // problem.shape[-1] * problem.key.element_size()
@@ -175,7 +189,10 @@ def attend(problem: Problem) -> Result:
         )
         return output if filled is None else torch.where(filled, output, 0)
 
-    if problem.bias is None and found is not None and _needs_no_block(found):
+    calls = _sequences(problem, found)
+    if calls is not None:
+        output = sequences.attend(query, key, value, calls, kernel)
+    elif problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
         both = None
@@ -198,6 +215,55 @@ def attend(problem: Problem) -> Result:
         output = torch.cat(parts, -2)
     output = output[..., :size]
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]), lse=lse)
+
+
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that runs the kernel alone for all calls with the signature of this one.
+
+    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
+    """
+    found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
+    if problem.query.ndim != 4 or problem.key.shape[-1] != problem.value.shape[-1]:
+        return None
+    if found is None or problem.bias is not None:
+        return None
+    causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
+    if not causal and pairs is None and (found.banded or found.segments or found.lengths is not None or found.dense):
+        return None
+    on_cpu = problem.device.type == "cpu"
+    if causal and queries < keys and not on_cpu:  # the keys behind the last query are masked for all
+        return None
+    masked, few, learning = problem.mask is not None, keys < FEW, problem.differentiated
+    as_it_is = isinstance(problem.score, ScaledDot)
+    scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
+    options = {"dropout_p": problem.dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
+        if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
+            return None
+        given = None if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
+        if as_it_is:
+            return torch_sdpa.attend(query, key, value, attn_mask=given, scale=scale, **options)
+        product = score.as_product(query, key)
+        assert product is not None  # checked by refuses()
+        return torch_sdpa.attend(product.query, product.key, value, attn_mask=given, scale=product.scale, **options)
+
+    return attended
+
+
+def _pairs_at_once(problem: Problem) -> torch.Size | None:
+    """Return the shape of a mask tensor that the CPU's kernel takes whole, as it was given, or None."""
+    mask = problem.mask
+    if not isinstance(mask, Dense) or problem.device.type != "cpu" or _rows_at_once(problem) < problem.shape[-2]:
+        return None
+    return mask.tensor.shape
+
+
+def _sequences(problem: Problem, found: Clauses | None) -> list[sequences.Packed] | None:
+    """Return the calls, one for each sequence, if lengths and ids are on the CPU and a call for each is faster."""
+    if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
+        return None
+    return sequences.packed(found, problem.shape)
 
 
 def _with_log_sum_exp(problem: Problem) -> Result | None:
@@ -250,7 +316,7 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
-    """Yield blocks of queries, each with the range of keys that it may attend."""
+    """Return blocks of queries, each with the range of keys that it may attend."""
     queries, keys = problem.shape[-2:]
     rows = cut(queries, _rows_at_once(problem))
     if problem.mask is None or len(rows) < 2:

@@ -7,13 +7,15 @@ or hide keys from every query, by lengths or one by one. Masked keys are never l
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.core.backends import decoding_step
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.clauses import clauses
+from regard.core.masks import And, Band, Dense, Padding
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear, Dot, ScaledDot
@@ -115,6 +117,51 @@ def attend(problem: Problem) -> Result:
     causal = found.high is not None
     output = short_attention(query, key, value, lengths, mask, seed, product.scale, causal, problem.dropout)
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
+
+
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that runs the kernel alone for all calls with the signature of this one.
+
+    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
+    """
+    found, dropout = clauses(problem.mask, *problem.shape[-2:]), problem.dropout
+    if found is None or problem.query.ndim != 4 or not isinstance(problem.score, (Dot, ScaledDot)):
+        return None
+    if (found.lengths is not None and not _lengths_alone(problem)) or (found.dense and type(problem.mask) is not Dense):
+        return None
+    from regard.kernels.triton.short_attention import short_attention  # imported here, because it imports Triton
+
+    product = problem.score.as_product(problem.query, problem.key)
+    assert product is not None  # checked by refuses()
+    scale, causal, padded, dense = product.scale, found.high is not None, found.lengths is not None, bool(found.dense)
+    batch, keys = problem.shape[0], problem.shape[-1]
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, _: object) -> Tensor | None:
+        device, padding = query.device, _padding(mask) if padded else None
+        if device.index != torch.cuda.current_device() or (padding is not None and padding.plain):
+            return None
+        lengths = None if padding is None else padding.lengths
+        one_row = mask if isinstance(mask, Tensor) else mask.tensor if dense else None
+        one_row = one_row.expand(batch, 1, 1, keys).reshape(batch, keys) if one_row is not None else None
+        seed = torch.randint(2**31 - 1, (1,), device=device) if dropout > 0.0 else None
+        return short_attention(query, key, value, lengths, one_row, seed, scale, causal, dropout)
+
+    return attended
+
+
+def _lengths_alone(problem: Problem) -> bool:
+    """Return whether the mask is one length for each sequence, causal or not."""
+    mask = _padding(problem.mask)
+    return isinstance(mask, Padding) and mask.lengths.shape == (problem.query.shape[0], 1)
+
+
+def _padding(mask: Any) -> Any:
+    """Return the mask, or the part of it beside a band."""
+    if not isinstance(mask, And):
+        return mask
+    if isinstance(mask.left, Band):
+        return mask.right
+    return mask.left if isinstance(mask.right, Band) else mask
 
 
 def _four_axes(tensor: Tensor) -> Tensor:

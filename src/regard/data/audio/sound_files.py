@@ -1,4 +1,5 @@
-"""Sound files as samples: WAV by the standard library, other formats through soundfile; mixed and resampled."""
+"""Sound files as samples: WAV by the standard library, other formats by soundfile; converted to one channel and
+rate."""
 
 import functools
 import io
@@ -19,14 +20,14 @@ from regard.data.data_files import DataError
 Samples = NDArray[np.float32]  # (n,), from −1 to 1
 
 SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".opus", ".aiff"}
-SHORTEST = 0.02  # seconds: less than one frame of features
-CLIPPED = 0.2  # share of samples at the limits of the format above which a recording is called clipped
-_RATES = (1000, 768_000)  # samples a second that a file may have
+SHORTEST = 0.02  # seconds; shorter recordings have less than one frame of features
+CLIPPED = 0.2  # fraction of samples at the limits of the format above which a recording counts as clipped
+_RATES = (1000, 768_000)  # the smallest and largest sample rate of a file
 _CHANNELS = 64
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _FORMATS = {(_PCM, 8): "u1", (_PCM, 16): "<i2", (_PCM, 32): "<i4", (_FLOAT, 32): "<f4", (_FLOAT, 64): "<f8"}
-_ZEROS = 16  # zero crossings of the sinc on either side
-_FINEST = 1000  # denominator of the ratio of two rates: 44,100 to 16,000 is 160 / 441
+_ZEROS = 16  # zero crossings of the sinc on each side
+_FINEST = 1000  # the largest denominator of the ratio of two rates: 44,100 to 16,000 is 160 / 441
 
 
 class _Header(NamedTuple):
@@ -43,8 +44,8 @@ class _Header(NamedTuple):
 def read_sound(given: Path | bytes, rate: int, *, longest: float, name: str = "the sound") -> Samples:
     """Return the samples of a file or of its bytes at `rate` samples a second, the mean of its channels.
 
-    A `DataError` says what is wrong: no sound file, nothing in it, cut off, silent, clipped, or longer than `longest`
-    seconds; the length is taken from the header, so that an hour is refused before it is read.
+    A `DataError` names the fault: no sound file, empty, truncated, silent, clipped, or longer than `longest` seconds;
+    the length is taken from the header, so that a long file is refused before it is decoded.
     """
     where = name if isinstance(given, bytes) else str(given)
     try:
@@ -61,7 +62,7 @@ def read_sound(given: Path | bytes, rate: int, *, longest: float, name: str = "t
 
 
 def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
-    """Return samples at another rate, by a windowed sinc that passes what both rates can hold.
+    """Return samples at another rate, by a windowed sinc that passes frequencies below half of both rates.
 
     >>> same = resampled(np.ones(8, np.float32), 8000, 8000).tolist() == [1.0] * 8
     >>> same, len(resampled(np.ones(441, np.float32), 44100, 16000))
@@ -73,7 +74,7 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
     new, old = ratio.numerator, ratio.denominator
     kernel, width = _kernel(new, old)
     padded = F.pad(torch.from_numpy(np.asarray(samples, np.float32))[None, None], (width, width + old))
-    # One output channel for each phase of the new rate; together they are the new samples in their order.
+    # One output channel for each phase of the new rate; interleaved, they are the new samples.
     phases = F.conv1d(padded, kernel, stride=old)
     count = -(-len(samples) * new // old)
     return phases[0].T.flatten()[:count].numpy()
@@ -81,15 +82,14 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
 
 @functools.lru_cache(maxsize=8)
 def _kernel(new: int, old: int) -> tuple[Tensor, int]:
-    """Return filters (new, 1, taps) whose phases are 1 / new of a sample apart, and how far they reach to either
-    side."""
-    cutoff = 0.97 * min(1.0, new / old)  # of the old rate's half: a little is left for the filter to fall in
+    """Return filters (new, 1, taps) whose phases are 1 / new of a sample apart, and their length on each side."""
+    cutoff = 0.97 * min(1.0, new / old)  # relative to the old Nyquist frequency, with a margin for the transition band
     width = math.ceil(_ZEROS / cutoff)
     place = torch.arange(-width, width + old, dtype=torch.float64)
     time = place - torch.arange(new, dtype=torch.float64).unsqueeze(1) * old / new
     window = torch.cos((time * cutoff / _ZEROS).clamp(-1, 1) * math.pi / 2).square()
     kernel = torch.sinc(time * cutoff) * cutoff * window
-    kernel = kernel / kernel.sum(-1, keepdim=True)  # a constant is unchanged
+    kernel = kernel / kernel.sum(-1, keepdim=True)  # so that a constant is unchanged
     return kernel.float().unsqueeze(1), width
 
 
@@ -115,7 +115,7 @@ def _wav(stream: Any, where: str, longest: float) -> tuple[Samples, int]:
 
 
 def _header(stream: Any, where: str) -> _Header:
-    """Return the chunks up to the samples; those that are not known are passed over."""
+    """Return the chunks up to the samples; unknown chunks are skipped."""
     form: tuple[int, ...] | None = None
     while len(chunk := stream.read(8)) == 8:
         name, size = chunk[:4], struct.unpack("<I", chunk[4:])[0]
@@ -166,7 +166,7 @@ def _mixed(samples: Samples, channels: int) -> Samples:
 
 
 def _other(stream: Any, where: str, longest: float) -> tuple[Samples, int]:
-    """FLAC, Ogg, MP3 and what else libsndfile reads."""
+    """Read FLAC, Ogg, MP3 and other formats of libsndfile."""
     try:
         import soundfile
     except ImportError:

@@ -24,12 +24,12 @@ Times = tuple[tuple[float, float], ...]
 _HEADERS = ("sound", "audio", "file", "filename", "path")
 _FOLDERS = ("sounds", "wavs", "wav", "recordings", "clips")
 _TABLES = (".tsv", ".jsonl")
-_LIBRI = "*.trans.txt"  # one such file in the folder of each chapter
+_LIBRI = "*.trans.txt"  # there is one such file in the folder of each chapter
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenFile:
-    """A recording, what is said in it, where that is written ("file:line"), and the seconds of each word if known."""
+    """A recording, its transcript, the place of that ("file:line"), and the seconds of each word if known."""
 
     sound: Path
     text: str
@@ -39,9 +39,10 @@ class SpokenFile:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptFiles:
-    """Recordings to train on, to validate with and to test with, as far as the files part them; else all in `train`.
+    """Recordings to train on, to validate with and to test with, if the files define these parts; else all in `train`.
 
-    `report` counts transcripts read, kept and skipped, and sounds without a transcript; `files` are the transcripts'.
+    `report` counts transcripts read, kept and skipped, and sounds without a transcript; `files` are the files of
+    transcripts.
     """
 
     train: tuple[SpokenFile, ...]
@@ -52,7 +53,7 @@ class TranscriptFiles:
 
 
 class _Row(NamedTuple):
-    """Where a transcript stands, the name of its sound, its text and times, or what is wrong with it."""
+    """The place of a transcript, the name of its sound, its text and times, or its fault."""
 
     where: str
     sound: str = ""
@@ -62,12 +63,12 @@ class _Row(NamedTuple):
 
 
 def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFiles:
-    """Return transcripts and their recordings, found by what is there.
+    """Return transcripts and their recordings, in the layout that is found.
 
     A folder has LibriSpeech's layout (`train-clean-100/19/198/19-198.trans.txt`, sounds beside it), or `train.tsv`,
     `valid.tsv` and `test.tsv`, or `transcripts.tsv`; a path may also be such a file itself. In a TSV the columns are
-    sound and text, in a JSONL the fields `sound` and `text`, and if it is known when each word is said, `times`: a
-    list of [start, end] in seconds for each word. Sounds stand beside the file or in its folder `sounds`, `wavs`,
+    sound and text, in a JSONL the fields `sound` and `text`, and optionally `times`: a
+    list of [start, end] in seconds for each word. Sounds are beside the file or in its folder `sounds`, `wavs`,
     `recordings` or `clips`.
     """
     path = Path(path)
@@ -89,7 +90,7 @@ def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFile
 
 
 def _kept(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_faults: bool) -> list[SpokenFile]:
-    """Return the rows that have a sound and a text; what is wrong with another is an error, or counted."""
+    """Return the rows that have a sound and a text; a fault in another is an error, or counted."""
     found: list[SpokenFile] = []
     for row in rows:
         tally["read"] += 1
@@ -118,7 +119,7 @@ def _find(name: str, folders: list[Path]) -> Path | None:
 
 
 def _count_unused(folder: Path, parts: Iterable[list[SpokenFile]], tally: Counter[str]) -> None:
-    """Counts the sounds of a folder that no transcript names."""
+    """Count the sounds of a folder that no transcript names."""
     used = {one.sound for one in chain.from_iterable(parts)}
     unused = sum(path.suffix.lower() in SUFFIXES and path not in used for path in folder.iterdir())
     if unused:
@@ -157,7 +158,8 @@ def _are_times(times: Any, words: int) -> bool:
 
 
 def _libri(path: Path, chapters: list[Path], tally: Counter[str], skip_faults: bool) -> dict[str, list[SpokenFile]]:
-    """LibriSpeech: "19-198-0000 NORTHANGER ABBEY" in a file of each chapter; the set's name says the part."""
+    """Read LibriSpeech: "19-198-0000 NORTHANGER ABBEY" in a file of each chapter; the name of the set gives the
+    part."""
     parts: dict[str, list[SpokenFile]] = {part: [] for part in PARTS}
     for chapter in chapters:
         found = _kept(_chapter(chapter), [chapter.parent], tally, skip_faults)
@@ -174,7 +176,7 @@ def _chapter(path: Path) -> Iterator[_Row]:
 
 
 def _part(folders: tuple[str, ...]) -> str:
-    """Return the part that a folder such as dev-clean belongs to; train where none says."""
+    """Return the part that a folder such as dev-clean belongs to; train by default."""
     for part, names in NAMES.items():
         if any(folder.split("-")[0] in names for folder in folders):
             return part

@@ -1,8 +1,8 @@
 """Reader of a driving log: a CSV of camera frames with steering, throttle and brake, split into contiguous blocks.
 
-Neighbouring frames are nearly equal, so single frames held out at random would be known from training: whole blocks
-are held out, with a gap before each. A line whose picture is missing or whose number is bad is an error with the file
-and the line, or is skipped and counted.
+Adjacent frames are nearly equal, so frames held out at random would leak from training: whole blocks are held out, with
+a gap before each. A line with a missing picture or a bad number is an error that names the file and the line, or is
+skipped and counted.
 """
 
 import csv
@@ -28,7 +28,7 @@ _FOLDERS = ("", "IMG", "center", "images", "frames")
 class Frame:
     """A picture of the camera, the controls (steering, throttle, brake) at that moment, and its line in the log.
 
-    `first` is the place of the frame at which its uninterrupted stretch begins: history ends there.
+    `first` is the index of the first frame of its uninterrupted sequence: history ends there.
     """
 
     image: Path
@@ -39,7 +39,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class DrivingLog:
-    """The frames of a log in their order, how many lines were read, and how many were skipped for what reason.
+    """The frames of a log in order, the number of lines read, and the number skipped for each reason.
 
     >>> print(DrivingLog(Path("log.csv"), (), 12, {"missing picture": 2}).about)
     12 lines read, 0 frames kept; skipped: 2 missing picture
@@ -56,8 +56,8 @@ class DrivingLog:
         return f"{self.read:,} lines read, {len(self.frames):,} frames kept" + (reasons and f"; skipped: {reasons}")
 
     def without(self, places: Collection[int], reason: str) -> "DrivingLog":
-        """Return the log without some frames, counted as skipped; what follows one of them begins a stretch of its
-        own."""
+        """Return the log without some frames, counted as skipped; the frame after a removed one starts a new
+        sequence."""
         kept: list[Frame] = []
         first = before = 0
         for place, frame in enumerate(self.frames):
@@ -71,7 +71,7 @@ class DrivingLog:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Places of frames to train on, to validate with and to test with; frames of the gaps are in no part."""
+    """Indices of frames to train on, to validate with and to test with; frames of the gaps are in no part."""
 
     train: tuple[int, ...]
     valid: tuple[int, ...]
@@ -79,7 +79,7 @@ class Blocks:
 
 
 def log_file(path: Path) -> Path:
-    """Return the log of a path: a CSV file itself, or the one in a folder."""
+    """Return the log of a path: the CSV file itself, or the one in a folder."""
     path = Path(path)
     if path.is_file():
         return path
@@ -97,9 +97,9 @@ def load_driving_log(path: Path, *, skip_faults: bool = False) -> DrivingLog:
     """Return the frames of a driving log: a CSV file, or a folder with one.
 
     The columns are found by the header: the picture is `center` (or `image`, `frame`, `file`, `path`), the numbers are
-    `steering`, `throttle` and `brake`, others are not read. A file without a header has the columns of the Udacity
-    simulator. Pictures stand beside the file or in a folder `IMG`, `center`, `images` or `frames` there; of a path that
-    does not exist, such as one of another machine, the file name is looked for.
+    `steering`, `throttle` and `brake`, others are ignored. A file without a header has the columns of the Udacity
+    simulator. Pictures are beside the file or in a folder `IMG`, `center`, `images` or `frames` there; if a path does
+    not exist, such as one of another machine, its file name is searched.
     """
     path = log_file(path)
     pictures = _Pictures(path.parent)
@@ -120,7 +120,7 @@ def load_driving_log(path: Path, *, skip_faults: bool = False) -> DrivingLog:
             raise DataError(f"{path}:{line}: {fault}")
         else:
             skipped[reason] += 1
-            first = len(frames)  # the frames after it do not follow those before it
+            first = len(frames)  # the next frame starts a new sequence
     if not frames:
         raise DataError(f"{path}: no frame is left ({read:,} lines read, {sum(skipped.values()):,} skipped)")
     return DrivingLog(path, tuple(frames), read, dict(skipped))
@@ -140,8 +140,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _columns(path: Path, line: int, cells: Sequence[str]) -> dict[str, int]:
-    """Return where the picture and the controls stand, from the first line: a header, or the columns of the
-    simulator."""
+    """Return the columns of the picture and the controls, from the first line: a header, or those of the simulator."""
     names = [cell.strip().lower() for cell in cells]
     if "steering" not in names:
         names = list(_PLAIN)
@@ -159,7 +158,7 @@ def _columns(path: Path, line: int, cells: Sequence[str]) -> dict[str, int]:
 def _frame(
     cells: Sequence[str], columns: dict[str, int], pictures: "_Pictures", line: int, first: int
 ) -> tuple[str, str, Frame | None]:
-    """Return the frame of a line; or the short reason why there is none, and the words for an error."""
+    """Return the frame of a line; or the short reason why there is none, and the text for an error."""
     if len(cells) <= max(columns.values()):
         return "short line", f"expected at least {max(columns.values()) + 1} columns, found {len(cells)}", None
     for name in CONTROLS:
@@ -181,7 +180,7 @@ def _is_number(text: str) -> bool:
 
 
 class _Pictures:
-    """Finds the pictures of a log. Each folder is listed once: a log has thousands of lines."""
+    """Find the pictures of a log. Each folder is listed once, because a log has thousands of lines."""
 
     def __init__(self, folder: Path) -> None:
         self.folders = [folder / name for name in _FOLDERS if (folder / name).is_dir()]
@@ -194,7 +193,7 @@ class _Pictures:
         }
 
     def find(self, written: str) -> Path | None:
-        """Return the picture of a path or a name; of a path from elsewhere, also with backslashes, the name counts."""
+        """Return the picture of a path or a name; for a path of another machine, also with backslashes, by its name."""
         path = self._root / written
         if "/" in written and path.is_file():
             return path
@@ -205,11 +204,10 @@ class _Pictures:
 
 
 def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, seed: int) -> Blocks:
-    """Return parts of so many frames in contiguous blocks of `block` frames; the seed decides which block is in which
-    part.
+    """Split `count` frames into contiguous blocks of `block` frames; the seed assigns blocks to parts.
 
-    As many whole blocks are held out as `valid` and `test` frames need, a fifth of all blocks for each at most. Where
-    the part changes, the first `gap` frames of the block after it are in no part; they serve as history only.
+    Whole blocks are held out until `valid` and `test` frames are reached, at most a fifth of all blocks for each. Where
+    the part changes, the first `gap` frames of the next block are in no part; they are used as history only.
 
     >>> parts = split_blocks(12, block=4, gap=1, valid=3, test=3, seed=1)
     >>> parts.train, parts.valid, parts.test
@@ -219,7 +217,7 @@ def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, see
         raise ValueError(f"gap must be at least 0 and below block, got {gap} and {block}")
     starts = list(range(0, count, block))
     if len(starts) > 1 and count - starts[-1] <= gap:
-        starts.pop()  # a rest that a gap would leave nothing of belongs to the block before it
+        starts.pop()  # a remainder no longer than the gap belongs to the block before it
     most = max(1, len(starts) // 5)
     wanted = {"valid": min(most, math.ceil(valid / block)), "test": min(most, math.ceil(test / block))}
     if len(starts) < 3:
@@ -239,5 +237,6 @@ def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, see
 
 
 def history(frames: Sequence[Frame], place: int, length: int) -> list[int]:
-    """Return the places of the `length` frames that end with this one, oldest first; fewer where its stretch begins."""
+    """Return the indices of the `length` frames that end with this one, oldest first; fewer at the start of a
+    sequence."""
     return list(range(max(frames[place].first, place + 1 - length), place + 1))

@@ -1,7 +1,7 @@
-"""Reader of traffic scenes as JSON: one scene a line, with the driver's action.
+"""Reader of traffic scenes as JSON: one scene per line, with the driver's action.
 
 A scene is `{"ego": {"speed": 10, "limit": 12}, "objects": [{"kind": "car", "x": 20, "y": 0, "heading": 0, "speed": 4}],
-"action": "brake", "steering": 0.0, "forced": [0]}`; docs/driving.md says what each field means.
+"action": "brake", "steering": 0.0, "forced": [0]}`; docs/driving.md explains the fields.
 """
 
 import json
@@ -23,18 +23,18 @@ from regard.data.worlds.traffic_expert import ACTIONS, Decisions, Scenes
 from regard.data.worlds.traffic_roads import KINDS, SIZES
 
 SUFFIXES = (".jsonl", ".json")
-_EGO = {"x": 0.0, "y": 0.0, "heading": 0.0, "speed": None, "limit": None}  # None: has to be there
+_EGO = {"x": 0.0, "y": 0.0, "heading": 0.0, "speed": None, "limit": None}  # default values; None: required
 _OBJECT = ("x", "y", "heading", "speed")
-_LARGEST = 1e5  # of any number
-_MOST = 1000  # objects of a scene
+_LARGEST = 1e5  # the largest absolute value of any number
+_MOST = 1000  # the largest number of objects in a scene
 
 
 class SceneError(ValueError):
-    """What is wrong with a scene."""
+    """The error of an invalid scene."""
 
 
 def parse_scene(value: Any) -> Scenes:
-    """Return one scene of JSON with all of its objects; `SceneError` says what is wrong with it.
+    """Return one scene of JSON with all of its objects; a `SceneError` names the fault.
 
     >>> scene = parse_scene({"ego": {"speed": 9, "limit": 12}, "objects": []})
     >>> scene.ego.tolist(), scene.present.shape
@@ -60,7 +60,7 @@ def parse_scene(value: Any) -> Scenes:
 
 
 def parse_decision(value: Mapping[str, Any], objects: int) -> tuple[int, float, list[int]]:
-    """Action, steering and the objects that force them; `forced` may be left out."""
+    """Read action, steering and the objects that force them; `forced` is optional."""
     action = value.get("action")
     if action not in ACTIONS:
         raise SceneError(f"action must be one of {', '.join(ACTIONS)}, got {action!r}")
@@ -104,7 +104,7 @@ def _names(fields: Mapping[str, Any]) -> str:
 
 
 def scene_json(scenes: Scenes, row: int) -> dict[str, Any]:
-    """Return one of some scenes as JSON."""
+    """Return one scene of a batch as JSON."""
     names = ("x", "y", "heading", "speed", "limit")
     found: dict[str, Any] = {"ego": {name: _short(value) for name, value in zip(names, scenes.ego[row], strict=True)}}
     found["objects"] = [
@@ -121,7 +121,7 @@ def scene_json(scenes: Scenes, row: int) -> dict[str, Any]:
 
 
 def _short(value: float) -> float:
-    return round(float(value), 3) + 0.0  # no −0.0
+    return round(float(value), 3) + 0.0  # adding 0.0 avoids −0.0
 
 
 def decided_json(recorded: Recorded, row: int) -> dict[str, Any]:
@@ -137,13 +137,13 @@ def decided_json(recorded: Recorded, row: int) -> dict[str, Any]:
 
 
 def write_scenes(path: Path, recorded: Recorded) -> None:
-    """Scenes with decisions as JSONL, as `load_scenes` reads them."""
+    """Write scenes with decisions as JSONL, as `load_scenes` reads them."""
     with Path(path).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(decided_json(recorded, row)) + "\n" for row in range(len(recorded.roads)))
 
 
 def nearest(scenes: Scenes, most: int) -> tuple[Scenes, np.ndarray]:
-    """Return scenes with the nearest objects alone, as many as `most` places, and which those were."""
+    """Return scenes with the `most` nearest objects, and the indices of these."""
     apart = scenes.place - scenes.ego[:, None, :2]
     far = np.where(scenes.present, np.hypot(apart[..., 0], apart[..., 1]), np.inf)
     order = np.argsort(far, 1, kind="stable")[:, :most]
@@ -154,20 +154,20 @@ def nearest(scenes: Scenes, most: int) -> tuple[Scenes, np.ndarray]:
 
 
 def _wide(values: np.ndarray, most: int) -> np.ndarray:
-    """Filled up with zeros to so many places."""
+    """Pad with zeros to the given number of objects."""
     missing = most - values.shape[1]
     return np.pad(values, [(0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)]) if missing > 0 else values
 
 
 def stacked(scenes: Sequence[Scenes]) -> Scenes:
-    """Return scenes that have as many places for objects each as one."""
+    """Concatenate scenes, padded to the same number of objects."""
     names = ("ego", "kind", "size", "place", "velocity", "heading", "present")
     return Scenes(*(np.concatenate([getattr(one, name) for one in scenes]) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
 class SceneFiles:
-    """Scenes to train on, to validate with and to test with, as far as the files part them; else all in `train`."""
+    """Scenes to train on, to validate with and to test with, if the files define these parts; else all in `train`."""
 
     train: Recorded | None
     valid: Recorded | None
@@ -176,7 +176,7 @@ class SceneFiles:
 
 
 def scene_files(path: Path) -> dict[str, Path]:
-    """Return the file of each part: one file is all of "train"."""
+    """Return the file of each part: a single file is "train"."""
     return part_files(Path(path), "scenes", SUFFIXES)
 
 

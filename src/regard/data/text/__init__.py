@@ -6,7 +6,7 @@
 - `alignment`: word alignments and their error rate
 - `bpe`: byte-level sub-words
 - `bpe_dropout`: random segmentations with a seed
-- `vocabulary`: whole words as numbers
+- `vocabulary`: whole words as token numbers
 - `tokens`: words, characters or sub-words with positions
 - `labelled`: texts with labels
 - `labelled_parts`: their training, validation and test parts

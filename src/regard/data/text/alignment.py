@@ -32,7 +32,7 @@ class Gold:
 
 
 def parse_links(text: str, *, first: int = 1) -> Gold:
-    """`i-j` is a sure link, `ipj` (or `i-j-P`) a possible one; words are counted from `first`.
+    """Parse links: `i-j` is a sure link, `ipj` (or `i-j-P`) a possible one; words are counted from `first`.
 
     >>> gold = parse_links("1-1 2p1 3-2")
     >>> sorted(gold.sure), sorted(gold.possible)
@@ -55,7 +55,7 @@ def parse_links(text: str, *, first: int = 1) -> Gold:
 
 
 def read_links(path: Path, *, first: int = 1) -> list[Gold]:
-    """Return a file of gold alignments, a sentence a line; an empty line is a sentence without links."""
+    """Read a file of gold alignments, one sentence per line; an empty line is a sentence without links."""
     found = []
     for line in lines(path):
         try:
@@ -68,7 +68,7 @@ def read_links(path: Path, *, first: int = 1) -> list[Gold]:
 
 
 def alignment_error_rate(predicted: Iterable[Links], sure: Iterable[Links], possible: Iterable[Links]) -> float:
-    """1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|), over all sentences together (Och and Ney 2003); P holds S.
+    """Return 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|) over all sentences together (Och and Ney 2003); P includes S.
 
     >>> alignment_error_rate([{(0, 0), (1, 1)}], [{(0, 0)}], [{(0, 0), (1, 1)}])
     0.0
@@ -86,11 +86,10 @@ def alignment_error_rate(predicted: Iterable[Links], sure: Iterable[Links], poss
 def words_of_weights(
     weights: Float[Tensor, "t s"], *, source: Sequence[int] | None = None, target: Sequence[int] | None = None
 ) -> Float[Tensor, "words others"]:
-    """Return weights between pieces as weights between words: summed over a source word's pieces, averaged over a
-    target's.
+    """Return weights between words from weights between pieces: summed over a source word, averaged over a target word.
 
-    `source` and `target` give the word of each piece; None: each piece is a word. Columns and rows after
-    those (end marks) are left out. A target word keeps the share of its attention that went to source words.
+    `source` and `target` give the word of each piece; None: each piece is a word. Columns and rows after those (end
+    marks) are removed. The weights of a target word are not renormalised after this.
 
     >>> weights = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]])
     >>> words_of_weights(weights, source=[0, 1, 1], target=[0, 0])
@@ -137,10 +136,10 @@ def links_from_weights(
 def joined_links(
     forward: Links, backward: Links, *, way: Literal["intersection", "union", "grow"] = "grow"
 ) -> set[Link]:
-    """Return links (source, target) of two models, one for each direction, as one set (after Och and Ney 2003).
+    """Combine links (source, target) of two models, one for each direction (after Och and Ney 2003).
 
-    `backward` are those of the reversed model, turned to (source, target). "grow" starts from the links that both have
-    and adds, next to links it has, those of one side alone whose source or target word has no link yet.
+    `backward` are those of the reversed model, converted to (source, target). "grow" starts from the links that both
+    models have and adds adjacent links of one model whose source or target word has no link yet.
 
     >>> sorted(joined_links({(0, 0), (1, 1), (1, 2)}, {(0, 0), (1, 1), (3, 4)}))
     [(0, 0), (1, 1), (1, 2)]
@@ -161,7 +160,7 @@ def joined_links(
 
 
 def _grows(link: Link, found: set[Link], sources: set[int], targets: set[int]) -> bool:
-    """Return whether a word of the link has none yet, and a link that was found is next to it, corners counted."""
+    """Return whether a word of the link has no link yet, and an accepted link is adjacent to it, diagonally too."""
     if link[0] in sources and link[1] in targets:
         return False
     return any((link[0] + i, link[1] + j) in found for i in (-1, 0, 1) for j in (-1, 0, 1))

@@ -3,9 +3,9 @@
     1 Mary moved to the bathroom.
     2 Where is Mary? <tab> bathroom <tab> 1
 
-The answer is a span of the story: where it stands in a supporting sentence. In tasks whose answers the stories do not
-hold (yes and no, counts, lists, directions) every story ends with one more sentence, the answers of the task one after
-the other, so that any answer is a span. A list such as "apple,football" is one word of it.
+The answer is a span of the story, in a supporting sentence. In tasks whose answers do not occur in the stories (yes and
+no, counts, lists, directions) every story ends with one more sentence that lists the answers of the task, so that any
+answer is a span. A list such as "apple,football" is one word of it.
 """
 
 import re
@@ -21,7 +21,7 @@ _LINE = re.compile(r"(\d+)\s+(.*)")
 
 
 class _Told(NamedTuple):
-    """A question with the sentences told before it, or what is wrong with its line."""
+    """A question with the sentences before it, or the fault of its line."""
 
     place: str
     sentences: tuple[str, ...] = ()
@@ -34,9 +34,9 @@ class _Told(NamedTuple):
 def load_stories(
     path: Path, *, candidates: Sequence[str] = (), longest: int | None = None, skip_faults: bool = False
 ) -> tuple[list[Asked], QuestionReport]:
-    """Return the questions of a file; `candidates`, those of the training file, stand at the end of every story.
+    """Return the questions of a file; `candidates`, those of the training file, are appended to every story.
 
-    An answer that is not among them keeps its question, without a span: it can only be answered wrongly.
+    A question whose answer is not among them has no span: it can only be answered wrongly.
     """
     tally = Tally(path, longest, skip_faults)
     for told in _questions(path):
@@ -46,8 +46,7 @@ def load_stories(
 
 
 def candidates(path: Path, *, skip_faults: bool = False) -> tuple[str, ...]:
-    """Return the answers that stories must end with, in alphabetical order; none where supporting sentences hold them
-    all."""
+    """Return the answers to append to stories, in alphabetical order; none if supporting sentences contain them all."""
     tally = Tally(path, None, skip_faults)
     known = [told for told in _questions(path) if not tally.refuses(told.place, told.fault)]
     if all(_located(told, ())[0] is not None for told in known):
@@ -56,7 +55,7 @@ def candidates(path: Path, *, skip_faults: bool = False) -> tuple[str, ...]:
 
 
 def _located(told: _Told, candidates: tuple[str, ...]) -> tuple[Asked | None, str]:
-    """Return the question with its span and a remark; or None and why it is left out."""
+    """Return the question with its span and a remark; or None and the reason why it is skipped."""
     passage = Passage.joined(told.sentences, whole=candidates)
     if not told.sentences:
         return None, "empty passage"
@@ -67,7 +66,7 @@ def _located(told: _Told, candidates: tuple[str, ...]) -> tuple[Asked | None, st
         place = len(passage.words) - len(candidates) + candidates.index(told.answer)
         return _with_span(asked, place, 1), ""
     wanted = lowered(words(told.answer))
-    # The last sentence named: of several facts, the one that leads to the answer.
+    # The last supporting sentence is used, because it leads to the answer.
     for sentence in reversed(told.support):
         inside = [place for place, number in enumerate(passage.sentences) if number == sentence]
         for place in reversed(inside[: len(inside) - len(wanted) + 1]):
@@ -81,7 +80,7 @@ def _with_span(asked: Asked, place: int, count: int) -> Asked:
 
 
 def _questions(path: Path) -> Iterator[_Told]:
-    """Yield the questions of all stories; a new story begins where the numbers begin anew."""
+    """Yield the questions of all stories; a story begins where line numbers restart."""
     told: dict[int, str] = {}
     before = 0
     for line in lines(path):

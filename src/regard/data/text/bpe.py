@@ -1,4 +1,4 @@
-"""Sub-words: byte-level BPE trained on the user's own text. Every text can be written with it; nothing is unknown."""
+"""Sub-words: byte-level BPE trained on the user's own text. It can encode every text; nothing is unknown."""
 
 import functools
 import hashlib
@@ -27,8 +27,7 @@ SMALLEST = 256 + len(_SPECIALS)
 
 @functools.cache
 def _byte_letters() -> dict[str, int]:
-    """Return the byte behind each letter of byte-level BPE: printable ones are themselves, others follow from 256
-    on."""
+    """Return the byte of each letter of byte-level BPE: printable bytes are themselves, others start at 256."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -55,25 +54,25 @@ class Subwords:
         found = tuple(self.model.id_to_token(number) for number in range(len(_SPECIALS)))
         if found != _SPECIALS:
             raise ValueError(f"the first tokens must be {' '.join(_SPECIALS)}, not {found}")
-        # "<eos>" inside a text is text, not the end mark. The file does not store this setting.
+        # "<eos>" inside a text is text, not the end mark. This setting is not stored in the file.
         self.model.encode_special_tokens = True
 
     @property
     def size(self) -> int:
-        """Return the number of numbers that there are."""
+        """Return the size of the vocabulary."""
         return self.model.get_vocab_size(with_added_tokens=True)
 
     @property
     def key(self) -> str:
-        """Return a name of what it does: the same tokenizer has the same key everywhere."""
+        """Return a hash of the tokenizer: equal tokenizers have equal keys."""
         return hashlib.sha256(self.model.to_str().encode()).hexdigest()[:20]
 
     def encode(self, text: str) -> list[int]:
-        """Return the numbers of a text."""
+        """Return the token numbers of a text."""
         return [number for part in parts_of(text) for number in self._encoded(part).ids]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the numbers of many texts, on all cores."""
+        """Return the token numbers of many texts, computed on all cores."""
         parts = [parts_of(text) for text in texts]
         flat = [part for one in parts for part in one]
         found = iter(self.model.encode_batch_fast(flat, add_special_tokens=False))
@@ -83,10 +82,9 @@ class Subwords:
         return self.model.encode(text, add_special_tokens=False)
 
     def loosened(self, dropout: float) -> "Subwords":
-        """Return the same sub-words, found with each merge left out with this probability (Provilkov et al. 2020).
-
-        A word is then cut in many ways, and a model that learns from all of them learns its parts better. Randomness is
-        the tokenizer library's own: it cannot be seeded.
+        """Return the same sub-words with BPE-dropout: each merge is skipped with this probability (Provilkov et al.
+        2020). A word then has many segmentations, from which a model learns its parts better. The tokenizers library
+        does the sampling: it cannot be seeded.
 
         >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
         >>> loose = subwords.loosened(1.0)
@@ -110,7 +108,7 @@ class Subwords:
         return self.model.decode(kept, skip_special_tokens=True)
 
     def label(self, number: int) -> str:
-        """Return a sub-word as people read it; bytes that are only a part of a character are shown as such.
+        """Return a readable form of a sub-word; bytes that are only a part of a character are shown in hexadecimal.
 
         >>> subwords = train_bpe(["Tom"], size=270)
         >>> [subwords.label(number) for number in subwords.encode("To追")]
@@ -131,7 +129,7 @@ class Subwords:
         [0, 1, 1, 1, 1, 1, 1]
         """
         numbers: list[int] = []
-        lasts: list[int] = []  # where each piece ends in the text
+        lasts: list[int] = []  # the end of each piece in the text
         start = 0
         for part in parts_of(separator.join(words)):
             found = self._encoded(part)
@@ -147,26 +145,26 @@ class Subwords:
         owners = []
         word = 0
         for last in lasts:
-            # A piece belongs to the word in which it ends: a blank goes with the word after it.
+            # A piece belongs to the word in which it ends: a blank belongs to the word after it.
             while word < len(ends) - 1 and last > ends[word]:
                 word += 1
             owners.append(word)
         return numbers, owners
 
     def words(self, numbers: Sequence[int]) -> tuple[tuple[str, ...], list[int]]:
-        """Return the words that these numbers write, and which word each number belongs to; of no words, no owners.
+        """Return the words of these token numbers, and the word of each number; empty lists if there are no words.
 
-        A word is what stands between blanks. A Chinese or Japanese character is a word too, unless a sub-word joins it
-        with its neighbours: a word is always a whole number of sub-words.
+        Words are separated by blanks. A Chinese or Japanese character is a word too, unless a sub-word joins it with
+        its neighbours: a word is always a whole number of sub-words.
 
         >>> subwords = train_bpe(["Tom sees", "追逐 追逐"] * 4, size=300)
         >>> subwords.words(subwords.encode("Tom saw 追逐杰瑞"))
         (('Tom', 'saw', '追逐', '杰', '瑞'), [0, 1, 1, 1, 1, 2, 3, 3, 3, 4, 4, 4])
         """
         raw = [self._bytes(number) for number in numbers]
-        # Each stray byte is one character here, so that places in the bytes are known.
+        # Each invalid byte is one character here, so that byte offsets are known.
         letters = b"".join(raw).decode("utf-8", "surrogateescape")
-        places = {0: 0}  # where in the letters each character begins that begins at this byte
+        places = {0: 0}  # the character index at each byte offset where a character begins
         end = 0
         for place, letter in enumerate(letters, 1):
             end += len(letter.encode("utf-8", "surrogateescape"))
@@ -180,7 +178,7 @@ class Subwords:
                 starts.append(place)
             owners.append(len(starts) - 1)
             byte += len(piece)
-        if len(starts) > 1 and not letters[starts[-1] :].strip():  # blanks at the end go with the last word
+        if len(starts) > 1 and not letters[starts[-1] :].strip():  # trailing blanks belong to the last word
             starts.pop()
             owners = [min(owner, len(starts) - 1) for owner in owners]
         spans = zip(starts, [*starts[1:], len(letters)], strict=True)
@@ -194,35 +192,35 @@ class Subwords:
         return bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")
 
     def save(self, path: Path) -> None:
-        """Writes tokenizer.json."""
+        """Write tokenizer.json."""
         self.model.save(str(path))
 
     @classmethod
     def load(cls, path: Path) -> "Subwords":
-        """Reads tokenizer.json."""
+        """Read tokenizer.json."""
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such tokenizer")
         return cls(Tokenizer.from_file(str(path)))
 
 
 def _begins_word(letters: str, start: int, place: int) -> bool:
-    """Return whether a new word begins at this place of the letters, where the word before began at `start`."""
-    if not letters[start:place].strip():  # only blanks so far: they go with the word after them
+    """Return whether a new word begins at this character, where the previous word began at `start`."""
+    if not letters[start:place].strip():  # only blanks so far: they belong to the word after them
         return False
     before, here = letters[place - 1], letters[place]
     return before.isspace() or here.isspace() or bool(UNSPACED.match(before) or UNSPACED.match(here))
 
 
 def _shown(letters: str) -> str:
-    """Return letters with every stray byte as a replacement character."""
+    """Return letters with every invalid byte as a replacement character."""
     return letters.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def train_bpe(texts: Iterable[str], *, size: int = 8000) -> Subwords:
-    """Return sub-words of at most `size` numbers that write these texts shortest.
+    """Train BPE with a vocabulary of at most `size` on these texts.
 
-    Give both languages' texts for a shared tokenizer, or train one for each. A signal ends it at once, as it ends
-    Python code: the tokenizer library would hold it back until all is learned.
+    Pass the texts of both languages for a shared tokenizer, or train one for each. A signal ends it at once; the
+    tokenizers library alone would delay the signal until the end of training.
     """
     if size < SMALLEST:
         raise ValueError(f"size must be at least {SMALLEST}, for 256 bytes and {len(_SPECIALS)} marks; it is {size}")
@@ -241,9 +239,9 @@ def train_bpe(texts: Iterable[str], *, size: int = 8000) -> Subwords:
 
 
 def parts_of(text: str) -> list[str]:
-    """Return a text in parts of which no word is longer than 500 characters; nearly always the text as it is.
+    """Split a text so that no word is longer than 500 characters; nearly always it is returned unchanged.
 
-    The time of the tokenizer library grows with the square of a word's length.
+    The time of the tokenizers library is quadratic in the length of a word.
 
     >>> [len(part) for part in parts_of("short " + "x" * 1200 + " short")]
     [506, 500, 206]
@@ -263,9 +261,9 @@ def _until(stop: threading.Event, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _interruptible(work: Callable[[threading.Event], None]) -> None:
-    """Does the work in a thread, so that an exception raised by a signal handler is not delayed.
+    """Run the work in a thread, so that an exception raised by a signal handler is not delayed.
 
-    Work without Python code of its own cannot be stopped: the thread is left behind, and ends with the process.
+    Native code cannot be stopped: its thread continues, and ends with the process.
     """
     failed: list[BaseException] = []
     stop = threading.Event()
@@ -283,7 +281,7 @@ def _interruptible(work: Callable[[threading.Event], None]) -> None:
             thread.join(0.2)
     except BaseException:
         stop.set()
-        thread.join(0.5)  # where it reads texts it ends at once
+        thread.join(0.5)  # if the thread is reading texts, it ends at once
         raise
     if failed:
         raise failed[0]
@@ -297,14 +295,14 @@ class Codes:
     target: Subwords
 
     def save(self, directory: Path) -> None:
-        """tokenizer.json when shared; else tokenizer.json for the source and tokenizer.target.json."""
+        """Write tokenizer.json if shared; else tokenizer.json for the source and tokenizer.target.json."""
         self.source.save(directory / "tokenizer.json")
         if self.target is not self.source:
             self.target.save(directory / "tokenizer.target.json")
 
     @classmethod
     def load(cls, directory: Path) -> "Codes":
-        """Return what `save` wrote."""
+        """Return the tokenizers that `save` wrote."""
         source = Subwords.load(directory / "tokenizer.json")
         other = directory / "tokenizer.target.json"
         return cls(source, Subwords.load(other) if other.is_file() else source)

@@ -9,10 +9,10 @@ from regard.data.text.bpe import Subwords, parts_of
 
 
 class MergeDropout:
-    """Sub-words found with each merge left out with a probability (Provilkov et al. 2020, algorithm 1).
+    """Sub-words with each merge skipped with a probability (Provilkov et al. 2020, algorithm 1).
 
-    At every step each possible merge is left out with probability `share`, and of the others the one learned first is
-    made. The tokenizers library does the same without a seed.
+    At every step each possible merge is skipped with probability `share`, and of the others the one learned first is
+    applied. The tokenizers library does the same without a seed.
 
     >>> from regard.data.text.bpe import train_bpe
     >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
@@ -33,7 +33,7 @@ class MergeDropout:
         self._draw = Random(seed).random
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the numbers of many texts; the generator continues from call to call."""
+        """Return the token numbers of many texts; the state of the generator continues across calls."""
         return [[n for part in parts_of(text) for n in self._part(part)] for text in texts]
 
     def _part(self, text: str) -> list[int]:

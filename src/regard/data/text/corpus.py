@@ -26,7 +26,7 @@ from regard.data.text.parallel_text import EVERYTHING, Couple, Limits, Report, R
 Ids = NDArray[np.integer]
 _VERSION = 1
 _CHUNK = 1 << 16
-_CHARACTERS = 1 << 19  # encoded at once
+_CHARACTERS = 1 << 19  # the largest number of characters encoded at once
 _ABANDONED = 24 * 3600
 
 
@@ -34,7 +34,7 @@ _ABANDONED = 24 * 3600
 class TextCorpus:
     """Pairs of sentences on disk: `corpus[i]` is (source, target), `len(corpus)` is their number.
 
-    Made by `index`; `report` says what was read and skipped.
+    Created by `index`; `report` counts what was read and skipped.
     """
 
     directory: Path
@@ -57,7 +57,7 @@ class TextCorpus:
 class TokenCorpus:
     """Pairs of token numbers on disk: `corpus[i]` is (source, target), each an array.
 
-    Made by `encode`; `lengths_source` and `lengths_target` are in memory, for batches by length.
+    Created by `encode`; `lengths_source` and `lengths_target` are in memory, for batches by length.
     """
 
     directory: Path
@@ -77,12 +77,12 @@ class TokenCorpus:
 
     @property
     def lengths_source(self) -> NDArray[np.int32]:
-        """Return the number of tokens that each source has."""
+        """Return the number of tokens of each source."""
         return self._lengths(0)
 
     @property
     def lengths_target(self) -> NDArray[np.int32]:
-        """Return the number of tokens that each target has."""
+        """Return the number of tokens of each target."""
         return self._lengths(1)
 
     def _lengths(self, side: int) -> NDArray[np.int32]:
@@ -102,8 +102,8 @@ def index(
     limits: Limits = EVERYTHING,
     skip_faults: bool = False,
 ) -> TextCorpus:
-    r"""Return the corpus of these files: made in `cache` the first time, opened from there as long as the files are the
-    same.
+    r"""Return the corpus of these files: created in `cache` at first, and opened from there while the files are
+    unchanged.
 
     An incomplete corpus is never opened: a pass that was killed is repeated.
 
@@ -146,10 +146,10 @@ def encode(
     cache: Path,
     by_content: bool = False,
 ) -> TokenCorpus:
-    """Return the corpus as token numbers, made once in `cache`.
+    """Return the corpus as token numbers, created once in `cache`.
 
-    `source` and `target` turn a list of texts into lists of numbers below `size`; `key` is their hash. A random
-    encoding is found `by_content`: also when the files were only copied or touched.
+    `source` and `target` map a list of texts to lists of numbers below `size`; `key` is their hash. With `by_content`
+    the cache key is the content, so a random encoding is reused if the files were copied or touched.
     """
     dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.uint32)
     name = _name("tokens", _digest(corpus) if by_content else corpus.directory.name, key, str(dtype))
@@ -182,7 +182,7 @@ def _encoded(
 
 
 def _chunks(pairs: Iterable[Couple]) -> Iterator[list[Couple]]:
-    """Yield pairs in lists of at most 1,024, and fewer of long texts: a signal waits until a list is encoded."""
+    """Yield pairs in lists of at most 1,024, fewer for long texts, because a signal waits until a list is encoded."""
     chunk: list[Couple] = []
     characters = 0
     for pair in pairs:
@@ -197,7 +197,7 @@ def _chunks(pairs: Iterable[Couple]) -> Iterator[list[Couple]]:
 
 
 def _store(folder: Path, pairs: Iterator[tuple[bytes, bytes]]) -> None:
-    """Writes the pairs one after another, and where each side ends."""
+    """Write the pairs consecutively, and the offset of the end of each side."""
     end = 0
     with (folder / "pairs.bin").open("wb") as data, (folder / "ends.raw").open("wb") as ends:
         ends.write(np.int64(0).tobytes())
@@ -211,7 +211,7 @@ def _store(folder: Path, pairs: Iterator[tuple[bytes, bytes]]) -> None:
 
 
 def _as_array(raw: Path, path: Path) -> None:
-    """Raw numbers as a .npy file, which says its own length and can be memory-mapped."""
+    """Write raw numbers as a .npy file, which can be memory-mapped."""
     count = raw.stat().st_size // 8
     header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.int64)), "fortran_order": False, "shape": (count,)}
     with path.open("wb") as stream, raw.open("rb") as numbers:
@@ -225,7 +225,7 @@ def _offsets(directory: Path) -> NDArray[np.int64]:
 
 
 class _File:
-    """A file read in any order, also by threads and forked processes at once: there is no common position."""
+    """A file for random access by several threads and forked processes at once: there is no shared position."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -270,7 +270,7 @@ def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
         check(folder)
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    for old in cache.glob(f".{name}-*"):  # of a pass that was killed; a younger one may still be writing
+    for old in cache.glob(f".{name}-*"):  # left by a killed pass; a recent one may still be in use
         if time.time() - old.stat().st_mtime > _ABANDONED:
             shutil.rmtree(old, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))

@@ -1,7 +1,7 @@
 """Readers of labelled texts: CSV, TSV, JSONL, folders of text files by class, trees of phrases.
 
-A fault in a file is an error that names the file and the line. Rows that are expected to be left out (an empty
-text, a label that is merged away) are left out, counted and reported; guesses about a file are reported too.
+A fault in a file is an error that names the file and the line. Rows without a text, or with a label that `merge`
+removes, are skipped, counted and reported; guesses about a file are reported too.
 """
 
 import csv
@@ -30,7 +30,7 @@ class Labelled(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of a file: its line, and its text and label, or what is wrong with it."""
+    """One row of a file: its line, and its text and label, or its fault."""
 
     line: int
     text: str = ""
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 class Asked:
     """Options for reading labelled texts: columns by name or number, labels by other names.
 
-    `merge` gives labels other names; an empty one leaves their rows out. `phrases` asks trees for their phrases too.
+    `merge` renames labels; an empty name skips their rows. `phrases` includes the phrases of trees.
     """
 
     text: str | None = None
@@ -55,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The texts of a file or a folder, how many lines were read, and what was guessed."""
+    """The texts of a file or a folder, the number of lines read, and the guesses about the format."""
 
     path: Path
     rows: tuple[Labelled, ...]
@@ -106,7 +106,7 @@ _KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "json", ".ndjso
 
 
 def _kind(path: Path) -> str:
-    """Return how a file is written: by its suffix, else by its first line."""
+    """Return the format of a file: by its suffix, else by its first line."""
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if suffixes and suffixes[-1].lower() in _KINDS:
         return _KINDS[suffixes[-1].lower()]
@@ -125,13 +125,13 @@ class _Cells(NamedTuple):
 
 
 def _tsv_rows(path: Path, longest: int) -> Iterator[_Cells]:
-    """Yield cells parted by tabs; quotes are text."""
+    """Yield cells separated by tabs; quotes are text."""
     for line in text_lines(path, longest=longest):
         yield _Cells(line.number, line.text.split("\t") if line.text.strip() else [], line.fault)
 
 
 def _csv_rows(path: Path, longest: int) -> Iterator[_Cells]:
-    """Yield cells as spreadsheets write them: in quotes where they hold commas, quotes or line ends."""
+    """Yield cells of a CSV file: quoted if they contain commas, quotes or line ends."""
     faults: dict[int, str] = {}
 
     def fed() -> Iterator[str]:
@@ -184,7 +184,7 @@ def _checked(line: int, text: str, label: str) -> Row:
 
 
 def _by_blank(path: Path, asked: Asked) -> Iterator[Row]:
-    """Yield a label, a blank, a text: as the sentences of the Stanford Sentiment Treebank are passed around."""
+    """Yield lines of a label, a blank and a text, a common format of the Stanford Sentiment Treebank."""
     for line in text_lines(path, longest=asked.longest):
         label, _, text = line.text.strip().partition(" ")
         if line.fault or not label:
@@ -262,12 +262,12 @@ def _sort(value: Any) -> str:
 
 
 def class_folders(path: Path) -> list[Path]:
-    """Return the folders of a folder that hold text files: its classes."""
+    """Return the folders of a folder that contain text files: its classes."""
     return sorted(folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.txt")))
 
 
 def _folder(path: Path, asked: Asked) -> Iterator[tuple[Path, Row]]:
-    """Yield a text file is a text, and its folder the label."""
+    """Yield the text files of a folder; the name of the folder is the label."""
     for folder in class_folders(path):
         for file in sorted(folder.glob("*.txt")):
             lines = list(text_lines(file, longest=asked.longest))

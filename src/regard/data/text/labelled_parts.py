@@ -19,7 +19,7 @@ _MOST_CLASSES = 1000
 class Parts:
     """Labelled texts to train on, to validate with and to test with, and how each was read.
 
-    A missing part is held out of the training texts, by text: no text is then in two parts.
+    A missing part is held out of the training texts; no text is then in two parts.
     """
 
     train: tuple[Labelled, ...]
@@ -37,7 +37,8 @@ class Parts:
 def load_parts(
     paths: Sequence[Path], asked: Asked | None = None, *, valid: int = 500, test: int = 500, seed: int = 1
 ) -> Parts:
-    """Return the parts of one file, one folder, or of a name that files of several parts share (`sst/stsa.binary`)."""
+    """Return the parts of one file, one folder, or of a prefix that the files of several parts share
+    (`sst/stsa.binary`)."""
     asked = Asked() if asked is None else asked
     if len(paths) != 1:
         raise DataError(f"expected one file or folder, found {len(paths)}: {', '.join(map(str, paths))}")
@@ -57,7 +58,7 @@ def load_parts(
 
 
 def parts_of_test(paths: Sequence[Path], asked: Asked, classes: tuple[str, ...]) -> Reading:
-    """Return the test texts of other files: a file whole, of a folder with parts its test part."""
+    """Return the test texts of other files: a whole file, or the test part of a folder."""
     if len(paths) != 1:
         raise DataError(f"expected one file or folder, found {len(paths)}: {', '.join(map(str, paths))}")
     path = Path(paths[0])
@@ -70,7 +71,7 @@ def parts_of_test(paths: Sequence[Path], asked: Asked, classes: tuple[str, ...])
 
 
 def find_parts(path: Path) -> dict[str, Path]:
-    """Return files or folders by the part they hold: train, and perhaps valid and test."""
+    """Return files or folders by part: train, and optionally valid and test."""
     if path.is_file():
         return {"train": path}
     if path.is_dir():
@@ -104,7 +105,7 @@ def find_parts(path: Path) -> dict[str, Path]:
 
 
 def _part_of(name: str) -> tuple[str, str] | None:
-    """Return what a file is called beside its part, and the part: "stsa.binary.train" is stsa.binary's train."""
+    """Return the name of a file without its part, and the part: "stsa.binary.train" is stsa.binary's train."""
     pieces = re.split(r"([._-]+)", name)
     for place in range(0, len(pieces), 2):
         if pieces[place].lower() in _PARTS:
@@ -115,7 +116,7 @@ def _part_of(name: str) -> tuple[str, str] | None:
 def _held_out(
     rows: tuple[Labelled, ...], count: int, random: Random
 ) -> tuple[tuple[Labelled, ...], tuple[Labelled, ...]]:
-    """Return what remains and what is held out: so many different texts, a tenth of them at most."""
+    """Return the rest and the held-out texts: `count` distinct texts, at most a tenth of them."""
     texts = list(dict.fromkeys(row.text for row in rows))
     count = min(count, max(1, len(texts) // 10))
     if len(texts) < 3:

@@ -1,4 +1,4 @@
-"""Lines of a text file, plain or gzipped, of a length that is bounded."""
+"""Lines of a text file, gzipped or not, of bounded length."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from regard.data.data_files import DataError, opened
 
-LONGEST = 1_000_000  # bytes of a line
-LONGEST_LINE = 1 << 20  # bytes of a line of parallel text
+LONGEST = 1_000_000  # the largest line in bytes
+LONGEST_LINE = 1 << 20  # the largest line of parallel text in bytes
 # Characters stripped around a line of parallel text; a tab is kept, because it separates cells.
 _BLANKS = " \r\n\f\v\u00a0\u3000\ufeff"
 
@@ -31,8 +31,7 @@ def text_lines(
 ) -> Iterator[Line]:
     """Yield the lines of a UTF-8 file; one that is too long or not UTF-8 has a fault, and reading continues.
 
-    Only a line feed ends a line: other characters that Unicode calls line breaks do occur inside sentences. A byte
-    order mark is left out.
+    Only a line feed ends a line: other line breaks of Unicode occur inside sentences. A byte order mark is removed.
     """
     number = 0
     with opened(path, lambda: f"{path}:{number + 1}") as stream:
@@ -47,7 +46,7 @@ def text_lines(
 
 def _line(number: int, raw: bytes, stream: Any, longest: int, too_long: str) -> Line:
     if len(raw) > longest:
-        while raw and not raw.endswith(b"\n"):  # the rest of the line is skipped, a piece at a time
+        while raw and not raw.endswith(b"\n"):  # the rest of the line is skipped in parts
             raw = stream.readline(longest)
         return Line(number, "", too_long.format(longest))
     try:

@@ -1,7 +1,7 @@
-"""Readers of parallel text: two line-aligned files, TSV, JSONL, plain or gzipped.
+"""Readers of parallel text: two line-aligned files, TSV, JSONL, gzipped or not.
 
-A fault in a file is an error that names the file and the line. Lines that are expected to be left out (an empty
-line, a sentence too long) are left out, counted and reported.
+A fault in a file is an error that names the file and the line. Empty lines and sentences that are too long are skipped,
+counted and reported.
 """
 
 import json
@@ -18,8 +18,8 @@ from regard.data.text.lines import LONGEST_LINE, Line, lines
 
 Couple = tuple[str, str]
 
-# A Chinese or Japanese character counts as a word: there are no spaces between them. Escaped, because the character
-# U+F900 is easily normalised to U+8C48, and the range would then hold Korean, which is written with spaces.
+# A Chinese or Japanese character counts as a word, because there are no spaces between words. Escapes are used because
+# the character U+F900 is easily normalised to U+8C48, and the range would then include Korean, which has spaces.
 _UNSPACED = r"\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 UNSPACED = re.compile(f"[{_UNSPACED}]")
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
@@ -33,16 +33,16 @@ class Row(NamedTuple):
     source: str = ""
     target: str = ""
     fault: str = ""
-    ignored: str = ""  # further columns of the line, which are not read
+    ignored: str = ""  # further columns of the line, which are ignored
 
 
 @runtime_checkable
 class Rows(Protocol):
-    """A place where pairs of sentences are read from."""
+    """A source of sentence pairs."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return every file that is read."""
+        """Return all files of the source."""
         ...
 
     def rows(self) -> Iterator[Row]:
@@ -52,10 +52,10 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Which pairs to keep, in words (a Chinese character is a word); `ratio` is longer side by shorter side.
+    """Limits on the lengths of pairs, in words (a Chinese character is a word); `ratio` is longer side by shorter side.
 
-    With `longest`, a side may not have more than 100 characters for each of its words either: a megabyte without a
-    space is no sentence of one word.
+    With `longest`, a side may also have at most 100 characters per allowed word: a megabyte without a space is not a
+    sentence of one word.
 
     >>> Limits(longest=4, ratio=2.0).refuses("a b c d", "汤姆追")
     ''
@@ -74,7 +74,7 @@ class Limits:
             raise ValueError(f"ratio is of the longer to the shorter side, at least 1, not {self.ratio}")
 
     def refuses(self, source: str, target: str) -> str:
-        """Return why a pair is left out; empty when it is kept."""
+        """Return the reason why a pair is skipped; empty if it is not."""
         if not source or not target:
             return "empty"
         if self == EVERYTHING:
@@ -93,13 +93,13 @@ class Limits:
 
 EVERYTHING = Limits()
 _TOO_LONG = f"a line of more than {LONGEST_LINE:,} bytes"
-_CHARACTERS = 100  # for each word allowed
-_IGNORED = "ignored: "  # before what is ignored, in a tally
+_CHARACTERS = 100  # characters per allowed word
+_IGNORED = "ignored: "  # prefix of ignored columns in a tally
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How many lines were read, how many pairs kept, and why the others were not.
+    """The number of lines read and of pairs kept, and the number skipped for each reason.
 
     >>> print(Report(read=10, kept=7, skipped={"empty": 2, "too long": 1}))
     10 lines read, 7 pairs kept; skipped: 2 empty, 1 too long
@@ -122,7 +122,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class TwoFiles:
-    """Line n of one file translates line n of the other."""
+    """Two files in which line n of one translates line n of the other."""
 
     source: Path
     target: Path
@@ -133,9 +133,9 @@ class TwoFiles:
         return self.source, self.target
 
     def rows(self) -> Iterator[Row]:
-        """Yield both files side by side; blank lines at the end of one of them are no disagreement."""
+        """Yield the lines of both files in parallel; extra blank lines at the end of one file are no fault."""
         blank = Line(0, "")
-        rest: list[int] = [0, 0]  # lines that only one of the files has
+        rest: list[int] = [0, 0]  # number of lines that only one of the files has
         number = 0
         for number, (left, right) in enumerate(zip_longest(lines(self.source), lines(self.target)), start=1):
             if left is None or right is None:
@@ -162,7 +162,7 @@ class TwoFiles:
 
 @dataclass(frozen=True, slots=True)
 class Tsv:
-    """A table whose cells are parted by tabs; `columns` are those of the source and the target, from 0.
+    """A table whose cells are separated by tabs; `columns` are those of the source and the target, from 0.
 
     Every row must have as many cells as the first. Other columns are reported as ignored.
     """
@@ -177,8 +177,8 @@ class Tsv:
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
-        """Yield a row of the table is a pair."""
-        first: tuple[int, int] | None = None  # the first row's line, and how many cells it has
+        """Yield each row of the table as a pair."""
+        first: tuple[int, int] | None = None  # the line and the number of cells of the first row
         for line in lines(self.path):
             cells = line.text.split("\t")
             if line.fault:
@@ -207,7 +207,7 @@ class Tsv:
         return ""
 
     def _others(self, count: int) -> str:
-        """Return the columns of so many that are not read, counted from 1."""
+        """Return the ignored columns, counted from 1."""
         others = [str(column + 1) for column in range(count) if column not in self.columns]
         if len(others) > 8:
             others = [*others[:7], f"{len(others) - 7} others"]
@@ -216,7 +216,7 @@ class Tsv:
 
 @dataclass(frozen=True, slots=True)
 class Jsonl:
-    """One JSON object a line; `fields` are the names of the source and the target."""
+    """One JSON object per line; `fields` are the names of the source and the target."""
 
     path: Path
     fields: tuple[str, str] = ("source", "target")
@@ -227,7 +227,7 @@ class Jsonl:
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
-        """Yield an object is a pair; it may have other fields, as records do, and they are not read."""
+        """Yield each object as a pair; further fields are ignored."""
         for line in lines(self.path):
             if line.fault:
                 yield Row(self.path, line.number, fault=line.fault)
@@ -256,8 +256,7 @@ class Jsonl:
 
 
 def find_rows(paths: tuple[Path, ...] | list[Path]) -> TwoFiles | Tsv | Jsonl:
-    """Return how to read these paths, by their number and their suffix: two files, or one .tsv or .jsonl, each maybe
-    .gz.
+    """Return the reader of these paths, by their number and suffix: two files, or one .tsv or .jsonl, optionally .gz.
 
     >>> find_rows([Path("train.en.gz"), Path("train.zh.gz")])
     TwoFiles(source=...Path('train.en.gz'), target=...Path('train.zh.gz'))
@@ -278,12 +277,11 @@ def find_rows(paths: tuple[Path, ...] | list[Path]) -> TwoFiles | Tsv | Jsonl:
 def read_pairs(
     rows: Rows, *, limits: Limits = EVERYTHING, skip_faults: bool = False, tally: Counter[str] | None = None
 ) -> Iterator[Couple]:
-    """Yield the pairs that are kept, in order and in constant memory.
+    """Yield the pairs within the limits, in order and in constant memory.
 
     A fault (bad UTF-8, a missing column, no JSON) is a DataError, or is skipped and counted with `skip_faults`. A line
-    of more than a mebibyte is one too, but with a limit to the length it is too long like others.
-    `tally` counts what happened under "read", "kept", the reasons for skipping, and what was ignored; `report` makes a
-    record of it.
+    of more than a mebibyte is a fault too, unless a limit on the length skips it. `tally` counts what happened under
+    "read", "kept", the reasons for skipping, and what was ignored; `report` converts it to a record.
     """
     tally = Counter() if tally is None else tally
     for row in rows.rows():
@@ -325,7 +323,7 @@ def _check_some(rows: Rows, tally: Counter[str]) -> None:
 
 
 def count_words(text: str) -> int:
-    """Return words of a text; a Chinese or Japanese character is a word.
+    """Return the number of words in a text; a Chinese or Japanese character is a word.
 
     >>> count_words("Tom chases Jerry ."), count_words("汤姆追逐Jerry 。")
     (4, 6)

@@ -1,11 +1,11 @@
-"""Texts as words with their character positions: an answer is then exactly a part of the text."""
+"""Texts as words with their character positions, so that an answer is an exact part of the text."""
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _CJK = "぀-ヿ㐀-鿿豈-﫿"
-# One Chinese or Japanese character, a run of letters and digits, or one mark.
+# One Chinese or Japanese character, a run of letters and digits, or one punctuation mark.
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+|\S")
 _ENDS = frozenset(".!?。！？")
 
@@ -46,7 +46,7 @@ class Passage:
 
     @classmethod
     def joined(cls, sentences: Sequence[str], *, whole: Sequence[str] = ()) -> "Passage":
-        """Return sentences one after the other; `whole` are words of one more sentence, none of which is cut.
+        """Return the passage of some sentences; `whole` are the words of one more sentence, which are not split.
 
         >>> Passage.joined(["Tom ran."], whole=["apple,milk", "none"]).words
         ('Tom', 'ran', '.', 'apple,milk', 'none')
@@ -69,7 +69,7 @@ class Passage:
         return self.text[self.places[first][0] : self.places[last][1]]
 
     def covering(self, start: int, end: int) -> tuple[int, int] | None:
-        """Return the first and the last word that share a character with text[start:end]; None where no word does."""
+        """Return the first and the last word that share a character with text[start:end]; None if no word does."""
         touched = [number for number, (first, past) in enumerate(self.places) if first < end and past > start]
         return (touched[0], touched[-1]) if touched else None
 

@@ -1,7 +1,7 @@
 """Readers of questions about passages: SQuAD's JSON, XQuAD, one JSON object a line, bAbI.
 
-A fault in a file is an error that names the file and the place. Questions that are expected to be left out (an answer
-that is not in its passage, a question without an answer) are left out, counted and reported.
+A fault in a file is an error that names the file and the place. Questions without an answer, or with an answer that is
+not in the passage, are skipped, counted and reported.
 """
 
 import json
@@ -24,8 +24,8 @@ UNSEEN = "never seen in training"
 class Asked:
     """A question about a passage, the answers that count as right, and the words of the passage that answer it.
 
-    `span` is the first and the last word of the first answer, both included; None where no span can be right, so that
-    there is nothing to learn from it. `support` are the sentences that are needed to know it, where they are known.
+    `span` is the first and the last word of the first answer, both included; None if no span is right, so that the
+    question cannot be trained on. `support` are the sentences that are needed to answer, if known.
     """
 
     passage: Passage
@@ -36,13 +36,13 @@ class Asked:
 
     @property
     def asked_text(self) -> str:
-        """Return the question as text: its words, with no blank before its mark."""
+        """Return the question as text: its words, without a blank before the question mark."""
         return " ".join(self.question).replace(" ?", "?")
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionReport:
-    """How many questions were read and kept, what was done to answers, and why the others were left out.
+    """The number of questions read and kept, changes to answers, and the number skipped for each reason.
 
     >>> print(QuestionReport(9, 7, {"widened to whole words": 1}, {"answer not in the passage": 2}))
     9 questions read, 7 kept; answers: 1 widened to whole words; skipped: 2 answer not in the passage
@@ -62,9 +62,9 @@ class QuestionReport:
 
 
 class Entry(NamedTuple):
-    """One question as it stands in a file, or what is wrong with it; `place` is for messages.
+    """One question of a file, or its fault; `place` is for messages.
 
-    Each answer is a text and the character where it starts, None where the file does not say.
+    Each answer is a text and the character where it starts, None if the file has no position.
     """
 
     place: str
@@ -77,12 +77,11 @@ class Entry(NamedTuple):
 def load_questions(
     path: Path, *, longest: int | None = None, candidates: Sequence[str] = (), skip_faults: bool = False
 ) -> tuple[list[Asked], QuestionReport]:
-    """Return the questions of a file: .json is SQuAD's, .jsonl an object a line, .txt is bAbI's; each maybe .gz.
-
-    Passages of more than `longest` words are left out. `candidates` are answers that bAbI stories end with. A fault
-    (bad UTF-8, no JSON, a missing key) is a DataError, or is skipped and counted with `skip_faults`.
+    """Return the questions of a file: .json is SQuAD's, .jsonl has an object per line, .txt is bAbI's; each optionally
+    .gz. Passages of more than `longest` words are skipped. `candidates` are answers that are appended to bAbI stories.
+    A fault (bad UTF-8, no JSON, a missing key) is a DataError, or is skipped and counted with `skip_faults`.
     """
-    from regard.data.text.babi import load_stories  # it takes its records from here
+    from regard.data.text.babi import load_stories  # imported here, because babi imports this module
 
     suffix = next((suffix for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
     if suffix == ".txt":
@@ -99,13 +98,13 @@ def load_questions(
         if tally.refuses(entry.place, entry.fault):
             continue
         if entry.passage not in passages:
-            passages = {entry.passage: Passage.of(entry.passage)}  # those of one passage stand together
+            passages = {entry.passage: Passage.of(entry.passage)}  # questions about one passage are adjacent
         tally.take(*_located(entry, passages[entry.passage]))
     return tally.finish()
 
 
 class Tally:
-    """The questions kept so far, and the counts of a report."""
+    """The questions accepted so far, and the counts of a report."""
 
     def __init__(self, path: Path, longest: int | None, skip_faults: bool) -> None:
         self.path, self.longest, self.skip_faults = path, longest, skip_faults
@@ -115,7 +114,7 @@ class Tally:
         self.skipped: Counter[str] = Counter()
 
     def refuses(self, place: str, fault: str) -> bool:
-        """Counts a question; one with a fault is an error or left out."""
+        """Count a question; one with a fault is an error or skipped."""
         self.read += 1
         if fault and not self.skip_faults:
             raise DataError(f"{place}: {fault}")
@@ -124,7 +123,7 @@ class Tally:
         return bool(fault)
 
     def take(self, asked: Asked | None, remark: str = "") -> None:
-        """Keeps a question, with a remark about its answer, or leaves it out for the reason that the remark gives."""
+        """Add a question with a remark about its answer, or skip it for the reason in the remark."""
         if asked is not None and self.longest is not None and len(asked.passage.words) > self.longest:
             asked, remark = None, "too long"
         if asked is None:
@@ -135,7 +134,7 @@ class Tally:
             self.answers[remark] += 1
 
     def finish(self) -> tuple[list[Asked], QuestionReport]:
-        """Return the questions and the report; a file that gives none is an error."""
+        """Return the questions and the report; a file without any is an error."""
         made = QuestionReport(
             self.read, len(self.kept), dict(sorted(self.answers.items())), dict(sorted(self.skipped.items()))
         )
@@ -147,7 +146,7 @@ class Tally:
 
 
 def _located(entry: Entry, passage: Passage) -> tuple[Asked | None, str]:
-    """Return the question with the words of its first answer, and a remark; or None and why it is left out."""
+    """Return the question with the words of its first answer and a remark; or None and the reason why it is skipped."""
     if not passage.words:
         return None, "empty passage"
     asked = words(entry.question)
@@ -180,7 +179,7 @@ def _occurrence(passage: str, text: str, start: int | None) -> int | None:
 
 
 def _by_line(path: Path) -> Iterator[Entry]:
-    """Yield one JSON object a line with passage or context, question, and answer or answers."""
+    """Yield one JSON object per line with passage or context, question, and answer or answers."""
     for line in lines(path):
         place = f"{path}:{line.number}"
         if line.fault:
@@ -191,7 +190,7 @@ def _by_line(path: Path) -> Iterator[Entry]:
 
 
 def _decoded(text: str) -> tuple[Any, str]:
-    """Return a JSON object, or what is wrong with it."""
+    """Return a JSON object, or its fault."""
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
@@ -204,7 +203,7 @@ def _decoded(text: str) -> tuple[Any, str]:
 
 
 def _squad(path: Path) -> Iterator[Entry]:
-    """Yield one JSON object: data › paragraphs › context and qas › question and answers › text and answer_start."""
+    """Yield the questions of one JSON object: data › paragraphs › context and qas › question and answers."""
     told: list[str] = []
     for line in lines(path):
         if line.fault:
@@ -235,7 +234,7 @@ def _items(path: str, place: str, record: Any, name: str) -> Iterator[tuple[str,
 
 
 def _entry(place: str, about: Any, asked: Any) -> Entry:
-    """Return one question, from the object that holds the passage and the object that holds the question."""
+    """Return one question, from the object of the passage and the object of the question."""
     if not isinstance(asked, dict):
         return Entry(place, fault=f"expected a JSON object, found {type(asked).__name__}")
     passage = next((about[name] for name in _PASSAGES if name in about), None)
@@ -250,8 +249,7 @@ def _entry(place: str, about: Any, asked: Any) -> Entry:
 
 
 def _answers(asked: dict[str, Any]) -> tuple[tuple[tuple[str, int | None], ...], str]:
-    """Return texts and starts: of "answer" and "answer_start", or of "answers" as SQuAD or the hub's tables write
-    them."""
+    """Return texts and starts: of "answer" and "answer_start", or of "answers" in SQuAD's or the hub's form."""
     found = asked.get("answers", asked.get("answer"))
     if isinstance(found, str):
         found = [{"text": found, "answer_start": asked.get("answer_start")}]

@@ -1,4 +1,4 @@
-"""Which column of a table is the text and which the label: as named, or guessed from the header or the cells."""
+"""The columns of text and label in a table: as named, or guessed from the header or the cells."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ class Columns(NamedTuple):
 def find_columns(
     path: Path, rows: Sequence[Sequence[str]], *, text: str | None = None, label: str | None = None
 ) -> Columns:
-    """Return the columns of a table by its first rows. A name or a number that is not there is an error.
+    """Return the columns of a table by its first rows. An unknown name or number is an error.
 
     >>> find_columns(Path("a.csv"), [["id", "review", "sentiment"], ["1", "Not bad.", "pos"]])
     Columns(text=1, label=2, header=True, guess="text is the column 'review', label is the column 'sentiment'")
@@ -59,7 +59,7 @@ def find_columns(
 
 
 def find_field(path: Path, line: int, names: Iterable[str], given: str | None, known: Sequence[str], role: str) -> str:
-    """Return the name of a record's field, as given or the first one known."""
+    """Return the name of a record's field: the given one, or the first that is recognised."""
     names = list(names)
     if given is not None:
         if given not in names:
@@ -89,7 +89,7 @@ def _number(path: Path, given: str, columns: int, role: str) -> int:
 def _by_cells(
     path: Path, rows: Sequence[Sequence[str]], text: str | None, label: str | None
 ) -> tuple[list[int], list[str]]:
-    """Without a header: the text is the column with the longest cells, the label one with the fewest values."""
+    """Guess without a header: the text is the column with the longest cells, the label one with the fewest values."""
     count = min(len(row) for row in rows)
     if count < 2:
         raise DataError(f"{path}:1: expected at least two columns, text and label, found {count}")

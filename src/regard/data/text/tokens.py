@@ -34,7 +34,8 @@ class Token(NamedTuple):
 
 
 def cut(text: str, by: Literal["words", "characters"] = "words") -> list[Token]:
-    """Return lower-cased words, punctuation marks by themselves; with "characters", each Chinese character is a token.
+    """Return lower-cased words, with punctuation marks as separate tokens; with "characters", each Chinese character is
+    a token.
 
     >>> [token.text for token in cut("It isn't bad, really!")]
     ['it', "isn't", 'bad', ',', 'really', '!']
@@ -46,7 +47,7 @@ def cut(text: str, by: Literal["words", "characters"] = "words") -> list[Token]:
 
 
 def sentences(text: str) -> list[Span]:
-    """Return the positions of the sentences of a text, by their end marks.
+    """Return the positions of the sentences of a text, split at end marks.
 
     >>> [text[a:b] for text in ["Not bad. Too long!"] for a, b in sentences(text)]
     ['Not bad.', 'Too long!']
@@ -55,7 +56,7 @@ def sentences(text: str) -> list[Span]:
 
 
 def phrases(text: str) -> list[Span]:
-    """Return the positions of the phrases of a text, which punctuation marks separate."""
+    """Return the positions of the phrases of a text, split at punctuation marks."""
     return _spans(_PHRASE, text)
 
 
@@ -90,7 +91,8 @@ class Coded(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Coder:
-    """Texts to numbers: words or characters of a vocabulary, or sub-words, which know every text.
+    """A map from texts to token numbers: words or characters of a vocabulary, or sub-words, which can encode every
+    text.
 
     >>> coder = build_coder(["Not bad at all."], "words")
     >>> coder.encode("Bad, not dull").numbers == [coder.words.numbers["bad"], 3, coder.words.numbers["not"], 3]
@@ -104,16 +106,16 @@ class Coder:
 
     @property
     def size(self) -> int:
-        """Return the number of numbers that there are."""
+        """Return the size of the vocabulary."""
         return self.words.size
 
     @property
     def unknown(self) -> int:
-        """Return the number of unknown words; of sub-words, padding."""
+        """Return the token number of unknown words; for sub-words, that of padding."""
         return self.words.unknown if isinstance(self.words, Vocabulary) else self.words.pad
 
     def encode(self, text: str) -> Coded:
-        """Return the numbers of a text's tokens and their places."""
+        """Return the numbers of a text's tokens and their positions."""
         if isinstance(self.words, Subwords):
             found = self.words.model.encode(text, add_special_tokens=False)
             return Coded(found.ids, [Span(*offsets) for offsets in found.offsets])
@@ -121,18 +123,18 @@ class Coder:
         return Coded(self.words.encode([token.text for token in tokens]), [token.span for token in tokens])
 
     def save(self, path: Path) -> None:
-        """Writes tokenizer.json."""
+        """Write tokenizer.json."""
         self.words.save(path)
 
     @classmethod
     def load(cls, path: Path, by: Cut) -> "Coder":
-        """Reads tokenizer.json."""
+        """Read tokenizer.json."""
         return cls(by, Subwords.load(path) if by == "subwords" else Vocabulary.load(path))
 
 
 def build_coder(texts: Iterable[str], by: Cut, *, size: int = 30_000, rarest: int = 1) -> Coder:
-    """Return a coder that knows the most frequent tokens of these texts, at most `size`, each there `rarest` times or
-    more."""
+    """Return a coder with the most frequent tokens of these texts, at most `size`, each occurring at least `rarest`
+    times."""
     if by == "subwords":
         return Coder(by, train_bpe(texts, size=size))
     counts = Counter(token.text for text in texts for token in cut(text, by))

@@ -1,4 +1,4 @@
-"""Words as numbers: the vocabulary of the built-in world, where every word is known."""
+"""Words as token numbers: the vocabulary of the built-in data, in which every word is known."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ SPECIALS = (PAD, BOS, EOS, UNKNOWN)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Numbers of words, after those of padding (0), begin (1), end (2) and an unknown word (3).
+    """The numbers of words, after those of padding (0), begin (1), end (2) and an unknown word (3).
 
     >>> vocabulary = Vocabulary(("Tom", "chases", "Jerry"))
     >>> vocabulary.encode(("Jerry", "chases", "Spike")), vocabulary.decode((1, 6, 5, 4, 2, 0))
@@ -38,14 +38,15 @@ class Vocabulary:
 
     @classmethod
     def build(cls, sentences: Iterable[Sequence[str]], *, size: int | None = None) -> "Vocabulary":
-        """Return the words of these sentences, the most frequent first (the alphabet breaks ties), at most `size`."""
+        """Return the vocabulary of these sentences, the most frequent words first (ties in alphabetical order), at most
+        `size`."""
         counts = Counter(word for sentence in sentences for word in sentence)
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
         return cls(tuple(ordered[:size]))
 
     @property
     def size(self) -> int:
-        """Return the number of numbers that there are."""
+        """Return the size of the vocabulary."""
         return len(self.numbers)
 
     def encode(self, words: Sequence[str]) -> list[int]:
@@ -63,11 +64,11 @@ class Vocabulary:
         return tuple(found)
 
     def pieces(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Return the numbers of these words, and which word each belongs to: here, one each."""
+        """Return the numbers of these words, and the word of each number: here, one each."""
         return self.encode(words), list(range(len(words)))
 
     def save(self, path: Path) -> None:
-        """Writes a tokenizer.json that other tools can read."""
+        """Write a tokenizer.json that other tools can read."""
         model = Tokenizer(WordLevel(vocab=self.numbers, unk_token=UNKNOWN))
         model.pre_tokenizer = WhitespaceSplit()
         model.add_special_tokens(list(SPECIALS))

@@ -1,7 +1,7 @@
 """Readers of pictures with captions: a folder of pictures and a TSV or JSONL beside it, or Flickr8k's own files.
 
 A caption whose picture is missing is an error that names the file and the line, or is skipped and counted. A picture
-without a caption is left out and counted.
+without a caption is skipped and counted.
 """
 
 import re
@@ -25,13 +25,13 @@ from regard.data.vision.image_folders import PARTS, ImageFolders, part_files
 _HEADERS = ("image", "file", "filename", "path")
 _NUMBER = re.compile(r"#\d+$")
 _SUFFIXES = (".tsv", ".jsonl")
-# The lists of Flickr8k, by what their names end in.
+# The lists of Flickr8k, by the end of their names.
 _LISTS = {"train": "trainImages.txt", "valid": "devImages.txt", "test": "testImages.txt"}
 
 
 @dataclass(frozen=True, slots=True)
 class CaptionedImage:
-    """A picture and all captions of it."""
+    """A picture and all its captions."""
 
     image: Path
     captions: tuple[str, ...]
@@ -39,10 +39,10 @@ class CaptionedImage:
 
 @dataclass(frozen=True, slots=True)
 class CaptionFiles:
-    """Pictures to train on, to validate with and to test with, as far as the files part them; else all in `train`.
+    """Pictures to train on, to validate with and to test with, if the files define these parts; else all in `train`.
 
-    Of each part there are the texts alone, one after another: its items are made when they are asked for. `report`
-    counts captions read, kept and skipped, and pictures without a caption.
+    A part stores its texts in packed buffers and creates items at access. `report` counts captions read, kept and
+    skipped, and pictures without a caption.
     """
 
     train: Sequence[CaptionedImage]
@@ -52,11 +52,11 @@ class CaptionFiles:
 
 
 def load_captions(path: Path, *, skip_faults: bool = False) -> CaptionFiles:
-    """Return captions and their pictures, found by what is there.
+    """Return captions and their pictures, in the layout that is found.
 
     A folder holds Flickr8k's files (`*.token.txt`, `*trainImages.txt` …), or `train.tsv`, `valid.tsv` and `test.tsv`,
     or `captions.tsv`; a path may also be such a file itself. In a TSV the columns are picture and caption, in a JSONL
-    the fields `image` and `caption` (or `captions`, a list). Pictures stand beside the file or in its folder `images`.
+    the fields `image` and `caption` (or `captions`, a list). Pictures are beside the file or in its folder `images`.
     """
     path = Path(path)
     tally: Counter[str] = Counter()
@@ -77,7 +77,7 @@ Found = Sequence[CaptionedImage]
 
 
 class _Caption(NamedTuple):
-    """Where a caption stands, the name of its picture and its text, or what is wrong with it."""
+    """The place of a caption, the name of its picture and its text, or its fault."""
 
     where: str
     image: str = ""
@@ -86,15 +86,16 @@ class _Caption(NamedTuple):
 
 
 class _Collection:
-    """Captions by picture, pictures in the order in which they first occur."""
+    """Captions by picture, with pictures in the order of first occurrence."""
 
     def __init__(self) -> None:
-        self._paths, self._digests = Texts(), Distinct()  # of pictures; one whose captions stand together occurs once
+        # Of pictures; adjacent captions of one picture are stored once.
+        self._paths, self._digests = Texts(), Distinct()
         self._captions, self._path_of = Texts(), array("q")
         self._last: Path | None = None
 
     def add(self, image: Path, text: str) -> None:
-        """A caption of a picture."""
+        """Add a caption of a picture."""
         if image != self._last:
             self._paths.append(str(image))
             self._digests.append(str(image))
@@ -137,7 +138,7 @@ def _collected(rows: Iterable[_Caption], folders: ImageFolders, tally: Counter[s
 
 
 def _count_silent(folders: ImageFolders, parts: Iterable[Found], tally: Counter[str]) -> None:
-    """Counts the pictures without a caption."""
+    """Count the pictures without a caption."""
     spoken, there = Distinct(), Distinct()
     for one in chain.from_iterable(parts):
         spoken.append(str(one.image))
@@ -161,7 +162,7 @@ def _of_table(path: Path) -> Iterator[_Caption]:
 
 
 def _of_record(record: Record) -> Iterator[_Caption]:
-    """Yield the captions of one object; all of them stand on its line."""
+    """Yield the captions of one object, all with the same line."""
     value = record.value
     if record.fault:
         yield _Caption(record.where, fault=record.fault)
@@ -178,7 +179,7 @@ def _of_record(record: Record) -> Iterator[_Caption]:
 
 
 def _flickr(tokens: Path, tally: Counter[str], skip_faults: bool) -> Mapping[str, Found]:
-    """Flickr8k: "name.jpg#0", a tab, a caption; the lists name the pictures of each part, others are left out."""
+    """Read Flickr8k: "name.jpg#0", a tab, a caption; the lists name the pictures of each part, others are skipped."""
     folders = ImageFolders.beside(tokens.parent)
     listed = {part: _list(tokens.parent, end) for part, end in _LISTS.items()}
     if not any(listed.values()):
@@ -209,7 +210,7 @@ def _picked(images: Found, places: list[int]) -> Found:
 
 
 def _list(folder: Path, end: str) -> dict[str, str]:
-    """Return the names of a list, and where each of them stands."""
+    """Return the names of a list, and the place of each."""
     names: dict[str, str] = {}
     for path in sorted(folder.glob(f"*{end}")):
         for line in lines(path):

@@ -1,7 +1,7 @@
 """Reader of idx files, the format of MNIST: a magic number, the sizes of the axes, the numbers; gzipped or not.
 
-Two zero bytes, the type of the numbers, how many axes; then each axis as 4 bytes, big end first (LeCun's page on
-MNIST, "The IDX file format"). The header is checked against the size of the file before anything is read.
+Two zero bytes, the type of the numbers, the number of axes; then the size of each axis as 4 bytes, big-endian (LeCun's
+page on MNIST, "The IDX file format"). The header is checked against the size of the file before anything is read.
 """
 
 import math
@@ -43,7 +43,7 @@ def read_idx(path: Path, *, most_bytes: int = MOST_BYTES) -> NDArray[Any]:
 
 
 def read_labelled(images: Path, labels: Path) -> Labelled:
-    """Return pictures and labels that belong together: as many of the one as of the other."""
+    """Return pictures and labels, and raise unless their numbers are equal."""
     pictures, marks = read_idx(images), read_idx(labels)
     if pictures.ndim != 3 or pictures.dtype != np.uint8:
         raise DataError(f"{images}: expected pictures as bytes on 3 axes, found {pictures.dtype} on {pictures.ndim}")
@@ -89,7 +89,7 @@ def _read(path: Path, stream: BufferedIOBase, most_bytes: int) -> NDArray[Any]:
     sizes = "×".join(map(str, shape))
     if expected > most_bytes:
         raise DataError(f"{path}: {sizes} is {expected:,} bytes, more than the {most_bytes:,} allowed")
-    # Read in parts: a header may claim gigabytes that the file does not have.
+    # Read in parts, because a header may claim gigabytes that the file does not have.
     content = bytearray()
     while len(content) <= expected and (part := stream.read(min(1 << 24, expected + 1 - len(content)))):
         content += part

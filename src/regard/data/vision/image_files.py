@@ -1,6 +1,6 @@
 """Image files of any common format, decoded safely to RGB at one size.
 
-`decode` turns a file or bytes into a uint8 array (3, height, width); `image_store` keeps many of them on disk.
+`decode` converts a file or bytes to a uint8 array (3, height, width); `image_store` caches many of them on disk.
 """
 
 import io
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 Pixels = NDArray[np.uint8]
 
-# Formats that hold pixels. Pillow also opens others by running programs (EPS: Ghostscript): a data file must not.
+# Formats of pixels. Pillow opens others by running programs (EPS: Ghostscript), which a data file must not cause.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".avif"),
 )
-# Pillow's own bound: a quarter of a gigabyte of RGB.
+# Pillow's own limit: a quarter of a gigabyte of RGB.
 MOST_PIXELS = 89_478_485
 
 _GREY = (128, 128, 128)
@@ -39,7 +39,7 @@ _UPRIGHT = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-# `warnings.catch_warnings` changes the whole process, so threads take turns while they read a header.
+# `warnings.catch_warnings` affects the whole process, so a lock serialises the reading of headers.
 _HEADER = threading.Lock()
 
 
@@ -51,13 +51,12 @@ def decode(
     most_pixels: int = MOST_PIXELS,
     name: str = "these bytes",
 ) -> Pixels:
-    """Return the picture in a file or in bytes as RGB, (3, height, width); `size` is (height, width), None keeps its
-    own.
+    """Return the picture of a file or of bytes as RGB, (3, height, width); `size` is (height, width), None: unchanged.
 
-    `fit` is how another shape of picture fits: "crop" fills the size and cuts what stands over on two sides,
-    "letterbox" shows all of it with grey beside. A picture is turned upright by its EXIF orientation; of an animation
-    the first frame is read; transparent pixels are white; 16 bits become 8. What cannot be read is a DataError that
-    names the file (or `name`). Of more than `most_pixels` pixels, or than Pillow's bound, nothing is decoded.
+    `fit` handles another aspect ratio: "crop" fills the size and crops two sides, "letterbox" adds grey bars. A picture
+    is rotated by its EXIF orientation; of an animation the first frame is used; transparent pixels are white; 16 bits
+    become 8. A picture that cannot be decoded is a DataError that names the file (or `name`). Pictures of more than
+    `most_pixels` pixels, or than Pillow's limit, are refused before decoding.
 
     >>> from PIL import Image
     >>> file = io.BytesIO()
@@ -75,7 +74,8 @@ def decode(
     try:
         with _opened(source, most_pixels) as image:
             if size is not None:
-                # A JPEG is decoded at a half, a quarter or an eighth where that is still twice the size needed.
+                # A JPEG is decoded at a half, a quarter or an eighth of its size if that is still twice the required
+                # size.
                 image.draft(None, (2 * max(size), 2 * max(size)))
             orientation = _orientation(image)
             image.load()
@@ -103,10 +103,11 @@ def _opened(source: Path | str | bytes, most_pixels: int) -> "Image":
     if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
         raise DataError("the file is empty")
     with _HEADER, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of damaged EXIF data, which does not matter
+        warnings.simplefilter("ignore")  # damaged EXIF data does not matter
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         Image.init()
-        formats = [name for name in FORMATS if name in Image.OPEN]  # AVIF and WEBP may be left out of a build
+        # AVIF and WEBP may be missing from a build of Pillow.
+        formats = [name for name in FORMATS if name in Image.OPEN]
         try:
             image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats)
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
@@ -119,7 +120,7 @@ def _opened(source: Path | str | bytes, most_pixels: int) -> "Image":
 
 
 def _eight_bits(image: "Image") -> "Image":
-    """Return RGB of any mode."""
+    """Convert a picture of any mode to RGB."""
     from PIL import Image
 
     if image.mode == "F":
@@ -128,7 +129,7 @@ def _eight_bits(image: "Image") -> "Image":
         values = np.asarray(image)
         if values.size and not 0 <= values.min() <= values.max() <= 65_535:
             raise DataError(f"pixel values from {values.min()} to {values.max()}; expected 8 or 16 bits")
-        # A file of 32 bits does not say how many of them are used: a picture without a value over 255 has 8.
+        # A file of 32 bits does not record how many are used: without a value over 255 it is taken as 8 bits.
         bits = 8 if image.mode == "I" and values.size and values.max() < 256 else 16
         image = Image.fromarray((values >> (bits - 8)).astype(np.uint8))
     if image.has_transparency_data:
@@ -139,12 +140,12 @@ def _eight_bits(image: "Image") -> "Image":
 
 
 def _orientation(image: "Image") -> int:
-    """Return the EXIF orientation; 1, upright, where there is none or it cannot be read."""
+    """Return the EXIF orientation; 1, upright, if there is none or it cannot be read."""
     with _HEADER, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of damaged EXIF data; the pixels are good
+        warnings.simplefilter("ignore")  # damaged EXIF data does not affect the pixels
         try:
             orientation = image.getexif().get(_ORIENTATION, 1)
-        except Exception:  # as many types as for damaged pixels
+        except Exception:  # Pillow raises as many types as for damaged pixels
             return 1
     return orientation if isinstance(orientation, int) else 1
 

@@ -10,12 +10,12 @@ from regard.data.vision.image_files import SUFFIXES
 PARTS = ("train", "valid", "test")
 # Common names of the parts.
 NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
-_REMEMBERED = 4096  # names in the cache: enough for the captions of one picture, bounded for large data
+_REMEMBERED = 4096  # size of the cache: enough for the captions of one picture, bounded for large data
 _FOLDERS = ("images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
 
 
 class ImageFolders:
-    """Finds pictures by their names in some folders; a name that comes again soon is looked up on disk once."""
+    """Finds pictures by their names in some folders; recent names are cached."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
@@ -27,7 +27,7 @@ class ImageFolders:
         return cls([*(folder / name for name in _FOLDERS if (folder / name).is_dir()), folder])
 
     def find(self, name: str) -> Path | None:
-        """Return the file of that name; its suffix may be left out."""
+        """Return the file of that name; its suffix is optional."""
         if name not in self._known:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
@@ -42,7 +42,7 @@ class ImageFolders:
                 yield from (os.path.join(folder, f"{name}{suffix}") for suffix in (".png", ".jpg", ".jpeg"))
 
     def images(self) -> Iterator[Path]:
-        """Iterates over the pictures in the first of the folders, by suffix; the listing is not held in memory."""
+        """Iterate over the pictures in the first of the folders, by suffix, without storing the listing."""
         with os.scandir(self.folders[0]) as entries:
             yield from (Path(entry.path) for entry in entries if os.path.splitext(entry.name)[1].lower() in SUFFIXES)
 
@@ -51,8 +51,7 @@ class ImageFolders:
 
 
 def part_files(path: Path, name: str, suffixes: Sequence[str]) -> dict[str, Path]:
-    """Return the data files of a path, by part: a file is all of "train"; a folder has a file a part, or one of that
-    name."""
+    """Return the data files of a path by part: a file is "train"; a folder has a file per part, or one named `name`."""
     known = [*suffixes, *(f"{suffix}.gz" for suffix in suffixes)]
     if path.is_file():
         if not path.name.endswith(tuple(known)):

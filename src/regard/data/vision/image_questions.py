@@ -34,11 +34,11 @@ class ImageQuestion:
 
 @dataclass(frozen=True, slots=True)
 class QuestionFiles:
-    """Questions to train on, to validate with and to test with, as far as the files part them; else all in `train`.
+    """Questions to train on, to validate with and to test with, if the files define these parts; else all in `train`.
 
-    `unseen` counts in the other parts the questions whose answer no question of `train` has. They stay: a model that
-    chooses among the answers of training cannot get them right, and its accuracy must include them. The parts store
-    their texts in packed buffers and create items on access.
+    `unseen` counts the questions of the other parts whose answer does not occur in `train`. They are not removed: a
+    model that chooses among the answers of training gets them wrong, and its accuracy must include them. The parts
+    store their texts in packed buffers and create items on access.
     """
 
     train: Sequence[ImageQuestion]
@@ -49,12 +49,12 @@ class QuestionFiles:
 
 
 def load_image_questions(path: Path, *, skip_faults: bool = False) -> QuestionFiles:
-    """Return questions and their pictures, found by what is there.
+    """Return questions and their pictures, in the layout that is found.
 
     A folder holds easy-VQA's layout (`train/questions.json`, `train/images/`, `test/…`), or `train.json`, `valid.json`
     and `test.json`, or `questions.json`; `.jsonl` too; a path may also be such a file itself. An entry is an object
     with `image`, `question` and `answer`, or easy-VQA's list of question, answer and image. An image is a file name,
-    with or without suffix, or a number. Pictures stand beside the file or in its folder `images`.
+    with or without suffix, or a number. Pictures are beside the file or in its folder `images`.
     """
     path = Path(path)
     tally: Counter[str] = Counter()
@@ -70,20 +70,21 @@ def load_image_questions(path: Path, *, skip_faults: bool = False) -> QuestionFi
 
 
 def answer_list(questions: Iterable[ImageQuestion], *, most: int | None = None) -> tuple[str, ...]:
-    """Return the answers, the most frequent first; `most` keeps so many of them."""
+    """Return the answers, the most frequent first; `most` is the largest number of them."""
     counted = Counter(item.answer for item in questions)
     return tuple(sorted(counted, key=lambda answer: (-counted[answer], answer))[:most])
 
 
 class Pictures(NamedTuple):
-    """The different pictures of some questions, in the order in which they first occur, and which each one has."""
+    """Return the distinct pictures of some questions, in order of first occurrence, and the picture of each
+    question."""
 
     paths: Sequence[Path]
     place_of: NDArray[np.int64]
 
 
 def pictures_of(questions: Sequence[ImageQuestion]) -> Pictures:
-    """Return the pictures that the questions are about."""
+    """Return the pictures of the questions."""
     digests = Distinct()
     for item in questions:
         digests.append(str(item.image))
@@ -94,7 +95,7 @@ def pictures_of(questions: Sequence[ImageQuestion]) -> Pictures:
 def hold_out(
     questions: Sequence[ImageQuestion], *, valid: int, test: int, seed: int = 0
 ) -> tuple[Sequence[ImageQuestion], Sequence[ImageQuestion], Sequence[ImageQuestion]]:
-    """Return questions in three parts, for training, for validation and for test, so that no picture is in two of them.
+    """Split questions into training, validation and test parts, so that no picture is in two of them.
 
     `valid` and `test` are numbers of pictures.
     """
@@ -116,7 +117,7 @@ def hold_out(
 
 
 def _packed(items: Iterable[ImageQuestion]) -> Sequence[ImageQuestion]:
-    """Return the same questions as texts in few buffers."""
+    """Return the same questions with their texts in packed buffers."""
     images, questions, answers = Texts(), Texts(), Texts()
     for item in items:
         images.append(str(item.image))
@@ -126,7 +127,7 @@ def _packed(items: Iterable[ImageQuestion]) -> Sequence[ImageQuestion]:
 
 
 def question_files(path: Path) -> dict[str, Path]:
-    """Return the file of questions of each part; easy-VQA has a folder a part."""
+    """Return the file of questions of each part; easy-VQA has a folder per part."""
     own = {
         part: path / name / f"questions{suffix}"
         for part in PARTS
@@ -159,7 +160,7 @@ def _kept(path: Path, tally: Counter[str], skip_faults: bool) -> Iterable[ImageQ
 
 
 def _entry(value: Any) -> dict[str, str] | str:
-    """Return image, question and answer of an entry as texts, or what is wrong with it."""
+    """Return image, question and answer of an entry as texts, or its fault."""
     if isinstance(value, list) and len(value) == 3:
         value = dict(zip(("question", "answer", "image"), value, strict=True))
     if not isinstance(value, dict):

@@ -1,9 +1,9 @@
-"""Pictures decoded once, at one size, into one file on disk, and read one by one in constant memory.
+"""A cache of decoded pictures of one size in one file on disk, read one by one in constant memory.
 
 `pixels.bin` holds the pictures one after another, (3, height, width) bytes each; `rows.bin` holds for each of them a
-digest of what it was made from (path, size of the file, time of its last change) and a checksum of its pixels. Both
-only grow, the pixels first: a pass that was killed continues where it stopped, a changed file is decoded again and
-all others are kept, and several lists of pictures share one store.
+digest of its origin (path, size and modification time of the file) and a checksum of its pixels. Both are append-only,
+pixels first: a killed pass continues where it stopped, only changed files are decoded again, and several lists of
+pictures share one store.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from regard.data.data_files import DataError
 from regard.data.vision.image_files import MOST_PIXELS, Pixels, decode
 
 Progress = Callable[[int, int], None]
-Digests = NDArray[Any]  # of 16 bytes each; zero bytes at their ends are dropped alike in all comparisons
+Digests = NDArray[Any]  # 16 bytes each; NumPy drops trailing zero bytes, equally in all comparisons
 
 _VERSION = 1
 _CHUNK = 64
@@ -36,16 +36,16 @@ _ROW = np.dtype([("source", "S16"), ("check", "<u4")])
 class ImageStore:
     """Pictures on disk: `store[i]` is the i-th of `paths`, (3, height, width); made by `store_images`.
 
-    `faults` has the places of files that could not be decoded, with the reason; reading one of them raises.
+    `faults` maps the indices of files that could not be decoded to the reason; accessing one of them raises.
     """
 
     folder: Path
     size: tuple[int, int]
     paths: Sequence[Path]
-    rows: NDArray[np.int64]  # where in the file each picture stands; -1 for a fault
+    rows: NDArray[np.int64]  # row of each picture in the file; -1 for a fault
     checks: NDArray[np.uint32]
     faults: Mapping[int, str]
-    decoded: int  # how many were decoded now and not found in the store
+    decoded: int  # number of pictures decoded now, not found in the store
     _descriptor: "_Descriptor" = field(repr=False)
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class ImageStore:
         return (self[place] for place in range(len(self)))
 
     def take(self, places: Sequence[int]) -> Pixels:
-        """Several pictures as one batch, (n, 3, height, width)."""
+        """Return several pictures as one batch, (n, 3, height, width)."""
         batch = np.empty((len(places), 3, *self.size), np.uint8)
         for number, place in enumerate(places):
             batch[number] = self[place]
@@ -79,13 +79,12 @@ class ImageStore:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """Return all pictures of the file, memory-mapped and unchecked, (rows, 3, height, width); `rows` leads to
-        them."""
+        """Return all pictures of the file, memory-mapped and unchecked, (rows, 3, height, width), indexed by `rows`."""
         return np.memmap(self.folder / "pixels.bin", np.uint8, "r").reshape(-1, 3, *self.size)
 
 
 class _Descriptor:
-    """An open file that is closed when the last store that reads from it goes; it may be copied to processes."""
+    """An open file that is closed with the last store that uses it; it may be copied to other processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,13 +111,13 @@ def store_images(
 ) -> ImageStore:
     """Return the pictures of these files at (height, width), decoded now or found in `cache` from an earlier time.
 
-    A file that cannot be decoded is a DataError, or with `skip_faults` a fault of the store. `progress` is called with
-    how many of how many pictures are there. A second process that wants the same pictures waits for the first.
+    A file that cannot be decoded is a DataError, or with `skip_faults` a fault of the store. `progress` receives the
+    number of finished pictures and their total. A second process with the same pictures waits for the first.
     """
     high, wide = size
     folder = Path(cache) / f"images-{high}x{wide}-{fit}-{_VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
-    # Arrays and no dictionaries: with an object for each picture, the index would take most of the memory.
+    # Arrays instead of dictionaries: an object for each picture would take most of the memory.
     wanted = np.fromiter((_digest(path) for path in paths), "S16", len(paths))
     opened = partial(_decoded, size=size, fit=fit, most_pixels=most_pixels)
     bad: dict[int, str] = {}
@@ -136,14 +135,14 @@ def store_images(
             progress(len(paths) - len(missing) + decoded + len(bad), len(paths))
         known = _rows(folder, 3 * high * wide)
     rows = _rows_of(wanted, known)
-    checks = np.append(known["check"], np.uint32(0))[rows]  # the last is for -1, where there is none
+    checks = np.append(known["check"], np.uint32(0))[rows]  # the appended 0 is for -1, a missing row
     everywhere = {int(other): text for place, text in bad.items() for other in np.flatnonzero(wanted == wanted[place])}
     descriptor = _Descriptor(folder / "pixels.bin")
     return ImageStore(folder, size, paths, rows, checks, everywhere, decoded, descriptor)
 
 
 def _rows_of(wanted: Digests, known: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the row of each digest among the known ones; -1 where it is not there."""
+    """Return the row of each digest among the known ones; -1 if it is missing."""
     if not len(known):
         return np.full(len(wanted), -1)
     order = np.argsort(known["source"])
@@ -152,13 +151,13 @@ def _rows_of(wanted: Digests, known: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _first_of_each(digests: Digests, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of these places, the first that each digest has, in their order."""
+    """Return the first of these indices for each digest, in order."""
     return places[np.sort(np.unique(digests[places], return_index=True)[1])]
 
 
 def _digest(path: Path) -> bytes:
-    """Return what a row was made from, in 16 bytes: another file, size or time of change gives another digest."""
-    place = os.path.abspath(path)  # resolving links would cost more than everything else for a large store
+    """Return the digest of a picture's origin in 16 bytes: another file, size or modification time changes it."""
+    place = os.path.abspath(path)  # resolving links would take most of the time for a large store
     try:
         known = os.stat(place)
         facts = f"{place}\n{known.st_size}\n{known.st_mtime_ns}"
@@ -178,8 +177,7 @@ def _decoded(path: Path, *, size: tuple[int, int], fit: str, most_pixels: int) -
 def _chunks(
     paths: Sequence[Path], missing: NDArray[np.int64], opened: Callable[[Path], Pixels | str], threads: int
 ) -> Iterator[tuple[NDArray[np.int64], list[Any]]]:
-    """Yield the places of what is missing and what is there, a few at a time; Pillow decodes in several threads at
-    once."""
+    """Yield the indices of missing pictures with their contents, a few at a time; Pillow decodes in several threads."""
     with ThreadPoolExecutor(threads) as pool:
         for begin in range(0, len(missing), _CHUNK):
             places = missing[begin : begin + _CHUNK]
@@ -187,7 +185,7 @@ def _chunks(
 
 
 def _append(folder: Path, digests: Digests, pictures: Sequence[Pixels]) -> int:
-    """Writes pictures, then the rows that say they are there; returns how many."""
+    """Write pictures, then their rows; return their number."""
     contents = [picture.tobytes() for picture in pictures]
     rows = np.empty(len(pictures), _ROW)
     rows["source"], rows["check"] = digests, [zlib.crc32(content) for content in contents]
@@ -202,7 +200,7 @@ def _append(folder: Path, digests: Digests, pictures: Sequence[Pixels]) -> int:
 
 
 def _rows(folder: Path, count: int) -> NDArray[Any]:
-    """Return the rows whose pixels are complete; the incomplete end of a killed pass is cut off."""
+    """Return the rows whose pixels are complete; the incomplete end of a killed pass is removed."""
     pixels, index = folder / "pixels.bin", folder / "rows.bin"
     for path in (pixels, index):
         path.touch()
@@ -215,7 +213,7 @@ def _rows(folder: Path, count: int) -> NDArray[Any]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process writes at a time; the operating system releases the lock when it ends."""
+    """A lock for writing; the operating system releases it when the process ends."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,6 @@
-"""Built-in worlds: seeded generators of examples with gold attention. Imports only regard.data.
+"""Built-in worlds: seeded generators of examples with gold attention (the inputs that determine each output).
+
+Imports only regard.data.
 
 - `sentence_pairs`: translation: English and Chinese
 - `grammar/`: the grammar of these sentences

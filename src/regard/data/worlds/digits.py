@@ -1,7 +1,7 @@
 """The built-in world of glimpses: digits drawn as pen strokes, alone, somewhere on a canvas, or among clutter.
 
 A digit is written 28×28 as in MNIST: bright strokes on black. On the 60×60 canvas of Mnih et al. (2014, "Recurrent
-Models of Visual Attention", section 4.1) it stands anywhere; clutter is 8×8 pieces of other digits.
+Models of Visual Attention", section 4.1) it is at a random position; clutter is 8×8 pieces of other digits.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ SIDES = {"plain": 28, "translated": 60, "cluttered": 60}
 
 PIECE = 8
 PIECES = 4
-# What is darker than this is paper: the box of a digit holds everything brighter.
+# Darker pixels are background: the box of a digit contains all brighter ones.
 INK = 40
 
 Path = list[tuple[float, float]]
@@ -26,7 +26,7 @@ Path = list[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """A picture of one digit, (1, height, width), its label from 0 to 9, and the box of its strokes."""
+    """A picture of one digit, (1, height, width), its label from 0 to 9, and the bounding box of its strokes."""
 
     image: Image = field(compare=False, repr=False)
     label: int
@@ -35,7 +35,7 @@ class Digit:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Digits to train on, to validate with and to test with, each written with strokes of its own."""
+    """Digits to train on, to validate with and to test with, each drawn separately."""
 
     train: tuple[Digit, ...]
     valid: tuple[Digit, ...]
@@ -43,7 +43,7 @@ class Splits:
 
 
 def digits(seed: int, *, count: int, layout: str = "plain") -> Iterator[Digit]:
-    """Return digits with labels equally likely; the same seed gives the same digits, everywhere.
+    """Return digits with labels equally likely; the same seed gives the same digits on every machine.
 
     >>> [digit] = digits(1, count=1, layout="cluttered")
     >>> digit.image.shape, digit
@@ -53,7 +53,7 @@ def digits(seed: int, *, count: int, layout: str = "plain") -> Iterator[Digit]:
 
 
 def splits(seed: int, *, train: int, valid: int, test: int, layout: str = "plain") -> Splits:
-    """Training, validation and test digits; no picture is in two of them.
+    """Return training, validation and test digits; no picture is in two of them.
 
     >>> made = splits(1, train=20, valid=5, test=5)
     >>> [len(part) for part in (made.train, made.valid, made.test)]
@@ -68,7 +68,7 @@ def splits(seed: int, *, train: int, valid: int, test: int, layout: str = "plain
 
 
 def write(label: int, random: Random, *, noise: float = 6.0) -> Digit:
-    """Return one digit on 28×28, with its own slant, turn, proportions, thickness and unsteadiness of the pen."""
+    """Draw one digit on 28×28, with random slant, rotation, proportions, thickness and jitter of the pen."""
     starts, ends = _segments(label, random)
     half = random.uniform(0.95, 1.75)
     distance = _distance(starts, ends)
@@ -84,10 +84,9 @@ def write(label: int, random: Random, *, noise: float = 6.0) -> Digit:
 def on_canvas(
     image: Image, random: Random, *, side: int = 60, clutter: Sequence[Image] = (), pieces: int = PIECES
 ) -> tuple[Image, Box]:
-    """Return a picture (1, h, w) somewhere on a black canvas, and the box of its strokes there; also for digits of
-    MNIST.
+    """Return a picture (1, h, w) at a random position on a black canvas, and the box of its strokes; also for MNIST.
 
-    `clutter` are other pictures: `pieces` 8×8 cuttings of them stand around the box, never in it.
+    `clutter` are other pictures: `pieces` 8×8 crops of them are placed around the box, never in it.
     """
     _, high, wide = image.shape
     if side < max(high, wide):
@@ -106,7 +105,8 @@ def on_canvas(
 
 
 def ink_box(image: Image) -> Box:
-    """Return the box of everything brighter than paper in a picture (h, w); the whole picture where nothing is.
+    """Return the box of all pixels brighter than the background in a picture (h, w); the whole picture if there are
+    none.
 
     >>> image = np.zeros((5, 7), np.uint8)
     >>> image[1:3, 4] = 255
@@ -135,7 +135,8 @@ def _stream(random: Random, count: int, layout: str, seen: set[bytes]) -> Iterat
             digit = _make(random, layout, pool)
             mark = _mark(digit)
         seen.add(mark)
-        if pool and number % 2:  # the clutter changes all the time, at half the price of drawing it anew
+        # One digit of the clutter is replaced after every second picture, which halves the cost of drawing.
+        if pool and number % 2:
             pool[random.randrange(len(pool))] = write(random.randrange(10), random, noise=0.0).image
         yield digit
 
@@ -154,7 +155,7 @@ def _make(random: Random, layout: str, pool: Sequence[Image]) -> Digit:
 
 
 def _piece(image: Image, random: Random) -> Image:
-    """Return a cutting that has strokes in it."""
+    """Return a random crop that contains strokes."""
     left, top, right, bottom = ink_box(image[0])
     row = random.randrange(top, max(top, bottom - PIECE) + 1)
     column = random.randrange(left, max(left, right - PIECE) + 1)
@@ -163,7 +164,7 @@ def _piece(image: Image, random: Random) -> Image:
 
 
 def _beside(box: Box, side: int, random: Random) -> tuple[int, int]:
-    """Return where a piece touches no pixel of the box: row and column of its corner."""
+    """Return a corner (row, column) at which a piece does not overlap the box."""
     left, top, right, bottom = box
     if max(left, top, side - right, side - bottom) < PIECE:
         raise ValueError(f"no clutter of {PIECE} pixels fits beside a digit of {box} on a canvas of {side}")
@@ -177,7 +178,7 @@ _GRID = np.arange(28, dtype=np.float32) + 0.5
 
 
 def _distance(starts: Values, ends: Values) -> Values:
-    """Of every pixel's middle to the nearest piece of stroke."""
+    """Return the distance of every pixel's centre to the nearest stroke segment."""
     along = ends - starts
     length = np.maximum((along**2).sum(1), 1e-6)
     px = _GRID[None, None, :] - starts[:, 0, None, None]
@@ -188,7 +189,7 @@ def _distance(starts: Values, ends: Values) -> Values:
 
 
 def _segments(label: int, random: Random) -> tuple[Values, Values]:
-    """Return the pieces of stroke of one digit in pixels: unsteady, slanted, turned, and fitted into the picture."""
+    """Return the stroke segments of one digit in pixels: jittered, slanted, rotated, and scaled to the picture."""
     variants = _GLYPHS[label]
     strokes = [_smooth(path, random) for path in variants[random.randrange(len(variants))]]
     points = np.concatenate(strokes)
@@ -204,12 +205,12 @@ def _segments(label: int, random: Random) -> tuple[Values, Values]:
     points = ((points - (low + high) / 2) * scale + middle).astype(np.float32)
     ends = np.cumsum([len(stroke) for stroke in strokes])
     inner = np.ones(len(points) - 1, bool)
-    inner[ends[:-1] - 1] = False  # from the last point of a stroke to the first of the next, the pen is lifted
+    inner[ends[:-1] - 1] = False  # no segment joins the last point of a stroke to the first of the next
     return points[:-1][inner], points[1:][inner]
 
 
 def _smooth(path: Path, random: Random) -> Values:
-    """Return a smooth curve (Catmull-Rom) through the points of a stroke, each moved a little."""
+    """Return a smooth curve (Catmull-Rom) through the jittered points of a stroke."""
     points = np.array([(x + random.gauss(0, 0.022), y + random.gauss(0, 0.022)) for x, y in path])
     if len(points) == 2:
         return points

@@ -1,7 +1,7 @@
-"""Further questions about a scene: one picture then serves several training questions.
+"""Further questions about a scene, so that one picture is used in several training questions.
 
-Each form lists every question of its kind that the scene answers. An answer is chosen first and one of its questions
-after it, so that no answer is frequent only because many questions have it.
+Each form lists every question of its kind that can be answered from the scene. An answer is sampled first and then one
+of its questions, so that no answer is frequent only because many questions have it.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ _Possible = Iterator[tuple[str, str, list[Shape]]]  # question, answer, the shap
 
 
 def further(scene: Scene, random: Random, *, count: int, forms: Sequence[str] = FORMS) -> list[Asked]:
-    """At most `count` different questions about a scene, of forms chosen at random among those that it allows.
+    """Return at most `count` distinct questions about a scene, of random forms among those that are possible.
 
     >>> from regard.data.worlds.scene_questions import asked, written
     >>> [first] = asked(5, count=1)
@@ -41,7 +41,7 @@ def further(scene: Scene, random: Random, *, count: int, forms: Sequence[str] = 
 
 
 def _alone(scene: Scene, name: Callable[[Shape], str]) -> list[Shape]:
-    """Return the shapes whose name no other shape of the scene has."""
+    """Return the shapes whose name is unique in the scene."""
     names = Counter(map(name, scene.objects))
     return [shape for shape in scene.objects if names[name(shape)] == 1]
 
@@ -78,7 +78,7 @@ def _counts(scene: Scene) -> _Possible:
 
 
 def _presences(scene: Scene) -> _Possible:
-    """Absent shapes: only those whose colour and kind both occur in the scene, and any kind."""
+    """Yield questions about absent shapes: those whose colour and kind both occur in the scene, and any kind."""
     looks = [(colour, kind) for colour in map(_colour, scene.objects) for kind in map(_kind, scene.objects)]
     nouns = [(f"{colour} {kind}", _look) for colour, kind in sorted(set(looks))] + [(kind, _kind) for kind in KINDS]
     for noun, name in nouns:

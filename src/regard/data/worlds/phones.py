@@ -1,10 +1,10 @@
-"""The sounds of the built-in speech, and the words that are made of them."""
+"""The sounds of the built-in speech, and its words as sounds."""
 
 from typing import NamedTuple
 
 
 class Phone(NamedTuple):
-    """A sound: three formants in Hz, how loud voice and noise are, the noise's centre and width in Hz, its length."""
+    """A sound: three formants in Hz, amplitudes of voice and noise, centre and width of the noise in Hz, duration."""
 
     f1: int
     f2: int
@@ -17,7 +17,7 @@ class Phone(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int | float, ...]:
-        """Return all but the length."""
+        """Return all fields but the duration."""
         return self[:7]
 
 
@@ -33,7 +33,7 @@ def _burst(centre: int, width: int, noise: float = 0.9) -> Phone:
     return Phone(400, 1500, 2500, 0.0, noise, centre, width, 0.03)
 
 
-# Formants of vowels after Peterson & Barney (1952), men; of other sounds rounded from textbooks.
+# Formants of vowels are from Peterson & Barney (1952), men; those of other sounds are rounded textbook values.
 PHONES = {
     "-": Phone(500, 1500, 2500, 0.0, 0.0, 2000, 1000, 0.05),
     "iy": _vowel(270, 2290, 3010),
@@ -64,12 +64,12 @@ PHONES = {
     "closed": Phone(300, 1500, 2500, 0.02, 0.0, 2000, 1000, 0.04),
 }
 
-# Letters with the sounds that they stand for together; a letter without any is silent.
+# Groups of letters with their sounds; a letter without sounds is silent.
 Spelling = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def _spelled(text: str) -> Spelling:
-    """ "f=f o=ao ur=r" as letters and sounds; a plosive is closed before it bursts.
+    """Parse "f=f o=ao ur=r" into letters and sounds; a plosive has a closure before its burst.
 
     >>> _spelled("t=t wo=uw")
     (('t', ('closed', 't')), ('wo', ('uw',)))

@@ -1,4 +1,4 @@
-"""What a seeded grammar is made with: choices, and words that remember which word they translate."""
+"""Seeded random choices of the grammar, and Chinese words with the English words that they translate."""
 
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -8,7 +8,7 @@ Thing = TypeVar("Thing")
 
 
 class Token:
-    """One English word of one sentence. It is itself and no other: two "the" are two tokens."""
+    """One English word of one sentence, compared by identity: two occurrences of "the" are two tokens."""
 
     __slots__ = ("text",)
 
@@ -17,7 +17,7 @@ class Token:
 
 
 class Made(NamedTuple):
-    """One Chinese word and the English tokens it comes from: surely, or possibly (grammar without its own word)."""
+    """One Chinese word and the English tokens that it translates: surely, or possibly (function words)."""
 
     text: str
     sure: tuple[Token, ...] = ()
@@ -25,7 +25,7 @@ class Made(NamedTuple):
 
 
 class Dice:
-    """The choices of one sentence: a random stream, and how richly to decorate (`rich`, 0 to 1)."""
+    """The random choices of one sentence: a generator, and the amount of optional material (`rich`, 0 to 1)."""
 
     def __init__(self, random: Random, rich: float) -> None:
         self.random = random
@@ -33,19 +33,19 @@ class Dice:
         self.used: set[object] = set()
 
     def chance(self, probability: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
         return self.random.random() < probability
 
     def maybe(self, probability: float) -> bool:
-        """True with this probability in the richest sentence, and never in the plainest."""
+        """Return True with this probability times `rich`."""
         return self.random.random() < probability * self.rich
 
     def pick(self, things: Sequence[Thing]) -> Thing:
-        """Return one of them, all equally likely."""
+        """Return one of the items, all equally likely."""
         return things[int(self.random.random() * len(things))]
 
     def fresh(self, things: Sequence[Thing]) -> Thing:
-        """Return one of them that this sentence has not used yet, where there is one."""
+        """Return one of the items that this sentence has not used yet, if there is one."""
         choice = self.pick(things)
         for _ in range(4):
             if choice not in self.used:
@@ -55,7 +55,7 @@ class Dice:
         return choice
 
     def weigh(self, weights: Mapping[Thing, float]) -> Thing:
-        """Return one key of the mapping, as likely as its weight."""
+        """Return one key of the mapping, with probability proportional to its weight."""
         left = self.random.random() * sum(weights.values())
         for thing, weight in weights.items():
             left -= weight
@@ -65,5 +65,5 @@ class Dice:
 
 
 def tokens(text: str) -> list[Token]:
-    """Return English words apart, each a token."""
+    """Return each English word as a token."""
     return [Token(word) for word in text.split()]

@@ -1,7 +1,7 @@
 """Words and sentence patterns of the reviews, in English and in Chinese.
 
-A pattern is a list of pieces apart by blanks: `{name}` is replaced by an entry of that name, and a star marks a piece
-that decides when its clause decides. English entries are cut into words, Chinese ones into characters.
+A pattern is a list of pieces separated by blanks: `{name}` is replaced by an entry of that name, and a star marks a
+piece that is decisive if its clause is. English entries are split into words, Chinese ones into characters.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Grammar(NamedTuple):
-    """One language: entries by name, and the patterns that are filled with them."""
+    """The entries of one language by name, and the patterns in which they are inserted."""
 
     entries: Mapping[str, tuple[str, ...]]
     plain: tuple[str, ...]  # {opinion} keeps its polarity
@@ -17,12 +17,12 @@ class Grammar(NamedTuple):
     excess: tuple[str, ...]  # negative with any {measure}
     enough: tuple[str, ...]  # positive with any {measure}
     neutral: tuple[str, ...]
-    together: tuple[str, ...]  # {first} and {second} agree, both decide
-    contrast: tuple[str, ...]  # {main} decides, {side} is of the other polarity
+    together: tuple[str, ...]  # {first} and {second} agree, both are decisive
+    contrast: tuple[str, ...]  # {main} is decisive, {side} has the other polarity
     fillers: tuple[str, ...]  # no opinion at all
-    distractors: tuple[str, ...]  # opinion words, negations and intensifiers that judge nothing
+    distractors: tuple[str, ...]  # opinion words, negations and intensifiers without an opinion
     held: tuple[str, ...]  # an opinion with its holder
-    facts: tuple[str, ...]  # a holder who holds no opinion
+    facts: tuple[str, ...]  # a holder without an opinion
     stop: str
 
 

@@ -1,11 +1,10 @@
-"""The built-in world of sentiment: reviews in English or Chinese of which the deciding words are known, without end.
+"""The built-in world of sentiment: any number of reviews in English or Chinese whose decisive words are known.
 
-An opinion may be negated ("not bad"), and of two opinions in contrast the main clause decides ("good but too long",
-"dull, although the music is great"). Other sentences hold the same words without judging ("a good friend lent it to
-me"). Gold is the opinion that counts, with its negation; connectives and intensifiers are not part of it.
-
-The second label set asks who holds the opinion: the author's own is subjective ("I find the plot dull"), one that is
-reported of others is objective ("critics find the plot dull"). There gold is the holder.
+An opinion may be negated ("not bad"), and of two contrasting opinions that of the main clause determines the label
+("good but too long", "dull, although the music is great"). Other sentences contain the same words without an opinion
+("a good friend lent it to me"). Gold is the decisive opinion with its negation, without connectives and intensifiers.
+In the second label set the holder of the opinion matters: the author's own is subjective ("I find the plot dull"), that
+of others is objective ("critics find the plot dull"). There gold is the holder.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ CLASSES: Mapping[LabelSet, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A text as words (of Chinese: characters), its label, and which of the words decide."""
+    """A text as words (in Chinese: characters), its label, and its decisive words."""
 
     words: tuple[str, ...]
     label: str
@@ -56,7 +55,7 @@ def reviews(
     language: Language = "en",
     lengths: tuple[int, int] = (5, 30),
 ) -> Iterator[Review]:
-    """Different reviews of `lengths` words; the same seed gives the same reviews, everywhere.
+    """Return distinct reviews of `lengths` words; the same seed gives the same reviews on every machine.
 
     >>> for review in reviews(3, count=2, lengths=(5, 14)):
     ...     print(review.label, "|", text_of(review.words), [review.words[i] for i in sorted(review.decisive)])
@@ -80,10 +79,10 @@ def splits(
     lengths: tuple[int, int] = (5, 30),
     beyond: tuple[int, int] = (31, 60),
 ) -> Splits:
-    """Training, validation and test reviews of `lengths` words, and `longer` ones of `beyond` words.
+    """Return training, validation and test reviews of `lengths` words, and `longer` ones of `beyond` words.
 
-    A fifth of the pairs of negation and opinion word never stand in the training part: a model that has only learned
-    pairs by heart fails on them.
+    A fifth of the pairs of negation and opinion word never occur in the training part: a model that memorises pairs
+    fails on them.
 
     >>> made = splits(1, train=50, valid=10, test=10, longer=5)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
@@ -107,7 +106,7 @@ def splits(
 
 
 def text_of(words: Sequence[str], language: Language = "en") -> str:
-    """Return words as one writes them.
+    """Return words as text, with capitals and punctuation.
 
     >>> text_of(("i", "found", "it", "dull", ",", "not", "bad", "."))
     'I found it dull, not bad.'
@@ -126,7 +125,7 @@ def text_of(words: Sequence[str], language: Language = "en") -> str:
 
 
 _NAMES = {"london", "paris", "berlin", "beijing", "rome", "monday", "tuesday", "friday", "sunday"}
-# So many texts in a row that were there already, or of a wrong length, and there are hardly any others.
+# After this number of consecutive duplicates, or texts of a wrong length, there are hardly any new ones.
 _PATIENCE = 4000
 
 
@@ -138,18 +137,18 @@ class _Word(NamedTuple):
 
 
 class _Writer:
-    """Writes reviews of one label set in one language."""
+    """Generates reviews of one label set in one language."""
 
     def __init__(self, random: Random, language: Language, labels: LabelSet, *, held_out: bool) -> None:
         self.random, self.language, self.labels, self.held_out = random, language, labels, held_out
         self.grammar: Grammar = GRAMMARS[language]
 
     def review(self, length: int) -> Review:
-        """Return one review of about so many words: the sentence that decides among others that do not."""
+        """Return one review of about `length` words: the decisive sentence among others."""
         label = self._pick(CLASSES[self.labels])
         sentences = [self._judgement(label)]
-        # In half of the texts the other party is there too, without an opinion. Were it in all, nothing would tell the
-        # two apart but their parts turned round: who holds no opinion would decide as well as who holds it.
+        # Half of the texts mention the other party without an opinion. If all did, the party without an opinion would
+        # determine the label as well as its holder.
         if self.labels == "subjectivity" and self.random.random() < 0.5:
             sentences.insert(self._place(sentences), self._fact(label == "objective"))
         while sum(map(len, sentences)) + len(sentences) < length - 4:
@@ -174,7 +173,7 @@ class _Writer:
         return self._opinion(positive)
 
     def _opinion(self, positive: bool) -> list[_Word]:
-        """Return one clause that judges: with an opinion word, a negated one of the other polarity, or a measure."""
+        """Return one clause with an opinion: an opinion word, a negated one of the other polarity, or a measure."""
         kind = self.random.random()
         if kind < 0.08:
             return self._fill(self._pick(self.grammar.enough if positive else self.grammar.excess))
@@ -199,7 +198,7 @@ class _Writer:
         return {"holder": holder, "object": self._pick(entries["own_object"]) if own else holder}
 
     def _aside(self) -> list[_Word]:
-        """Return a sentence that decides nothing."""
+        """Return a sentence without an opinion."""
         kind = self.random.random()
         if self.labels == "subjectivity":
             if kind < 0.5:
@@ -238,7 +237,7 @@ class _Writer:
 
 
 def unseen(negation: str, opinion: str) -> bool:
-    """Return whether a pair of negation and opinion word is kept out of training: one in five, by a checksum.
+    """Return whether a pair of negation and opinion word is excluded from training: one in five, by a checksum.
 
     >>> [word for word in ("good", "great", "dull", "weak", "bold", "warm", "rude") if unseen("not", word)]
     ['good', 'bold', 'warm']
@@ -257,7 +256,7 @@ def _names_author(pattern: str) -> bool:
 
 
 def _articles(words: list[_Word]) -> list[_Word]:
-    """Return an before a vowel."""
+    """Return the words with "an" instead of "a" before a vowel."""
     return [
         word._replace(text="an") if word.text == "a" and after and after.text[0] in "aeiou" else word
         for word, after in zip(words, [*words[1:], None], strict=True)

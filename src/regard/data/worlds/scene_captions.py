@@ -1,8 +1,8 @@
 """The built-in world of captioning: drawn scenes, a caption of each, and the region of every content word.
 
-The caption is a function of the scene, so a model can be exactly right: one or two groups of equal shapes; the group
-of larger shapes is named first, between equals the one further left or further up. The size is named where it tells
-something: of a group that stands alone, or where two groups differ in it.
+The caption is a function of the scene, so a model can be exactly right: one or two groups of equal shapes; the group of
+larger shapes is named first, between equals the one further left or further up. The size is named if the group is
+alone, or if the two groups differ in it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,9 +22,9 @@ Words = tuple[str, str, str]  # size, colour, kind
 
 @dataclass(frozen=True, slots=True)
 class Captioned:
-    """A scene, the words of its caption, and where the shapes stand that each word is about.
+    """A scene, the words of its caption, and the regions of the shapes that each word refers to.
 
-    A word for several shapes has several boxes. Articles and words of relation are about no one region: None.
+    A word for several shapes has several boxes. Articles and words of relation have no region: None.
     """
 
     scene: Scene
@@ -33,7 +33,8 @@ class Captioned:
 
 
 def captioned(seed: int, *, count: int, objects: tuple[int, int] = (1, 3), size: int = 48) -> Iterator[Captioned]:
-    """Different scenes of so many objects with their captions; the same seed gives the same ones, everywhere.
+    """Return distinct scenes of `objects` objects with their captions; the same seed gives the same ones on every
+    machine.
 
     >>> for item in captioned(5, count=3):
     ...     print(" ".join(item.words))
@@ -56,7 +57,7 @@ def splits(
     beyond: tuple[int, int] = (4, 5),
     size: int = 48,
 ) -> Splits[Captioned]:
-    """Training, validation and test scenes of so many `objects`, and `longer` ones of `beyond` objects.
+    """Return training, validation and test scenes of `objects` objects, and `longer` ones of `beyond` objects.
 
     Every word of a longer caption occurs in shorter ones; "three red stars above two blue squares" does not.
 
@@ -71,7 +72,7 @@ def splits(
 
 
 def caption(objects: Sequence[Shape]) -> tuple[tuple[str, ...], tuple[Regions | None, ...]] | None:
-    """Return words and regions for the shapes of a scene; None where they are no two groups that clearly lie apart.
+    """Return words and regions for the shapes of a scene; None unless they form one group or two with a clear relation.
 
     >>> circle, star = Shape("circle", "red", "large", (4, 9, 20, 25)), Shape("star", "blue", "small", (30, 12, 40, 22))
     >>> words, regions = caption([star, circle])
@@ -116,7 +117,7 @@ def _phrase(group: Words, boxes: list[Box], *, sized: bool) -> tuple[list[str], 
 def _make(dice: Dice, objects: tuple[int, int], size: int) -> Captioned | None:
     total = dice.pick(range(objects[0], objects[1] + 1))
     counts = _grouping(dice, total)
-    for _ in range(_TRIES):  # with the same counts, or crowded scenes would be rarer than others
+    for _ in range(_TRIES):  # retried with the same counts, so that crowded scenes are not rarer than others
         descriptions = _descriptions(dice, len(counts))
         placed = spots(dice, [words[0] for words in _each(descriptions, counts)], size=size)
         if placed is None:
@@ -140,7 +141,7 @@ def _each(descriptions: Sequence[Words], counts: Sequence[int]) -> list[Words]:
 
 
 def _grouping(dice: Dice, total: int) -> tuple[int, ...]:
-    """Return how `total` shapes fall into one group or two."""
+    """Return the sizes of one group or two that sum to `total`."""
     most = len(NUMBERS)
     if total == 1 or (total <= most and dice.chance(0.3)):
         return (total,)
@@ -149,7 +150,7 @@ def _grouping(dice: Dice, total: int) -> tuple[int, ...]:
 
 
 def _descriptions(dice: Dice, groups: int) -> list[Words]:
-    """Return size, colour and kind of each group; no two alike in both colour and kind."""
+    """Return size, colour and kind of each group; no two have the same colour and kind."""
     chosen: list[Words] = []
     while len(chosen) < groups:
         colour, kind = dice.pick(tuple(COLOURS)), dice.pick(KINDS)

@@ -1,7 +1,7 @@
-"""The built-in world of visual questions: drawn scenes, a question about each, its answer and where it is seen.
+"""The built-in world of visual questions: drawn scenes, a question about each, its answer and the region that shows it.
 
-Colour, shape, count, presence, place and relation are asked. The answer is chosen before the shapes are, so that every
-answer of a form is equally likely and the question alone tells little.
+Questions are about colour, shape, count, presence, position and relation. The answer is sampled before the shapes, so
+that every answer of a form is equally likely and cannot be guessed from the question.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,10 +35,10 @@ Look = tuple[str, str]  # colour, kind
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A scene, the words of a question, the answer, and the boxes of the shapes that one must see to answer it.
+    """A scene, the words of a question, the answer, and the boxes of the shapes that show the answer.
 
-    Of "what is left of the red circle" that is the shape to its left: the answer is read there. `regions` is empty
-    where the answer is that there is no such shape. `form` is one of `FORMS`.
+    For "what is left of the red circle" that is the shape to its left. `regions` is empty if the answer is that there
+    is no such shape. `form` is one of `FORMS`.
     """
 
     scene: Scene
@@ -51,9 +51,9 @@ class Asked:
 def asked(
     seed: int, *, count: int, objects: tuple[int, int] = (2, 4), size: int = 48, forms: Sequence[str] = FORMS
 ) -> Iterator[Asked]:
-    """Different scenes of so many objects, one question about each, of one of the `forms`.
+    """Return distinct scenes of `objects` objects, with one question about each, of one of the `forms`.
 
-    The same seed gives the same ones, everywhere.
+    The same seed gives the same ones on every machine.
 
     >>> for item in asked(5, count=3):
     ...     print(written(item.question), item.answer)
@@ -78,7 +78,8 @@ def splits(
     size: int = 48,
     forms: Sequence[str] = FORMS,
 ) -> Splits[Asked]:
-    """Training, validation and test questions on scenes of so many `objects`, and `longer` ones of `beyond` objects.
+    """Return training, validation and test questions on scenes of `objects` objects, and `longer` ones of `beyond`
+    objects.
 
     >>> made = splits(1, train=20, valid=5, test=5, longer=3)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
@@ -92,12 +93,12 @@ def splits(
 
 
 def answers() -> tuple[str, ...]:
-    """Return every answer of this world, in a fixed order."""
+    """Return all possible answers, in a fixed order."""
     return (*COLOURS, *KINDS, *COUNTS, "yes", "no", *PLACES)
 
 
 def written(words: Sequence[str]) -> str:
-    """Return a question as one writes it.
+    """Return a question as text.
 
     >>> written(("what", "colour", "is", "the", "star", "?"))
     'What colour is the star?'
@@ -107,7 +108,7 @@ def written(words: Sequence[str]) -> str:
 
 
 def question_words(text: str) -> tuple[str, ...]:
-    """Return a question as this world writes it: lower case, the question mark apart.
+    """Return the words of a question as generated here: lower case, with the question mark as a word.
 
     >>> question_words("What color is the star?")
     ('what', 'colour', 'is', 'the', 'star', '?')
@@ -117,7 +118,7 @@ def question_words(text: str) -> tuple[str, ...]:
 
 
 class _Draft(NamedTuple):
-    """A question about spots: its words and answer, how each spot looks, and the spots that show the answer."""
+    """A question before drawing: its words and answer, the look of each shape, and the shapes that show the answer."""
 
     question: str
     answer: str
@@ -134,7 +135,7 @@ def _known(forms: Sequence[str]) -> tuple[str, ...]:
 def _make(dice: Dice, objects: tuple[int, int], size: int, *, forms: Sequence[str]) -> Asked | None:
     form = dice.pick(forms)
     total = dice.pick(range(objects[0], objects[1] + 1))
-    for _ in range(_TRIES):  # with the same form and total, or crowded scenes would be rarer than others
+    for _ in range(_TRIES):  # retried with the same form and total, so that crowded scenes are not rarer than others
         placed = spots(dice, size_words(dice, total), size=size)
         draft = _WRITERS[form](dice, placed, size) if placed else None
         if draft is None or placed is None:
@@ -151,7 +152,7 @@ def _some_look(dice: Dice) -> Look:
 
 
 def _others(dice: Dice, looks: dict[int, Look], total: int, allowed: Callable[[Look], bool]) -> list[Look]:
-    """Return the looks of all spots: those given, and any that are `allowed` for the rest."""
+    """Return the looks of all shapes: the given ones, and `allowed` ones for the rest."""
     filled = []
     for number in range(total):
         look = looks.get(number)
@@ -197,7 +198,7 @@ def _alike(dice: Dice, look: Look, by_kind: bool) -> Look:
 
 
 def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
-    """Is there a red star? Where there is none, there may well be something red and a star."""
+    """Return a question of presence: is there a red star? If there is none, there is often a red shape and a star."""
     colour, kind = _some_look(dice)
     named = dice.chance(0.5)
     noun = f"{colour} {kind}" if named else kind
@@ -218,7 +219,7 @@ def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
 
 
 def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
-    """Return where is the star? Shapes near the middle are not asked about."""
+    """Return a question of position: where is the star? Shapes near the centre are excluded."""
     wanted = dice.pick(PLACES)
     there = [number for number, spot in enumerate(placed) if place(box_of(spot), size) == wanted]
     if not there:
@@ -230,7 +231,7 @@ def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 
 
 def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
-    """Return what is left of the red circle? Exactly one shape is, and no other might be thought to be."""
+    """Return a question of relation: what is left of the red circle? Exactly one shape is, without ambiguity."""
     wanted = dice.pick(RELATIONS)
     anchor = dice.pick(range(len(placed)))
     around = {number: relation(box_of(spot), box_of(placed[anchor])) for number, spot in enumerate(placed)}

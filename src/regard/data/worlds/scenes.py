@@ -1,6 +1,6 @@
-"""Where shapes stand in a scene: spots that do not touch, and how shapes lie to one another.
+"""The layout of a scene: positions that do not overlap, and relations between shapes.
 
-`shapes` draws them, `scene_captions` describes them and `scene_questions` asks about them.
+`shapes` draws them, `scene_captions` describes them and `scene_questions` generates questions about them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,13 +15,13 @@ RELATIONS = ("left of", "right of", "above", "below")
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 PLACES = ("top left", "top right", "bottom left", "bottom right")
 
-# A shape reaches this many times its radius, with some room between it and the next.
+# The extent of a shape as a multiple of its radius, with a margin between shapes.
 _REACH = 1.2
 _ROOM = 1.3
-# One direction must clearly exceed the other before a relation has a name.
+# A relation is named only if one direction exceeds the other by this factor.
 _CLEARLY = 1.3
 _ATTEMPTS = 60
-# So many scenes in a row that no description fits: the settings cannot be met.
+# After this number of consecutive scenes without a description, the settings are impossible.
 _PATIENCE = 2000
 
 
@@ -37,7 +37,7 @@ Described = TypeVar("Described", bound=HasScene)
 
 
 def spots(dice: Dice, sizes: Sequence[str], *, size: int) -> list[Spot] | None:
-    """Return a spot for a shape of each size word in a picture of `size` pixels a side; None where they did not fit."""
+    """Return a position for a shape of each size in a picture of `size` pixels; None if they did not fit."""
     placed: list[Spot] = []
     for word in sizes:
         low, high = RADII[word]
@@ -60,20 +60,19 @@ def _apart(x: float, y: float, radius: float, other: Spot) -> bool:
 
 
 def size_words(dice: Dice, count: int) -> list[str]:
-    """Return a size for each of `count` shapes; where there are many, few are large, or they would not fit."""
+    """Return a size for each of `count` shapes; among many shapes few are large, so that they fit."""
     large = 0.5 if count <= 2 else 1.2 / count
     return [SIZES[1] if dice.chance(large) else SIZES[0] for _ in range(count)]
 
 
 def box_of(spot: Spot) -> Box:
-    """Return the pixels around a spot that its shape is drawn in, whatever its kind; the drawn box is about this
-    one."""
+    """Return the pixels around a position in which its shape is drawn, whatever its kind."""
     x, y, radius, _ = spot
     return int(x - radius), int(y - radius), int(x + radius) + 1, int(y + radius) + 1
 
 
 def around(boxes: Iterable[Box]) -> Box:
-    """Return the smallest box that holds all of these.
+    """Return the smallest box that contains all of these.
 
     >>> around([(2, 3, 5, 7), (4, 1, 6, 4)])
     (2, 1, 6, 7)
@@ -83,7 +82,7 @@ def around(boxes: Iterable[Box]) -> Box:
 
 
 def relation(first: Box, second: Box) -> str | None:
-    """Return how the first box lies to the second; None where no word is clearly right.
+    """Return the relation of the first box to the second; None if it is ambiguous.
 
     >>> relation((2, 10, 8, 16), (20, 8, 30, 18)), relation((2, 30, 8, 36), (4, 8, 12, 18))
     ('left of', 'below')
@@ -101,7 +100,7 @@ def relation(first: Box, second: Box) -> str | None:
 
 
 def place(box: Box, size: int) -> str | None:
-    """Return the quarter of the picture that a box stands in; None where it is near the middle.
+    """Return the quadrant of the picture that contains a box; None if it is near the centre.
 
     >>> place((4, 30, 12, 38), 48), place((4, 20, 12, 28), 48)
     ('bottom left', None)
@@ -131,9 +130,10 @@ Maker = Callable[[Dice, tuple[int, int], int], Described | None]
 def describe(
     make: Maker[Described], stream: str, *, count: int, objects: tuple[int, int], size: int, seen: set[object]
 ) -> Iterator[Described]:
-    """`count` described scenes that were not `seen` yet, by the random stream of that name.
+    """Yield `count` described scenes that are not in `seen`, from the random generator of that name.
 
-    `make` takes dice, how many objects there may be and the picture's side; it returns None where it had no luck.
+    `make` takes the generator, the range of the number of objects and the picture's side; it returns None if an attempt
+    fails.
     """
     dice = Dice(Random(f"{stream} {objects} {size}"), 1.0)
     for number in range(count):
@@ -156,7 +156,7 @@ def split(
     beyond: tuple[int, int],
     size: int,
 ) -> Splits[Described]:
-    """Described scenes in so many parts: to train on, to validate, to test, and longer ones of `beyond` objects."""
+    """Return described scenes in parts: to train on, to validate, to test, and longer ones of `beyond` objects."""
     if beyond[0] <= objects[1]:
         raise ValueError(f"beyond must be more than objects, not {beyond} after {objects}")
     seen: set[object] = set()
@@ -174,7 +174,7 @@ def split(
 
 
 def check_objects(objects: tuple[int, int], fewest: int, most: int) -> None:
-    """Raises where (fewest, most) objects of a scene are not within what this world can draw and describe."""
+    """Raise if (fewest, most) objects of a scene are outside of what can be drawn and described."""
     low, high = objects
     if not fewest <= low <= high <= most:
         raise ValueError(f"objects must be (fewest, most) within {fewest} to {most}, not {objects}")

@@ -1,7 +1,7 @@
-"""The built-in world of translation: English and Chinese sentence pairs with gold word alignments, without end.
+"""The built-in world of translation: any number of English and Chinese sentence pairs with gold word alignments.
 
-The Chinese is a function of the English: what the English does not tell is never chosen. Sure links join words that
-translate each other; possible links tie grammar that has no word of its own on the other side (the, do; 了, 的).
+The Chinese is a function of the English. Sure links join words that translate each other; possible links join function
+words without a counterpart on the other side (the, do; 了, 的).
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ class Splits:
 
 
 def example() -> Pair:
-    """Return the first sentence of the world.
+    """Return the example sentence.
 
     >>> pair = example()
     >>> english_text(pair.source), chinese_text(pair.target), sorted(pair.links)
@@ -39,7 +39,7 @@ def example() -> Pair:
 
 
 def sentences(seed: int, *, count: int, lengths: tuple[int, int] = (3, 30)) -> Iterator[Pair]:
-    """Different pairs whose English has `lengths` words; the same seed gives the same pairs, everywhere.
+    """Return distinct pairs whose English has `lengths` words; the same seed gives the same pairs on every machine.
 
     >>> for pair in sentences(7, count=2, lengths=(5, 9)):
     ...     print(english_text(pair.source), chinese_text(pair.target))
@@ -62,9 +62,9 @@ def splits(
     lengths: tuple[int, int] = (3, 30),
     beyond: tuple[int, int] = (31, 45),
 ) -> Splits:
-    """Training, validation and test pairs of `lengths` English words, and `longer` ones of `beyond` words.
+    """Return training, validation and test pairs of `lengths` English words, and `longer` ones of `beyond` words.
 
-    Tom chases Jerry is the first test sentence, where sentences of three words are asked for: it is never trained on.
+    If three words are allowed, "Tom chases Jerry" is the first test sentence: it is never in the training part.
 
     >>> made = splits(1, train=50, valid=10, test=10, longer=5)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)], made.test[0] == example()
@@ -88,7 +88,7 @@ def splits(
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return English text as this world writes it: words apart, contractions in full, no capital but in names.
+    """Return the words of English text as generated here: contractions expanded, capitals only in names.
 
     >>> words("The teacher's dog didn't chase Tom.")
     ('the', 'teacher', "'s", 'dog', 'did', 'not', 'chase', 'Tom', '.')
@@ -105,7 +105,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def english_text(words: Sequence[str]) -> str:
-    """Return words as one writes them: Tom's dog sleeps.
+    """Return English words as text: Tom's dog sleeps.
 
     >>> english_text(("the", "cat", "sees", "Tom", "'s", "dog", "."))
     "The cat sees Tom's dog."
@@ -117,7 +117,7 @@ def english_text(words: Sequence[str]) -> str:
 
 
 def chinese_text(words: Sequence[str]) -> str:
-    """Chinese is written without spaces.
+    """Return Chinese words as text, without spaces.
 
     >>> chinese_text(("汤姆", "追逐", "杰瑞", "。"))
     '汤姆追逐杰瑞。'
@@ -125,15 +125,15 @@ def chinese_text(words: Sequence[str]) -> str:
     return "".join(words)
 
 
-# So many sentences in a row that were there already, and there are hardly any others.
+# After this number of consecutive duplicates there are hardly any new sentences.
 _PATIENCE = 400
-_TRIES = 3000  # sentences in a row of another length
+_TRIES = 3000  # the largest number of consecutive sentences of a wrong length
 _CONTRACTIONS = {"can't": "can not", "cannot": "can not", "won't": "will not", "n't": " not", "I'm": "I am"}
 _CAPITALS = {"I", *(word for name in NAMES for word in name.split())}
 
 
 def _distinct(random: Random, count: int, lengths: tuple[int, int], seen: set[tuple[str, ...]]) -> Iterator[Pair]:
-    """Yield pairs of which neither side has been seen; each is marked as seen."""
+    """Yield pairs of which neither side is in `seen`, and add them to it."""
     tries = 0
     while count > 0:
         pair = _sentence(random, lengths)
@@ -149,7 +149,7 @@ def _distinct(random: Random, count: int, lengths: tuple[int, int], seen: set[tu
 
 
 def _sentence(random: Random, lengths: tuple[int, int]) -> Pair:
-    """Return one sentence. The length to aim at is drawn first, so that long ones are not left to chance."""
+    """Return one sentence. The target length is sampled first, so that long sentences are not rare."""
     low, high = lengths
     for _ in range(_TRIES):
         made = compose(random, low + int((high - low + 1) * random.random() ** 1.6))

@@ -28,14 +28,14 @@ COLOURS = {
     "purple": (138, 62, 176),
 }
 SIZES = ("small", "large")
-# Radii as shares of the picture's side. No small shape is nearly large, and the smallest is still read at 48 pixels.
+# Radii as fractions of the picture's side. Small and large do not overlap, and the smallest is visible at 48 pixels.
 RADII = {"small": (0.105, 0.122), "large": (0.168, 0.198)}
 
 _SMALLEST_PICTURE = 32
 
 
 class Spot(NamedTuple):
-    """Where a shape stands and how large it is, in pixels, before it has a kind and a colour."""
+    """The position and radius of a shape in pixels, before it has a kind and a colour."""
 
     x: float
     y: float
@@ -45,7 +45,7 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One drawn shape. `box` holds all of its pixels and no line that is empty."""
+    """One drawn shape. `box` is the smallest box that contains all of its pixels."""
 
     kind: str
     colour: str
@@ -54,7 +54,7 @@ class Shape:
 
     @property
     def centre(self) -> tuple[float, float]:
-        """Return the middle of the box, x before y."""
+        """Return the centre of the box, (x, y)."""
         left, top, right, bottom = self.box
         return (left + right) / 2, (top + bottom) / 2
 
@@ -70,7 +70,7 @@ class Scene:
 def draw(
     things: list[tuple[str, str, Spot]], random: Random, *, size: int = 48, noise: float = 9.0, plain: bool = False
 ) -> Scene:
-    """Return the scene of these things (kind, colour, spot), in this order; `plain` means one flat grey behind them.
+    """Draw these shapes (kind, colour, spot) in this order; `plain` means a uniform grey background.
 
     >>> scene = draw([("circle", "red", Spot(20.0, 24.0, 8.0, "large"))], Random(1))
     >>> scene.image.shape, scene.objects
@@ -90,7 +90,7 @@ def draw(
 
 
 def _background(size: int, random: Random) -> Values:
-    """Light paper, tinted, darker towards one side."""
+    """Return a light background, tinted, with a gradient towards one side."""
     level = random.uniform(214, 240)
     tint = np.array([random.uniform(-10, 10) for _ in range(3)], np.float32)[:, None, None]
     angle, depth = random.uniform(0, 2 * math.pi), random.uniform(0, 22)
@@ -100,7 +100,7 @@ def _background(size: int, random: Random) -> Values:
 
 
 def _paint(canvas: Values, kind: str, colour: str, spot: Spot, random: Random) -> Box:
-    """Draws one shape with a darker rim; returns the box of the pixels that it changed."""
+    """Draw one shape with a darker rim; return the box of the changed pixels."""
     size = canvas.shape[-1]
     reach = math.ceil(spot.radius * 1.2) + 1
     left, top = max(0, int(spot.x) - reach), max(0, int(spot.y) - reach)
@@ -112,7 +112,7 @@ def _paint(canvas: Values, kind: str, colour: str, spot: Spot, random: Random) -
     x = across[None, :] * cos + down[:, None] * sin
     y = down[:, None] * cos - across[None, :] * sin
     distance = _distance(kind, x, y, spot.radius)
-    # A pixel that is covered by less than a tenth is not drawn: it would not be visible, but the box would contain it.
+    # A pixel that is covered by less than a tenth is not drawn: it would be invisible, but enlarge the box.
     cover = np.clip(0.5 - distance, 0, 1)
     cover[cover < 0.1] = 0
     light = random.uniform(0.9, 1.05)
@@ -125,7 +125,7 @@ def _paint(canvas: Values, kind: str, colour: str, spot: Spot, random: Random) -
 
 
 def _distance(kind: str, x: Values, y: Values, radius: float) -> Values:
-    """Signed distance of points to the outline, negative inside; shapes of one radius look equally large."""
+    """Return the signed distance of points to the outline, negative inside; shapes of one radius look equally large."""
     if kind == "circle":
         return np.hypot(x, y) - np.float32(0.95 * radius)
     starts, ends = _outline(kind)
@@ -134,7 +134,7 @@ def _distance(kind: str, x: Values, y: Values, radius: float) -> Values:
 
 @cache
 def _outline(kind: str) -> tuple[Values, Values]:
-    """Return the edges of a polygon of radius 1: where each starts and ends; y points down."""
+    """Return the edges of a polygon of radius 1 as start and end points; y points down."""
     if kind == "square":
         corners = [(-0.86, -0.86), (0.86, -0.86), (0.86, 0.86), (-0.86, 0.86)]
     elif kind == "triangle":
@@ -157,12 +157,13 @@ def _outline(kind: str) -> tuple[Values, Values]:
 
 
 def _polygon(x: Values, y: Values, starts: Values, ends: Values) -> Values:
-    """Distance to the nearest edge; inside is where a ray to the left crosses an odd number of edges."""
+    """Return the distance to the nearest edge; a point is inside if a ray to the left crosses an odd number of
+    edges."""
     (ax, ay), (bx, by) = starts.T[..., None, None], ends.T[..., None, None]
     dx, dy = bx - ax, by - ay
     px, py = x - ax, y - ay
     along = np.clip((px * dx + py * dy) / (dx * dx + dy * dy), 0, 1)
     nearest = np.sqrt(((px - along * dx) ** 2 + (py - along * dy) ** 2).min(0))
-    # The crossing lies left of the point: px > dx·py/dy, multiplied by dy. A level edge is never crossed.
+    # The crossing is left of the point: px > dx·py/dy, multiplied by dy. A horizontal edge is never crossed.
     crossed = ((ay > y) != (by > y)) & ((px * dy > py * dx) == (dy > 0))
     return np.where(crossed.sum(0) % 2 == 1, -nearest, nearest)

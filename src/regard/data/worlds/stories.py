@@ -1,8 +1,8 @@
 """The built-in world of reading: short stories, a question about each, and the sentence that answers it.
 
-People move between places, take, drop and give objects, and things are counted. Several sentences tell of the same
-person, and the latest counts. Other sentences mention the same places, people and objects without telling anything,
-so the words of an answer occur more than once in the story and a reader has to find the right occurrence.
+People move between places, take, drop and give objects, and things are counted. Several sentences are about the same
+person, and the latest one is valid. Other sentences mention the same places, people and objects without information, so
+the words of an answer occur more than once in the story and a model has to find the right occurrence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,16 @@ from random import Random
 from regard.data.worlds.random_choices import Dice
 from regard.data.worlds.story_events import EVENTS, OBJECTS, PEOPLE, PLACES, Sentence, World, anything, aside
 
-# So many stories in a row that were there already, and there are hardly any others.
+# After this number of consecutive duplicates there are hardly any new stories.
 _PATIENCE = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Sentences, a question, the words of the passage that answer it, and the sentences that are needed to know it.
+    """Sentences, a question, the words of the passage that answer it, and the sentences that are needed to answer.
 
     `span` holds the first and the last word of the answer, counted over the words of all sentences, both included.
-    `support` are sentence numbers in ascending order; `answering` is the one that the span lies in.
+    `support` are sentence numbers in ascending order; `answering` is the one that contains the span.
     """
 
     sentences: tuple[tuple[str, ...], ...]
@@ -42,7 +42,7 @@ class Story:
 
     @property
     def answering(self) -> int:
-        """Return the number of the sentence that holds the answer."""
+        """Return the index of the sentence that contains the answer."""
         left = self.span[0]
         for number, sentence in enumerate(self.sentences):
             if left < len(sentence):
@@ -52,7 +52,7 @@ class Story:
 
     @property
     def passage(self) -> str:
-        """Return the story as one writes it."""
+        """Return the story as text."""
         return " ".join(map(written, self.sentences))
 
 
@@ -60,7 +60,7 @@ class Story:
 class Splits:
     """Stories to train on, to validate with and to test with; those of `longer` have more sentences than any other.
 
-    No story is in two of them, whatever is asked about it.
+    No story is in two of them, even with different questions.
     """
 
     train: tuple[Story, ...]
@@ -70,7 +70,7 @@ class Splits:
 
 
 def example() -> Story:
-    """Return one story, made by hand.
+    """Return one story, written by hand.
 
     >>> story = example()
     >>> story.passage
@@ -83,7 +83,7 @@ def example() -> Story:
 
 
 def stories(seed: int, *, count: int, sentences: tuple[int, int] = (5, 9)) -> Iterator[Story]:
-    """Different stories of so many sentences; the same seed gives the same stories, everywhere.
+    """Return distinct stories of `sentences` sentences; the same seed gives the same stories on every machine.
 
     >>> [story] = stories(3, count=1, sentences=(3, 4))
     >>> story.passage
@@ -104,7 +104,7 @@ def splits(
     sentences: tuple[int, int] = (5, 9),
     beyond: tuple[int, int] = (12, 16),
 ) -> Splits:
-    """Training, validation and test stories of so many `sentences`, and `longer` ones of `beyond` sentences.
+    """Return training, validation and test stories of `sentences` sentences, and `longer` ones of `beyond` sentences.
 
     >>> made = splits(1, train=50, valid=10, test=10, longer=5)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
@@ -126,7 +126,7 @@ def splits(
 
 
 def written(words: Sequence[str]) -> str:
-    """Return words as one writes them.
+    """Return words as text.
 
     >>> written(("Where", "is", "the", "ball", "?"))
     'Where is the ball?'
@@ -143,7 +143,7 @@ def _checked(sentences: tuple[int, int]) -> tuple[int, int]:
 def _distinct(
     random: Random, count: int, sentences: tuple[int, int], seen: set[tuple[tuple[str, ...], ...]]
 ) -> Iterator[Story]:
-    """Stories that have not been seen; each is marked as seen."""
+    """Yield stories that are not in `seen`, and add them to it."""
     low, high = sentences
     tries = 0
     while count > 0:
@@ -160,15 +160,15 @@ def _distinct(
 
 
 def _some(dice: Dice, names: Sequence[str], count: int) -> list[str]:
-    """So many different names. Not `Random.sample`, whose choices another Python may make otherwise."""
+    """Return `count` distinct names. `Random.sample` is not used: its choices may differ between Python versions."""
     left = list(names)
     return [left.pop(int(dice.random.random() * len(left))) for _ in range(count)]
 
 
 def _told(dice: Dice, length: int) -> Story | None:
-    """Return a story of so many sentences with a question, or None where nothing can be asked.
+    """Return a story of `length` sentences with a question, or None if no question is possible.
 
-    One sentence answers nothing. It is added after the question is chosen, so that the answer's words occur twice.
+    One sentence without information is added after the question is chosen, so that the answer's words occur twice.
     """
     world = World(dice, people=_some(dice, PEOPLE, 4), places=_some(dice, PLACES, 4), objects=_some(dice, OBJECTS, 2))
     for _ in range(length - 1):
@@ -177,7 +177,7 @@ def _told(dice: Dice, length: int) -> Story | None:
     kinds = sorted({question.kind for question in asked})
     if not kinds:
         return None
-    kind = dice.pick(kinds)  # the kind first, so that what can be asked in many ways is not asked more often
+    kind = dice.pick(kinds)  # the kind is sampled first, so that kinds with many questions are not more frequent
     question = dice.pick([question for question in asked if question.kind == kind])
     once = _occurrences(world.told, question.answer) < 2
     extra = Sentence(aside(world, question.answer if once else anything(world)))
@@ -187,7 +187,7 @@ def _told(dice: Dice, length: int) -> Story | None:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A question, the words that answer it, the sentence they stand in, and all sentences that must be known."""
+    """A question, the words of its answer, the sentence that contains them, and all supporting sentences."""
 
     kind: str
     words: str
@@ -243,7 +243,7 @@ def _occurrences(told: Sequence[Sentence], answer: tuple[str, ...]) -> int:
 
 
 def _find(words: Sequence[str], part: tuple[str, ...]) -> int | None:
-    """Return where these words begin in a sentence; the last time they occur, for a receiver is named after the
+    """Return the position of these words in a sentence; the last occurrence, because a receiver is named after the
     giver."""
     starts = [start for start in range(len(words) - len(part) + 1) if tuple(words[start : start + len(part)]) == part]
     return starts[-1] if starts else None

@@ -1,4 +1,4 @@
-"""What happens in a story: people move, take, drop and give, things are counted, and some sentences tell nothing."""
+"""The events of a story: people move, take, drop and give, things are counted, and some sentences are distractors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ _WEATHER = ("It was quiet in", "It was cold in", "Nobody was afraid of", "There 
 
 
 class Sentence:
-    """One sentence of one story. It is itself and no other: two that read the same are two sentences."""
+    """One sentence of one story, compared by identity: two with equal words are two sentences."""
 
     __slots__ = ("words",)
 
@@ -33,22 +33,22 @@ class Sentence:
 
 @dataclass
 class World:
-    """What is true after the sentences told so far, and which sentence told it."""
+    """The facts after the sentences so far, and the sentence of each fact."""
 
     dice: Dice
     people: Sequence[str]
     places: Sequence[str]
     objects: Sequence[str]
     told: list[Sentence] = field(default_factory=list)
-    visits: dict[str, list[tuple[str, Sentence]]] = field(default_factory=dict)  # of each person, in order
-    holder: dict[str, tuple[str, Sentence]] = field(default_factory=dict)  # of each object in someone's hands
-    # Of each object that was put down: the place, and the sentences of the visit and of putting it down.
+    visits: dict[str, list[tuple[str, Sentence]]] = field(default_factory=dict)  # visits of each person, in order
+    holder: dict[str, tuple[str, Sentence]] = field(default_factory=dict)  # holder of each object in someone's hands
+    # For each object that was put down: the place, and the sentences of the visit and of putting it down.
     lying: dict[str, tuple[str, Sentence, Sentence]] = field(default_factory=dict)
-    counts: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)  # of things in a place
-    givers: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)  # of an object to a person
+    counts: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)  # number of things in a place
+    givers: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)  # giver of an object to a person
 
     def tell(self, *parts: str) -> Sentence:
-        """Adds a sentence."""
+        """Add a sentence."""
         self.told.append(Sentence(*parts))
         return self.told[-1]
 
@@ -62,7 +62,7 @@ class World:
         return [thing for thing, (holder, _) in self.holder.items() if holder == person]
 
 
-# Events. Each adds one sentence, a move where nothing else is possible.
+# The events. Each adds one sentence; if an event is impossible, a move.
 
 
 def _move(world: World) -> None:
@@ -132,13 +132,13 @@ EVENTS: dict[Callable[[World], None], float] = {
 
 
 def anything(world: World) -> tuple[str, ...]:
-    """Return words for someone or something of this story."""
+    """Return words for a person or an object of this story."""
     nouns = (f"the {noun}" for noun in (*world.places, *world.objects))
     return tuple(world.dice.pick([*world.people, *nouns, world.dice.pick(NUMBERS)]).split())
 
 
 def aside(world: World, about: tuple[str, ...]) -> str:
-    """Return a sentence that names these words and answers no question."""
+    """Return a sentence that contains these words and answers no question."""
     pick, name = world.dice.pick, " ".join(about)
     if name in NUMBERS:
         return f"{pick(world.people)} waited {name} hours"

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from regard.data.worlds.traffic_expert import ACTIONS, CHANGES, CURVE, EGO, Decisions, Scenes, expert
 from regard.data.worlds.traffic_roads import FAR, LENGTH, Road, Values, road, scripts
 
-STEP = 0.2  # seconds
-STEPS = 350  # of a drive, at most
-SEEN = 12  # objects of a scene: the nearest
-_BEFORE, _BEHIND, _SIDE = 70.0, 25.0, 26.0  # metres that are seen
-_KERBS = (-4.3, 0.8)  # y between which kerbs hold the middle of the ego vehicle
+STEP = 0.2  # seconds per step
+STEPS = 350  # the largest number of steps of a drive
+SEEN = 12  # number of objects in a scene: the nearest ones
+_BEFORE, _BEHIND, _SIDE = 70.0, 25.0, 26.0  # range of observation in metres
+_KERBS = (-4.3, 0.8)  # limits of y for the centre of the ego vehicle
 _FASTEST = 20.0
 
 Action = NDArray[np.int64]
@@ -29,7 +29,7 @@ class Traffic:
     seen: int = SEEN
     ego: Values = field(init=False)  # (n, 5): x, y, heading, speed, speed to drive
     collided: NDArray[np.bool_] = field(init=False)
-    hit: NDArray[np.int64] = field(init=False)  # the object that was hit, −1 for none
+    hit: NDArray[np.int64] = field(init=False)  # index of the object that was hit, −1 for none
 
     def __post_init__(self) -> None:
         count = len(self.roads)
@@ -43,10 +43,10 @@ class Traffic:
         self.ego = np.stack([np.zeros(count), np.zeros(count), np.zeros(count), 0.8 * limit, limit], 1)
         self.collided = np.zeros(count, bool)
         self.hit = np.full(count, -1)
-        self.order = np.zeros((count, self.seen), np.int64)  # which objects the last `observe` showed
+        self.order = np.zeros((count, self.seen), np.int64)  # indices of the objects that the last `observe` returned
 
     def _first_headings(self) -> Values:
-        """Who stands still faces where it will go; a parked car faces along the road."""
+        """Return initial headings: objects at rest face their future direction; a parked car faces along the road."""
         later = self._script.velocities[:, :, 1]
         return _headings(later, np.zeros(later.shape[:2]))
 
@@ -56,7 +56,7 @@ class Traffic:
         return ~self.collided & (self.ego[:, 0] < LENGTH)
 
     def observe(self) -> Scenes:
-        """Return what is seen of each drive: the nearest objects, from the nearest on."""
+        """Return the scene of each drive: the nearest objects, sorted by distance."""
         apart = self._place - self.ego[:, None, :2]
         ahead, beside = apart[..., 0], np.abs(self._place[..., 1])
         seen = self._script.real & (ahead < _BEFORE) & (ahead > -_BEHIND) & (beside < _SIDE)
@@ -71,7 +71,7 @@ class Traffic:
         )
 
     def step(self, action: Action, steering: NDArray[Any]) -> None:
-        """A fifth of a second of every drive that has not ended."""
+        """Advance every drive that has not ended by a fifth of a second."""
         running = self.running
         x, y, heading, speed, _ = self.ego.T
         speed = np.clip(speed + np.asarray(CHANGES)[action] * STEP, 0, _FASTEST)
@@ -106,7 +106,7 @@ class Traffic:
         self._since = np.where(begins, 0.0, self._since)
 
     def _following(self, wanted: Values) -> Values:
-        """Return the speed of who drives behind the ego vehicle: a second and two metres of distance."""
+        """Return the speed of vehicles behind the ego vehicle, which keep a distance of one second and two metres."""
         gap = self.ego[:, None, 0] - self._place[..., 0] - (EGO[0] + self._script.size[..., 0]) / 2
         speed = np.minimum(wanted[..., 0], np.maximum(gap - 2.0, 0.0))
         return np.stack([speed, np.zeros_like(speed)], -1)
@@ -119,20 +119,20 @@ class Traffic:
 
 
 def _headings(velocity: Values, before: Values) -> Values:
-    """Return where objects face: along their velocity; who stands still faces as before."""
+    """Return the headings of objects: along their velocity; objects at rest keep theirs."""
     moving = np.hypot(velocity[..., 0], velocity[..., 1]) > 0.3
     return np.where(moving, np.arctan2(velocity[..., 1], velocity[..., 0]), before)
 
 
 class Driven(NamedTuple):
-    """What became of drives: metres, collisions, and which kind of object was hit (−1 for none)."""
+    """The result of drives: metres, collisions, and the kind of the object that was hit (−1 for none)."""
 
     metres: Values
     collided: NDArray[np.bool_]
     hit: NDArray[np.int64]
 
     def figures(self) -> dict[str, float]:
-        """Return collisions per 100 km, the share of each road that was driven, and how many km that was.
+        """Return collisions per 100 km, the fraction of the roads that was driven, and the number of km.
 
         >>> Driven(np.array([450.0, 50.0]), np.array([False, True]), np.array([-1, 0])).figures()
         {'collisions_per_100km': 200.0, 'progress': 0.5556, 'km': 0.5}
@@ -146,7 +146,7 @@ class Driven(NamedTuple):
 
 
 def drive(roads: Sequence[Road], policy: Policy, *, seen: int = SEEN, steps: int = STEPS) -> Driven:
-    """Return the closed loop: what a policy does on these roads, all at once."""
+    """Run a policy in closed loop on these roads, all at once."""
     traffic = Traffic(roads, seen)
     for _ in range(steps):
         if not traffic.running.any():
@@ -157,18 +157,18 @@ def drive(roads: Sequence[Road], policy: Policy, *, seen: int = SEEN, steps: int
 
 
 def expert_policy(scenes: Scenes) -> tuple[Action, Values]:
-    """Return what the expert does."""
+    """Return the expert's action."""
     found = expert(scenes)
     return found.action, found.steering
 
 
 def idle_policy(scenes: Scenes) -> tuple[Action, Values]:
-    """Nothing: the speed is held and the wheel is straight."""
+    """Return no action: the speed is held and the wheel is straight."""
     return np.full(len(scenes), ACTIONS.index("hold")), np.zeros(len(scenes))
 
 
 def random_policy(seed: int) -> Policy:
-    """Any action and any steering, drawn anew in each step."""
+    """Return random actions and steering, resampled at each step."""
     generator = np.random.Generator(np.random.PCG64([seed, 3]))
 
     def policy(scenes: Scenes) -> tuple[Action, Values]:
@@ -178,8 +178,8 @@ def random_policy(seed: int) -> Policy:
 
 
 def disturbed_policy(seed: int) -> Policy:
-    """Return the expert, disturbed now and then for a second or so: states that a learner comes to by its own
-    mistakes."""
+    """Return the expert with random disturbances of about a second, to reach states that a learner's mistakes lead
+    to."""
     generator = np.random.Generator(np.random.PCG64([seed, 5]))
     left = np.zeros(0, np.int64)
     action, steering = np.zeros(0, np.int64), np.zeros(0)
@@ -206,7 +206,7 @@ def disturbed_policy(seed: int) -> Policy:
 
 
 class Recorded(NamedTuple):
-    """Scenes with the expert's decisions; `roads` (n,) and `steps` (n,) say where they are from."""
+    """Scenes with the expert's decisions; `roads` (n,) and `steps` (n,) are their origin."""
 
     scenes: Scenes
     decisions: Decisions
@@ -217,11 +217,11 @@ class Recorded(NamedTuple):
 def record(
     seed: int | str, count: int, *, first: int = 0, seen: int = SEEN, busy: float = 1.0, even: bool = True
 ) -> Recorded:
-    """So many scenes of disturbed drives on the roads of a world, from road number `first` on.
+    """Return `count` scenes of disturbed drives on generated roads, from road number `first` on.
 
-    With `even`, half of them are decisions that an object forces, as far as there are so many.
+    With `even`, in half of them an object forces the decision, if there are enough.
     """
-    each = 40  # scenes of a road, about
+    each = 40  # approximate number of scenes per road
     numbers = range(first, first + max(4, -(-count // each)))
     traffic = Traffic([road(seed, number, busy=busy) for number in numbers], seen)
     policy = disturbed_policy(first + len(numbers))

@@ -1,7 +1,7 @@
-"""The expert driver: brake, hold or accelerate by time to collision, and steer around what stands at the side.
+"""The expert driver: brake, hold or accelerate by time to collision, and steer around obstacles at the side.
 
-Every object is judged for itself, so that it is known which one forces a decision: the decision would be another one
-without it.
+Every object is evaluated separately, so that it is known which one forces a decision: without it, the decision would
+differ.
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from regard.data.worlds.traffic_roads import Values
 
 ACTIONS = ("brake", "hold", "accelerate")
-CHANGES = (-5.0, 0.0, 2.0)  # m/s² of each action
+CHANGES = (-5.0, 0.0, 2.0)  # acceleration of each action in m/s²
 EGO = (4.5, 1.9)  # length and width of the ego vehicle in metres
-CURVE = 0.05  # 1/m: the curvature of the path at a steering of 1
-HORIZON = 3.0  # seconds: a collision that is nearer is acted on
-GAP, BESIDE = 1.5, 0.3  # metres to keep ahead and at each side, where a collision begins to be counted
-CLEAR = 0.8  # metres to keep from what is passed
-_SHIFT = 1.2  # metres to the left of the lane's middle, at most
-_REACH = 35.0  # metres: how far ahead something to be passed is steered around
-_LOOK = 12.0  # metres in which a sideways metre is steered
-_TURN = 0.15  # radians to the road, at most
+CURVE = 0.05  # curvature of the path in 1/m at a steering of 1
+HORIZON = 3.0  # seconds: the expert acts on collisions that are nearer
+GAP, BESIDE = 1.5, 0.3  # distances in metres ahead and at each side that count as a collision
+CLEAR = 0.8  # distance in metres to objects that are passed
+_SHIFT = 1.2  # the largest shift to the left of the lane's centre, in metres
+_REACH = 35.0  # distance in metres at which the expert starts to steer around an obstacle
+_LOOK = 12.0  # metres driven per metre of sideways shift
+_TURN = 0.15  # the largest angle to the road in radians
 _ALONG = 4.0  # metres in which the heading is corrected
-_DIFFERS = 0.1  # of steering: a smaller difference is no other decision
+_DIFFERS = 0.1  # a smaller difference of steering is the same decision
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Scenes:
     """Traffic scenes as arrays.
 
     `ego` (n, 5) is x, y, heading, speed and the speed to drive; of the objects `place` and `velocity` are (n, s, 2),
-    `size` (n, s, 2) length and width, `heading` and `kind` (n, s); `present` says which of the s places hold an object.
+    `size` (n, s, 2) length and width, `heading` and `kind` (n, s); `present` marks which of the s slots hold an object.
     """
 
     ego: Values
@@ -48,7 +48,7 @@ class Scenes:
 
     @property
     def extent(self) -> Values:
-        """Return how long each object is along x and along y (n, s, 2)."""
+        """Return the extent of each object along x and y, (n, s, 2)."""
         cosine, sine = np.abs(np.cos(self.heading)), np.abs(np.sin(self.heading))
         long, wide = self.size[..., 0], self.size[..., 1]
         return np.stack([cosine * long + sine * wide, sine * long + cosine * wide], -1)
@@ -63,9 +63,9 @@ class Scenes:
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """What to do in each scene.
+    """The decision in each scene.
 
-    `forced` (n, s) are the objects without which the action or the steering would be another one.
+    `forced` (n, s) are the objects without which the action or the steering would differ.
     """
 
     action: NDArray[np.int64]
@@ -74,10 +74,10 @@ class Decisions:
 
 
 def time_to_collision(apart: Values, closing: Values, reach: Values) -> Values:
-    """Return seconds until two boxes touch that move straight on; infinite where they never do.
+    """Return the seconds until two boxes in straight motion touch; infinite if they never do.
 
-    `apart` (…, 2) is where the other one's middle is, `closing` (…, 2) its velocity less one's own, and `reach` (…, 2)
-    the distance of the middles along each axis at which they touch.
+    `apart` (…, 2) is the relative position of the centres, `closing` (…, 2) the relative velocity, and `reach` (…, 2)
+    the distance of the centres along each axis at which they touch.
 
     >>> at = time_to_collision(np.array([[30.0, 0.0]]), np.array([[-10.0, 0.0]]), np.array([[5.0, 2.0]]))
     >>> float(at[0])  # 25 metres at 10 m/s
@@ -107,7 +107,7 @@ def expert(scenes: Scenes) -> Decisions:
 
 
 def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the least of each row (n, s) and of `free` (n,); and the same without each of the columns."""
+    """Return the minimum of each row (n, s) and of `free` (n,); and the same without each of the columns."""
     if not values.shape[1]:
         return free, values
     lowest = np.minimum(values.min(1), free)
@@ -119,7 +119,7 @@ def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDAr
 
 
 def _targets(scenes: Scenes) -> Values:
-    """Return where each object alone would have the ego vehicle drive: y, at most 0 (n, s)."""
+    """Return the lateral position y ≤ 0 that each object alone would require (n, s)."""
     x, speed = scenes.ego[:, 0, None], scenes.velocity
     ahead = scenes.place[..., 0] - x
     edge = scenes.place[..., 1] - scenes.extent[..., 1] / 2
@@ -134,7 +134,7 @@ def _permitted(scenes: Scenes, target: Values) -> NDArray[np.int64]:
     """Return the fastest action that each object permits (n, s): the first without a collision within the horizon."""
     x, y, _, speed, _ = (column[:, None] for column in scenes.ego.T)
     ahead = scenes.place[..., 0] - x
-    # Steering moves the ego vehicle sideways by a metre in `_LOOK` metres, towards where it passes the object.
+    # Steering shifts the ego vehicle sideways by one metre in `_LOOK` metres, towards its path around the object.
     most = np.maximum(ahead, 0.0) / _LOOK
     side = np.where(target < 0, y + np.clip(target - y, -most, most), y)
     apart = np.stack([ahead, scenes.place[..., 1] - side], -1)

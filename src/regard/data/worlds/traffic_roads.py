@@ -1,8 +1,7 @@
-"""Roads of the built-in world of driving, and the script of everybody on them.
-
-x runs along the road in metres and y to the right of the ego vehicle's lane, whose middle is y = 0. Traffic keeps to
-the right, so that oncoming vehicles have y = −3.5. An object moves with its first velocity until the ego vehicle has
-come to its trigger; then with its second one, until its time is over or it has come to its last y; then with its third.
+"""Roads of the built-in driving data, and the scripted motion of all objects on them. x runs along the road in metres
+and y to the right of the ego vehicle's lane, whose centre is y = 0. Traffic keeps to the right, so that oncoming
+vehicles have y = −3.5. An object moves with its first velocity until the ego vehicle reaches its trigger; then with its
+second one, until its time is over or it has reached its last y; then with its third.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +19,14 @@ SIZES = {"car": (4.5, 1.9), "lorry": (8.0, 2.4), "cyclist": (1.8, 0.6), "pedestr
 """Length and width of each kind of object in metres."""
 ROADS = ("straight", "street", "crossing", "merge")
 LANE = 3.5  # metres
-LENGTH = 450.0  # of a road
+LENGTH = 450.0  # metres of a road
 FAR = 1e6
-_AHEAD, _APART = 70.0, 75.0  # of the first event, and of one event from the next
-_AGILE = 12.0  # m/s²: walkers and cyclists reach a speed at once
+_AHEAD, _APART = 70.0, 75.0  # metres to the first event, and between events
+_AGILE = 12.0  # m/s²: pedestrians and cyclists reach a speed at once
 
 
 class Mover(NamedTuple):
-    """One object: where it begins, its three velocities, and when they change."""
+    """One object: its start, its three velocities, and when they change."""
 
     kind: str
     x: float
@@ -38,12 +37,12 @@ class Mover(NamedTuple):
     stay: float = FAR  # seconds of the second velocity
     until: float = FAR  # y at which it ends
     third: tuple[float, float] = (0.0, 0.0)
-    agility: float = 3.5  # m/s², at most
-    follows: bool = False  # keeps its distance to the ego vehicle ahead
+    agility: float = 3.5  # the largest acceleration in m/s²
+    follows: bool = False  # keeps its distance to the ego vehicle ahead of it
 
 
 class Markings(NamedTuple):
-    """What is painted: the middles of crossings, of zebra crossings and of the ends of ramps, as x."""
+    """Road markings: the x of the centres of crossings, of zebra crossings and of the ends of ramps."""
 
     crossings: tuple[float, ...] = ()
     zebras: tuple[float, ...] = ()
@@ -51,7 +50,7 @@ class Markings(NamedTuple):
 
 
 class Road(NamedTuple):
-    """A road with its traffic; `limit` is the speed to drive in m/s."""
+    """A road with its traffic; `limit` is the speed limit in m/s."""
 
     name: str
     limit: float
@@ -60,7 +59,7 @@ class Road(NamedTuple):
 
 
 def road(seed: int | str, number: int, *, busy: float = 1.0) -> Road:
-    """Return road `number` of a world; the same seed and number give the same road, everywhere.
+    """Return road `number` of a world; the same seed and number give the same road on every machine.
 
     `busy` multiplies traffic.
 
@@ -90,7 +89,7 @@ def _oncoming(random: Random, count: int) -> list[Mover]:
 
 
 def _bystanders(random: Random, count: int) -> list[Mover]:
-    """Pedestrians on both pavements and cars parked on the other side: no object that forces a decision."""
+    """Return pedestrians on both pavements and cars parked on the other side: objects that force no decision."""
     found = []
     for _ in range(count):
         x = random.uniform(-20, LENGTH + 40)
@@ -103,7 +102,7 @@ def _bystanders(random: Random, count: int) -> list[Mover]:
 
 
 def _straight(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
-    """Return a vehicle ahead that brakes now and then, cyclists, parked cars beside the road, walkers on the
+    """Return a road with a vehicle ahead that brakes at times, cyclists, parked cars and pedestrians on the
     pavement."""
     movers = []
     start = random.uniform(18, 45)
@@ -129,7 +128,7 @@ def _straight(random: Random, limit: float, busy: float) -> tuple[list[Mover], M
 
 
 def _street(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
-    """Parked cars that stand in the lane, and people at the kerb of whom some step out."""
+    """Return a road with cars parked in the lane, and people at the kerb of whom some step out."""
     movers = []
     for x in _events(random, busy):
         if random.random() < 0.6:
@@ -144,7 +143,7 @@ def _street(random: Random, limit: float, busy: float) -> tuple[list[Mover], Mar
 
 
 def _stepping(random: Random, x: float, far: float) -> Mover:
-    """Someone who steps into the road when the ego vehicle is so far away."""
+    """Return a pedestrian who steps into the road when the ego vehicle is at a given distance."""
     right = random.random() < 0.7
     start, speed = (2.9, -1.0) if right else (-6.4, 1.0)
     speed *= random.uniform(1.2, 2.2)
@@ -154,7 +153,7 @@ def _stepping(random: Random, x: float, far: float) -> Mover:
 
 
 def _crossing(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
-    """Return crossings whose traffic does not wait, with people on zebra crossings before them."""
+    """Return a road with crossings whose traffic does not yield, with people on zebra crossings before them."""
     movers: list[Mover] = []
     crossings: list[float] = []
     zebras: list[float] = []
@@ -180,7 +179,7 @@ def _crossing(random: Random, limit: float, busy: float) -> tuple[list[Mover], M
 
 
 def _merge(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
-    """Return ramps from the right whose vehicles come into the lane, each at its own distance."""
+    """Return a road with ramps from the right whose vehicles merge into the lane, each at its own distance."""
     movers: list[Mover] = []
     ramps: list[float] = []
     for x in _events(random, busy)[::2]:
@@ -213,7 +212,7 @@ _MAKERS: dict[str, Callable[[Random, float, float], tuple[list[Mover], Markings]
 
 @dataclass(frozen=True, eq=False)
 class Scripts:
-    """The objects of many roads as arrays (roads, objects); one that is not there has `real` False."""
+    """The objects of many roads as arrays (roads, objects); `real` is False for padding."""
 
     real: NDArray[np.bool_]
     kind: NDArray[np.int64]

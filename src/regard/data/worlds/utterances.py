@@ -1,6 +1,6 @@
-"""The built-in world of speech: utterances of a formant synthesiser, and when each word and letter is spoken.
+"""The built-in world of speech: utterances of a formant synthesiser, and the times of each word and letter.
 
-Each utterance has a voice of its own: pitch, size of the vocal tract, speed, breath and the noise around it.
+Each utterance has its own voice: pitch, size of the vocal tract, speed, breath and the noise around it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from regard.data.worlds.phones import LEXICON, PHONES, Phone, Spelling
 
 WORDS = tuple(LEXICON)
-MOST = 12  # words of an utterance
-_HOP, _SIZE = 0.008, 0.02  # seconds between the frames of the synthesiser, and of its window
-_GLIDE = 5  # frames over which one sound becomes the next
+MOST = 12  # the largest number of words in an utterance
+_HOP, _SIZE = 0.008, 0.02  # hop and window of the synthesiser in seconds
+_GLIDE = 5  # number of frames of the transition between two sounds
 
 Times = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Utterance:
-    """Samples at `rate`, what is said, and the seconds of each word and of each character, blanks included."""
+    """Samples at `rate`, the transcript, and the seconds of each word and of each character, blanks included."""
 
     samples: NDArray[np.float32]
     rate: int
@@ -31,7 +31,7 @@ class Utterance:
 
     @property
     def text(self) -> str:
-        """Return what is said."""
+        """Return the transcript."""
         return " ".join(self.words)
 
 
@@ -73,7 +73,7 @@ class Splits:
 def utterances(
     seed: int | Sequence[int], *, count: int, words: tuple[int, int] = (1, 5), rate: int = 8000
 ) -> Iterator[Utterance]:
-    """Yield utterances of so many words, each by another voice; the same seed gives the same ones.
+    """Yield utterances of `words` words, each with another voice; the same seed gives the same ones.
 
     >>> [item.text for item in utterances(5, count=2)]
     ['left zero left eight', 'up right three']
@@ -98,7 +98,7 @@ def splits(
     beyond: tuple[int, int] = (6, 8),
     rate: int = 8000,
 ) -> Splits:
-    """Training, validation and test utterances of so many `words`, and `longer` ones of `beyond` words.
+    """Return training, validation and test utterances of `words` words, and `longer` ones of `beyond` words.
 
     >>> made = splits(1, train=3, valid=1, test=1, longer=1)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
@@ -112,7 +112,7 @@ def splits(
 
 
 def spoken(words: Sequence[str], voice: Voice, random: np.random.Generator, *, rate: int = 8000) -> Utterance:
-    """Return words by a voice, with pauses around them; what the voice leaves open is drawn by `random`."""
+    """Synthesise words with a voice, with pauses around them; `random` gives the remaining variation."""
     plan = _Plan(voice, random)
     plan.pause(random.uniform(0.06, 0.2))
     for place, word in enumerate(words):
@@ -125,7 +125,7 @@ def spoken(words: Sequence[str], voice: Voice, random: np.random.Generator, *, r
 
 
 class _Plan:
-    """The sounds of an utterance, one after the other, each with the seconds that it lasts."""
+    """The sequence of sounds of an utterance, each with its duration in seconds."""
 
     def __init__(self, voice: Voice, random: np.random.Generator) -> None:
         self._voice, self._random = voice, random
@@ -143,7 +143,7 @@ class _Plan:
         self._frames.append(max(1, round(seconds / _HOP)))
 
     def blank(self, seconds: float) -> None:
-        """The pause between two words, which is a character too."""
+        """Add the pause between two words, which is a character too."""
         begin = self.now
         self.pause(seconds)
         self.letter_times.append((round(begin, 4), round(self.now, 4)))
@@ -158,25 +158,25 @@ class _Plan:
                 slow = self._voice.slowness * self._random.uniform(0.85, 1.15)
                 self._phones.append(phone)
                 self._frames.append(max(2, round(phone.seconds * slow / _HOP)))
-            # A letter that is not spoken is written with the sound before it.
+            # A silent letter gets the times of the sound before it.
             last = (round(begin, 4), round(self.now, 4)) if names else last
             self.letter_times += [last] * len(letters)
         self.word_times.append((round(first, 4), round(self.now, 4)))
 
     def frames(self) -> NDArray[np.float64]:
-        """Return a row for each frame: three formants, loudness of the voice, loudness, centre and width of the
+        """Return a row for each frame: three formants, amplitude of the voice, amplitude, centre and width of the
         noise."""
         table = np.array([phone.numbers for phone in self._phones])
         rows = np.repeat(table, self._frames, 0)
         for column in range(rows.shape[1]):
             smooth = np.convolve(np.pad(rows[:, column], _GLIDE // 2, "edge"), np.ones(_GLIDE) / _GLIDE, "valid")
-            # Loudness follows faster than the mouth moves: a burst stays a burst.
+            # Amplitudes change faster than formants, so that a burst stays a burst.
             rows[:, column] = smooth if column < 3 else (smooth + rows[:, column]) / 2
         return rows
 
 
 def _sounding(frames: NDArray[np.float64], voice: Voice, random: np.random.Generator, rate: int) -> NDArray[np.float32]:
-    """Return samples of frames: pulses and noise, filtered frame by frame and added up under overlapping windows."""
+    """Synthesise samples of frames: pulses and noise, filtered frame by frame and added under overlapping windows."""
     hop, size = round(_HOP * rate), 2 ** round(np.log2(_SIZE * rate * 1.6))
     count = len(frames) * hop
     pulses = _pulses(count, voice, random, rate)
@@ -189,12 +189,12 @@ def _sounding(frames: NDArray[np.float64], voice: Voice, random: np.random.Gener
     spectrum = np.fft.rfft(pulses[at] * window) * voiced + np.fft.rfft(breath[at] * window) * noisy
     pieces = np.fft.irfft(spectrum, size) * window
     samples = np.zeros(count + size)
-    for shift in range(0, size, hop):  # pieces that do not overlap are added at once
+    for shift in range(0, size, hop):  # windows that do not overlap are added at once
         part = pieces[:, shift : shift + hop]
         wide = np.zeros((len(frames), hop))
         wide[:, : part.shape[1]] = part
         samples[shift : shift + count] += wide.ravel()
-    # Windows begin at their frame: the middle of the sound in a frame is half a window later.
+    # A window starts at its frame, so the centre of the sound in a frame is half a window later.
     samples = samples[size // 2 - hop // 2 :][:count]
     samples /= np.abs(samples).max() + 1e-9
     samples = voice.loudness * (samples + voice.noise * 0.3 * random.standard_normal(count))
@@ -202,7 +202,7 @@ def _sounding(frames: NDArray[np.float64], voice: Voice, random: np.random.Gener
 
 
 def _pulses(count: int, voice: Voice, random: np.random.Generator, rate: int) -> NDArray[np.float64]:
-    """Return one pulse a period of a pitch that falls a little and wavers."""
+    """Return one pulse per period of a pitch that decreases and varies."""
     time = np.arange(count + 2048) / rate
     fall = 1 - random.uniform(0.0, 0.12) * time / time[-1]
     waver = 1 + 0.03 * np.sin(2 * np.pi * random.uniform(1.5, 4) * time + random.uniform(0, 6.3))
@@ -215,7 +215,7 @@ def _pulses(count: int, voice: Voice, random: np.random.Generator, rate: int) ->
 def _responses(
     frames: NDArray[np.float64], hertz: NDArray[np.float64], voice: Voice
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return how much of each frequency the mouth lets through in each frame: of the voice, and of the noise."""
+    """Return the frequency response of the vocal tract in each frame: for the voice, and for the noise."""
     formants = frames[:, :3] * voice.formants
     widths = np.array([60.0, 90.0, 140.0])
     near = 1 / (1 + ((hertz - formants[..., None]) / widths[:, None]) ** 2)

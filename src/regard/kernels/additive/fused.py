@@ -87,7 +87,9 @@ def _fused(
 ) -> tuple[Tensor, Tensor]:
     from regard.kernels.triton.additive.operator import additive
 
-    lengths = None if lengths is None else lengths.long().clamp_max(key.shape[-2]).int().contiguous()
+    if lengths is not None:  # the kernels take 32 bits, and no more keys than there are
+        lengths = lengths if lengths.dtype == torch.int32 else lengths.long().clamp_max(key.shape[-2]).int()
+        lengths = lengths.contiguous()
     if query_ids is not None and key_ids is not None:  # both ids need one dtype, of any width
         wide = torch.promote_types(query_ids.dtype, key_ids.dtype)
         query_ids, key_ids = query_ids.to(wide).contiguous(), key_ids.to(wide).contiguous()

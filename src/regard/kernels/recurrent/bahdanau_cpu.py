@@ -154,7 +154,7 @@ class _Values(NamedTuple):
         return _Values(values, blocked(values) if _worth(values, steps) else None)
 
     def into(self, out: Tensor, weights: Tensor) -> None:
-        """Return Σ_j a_j v_j for each row of the batch."""
+        """Write Σ_j a_j v_j for each row of the batch into `out`."""
         if self.blocks is not None:
             out.copy_(compiled(_read)(weights, self.blocks))
         else:

@@ -16,10 +16,9 @@ from torch import Tensor
 from regard.kernels.derivatives import REFERENCE, once_only
 from regard.kernels.triton.additive.pairs import LOG2E, power_of_two
 from regard.kernels.triton.additive.plan import Block, launch, trait
+from regard.kernels.triton.segment_bounds import SPAN
 
-REACH = 2**31 - 1  # the heads of a batch row lie within so many numbers: their places are counted in 32 bits
-SPAN = tl.constexpr(32)  # positions whose segments share an entry of the bounds
-FAR = tl.constexpr(2**24)  # spans, beyond any sequence
+REACH = 2**31 - 1  # the heads and rows of a batch row lie within so many numbers: their places are counted in 32 bits
 
 
 class Rules(NamedTuple):
@@ -35,7 +34,7 @@ class Rules(NamedTuple):
     key_ids: Any = None  # (b, k): equal ids
     key_b: Any = None
     key_n: Any = None
-    row_bounds: Any = None  # (b, q / SPAN, 4): keys that a span of queries meets, made by `segment_bounds`
+    row_bounds: Any = None  # (b, q / SPAN, 4): keys that a span of queries meets, from `segment_bounds`
     key_bounds: Any = None  # (b, k / SPAN, 4): queries that a span of keys meets
     slopes: Any = None  # (h,): -slope * |i + offset - j|
     slopes_h: Any = None
@@ -43,45 +42,8 @@ class Rules(NamedTuple):
 
 
 @triton.jit
-def bounds_of_segments(own, other, bounds, own_b, own_n, other_b, other_n, n_own, n_other, CHUNK: tl.constexpr):
-    """Where the ids of a span of positions may occur among the others: start, whole start, whole stop, stop.
-
-    All of [whole start, whole stop) has the one id of the span; outside [start, stop) there is none of its ids.
-    """
-    span, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    at = tl.minimum(span * SPAN + tl.arange(0, SPAN), n_own - 1)
-    ids = tl.load(own + b * own_b + at.to(tl.int64) * own_n)
-    least = tl.min(ids, 0)
-    most = tl.max(ids, 0)
-    start = span * 0 + FAR
-    stop = span * 0
-    whole_start = span * 0 + FAR
-    whole_stop = span * 0
-    count = span * 0
-    for first in range(0, (n_other + SPAN - 1) // SPAN, CHUNK):
-        index = first + tl.arange(0, CHUNK)
-        place = tl.minimum(index[:, None] * SPAN + tl.arange(0, SPAN)[None, :], n_other - 1)
-        them = tl.load(other + b * other_b + place.to(tl.int64) * other_n)
-        lowest = tl.min(them, 1)
-        highest = tl.max(them, 1)
-        meets = (index * SPAN < n_other) & (lowest <= most) & (highest >= least)
-        whole = meets & (lowest == highest) & (least == most)
-        start = tl.minimum(start, tl.min(tl.where(meets, index, FAR), 0))
-        stop = tl.maximum(stop, tl.max(tl.where(meets, index + 1, 0), 0))
-        whole_start = tl.minimum(whole_start, tl.min(tl.where(whole, index, FAR), 0))
-        whole_stop = tl.maximum(whole_stop, tl.max(tl.where(whole, index + 1, 0), 0))
-        count += tl.sum(whole.to(tl.int32), 0)
-    gapless = count == whole_stop - whole_start
-    place = bounds + (b * tl.num_programs(0) + span) * 4
-    tl.store(place, start * SPAN)
-    tl.store(place + 1, tl.where(gapless, whole_start, FAR) * SPAN)
-    tl.store(place + 2, tl.where(gapless, whole_stop, 0) * SPAN)
-    tl.store(place + 3, stop * SPAN)
-
-
-@triton.jit
 def _by_segments(bounds, b, at, n, start, whole_start, whole_stop, stop, COUNT: tl.constexpr):
-    """The range narrowed to what COUNT spans from a position meet."""
+    """Return the range, narrowed to the bounds of COUNT spans from a position on."""
     spans = (n + SPAN - 1) // SPAN
     index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)
     place = bounds + (b * spans + index) * 4
@@ -94,9 +56,9 @@ def _by_segments(bounds, b, at, n, start, whole_start, whole_stop, stop, COUNT: 
 
 @triton.jit
 def _in_tiles(start, whole_start, whole_stop, stop, STEP: tl.constexpr):
-    """A range in tiles: its start, tiles before the whole ones, start and stop of these, tiles in all that need tests.
+    """Return a range in tiles: start, number of tiles before the whole ones, their start and stop, number to be tested.
 
-    Tile t that needs tests begins at start + t · STEP, or behind the whole tiles if t is not before them.
+    Tile t of those to be tested begins at start + t · STEP, or behind the whole tiles if it is not before them.
     """
     start = tl.maximum(start, 0) // STEP * STEP
     stop = tl.maximum(stop, start)
@@ -111,7 +73,7 @@ def _in_tiles(start, whole_start, whole_stop, stop, STEP: tl.constexpr):
 
 @triton.jit
 def _limits(rules, b, n_q, n_k):
-    """Outside first <= j < limit no query attends a key."""
+    """Return first and limit: no query attends a key outside first <= j < limit."""
     first = 0
     limit = n_k
     if rules.lengths is not None:
@@ -125,7 +87,7 @@ def _limits(rules, b, n_q, n_k):
 
 @triton.jit
 def _keys_of(rules, b, i0, n_q, limit, BM: tl.constexpr, BN: tl.constexpr):
-    """The keys of rows i0 .. i0 + BM, in tiles of BN."""
+    """Return the range of keys of rows i0 .. i0 + BM, in tiles of BN."""
     last = tl.minimum(i0 + BM, n_q) - 1
     start = i0 * 0
     whole_start = i0 * 0
@@ -146,7 +108,7 @@ def _keys_of(rules, b, i0, n_q, limit, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _queries_of(rules, b, j0, n_q, n_k, limit, BM: tl.constexpr, BN: tl.constexpr):
-    """The queries of keys j0 .. j0 + BN, in tiles of BM."""
+    """Return the range of queries of keys j0 .. j0 + BN, in tiles of BM."""
     start = j0 * 0
     whole_start = j0 * 0
     stop = tl.where(j0 < limit, n_q, 0)
@@ -166,8 +128,8 @@ def _queries_of(rules, b, j0, n_q, n_k, limit, BM: tl.constexpr, BN: tl.constexp
 
 @triton.jit
 def _rows(x, row, first, limit, step, SIZE: tl.constexpr, TESTED: tl.constexpr):
-    """Rows of a matrix; tested, those outside first <= row < limit are 0 and are not loaded."""
-    at = x + row.to(tl.int64)[:, None] * step + tl.arange(0, SIZE)[None, :]
+    """Load rows of a matrix; if TESTED, those outside first <= row < limit are 0 and are not loaded."""
+    at = x + (row * step)[:, None] + tl.arange(0, SIZE)[None, :]
     if TESTED:
         return tl.load(at, mask=((row >= first) & (row < limit))[:, None], other=0.0)
     else:
@@ -181,7 +143,7 @@ def _ids(ids, b, row, n, step_b, step_n):
 
 @triton.jit
 def _scores(s, i, j, own_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED: tl.constexpr, KEYS_OWN: tl.constexpr):
-    """Scores in base 2 from products, -inf where a pair must not attend.
+    """Return scores in base 2 from products, -inf where a pair must not attend.
 
     i and j broadcast to the tile, either way round; `own_id` are the ids that a program holds, of keys or of queries.
     """
@@ -260,7 +222,7 @@ def range_forward(
         )  # fmt: skip
     empty = total == 0.0
     acc /= tl.where(empty, 1.0, total)[:, None]
-    at = output + b * o_b + h * o_h + i.to(tl.int64)[:, None] * o_n + tl.arange(0, E)[None, :]
+    at = output + b * o_b + h * o_h + (i * o_n)[:, None] + tl.arange(0, E)[None, :]
     tl.store(at, acc.to(output.dtype.element_ty), mask=(i < n_q)[:, None])
     # base 2, and inf for an empty row: its weights then come out as 0
     row = tl.where(empty, float("inf"), most + tl.log2(tl.where(empty, 1.0, total)))
@@ -289,7 +251,7 @@ def range_rows(
     o_b, o_h, o_n, c_b, c_h, c_n, g_b, g_h, g_n, heads, group, n_q, n_k, scale,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of query rows, and Σ dO O of each for the keys' pass."""
+    """Compute the gradient of query rows, and Σ dO O of each for the keys' pass."""
     z = tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -321,7 +283,7 @@ def range_rows(
             q, do, key, value, i, j0, query_id, row_lse, row_delta, rules, b, h, n_q, n_k, first, limit, factor,
             k_n, v_n, acc, False, D, E, BN, NATIVE,
         )  # fmt: skip
-    at = grad + b * g_b + h * g_h + i.to(tl.int64)[:, None] * g_n + tl.arange(0, D)[None, :]
+    at = grad + b * g_b + h * g_h + (i * g_n)[:, None] + tl.arange(0, D)[None, :]
     tl.store(at, (acc * scale).to(grad.dtype.element_ty), mask=(i < n_q)[:, None])
 
 
@@ -351,7 +313,7 @@ def range_keys(
     c_b, c_h, c_n, gk_b, gk_h, gk_n, gv_b, gv_h, gv_n, heads, group, n_q, n_k, scale,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values, over all query heads that share them."""
+    """Compute the gradients of keys and values, over all query heads that share them."""
     y = tl.program_id(1)
     groups = heads // group
     b, g = (y // groups).to(tl.int64), y % groups
@@ -382,9 +344,9 @@ def range_keys(
                 k, v, own, change_at, lse + rows, delta + rows, i0, j, key_id, rules, b, h, n_q, n_k, first, limit,
                 factor, q_n, c_n, grad_k, grad_v, False, D, E, BM, NATIVE,
             )  # fmt: skip
-    at = key_grad + b * gk_b + g * gk_h + j.to(tl.int64)[:, None] * gk_n + tl.arange(0, D)[None, :]
+    at = key_grad + b * gk_b + g * gk_h + (j * gk_n)[:, None] + tl.arange(0, D)[None, :]
     tl.store(at, (grad_k * scale).to(key_grad.dtype.element_ty), mask=(j < n_k)[:, None])
-    at = value_grad + b * gv_b + g * gv_h + j.to(tl.int64)[:, None] * gv_n + tl.arange(0, E)[None, :]
+    at = value_grad + b * gv_b + g * gv_h + (j * gv_n)[:, None] + tl.arange(0, E)[None, :]
     tl.store(at, grad_v.to(value_grad.dtype.element_ty), mask=(j < n_k)[:, None])
 
 
@@ -405,7 +367,7 @@ def _place(*tensors: Tensor) -> list[int]:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """Empty, with the order of axes in memory that the tensor has: the next product of a layer expects it."""
+    """Return an empty tensor whose axes have the given one's order in memory, which saves the next layer a copy."""
     found = torch.empty_like(tensor)
     return found if found.stride(-1) == 1 else torch.empty(tensor.shape, device=tensor.device, dtype=tensor.dtype)
 
@@ -439,7 +401,7 @@ class _Ranges(torch.autograd.Function):
         query, key, value, output, lse, *_ = ctx.saved_tensors
         rules, scale = ctx.settings
         (b, h, q, d), (_, g, k, e) = query.shape, value.shape
-        if change.stride(-1) != 1 or h * change.stride(1) > REACH:
+        if change.stride(-1) != 1 or h * change.stride(1) > REACH or q * change.stride(2) > REACH:
             change = change.contiguous()
         grads = [_like(t) for t in (query, key, value)]
         delta, tuning = torch.empty_like(lse), SMALL if max(d, e) <= 64 else LARGE
@@ -460,20 +422,12 @@ class _Ranges(torch.autograd.Function):
         return *grads, None, None
 
 
-def segment_bounds(own: Tensor, other: Tensor) -> Tensor:
-    """For each span of 32 ids of `own` (b, n) where `other` (b, m) has the same ones, (b, spans, 4), in one launch."""
-    batch, spans = own.shape[0], -(-own.shape[1] // SPAN.value)
-    bounds = torch.empty(batch, spans, 4, device=own.device, dtype=torch.int32)
-    steps = (*own.stride(), *other.stride(), own.shape[1], other.shape[1])
-    launch(bounds_of_segments, (spans, batch, 1), own, other, bounds, *steps, CHUNK=32)
-    return bounds
-
-
 def range_attention(query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float) -> Tensor:
-    """softmax over the pairs that the rules leave of scale · ⟨query, key⟩ and ALiBi, applied to the values.
+    """Compute softmax of scale · ⟨query, key⟩ with ALiBi over the pairs that the rules allow, times the values.
 
-    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are powers of two from 16 to 128, and all heads of
-    a tensor lie within `REACH` numbers. The plain function: `regard.core.backends.reference` with the same masks.
+    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are powers of two from 16 to 128, and all heads and
+    rows of a tensor's batch row lie within `REACH` numbers. The plain function: `regard.core.backends.reference` with
+    the same masks.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     # An integer would be a kernel of its own, or a constant in one that others share.

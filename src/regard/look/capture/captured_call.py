@@ -13,7 +13,7 @@ from regard.look.attention_records import Kept, Source
 from regard.look.recomputed_weights import Modified, Pairs, lent
 
 _CHECKED_ROWS = 4
-_HELD_BYTES = 2**20  # of values that are stored for a check
+_HELD_BYTES = 2**20  # bytes of values that are stored for a check
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class Call:
 class Recorder(Protocol):
     """The interface of the watcher that handlers use."""
 
-    sinks: Tensor | None  # of the running layer, if they are not arguments of its kernel
+    sinks: Tensor | None  # attention sinks of the running layer, if they are not arguments of its kernel
 
     def record(self, call: Call) -> None: ...
 
@@ -81,7 +81,7 @@ Function = Callable[..., Any]
 
 
 class Done(NamedTuple):
-    """A function that has run."""
+    """A call of a function: its arguments and its result."""
 
     function: Function
     args: tuple[Any, ...]
@@ -115,7 +115,7 @@ class Checked:
     def of(self, batch: int) -> float:
         try:
             return self.settle().of(batch)
-        except RuntimeError:  # a tensor has been overwritten since
+        except RuntimeError:  # a tensor was overwritten since
             return math.nan
 
 
@@ -165,7 +165,7 @@ def spread(tensor: Tensor, heads: int) -> Tensor:
 
 
 def four_axes(tensor: Tensor, heads: int | None = None) -> Tensor:
-    """(b, h, n, d): leading axes become one; (n, d) is one head; (b·h, n, d) has `heads` heads where they are known."""
+    """Return (b, h, n, d): leading axes become one; (n, d) is one head; (b·h, n, d) has `heads` heads if known."""
     if tensor.ndim == 2:
         return tensor[None, None]
     if tensor.ndim == 3:
@@ -175,7 +175,7 @@ def four_axes(tensor: Tensor, heads: int | None = None) -> Tensor:
 
 
 class Backward:
-    """∂L/∂weights = ∂L/∂output · valueᵀ: the values, and the gradient of the output after the backward pass."""
+    """∂L/∂weights = ∂L/∂output · valueᵀ, from the values and the gradient of the output after the backward pass."""
 
     def __init__(self, call: Call, name: str) -> None:
         assert call.value is not None

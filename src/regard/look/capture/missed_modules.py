@@ -1,4 +1,4 @@
-"""Attention modules, by class name, of which no call was captured: kernels outside torch, TorchScript, own loops."""
+"""Attention modules, by class name, without a captured call: kernels outside of torch, TorchScript, custom loops."""
 
 import functools
 import re
@@ -63,5 +63,5 @@ def named(name: str) -> str:
 
 
 def times(count: int) -> str:
-    """Return how often, in words."""
+    """Return a number of times in words."""
     return "once" if count == 1 else f"{count} times"

@@ -1,4 +1,5 @@
-"""nn.MultiheadAttention and what is made of it: nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer.
+"""Calls of nn.MultiheadAttention and the modules that use it: nn.TransformerEncoder, nn.TransformerDecoder,
+nn.Transformer.
 
 Torch passes the whole layer's function to a TorchFunctionMode and runs it with the mode off. A copy of the function
 that does not dispatch again makes the calls inside visible.

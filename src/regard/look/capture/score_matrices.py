@@ -1,4 +1,4 @@
-"""Large matrices of hand-written attention, traced back to the queries and keys they came from.
+"""Large matrices of hand-written attention, traced back to their queries and keys.
 
 The scores q kᵀ are tracked through a scale, an added bias and a mask, up to their softmax. Where that is all
 that happened, queries and keys are stored instead of the matrix: rows of both are compared first, and if they do not
@@ -19,14 +19,14 @@ from regard.look.attention_records import Kept
 from regard.look.capture.captured_call import Done, four_axes
 from regard.look.recomputed_weights import Pairs
 
-LARGE = 2**20  # weights from which queries and keys are stored instead of a matrix, if possible
+LARGE = 2**20  # number of weights from which queries and keys are stored instead of a matrix, if possible
 
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 SCALED = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__}
 DIVIDED = {torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__}
 ADDED = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 FILLED = {torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_}
-# The same numbers, but for their precision.
+# Operations that only change the precision.
 ROUNDED = {Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.contiguous}
 FUNCTIONS = PRODUCT | SCALED | DIVIDED | ADDED | FILLED | ROUNDED
 
@@ -101,7 +101,7 @@ def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) ->
     for added in scores.added:
         bias = _fitting(added, heads) if bias is None else bias + _fitting(added, heads)
     if mask is not None and not bool(mask.any(-1).all()):
-        return None  # implementations differ in what a fully masked row gives
+        return None  # implementations differ in the result of a fully masked row
     found = Pairs(
         build(query, key, value.to(query.dtype), ScaledDot(scores.scale), Softmax(), mask, bias, 0.0, None, None)
     )

@@ -30,13 +30,13 @@ class Tag:
     """A tensor of weights. `clean` are the weights before dropout, in the tensor's shape, if dropout was applied."""
 
     clean: Tensor | None = None
-    late: bool = False  # dropout was applied in place: the weights before it are lost
-    scores: Scores | None = None  # where the weights came from, if that is known
+    late: bool = False  # dropout was applied in place, so the weights before it are lost
+    scores: Scores | None = None  # the scores of the weights, if known
     product: Tensor | None = None  # weights of an elementwise product before its sum, (…, k) with the summed axis
 
 
 class Tags(Generic[Kind]):
-    """Tags of the tensors that are alive."""
+    """The tags of live tensors."""
 
     def __init__(self) -> None:
         self._tags: dict[int, tuple[weakref.ref[Tensor], Kind]] = {}
@@ -66,7 +66,7 @@ SAME = {
     *(Tensor.masked_fill, torch.masked_fill, Tensor.masked_fill_, torch.nan_to_num, Tensor.nan_to_num),
     *(Tensor.repeat_interleave, torch.repeat_interleave, Tensor.repeat, Tensor.detach),
 }
-SAME |= {vars(torch._C.TensorBase)[name].__get__ for name in ("mT", "T")}  # as torch names a read of an attribute
+SAME |= {vars(torch._C.TensorBase)[name].__get__ for name in ("mT", "T")}  # attribute access as torch functions see it
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm}
 SCALED = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__, torch.multiply}
 DIVIDED = {torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, torch.true_divide}
@@ -101,7 +101,8 @@ def _drops(p: float = 0.5, train: bool = True, *_: Any, training: bool | None = 
 
 
 def seen_scaled(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Weights times a head mask or number are weights; weights times values, elementwise, are still to be summed."""
+    """Tag an elementwise product: weights times a head mask or number are weights; weights times values must be
+    summed."""
     function, args, _, result = done
     if not isinstance(result, Tensor) or len(args) < 2:
         return
@@ -114,13 +115,13 @@ def seen_scaled(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
         clean = tag.clean
         tags.put(result, Tag(None if clean is None else (function(clean, other) if other is second else clean)))
     elif isinstance(other, Tensor):
-        # (b, k, 1) · (b, k, d), to be summed over k: the weights without the axis of the features.
+        # (b, k, 1) · (b, k, d), to be summed over k: the weights without the axis of features.
         wide = weights if tag.clean is None else tag.clean
         tags.put(result, Tag(product=wide.detach()))
 
 
 def seen_sum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """The end of Σ weight · value written as a product and a sum."""
+    """Record Σ weight · value written as a product and a sum."""
     _, args, kwargs, _ = done
     tag = tags.get(args[0]) if args else None
     dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
@@ -133,13 +134,13 @@ def seen_sum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
     if weights.shape[dim] != summed.shape[dim] or weights.shape[-1] not in (1, summed.shape[-1]):
         return
     if dim != summed.ndim - 1 and weights.shape[-1] == 1:
-        # (…, k, …, 1): keys last; the other axes are sequences, one query each.
+        # (…, k, …, 1): keys are moved last; the other axes are sequences with one query each.
         rows = weights.movedim(dim, -1).reshape(-1, 1, 1, weights.shape[dim])
         recorder.record(Call("softmax", Given(rows), None, None, note="a sum of products: the check cannot apply"))
 
 
 def seen_product(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """weights @ value, or valueᵀ @ weightsᵀ."""
+    """Record weights @ value, or valueᵀ @ weightsᵀ."""
     _, args, _, result = done
     if len(args) < 2:
         return
@@ -171,7 +172,7 @@ def _record(
     note: str | None,
     scores: Scores | None = None,
 ) -> None:
-    """Weights (…, q, k), values (…, k, e) and the output, which `form` reshapes to (…, q, e)."""
+    """Record weights (…, q, k), values (…, k, e) and the output, which `form` reshapes to (…, q, e)."""
     heads = recorder.heads(weights.shape[0]) if weights.ndim == 3 else None
     if value.ndim < 2:
         recorder.record(Call("softmax", Given(kept(four_axes(weights, heads))), None, None))
@@ -193,7 +194,7 @@ def _record(
 
 
 def seen_einsum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """A product by einsum."""
+    """Record a product by einsum."""
     _, args, _, result = done
     operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
     if len(operands) != 2 or not isinstance(args[0], str):
@@ -227,7 +228,7 @@ def seen_einsum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
 
 
 def handlers(tags: Tags[Tag]) -> dict[Function, Handler]:
-    """Return a handler for each function, over one set of tags."""
+    """Return a handler for each function, sharing one set of tags."""
 
     lines: Tags[Scores] = Tags()
 

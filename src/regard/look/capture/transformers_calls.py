@@ -1,7 +1,7 @@
-"""Hugging Face transformers: kernels behind its attention interface, which no torch function reveals.
+"""Hugging Face transformers: kernels behind its attention interface, which are not torch functions.
 
-Models look the function up at every call, so replacing the entries while watching is enough. Calls inside an
-entry are captured first; only if there are none, as in a flash kernel, the entry's arguments are recorded.
+The function is looked up at every call, so it suffices to replace the entries while watching. Calls inside an entry are
+captured first; only if there are none, as in a flash kernel, the entry's arguments are recorded.
 """
 
 import functools
@@ -26,7 +26,7 @@ def interface(recorder: Recorder) -> Iterator[None]:
     if table is None:
         yield
         return
-    own = dict(getattr(table, "_local_mapping", {}))  # entries that were replaced before
+    own = dict(getattr(table, "_local_mapping", {}))  # entries that were already replaced
     names = list(table)
     for name in names:
         table[name] = _listening(recorder, table[name])

@@ -1,4 +1,4 @@
-"""A trace as one HTML file that opens anywhere: the viewer and its data inlined, nothing fetched."""
+"""A trace as one standalone HTML file: the viewer and its data are inlined, without network access."""
 
 import base64
 import html
@@ -13,7 +13,7 @@ from regard.look.viewer.page_data import WHOLE, Budget, as_json, pack
 FOLDER = Path(__file__).parent / "assets"
 ENTRY = "main.js"
 LANGUAGES = ("en", "zh")
-MOST, WEIGHTS = 64, 2**25  # sequences, and weights in them, that a page has by default
+MOST, WEIGHTS = 64, 2**25  # default limits on the number of sequences, and of their weights, in a page
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async function|function|class|const|let) (\w+))", re.MULTILINE)
@@ -34,7 +34,8 @@ def page(
     It also shows the mean over the heads of each layer, and the rollout of each stack of layers (`Trace.rollout`).
 
     Maps are stored in 8 bits, except that the eight largest weights of each row have 16: three decimals are right. Maps
-    of more than 512 queries or keys are pooled, with the largest weights of each row beside them; the page says so.
+    of more than 512 queries or keys are pooled, with the largest weights of each row stored separately; a note in the
+    page states this.
 
     >>> import torch
     >>> text = page(Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"]))
@@ -66,7 +67,8 @@ def page(
 
 
 def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, told: bool) -> Iterator[str]:
-    """Yield the data of a trace: for each sequence a description, its records and its pictures, numbered through."""
+    """Yield the data of a trace: for each sequence a description, its records and its pictures, with running
+    numbers."""
     records = pictures = 0
     for number, item in enumerate(sequences):
         packed = pack(trace, batch=item, budget=budget, sequences=sequences)
@@ -98,7 +100,7 @@ def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
 
 
 def _by_step(trace: Trace) -> Trace:
-    """Return steps of generation, each a call with one row, as one map; labelled calls stay separate."""
+    """Return steps of generation, each a call with one row, joined to one map; labelled calls stay separate."""
     steps = any(record.call > 0 and record.queries == 1 for record in trace.records)
     named = any(
         labels is not None for record in trace.records for n in range(record.batch) for labels in record.labels(batch=n)
@@ -111,10 +113,9 @@ def _with_rollouts(trace: Trace) -> Trace:
 
 
 def bundle() -> str:
-    """Return the viewer's modules as one script: each in a function of its own, called in the order they need each
-    other.
+    """Return the viewer's modules as one script: each is a function, called in the order of dependencies.
 
-    Only named imports from the same folder and named exports, a line each, are supported.
+    Only named imports from the same folder and named exports, one per line, are supported.
     """
     parts = ["const modules = {};"]
     for name in _in_order(ENTRY, []):

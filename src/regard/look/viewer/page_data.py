@@ -21,21 +21,21 @@ from regard.look.layer_names import Words, layer_names
 from regard.look.rollout_records import KIND as ROLLOUT
 from regard.look.trace import Trace
 
-THUMBNAIL = 32  # cells a side
-WHOLE = 512  # queries or keys; a longer map is pooled, with the largest weights of its rows
-KEPT = 8  # weights of each row that are stored in 16 bits
-FINE = 4_000_000  # weights up to which every map has all 256 steps; above, none is finer than COARSE
+THUMBNAIL = 32  # cells per side
+WHOLE = 512  # number of queries or keys; a longer map is pooled, with the largest weights of its rows
+KEPT = 8  # number of weights of each row that are stored in 16 bits
+FINE = 4_000_000  # number of weights up to which maps have all 256 steps; above, steps are at least COARSE
 COARSE = 2e-4
-POOLED_CELLS = 3_000_000  # in all pooled maps of a page
-KEPT_WEIGHTS = 1_200_000  # in all rows of the pooled maps
-SOUND = 2**20  # bytes of a sound in a page; a longer one is left out
-BLOCK = 2**22  # weights in memory at a time
+POOLED_CELLS = 3_000_000  # largest number of cells in all pooled maps of a page
+KEPT_WEIGHTS = 1_200_000  # largest number of weights in all rows of the pooled maps
+SOUND = 2**20  # largest sound in a page in bytes; a larger one is omitted
+BLOCK = 2**22  # number of weights in memory at a time
 NUMBERS = (  # numeric lists of labels
     *("x", "y", "heading", "speed", "sides", "probability", "length", "width", "present", "ego"),
     *("lanes", "crossings", "zebras", "ramps"),
 )
 
-BETWEEN = " · "  # an answer and the name of its layer, where a page has the maps of several answers
+BETWEEN = " · "  # separates an answer from the name of its layer, if a page has the maps of several answers
 
 Json = dict[str, Any]
 
@@ -44,16 +44,16 @@ Json = dict[str, Any]
 class Budget:
     """The resolution of the maps of a page, chosen from their total size."""
 
-    step: float  # no row of a whole map has finer steps
-    side: int  # of a pooled map
-    kept: int  # largest weights of each row of a pooled map
+    step: float  # smallest step of the rows of a whole map
+    side: int  # side of a pooled map in cells
+    kept: int  # number of the largest weights of each row that a pooled map stores
     stride: int  # distance between stored rows of a pooled map
 
     @classmethod
     def of(cls, traces: Sequence[Trace], sequences: int = 1) -> "Budget":
         """Return the budget of a page that shows that many sequences of each trace."""
         records = [record for trace in traces for record in trace.records for _ in range(sequences)]
-        maps = [(record, record.heads + (record.heads > 1)) for record in records]  # with the mean over the heads
+        maps = [(record, record.heads + (record.heads > 1)) for record in records]  # includes the mean over the heads
         weights = sum(heads * record.queries * record.keys for record, heads in maps if is_whole(record))
         rows = sum(heads * record.queries for record, heads in maps if not is_whole(record))
         heads = sum(heads for record, heads in maps if not is_whole(record))
@@ -81,7 +81,7 @@ class Odd(NamedTuple):
         return Odd(self.nan + other.nan, self.infinite + other.infinite, self.negative + other.negative)
 
     def told(self) -> str | None:
-        """Return a sentence about them; None if there are none.
+        """Return a sentence about these counts; None if all are 0.
 
         >>> Odd(3, 0, 1).told()
         'Of the weights 3 are NaN, 1 negative.'
@@ -92,9 +92,9 @@ class Odd(NamedTuple):
 
 
 class _Swept(NamedTuple):
-    """The sum of each row, the weight each key received; of each head the mean entropy, mean distance and thumbnail.
+    """The sum of each row, the weight each key received; for each head the mean entropy, mean distance and thumbnail.
 
-    The distance is None where rows and columns are not the same positions, or where not every weight is known.
+    The distance is None if rows and columns are not the same positions, or not every weight is known.
     """
 
     sums: Tensor
@@ -126,8 +126,7 @@ def one_of(record: Record, batch: int) -> tuple[int, Record]:
 
 
 def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = None) -> Json:
-    """Return the description of one sequence of a trace, without computing weights; `sequences` are those to choose
-    from.
+    """Return the description of one sequence of a trace, without computing weights; `sequences` are those of the menu.
 
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"])
     >>> about(trace)["records"][0]["rows"], about(trace)["labels"][0]["items"]
@@ -137,7 +136,7 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
     records = []
     for record, (group, layer) in zip(trace.records, _spoken(trace.records), strict=True):
         item, one = one_of(record, batch)
-        # Where the reader chooses a sequence, the choice says which one is shown.
+        # With a menu of sequences, the menu names the displayed one.
         alone = record.batch > 1 and len(sequences or [batch]) == 1
         which = f"Sequence {item} of a batch of {record.batch} is shown." if alone else None
         if item != batch:
@@ -168,7 +167,8 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
 
 
 def _spoken(records: Sequence[Record]) -> list[tuple[str, Words | None]]:
-    """Of each record the answer it belongs to, if any, and the words for its layer; None: it is shown by its name."""
+    """Return for each record the answer it belongs to, if any, and the words for its layer; None: its name is
+    displayed."""
     split = [record.name.rpartition(BETWEEN) for record in records]
     words = dict(zip(paths := list(dict.fromkeys(path for _, _, path in split)), layer_names(paths), strict=True))
     return [
@@ -212,7 +212,7 @@ def pictures(trace: Trace, *, batch: int = 0) -> dict[str, bytes]:
 def pack(
     trace: Trace, *, batch: int = 0, budget: Budget | None = None, sequences: Sequence[int] | None = None
 ) -> Packed:
-    """Return everything a page needs of one sequence of a trace."""
+    """Return the complete data of one sequence of a trace for a page."""
     budget = budget or Budget.of([trace])
     description = about(trace, batch=batch, sequences=sequences)
     thumbnails: list[bytes] = []
@@ -240,15 +240,14 @@ def pack(
 
 
 def as_json(value: Mapping[str, Any]) -> str:
-    """Return JSON that JavaScript reads: no NaN."""
+    """Return JSON that JavaScript can parse, without NaN."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _thumbnails(small: Tensor, *, odd: bool) -> tuple[bytes, list[float]]:
-    """Return each head in at most 32 × 32 cells, as roots of shares of its largest |weight|; and that of each head.
-
-    A square root keeps small weights apart in 8 bits. For a map with odd weights they are signed half floats, which
-    keep NaN and infinite weights.
+    """Return each head in at most 32 × 32 cells, as square roots relative to its largest |weight|; and that weight of
+    each head. A square root distinguishes small weights in 8 bits. For a map with odd weights they are signed half
+    floats, which represent NaN and infinite weights.
     """
     peaks = [_peak(head) for head in small]
     part = small / torch.tensor(peaks)[:, None, None]
@@ -257,7 +256,7 @@ def _thumbnails(small: Tensor, *, odd: bool) -> tuple[bytes, list[float]]:
 
 
 def _pack_odd(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
-    """Return a map with NaN, infinite or negative weights: half floats of shares of the largest |weight|."""
+    """Return a map with NaN, infinite or negative weights: half floats relative to the largest |weight|."""
     whole = is_whole(record)
     stride = 1 if whole else budget.stride
     kept = 0 if whole else min(budget.kept, record.keys)
@@ -279,12 +278,12 @@ def _pack_odd(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> t
 
 
 def _peak(values: Tensor) -> float:
-    """Return the largest finite |value|; 1 where there is none."""
+    """Return the largest finite |value|; 1 if there is none."""
     return float(values.abs().nan_to_num(0.0, 0.0, 0.0).amax()) or 1.0 if values.numel() else 1.0
 
 
 def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
-    """Return every weight: the largest of each row to 16 bits, the others in 255 steps up to the next largest."""
+    """Return every weight: the largest of each row in 16 bits, the others in 255 steps up to the next largest."""
     weights = _sane(record.weights())
     kept = min(KEPT, record.keys)
     best = weights.topk(min(kept + 1, record.keys), -1)
@@ -332,7 +331,7 @@ def _written(
     largest: Tensor,
     codes: Tensor,
 ) -> tuple[Json, bytes]:
-    """Return the arrays one after another, each from a multiple of four bytes, in the order source.js reads them."""
+    """Return the concatenated arrays, each from a multiple of four bytes, in the order of source.js."""
     *steps, received = rows
     places = indices.to(torch.uint32 if record.keys > 65536 else torch.uint16)
     arrays = [*(row.float() for row in steps), received.float() / max(1, record.queries), places, largest, codes]
@@ -351,7 +350,7 @@ def _swept(record: Record, heads: int) -> _Swept:
     """Return statistics of a record of one sequence, in one pass over its rows; odd weights are counted in the first
     `heads`.
 
-    A distance is Σ w·|i − j|, on average over the rows. With a cache there are more keys than queries: the last query
+    A distance is Σ w·|i − j|, averaged over the rows. With a cache there are more keys than queries: the last query
     is at the position of the last key.
     """
     place = torch.arange(record.keys) + record.queries - record.keys
@@ -371,7 +370,7 @@ def _swept(record: Record, heads: int) -> _Swept:
         small.add(start, weights)
         apart += (part * (torch.arange(record.queries)[rows, None] - place).abs()).sum((-2, -1))
     rest = getattr(record.source, "rest", None)
-    if rest is not None:  # only the largest weights of a row are known, and the sum of the rest
+    if rest is not None:  # only the largest weights of a row are stored, and the sum of the rest
         known = record.received(), record.entropy().mean(-1)
         return _Swept(sums + rest[0].float(), *known, None, odd, small.cells)
     rows, columns = ((label.items if label else ()) for label in (record.row_labels, record.column_labels))
@@ -390,7 +389,7 @@ class _Largest:
         self._columns = torch.arange(record.keys) * wide // max(1, record.keys)
 
     def add(self, start: int, weights: Tensor) -> None:
-        """Consecutive rows (heads, rows, keys) of the map."""
+        """Add consecutive rows (heads, rows, keys) of the map."""
         heads, count, _ = weights.shape
         if not weights.numel():
             return

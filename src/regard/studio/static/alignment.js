@@ -1,4 +1,4 @@
-// Source words above, target words below, and a line from each target word to what it looked at.
+// Source words above, target words below, and a line from each target word to its attended source words.
 
 import { el, whenResized } from "/page/dom.js";
 import { short } from "/page/format.js";

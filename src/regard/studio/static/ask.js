@@ -1,5 +1,5 @@
-// Ask a run of any task: the inputs that its task declares, the answer, its record, and the map. A second run can
-// answer beside the first.
+// The page for questions to a run of any task: the inputs of its task, the answer, its record, and the map. A second
+// run can be compared.
 
 import { el } from "/page/dom.js";
 import { fields, filled } from "./inputs.js";
@@ -8,8 +8,8 @@ import { fixed } from "./numbers.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-const KEPT = ["view", "scale", "cells"]; // of the map, for the next answer
-const LONGEST = 24; // numbers of a list that the record shows
+const KEPT = ["view", "scale", "cells"]; // settings of the map that are kept for the next answer
+const LONGEST = 24; // largest number of displayed list items in a record
 
 export async function open(place, kept) {
   const { runs } = await json("/api/runs");
@@ -30,18 +30,18 @@ export async function open(place, kept) {
   const answers = el("div", { class: "answers", "aria-live": "polite" });
   const map = el("div", { class: "map" });
   let leave = () => {};
-  let asked = null; // the fields
+  let asked = null; // the input fields
   let closed = false;
   place.append(form, answers, map);
 
-  // The values are kept by the shape of the inputs, so that another run of the same inputs is asked the same.
+  // Values are stored by the types of inputs, so that another run with the same inputs gets the same values.
   function given() {
     const values = (setup.values[shape(run())] ??= {});
     for (const { name } of run().inputs) values[name] ??= run().example?.[name] ? { text: run().example[name] } : null;
     return values;
   }
 
-  // The example's image or sound, where the run has one and nothing was given yet.
+  // Fetches the example's image or sound, if the run has one and no input was given yet.
   async function fetchExample(anew = false) {
     const [one, values] = [run(), given()];
     const wanted = (one.files ?? []).filter((name) => anew || !values[name]);
@@ -56,7 +56,7 @@ export async function open(place, kept) {
     return wanted.length > 0;
   }
 
-  // Back to the input that the run begins with.
+  // Restores the example input of the run.
   async function useExample() {
     const one = run();
     for (const [name, text] of Object.entries(one.example ?? {})) given()[name] = { text };
@@ -95,7 +95,7 @@ export async function open(place, kept) {
     run().inputs.filter(({ name }) => error.startsWith(`${name} `)).forEach(({ name }) => form.querySelector(`[data-input="${CSS.escape(name)}"]`)?.setAttribute("aria-invalid", "true"));
   });
 
-  // What one run answers; a run that cannot does not keep the other from it.
+  // The answer of one run; the failure of one run does not affect the other.
   async function one(number, inputs, signal) {
     try {
       return { run: number, ...(await json("/api/ask", { body: { run: number, inputs }, signal })) };
@@ -141,7 +141,7 @@ export async function open(place, kept) {
     else start();
   }
 
-  // Fetches what is missing of the example, and asks it.
+  // Fetches missing parts of the example, and requests its answer.
   async function start() {
     const one = run();
     if (!(await fetchExample()) || closed || one !== run()) return;
@@ -210,7 +210,8 @@ function answer({ answer: text, record, trace, error }, { name }) {
   );
 }
 
-// The record as a person reads it: lists of plain values stand in one line, and long ones are cut. Copying gives all.
+// A shortened record for display: lists of plain values are on one line, and long ones are truncated. Copying gives
+// all.
 function brief(value, indent = "") {
   if (value === null || typeof value !== "object") return typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(6))) : JSON.stringify(value);
   const [open, close] = Array.isArray(value) ? "[]" : "{}";

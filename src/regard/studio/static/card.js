@@ -1,5 +1,5 @@
-// Markdown of a model card as elements: headings, tables, lists, code, paragraphs. Text goes in as text, and a link is
-// shown as it is written.
+// Markdown of a model card as elements: headings, tables, lists, code, paragraphs. Text is inserted as text, and links
+// are not active.
 
 import { el } from "/page/dom.js";
 
@@ -12,7 +12,7 @@ export function markdown(text) {
     while (at < lines.length && !stop(lines[at])) at++;
     return lines.slice(start, at);
   };
-  if (lines[0] === "---") { // front matter
+  if (lines[0] === "---") { // front matter is skipped
     at = 1;
     blocks.push(el("pre", { text: until((line) => line === "---").join("\n") }));
     at++;

@@ -1,4 +1,4 @@
-// A table of numbers in which the deeper cell is the larger one. For maps small enough to be read number by number.
+// A table of numbers in which darker cells have larger numbers, for small maps.
 
 import { css, ink } from "/page/colors.js";
 import { el } from "/page/dom.js";
@@ -9,7 +9,7 @@ export function theme() {
   return document.documentElement.dataset.theme === "dark" ? "dark" : "light";
 }
 
-// values[row][column]; `text` writes a number; `share` says how deep its cell is, from 0 to 1; null is a masked cell.
+// values[row][column]; `text` formats a number; `share` is the depth of its cell, from 0 to 1; null is a masked cell.
 export function cells({ values, rows, columns, text, share, selected, choose, label, totals }) {
   const paper = theme();
   const many = columns.length > 10;

@@ -1,4 +1,4 @@
-// Faithfulness as two small charts: how the model's score moves as inputs are removed, and as they are kept alone.
+// Faithfulness as two small charts: the model's score as inputs are removed, and with these inputs alone.
 
 import { el } from "/page/dom.js";
 import { fixed } from "./numbers.js";
@@ -7,7 +7,7 @@ import { say } from "./words.js";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT] = [400, 200, 40, 34, 10, 12];
 const GRADIENT = "gradient × input";
-const CLEAR = 0.02; // less of an area than this is no difference
+const CLEAR = 0.02; // a smaller difference of areas counts as none
 const KINDS = { map: "map", random: "random", "gradient × input": "gradient" };
 
 function verdict({ random, [GRADIENT]: gradient }) {
@@ -18,7 +18,7 @@ function verdict({ random, [GRADIENT]: gradient }) {
   return `${over} ${say(name, { value: fixed(Math.abs(gradient), 2) })}`;
 }
 
-// `of` says which row of which map it is.
+// `of` is the name of the row and the map.
 export function charts(found, of) {
   const names = Object.keys(found.deletion);
   const all = [...Object.values(found.deletion), ...Object.values(found.sufficiency)].flatMap((curve) => [...curve.scores, ...curve.low, ...curve.high]);

@@ -1,4 +1,4 @@
-// Figures over the steps of a run: one chart for the loss, one for each other figure.
+// Charts of figures over the steps of a run: one for the loss, one for each other figure.
 
 import { el } from "/page/dom.js";
 import { show } from "./numbers.js";
@@ -7,9 +7,10 @@ import { named, say } from "./words.js";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT] = [480, 230, 52, 26, 12, 14];
 const KNOWN = { loss: "loss", learning_rate: "learningRate", gradient_norm: "gradientNorm", tokens_per_second: "tokensPerSecond" };
-const LAST = ["learning_rate", "gradient_norm", "tokens_per_second"]; // about the machine and the optimiser
+// Figures of the machine and the optimiser come last.
+const LAST = ["learning_rate", "gradient_norm", "tokens_per_second"];
 
-// `series` are { kind, name, points, last, mean_of }; `labels` say how the figures of the task are read.
+// `series` are { kind, name, points, last, mean_of }; `labels` describe the figures of the task.
 export function drawn(series, labels) {
   const names = [...new Set(series.map(({ name }) => name))];
   const steps = series.flatMap(({ points }) => points.map(([step]) => step));
@@ -79,7 +80,7 @@ function nearest(points, step) {
   return points.reduce((best, one) => (Math.abs(one[0] - step) < Math.abs(best[0] - step) ? one : best));
 }
 
-// Round numbers from below the lowest to above the highest.
+// Round numbers that enclose the range.
 export function nice(low, high, count = 5) {
   const spread = high - low || Math.abs(high) || 1;
   const rough = spread / (count - 1);

@@ -10,7 +10,7 @@ function m(tag, ...children) {
   return element;
 }
 
-// One word of a formula: a number, a sign, or a name.
+// One token of a formula: a number, a sign, or a name.
 function text(word) {
   const element = document.createElementNS(NS, /^[\d.]+$/.test(word) ? "mn" : /^[\p{L}τσ]+$/u.test(word) ? "mi" : "mo");
   element.textContent = word;

@@ -1,5 +1,5 @@
-// The frame of the studio: sections, language, colours. A section is a function that fills an element and gives back
-// a function that clears up after it.
+// The frame of the studio: sections, language, colours. A section is a function that fills an element and returns a
+// function that cleans up.
 
 import { choice, el } from "/page/dom.js";
 import { remember, remembered } from "/page/state.js";
@@ -7,10 +7,10 @@ import { LANGUAGES, language, say, speak } from "./words.js";
 
 const SECTIONS = ["playground", "views", "ask", "runs", "translate", "traces"];
 const THEMES = ["auto", "light", "dark"];
-const kept = {}; // what each section wants to find again after another language or colour was chosen
+const kept = {}; // the state of each section, kept when the language or colour changes
 
 let leave = () => {};
-let turn = 0; // a section that loads slowly must not appear over the one chosen after it
+let turn = 0; // prevents a slowly loading section from replacing a newer one
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let theme = THEMES.includes(remembered("theme")) ? remembered("theme") : "auto";
@@ -72,7 +72,7 @@ function frame(name) {
   document.querySelector("header.top").replaceChildren(mark, nav, el("span", { class: "space" }), languages, themes);
 }
 
-// The page always says which colours it has, so that scripts and styles need not ask the system again.
+// The theme is always set explicitly, so that scripts and styles need not query the system.
 function paint() {
   document.documentElement.dataset.theme = theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
 }

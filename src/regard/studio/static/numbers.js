@@ -1,4 +1,4 @@
-// Numbers as a reader wants them.
+// Formatting of numbers.
 
 const MINUS = "−";
 

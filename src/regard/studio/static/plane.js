@@ -8,13 +8,13 @@ import { say } from "./words.js";
 const SIDE = 300;
 const MARGIN = 16;
 
-// `arrows` is a list of { name, kind, numbers }; `axes` is [x, y], the components shown. What comes back has `element`,
+// `arrows` is a list of { name, kind, numbers }; `axes` is [x, y], the displayed components. The result has `element`,
 // and `result(numbers)`, which moves the arrow of the output.
 export function plane({ arrows, axes, choose, changed }) {
   const size = arrows[0].numbers.length;
   const [x, y] = axes;
   const reach = nice(Math.max(1, ...arrows.flatMap(({ numbers }) => [Math.abs(numbers[x]), Math.abs(numbers[y])])));
-  // Where nothing is below zero, zero stands near the corner and the rest has more room.
+  // Without negative numbers the origin is near the corner, which leaves more room.
   const low = arrows.some(({ numbers }) => numbers[x] < 0 || numbers[y] < 0) ? -reach : -0.15 * reach;
   const scale = (SIDE - 2 * MARGIN) / (reach - low);
   const zero = MARGIN - low * scale;
@@ -28,7 +28,7 @@ export function plane({ arrows, axes, choose, changed }) {
       picture.append(svg("text", { x: at, y: SIDE - zero + 13, class: "tick", "text-anchor": "end", text: show(share * reach) }), svg("text", { x: zero - 4, y: SIDE - at + 11, class: "tick", "text-anchor": "end", text: show(share * reach) }));
     }
   }
-  const placed = new Map(); // of each arrow, the tip and the name: names must not cover each other
+  const placed = new Map(); // the tip and the name of each arrow: names must not overlap
   const output = { name: say("stage3"), kind: "output", numbers: arrows[0].numbers.map(() => 0), fixed: true };
   const drawn = draw(output, { to, axes, zero, placed });
   drawn.group.style.display = "none";
@@ -101,7 +101,7 @@ function draw(arrow, { picture, to, scale, zero, axes, changed, placed }) {
   return { group, place };
 }
 
-// Where a name stands: beside its tip, on the side the arrow points to, where it covers nothing.
+// The position of a name: beside its tip, in the direction of the arrow, without overlap.
 function free(px, py, right, wide, others) {
   const [after, before] = [px + 8, px - 8 - wide];
   const sides = right ? [after, before] : [before, after];

@@ -1,12 +1,12 @@
-// The microphone as a WAV file of one channel, where the browser has one.
+// Recording of the microphone as a WAV file of one channel, if the browser supports it.
 
 import { el } from "/page/dom.js";
 import { say } from "./words.js";
 
 const RATE = 16000;
-const LONGEST = 60_000; // milliseconds
+const LONGEST = 60_000; // largest duration in milliseconds
 
-// A button that records until it is pressed again; null where nothing can be recorded.
+// A button that records until it is pressed again; null if recording is not possible.
 export function recorder(done, failed) {
   if (!navigator.mediaDevices?.getUserMedia || typeof MediaRecorder === "undefined") return null;
   let recording = null;

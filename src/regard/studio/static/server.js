@@ -1,4 +1,4 @@
-// Questions to the server. Whatever goes wrong becomes one sentence.
+// Requests to the server. Any failure becomes an error with one sentence.
 
 import { say } from "./words.js";
 
@@ -34,7 +34,7 @@ async function reason(answer) {
   }
 }
 
-// Calls `work(signal)` some time after the last request for it; an older call is told to stop.
+// Calls `work(signal)` a while after the last request for it; an older call is aborted.
 export function delayed(milliseconds, work) {
   let timer;
   let running = null;

@@ -1,4 +1,4 @@
-// The viewer over one trace of the studio, with faithfulness under it.
+// The viewer of one trace in the studio, with faithfulness below it.
 
 import { mount } from "/page/viewer.js";
 import { el } from "/page/dom.js";
@@ -8,11 +8,11 @@ import { StudioSource } from "./source.js";
 import { theme } from "./cells.js";
 import { language, say } from "./words.js";
 
-const LONG = 512; // tokens from which weights are so small that a linear scale would show nothing
+const LONG = 512; // number of tokens from which on weights are too small for a linear scale
 const KEPT = ["sequence", "record", "head", "several", "heads", "shared", "words", "view", "scale", "cells", "zoom", "locked"];
 
-// Fills `place` with one trace, or two side by side; `kept` remembers what was chosen. `first` is chosen where
-// nothing was yet. With `judged`, faithfulness stands under it.
+// Fills `place` with one trace, or two to compare; `kept` stores the selection. `first` is the initial selection. With
+// `judged`, faithfulness is below it.
 export async function shown(place, id, kept, first = null, beside = null, judged = true) {
   const holder = el("div", { class: "holder" });
   const below = el("div", { "aria-live": "polite" });

@@ -1,4 +1,4 @@
-// A trace over HTTP, with the interface of /page/source.js. Numbers come as bytes: half floats or bytes with a scale.
+// A trace over HTTP, with the interface of /page/source.js. Numbers arrive as half floats, or as bytes with a scale.
 
 import { halves } from "/page/halves.js";
 import { ask, json } from "./server.js";

@@ -1,4 +1,4 @@
-// The three stages beside each other: formula, numbers as a picture, and the arithmetic of the pair that is chosen.
+// The three stages: formula, numbers as a picture, and the arithmetic of the chosen pair.
 
 import { css, ink } from "/page/colors.js";
 import { el } from "/page/dom.js";
@@ -8,7 +8,7 @@ import * as formulas from "./formulas.js";
 import { fixed, show, vector } from "./numbers.js";
 import { say } from "./words.js";
 
-const FEW = 6; // keys, or components, that are written out one by one
+const FEW = 6; // largest number of keys, or components, that are written out
 
 export function stages({ setup, answer, head, selected, choose }) {
   const rows = setup.query.map((row, n) => row.name || `q${n}`);
@@ -18,7 +18,7 @@ export function stages({ setup, answer, head, selected, choose }) {
   const known = scores.flat().filter((value) => value !== null);
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const many = columns.length > 10;
-  const broad = columns.length > 4; // two decimals fit; the line below each stage has all of them
+  const broad = columns.length > 4; // only two decimals fit; the line below each stage has all of them
   const pair = { i: Math.min(selected.row, rows.length - 1), j: Math.min(selected.column, columns.length - 1) };
   const at = { row: pair.i, column: pair.j };
   const context = { setup, answer, head, scores, weights, rows, columns, ...pair };
@@ -95,7 +95,7 @@ function weightWork({ setup, answer, scores, weights, i, j, rows, columns }) {
   }
   if (setup.normalize === "sigmoid") return `${name}: 1 / (1 + e^${show(-scores[i][j])}) = ${result}`;
   if (setup.normalize === "hard") return `${name}: ${result}`;
-  // One key with weight tells the threshold of its row.
+  // The threshold of a row follows from any key with a weight.
   const seen = weights[i].findIndex((weight) => weight > 0);
   const half = setup.normalize === "entmax";
   const threshold = half ? scores[i][seen] / 2 - Math.sqrt(weights[i][seen]) : scores[i][seen] - weights[i][seen];
@@ -111,7 +111,7 @@ function outputWork({ setup, answer, weights, head, i, rows }) {
   return `${rows[i]}: ${shown || "0"}${terms.length > 4 ? " + …" : ""} = ${vector(answer.output[head][i], 4)}`;
 }
 
-// The output vectors, with the share each value has in them as a strip.
+// The output vectors, with the contribution of each value as a strip.
 function outputs({ setup, answer, head, weights, rows, columns, i }, choose) {
   const paper = theme();
   const numbers = answer.output[head];

@@ -1,4 +1,4 @@
-// SVG elements in one line; text goes in as text.
+// Functions that create SVG elements; text is inserted as text.
 
 const NS = "http://www.w3.org/2000/svg";
 

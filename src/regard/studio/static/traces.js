@@ -5,10 +5,11 @@ import { ask, json } from "./server.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-const MOST = 256; // MB of a file
+const MOST = 256; // largest file in MB
 
 export async function open(place, kept) {
-  const traces = (await json("/api/traces")).traces.filter(({ origin }) => !["answer", "run"].includes(origin)); // those are under Ask and Views
+  // Those are under Ask and Views.
+  const traces = (await json("/api/traces")).traces.filter(({ origin }) => !["answer", "run"].includes(origin));
   const mine = traces.filter(({ origin }) => origin !== "example");
   const asked = location.hash.split("/")[2];
   const chosen = (mine.find(({ id }) => id === asked) ?? mine[0])?.id;
@@ -58,7 +59,7 @@ export async function open(place, kept) {
   return shown(stage, chosen, kept[chosen], null, beside);
 }
 
-// The same address twice would not be heard of.
+// Setting the same address twice triggers no event.
 function go(id) {
   const wanted = id ? `#/traces/${id}` : "#/traces";
   if (location.hash === wanted) dispatchEvent(new HashChangeEvent("hashchange"));

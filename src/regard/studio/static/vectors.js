@@ -1,4 +1,4 @@
-// Vectors one can type into or drag: a row of numbers each, every number with a bar behind it.
+// Editable vectors: a row of numbers each, every number with a bar behind it.
 
 import { el } from "/page/dom.js";
 import { signed } from "./numbers.js";
@@ -6,11 +6,11 @@ import { say } from "./words.js";
 
 const STEP = 0.5;
 
-// `rows` is a list of { name, numbers }; `changed()` is told after each change in place.
+// `rows` is a list of { name, numbers }; `changed()` is called after each change in place.
 export function editor({ kind, title, rows, most, changed, removed, added, readonly = false }) {
   const box = el("fieldset", { class: `vectors ${kind}` }, el("legend", { text: title }));
   const reach = Math.max(1, ...rows.flatMap((row) => row.numbers.map(Math.abs)));
-  const floor = rows.some((row) => row.numbers.some((number) => number < 0)) ? 50 : 0; // where zero stands, in percent
+  const floor = rows.some((row) => row.numbers.some((number) => number < 0)) ? 50 : 0; // position of zero, in percent
   rows.forEach((row, n) => {
     const label = row.name || `${say(kind)} ${n}`;
     const name = el("input", {
@@ -69,13 +69,13 @@ function number(row, at, { label, reach, floor, changed, readonly }) {
   return cell;
 }
 
-// Short enough for many to stand side by side: .4, −1.2, 0.
+// Short numbers, so that many fit: .4, −1.2, 0.
 function tenths(value) {
   const rounded = Math.round(value * 10) / 10;
   return rounded === 0 ? "0" : rounded.toFixed(1).replace(/^(-?)0\./, "$1.");
 }
 
-// Up and down changes the number; a press without a movement is for typing.
+// Dragging up and down changes the number; a press without a movement is for typing.
 function drag(cell, input, read, put, reach) {
   cell.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;

@@ -1,11 +1,11 @@
-// What runs look at for their own examples, and a demonstration for each kind of picture.
+// The attention of runs on their own examples, and a demonstration for each kind of picture.
 
 import { el } from "/page/dom.js";
 import { json } from "./server.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-// What is chosen at first: a row, and how it is drawn.
+// The initial selection: a row, and its view.
 const EXAMPLES = {
   image: { locked: { row: 2, column: null } },
   sound: { locked: { row: 0, column: null } },

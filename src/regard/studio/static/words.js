@@ -1,4 +1,4 @@
-// Every word the studio says, in English and Chinese. {name} is filled in.
+// Every text of the studio, in English and Chinese. {name} is a placeholder.
 
 const EN = {
   title: "regard studio", skip: "Skip to the content", language: "Language", theme: "Colours",
@@ -136,7 +136,7 @@ const ZH = {
   curveOf: "{title}，至第 {step} 步：{newest}。方向键逐步读取。", meanOf: "每个点是 {count} 行的平均。",
 };
 
-// What tasks call their inputs and figures; a name that is not here is shown as the task gives it.
+// Translations of the names of inputs and figures; other names are shown unchanged.
 const NAMES = {
   Sentence: "句子", Text: "文本", Review: "评论", Passage: "文章", Story: "故事", Question: "问题", Image: "图像", Picture: "图像", Photo: "照片", Sound: "声音", Recording: "录音", Scene: "场景",
   accuracy: "准确率", "exact match": "完全匹配", "exactly as the reference": "与参考完全相同", "alignment error rate": "对齐错误率", "alignment error rate, the word known": "对齐错误率（已知该词）",
@@ -175,7 +175,7 @@ export function named(label) {
   return current === "zh" ? (NAMES[label] ?? label) : label;
 }
 
-// Names that one language has and the other lacks; a test asks for them.
+// Names that one language has and the other lacks; a test checks that there are none.
 export function missing() {
   const [en, zh] = [Object.keys(EN), Object.keys(ZH)];
   return [...en.filter((name) => !(name in ZH)), ...zh.filter((name) => !(name in EN))];

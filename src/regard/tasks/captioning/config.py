@@ -21,31 +21,31 @@ from regard.tasks.config import (
 from regard.tasks.text_generation import Credit
 
 AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "hard"]
-MOST_OBJECTS = 6  # in a scene of the world
+MOST_OBJECTS = 6  # largest number of shapes in a scene
 Objects = Annotated[int, Field(gt=0, lt=MOST_OBJECTS)]
 
 
 class DataSettings(TaskData):
-    """The built-in world, or files."""
+    """The built-in scenes, or files."""
 
     files: tuple[Path, ...] = ()
-    """A folder of pictures with captions as TSV or JSONL, or with Flickr8k's files; none: the world."""
+    """A folder of pictures with captions as TSV or JSONL, or with Flickr8k's files; none: the built-in scenes."""
     picture: int = Field(default=48, ge=32, le=1024)
-    """Height and width to which pictures are brought, in pixels."""
+    """Height and width to which pictures are resized, in pixels."""
     objects: tuple[Objects, Objects] = (1, 3)
-    """Shapes in a scene of the world, at least and at most; the longer ones have one or two more."""
+    """The smallest and largest number of shapes in a scene; the longer ones have one or two more."""
     tokens: Literal["words", "characters"] = "words"
-    """What a caption is cut into, punctuation left out; characters: Chinese characters one by one."""
+    """The tokens of a caption, without punctuation; characters: Chinese characters one by one."""
     vocabulary: int = Field(default=10_000, gt=0, le=10**6)
     """Largest size of the vocabulary, in words."""
     rarest: PositiveInt = 1
-    """Words that stand in the training captions less often are unknown."""
+    """Words that occur less often in the training captions are unknown."""
     longest: int = Field(default=30, gt=0, le=1000)
-    """Words of a caption that are learned and written, at most."""
+    """The largest number of words in a caption, in training and output."""
     flip: bool = False
-    """Whether every picture is also learned from as in a mirror."""
+    """Whether mirrored pictures are added to the training data."""
     skip_faults: bool = False
-    """Whether captions without a picture and pictures that cannot be decoded are counted and left out."""
+    """Whether captions without a picture and pictures that cannot be decoded are counted and skipped."""
 
     @model_validator(mode="after")
     def _objects_in_order(self) -> "DataSettings":
@@ -55,32 +55,33 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """A convolutional encoder and a recurrent decoder that looks at the picture for each word."""
+    """A convolutional encoder and a recurrent decoder that attends to the picture for each word."""
 
     encoder: Literal["residual", "efficientnet"] = "residual"
-    """A residual network that learns from nothing, or EfficientNet-Lite0 with ImageNet weights."""
+    """A residual network trained from scratch, or EfficientNet-Lite0 with ImageNet weights."""
     widths: tuple[Width, ...] = (32, 64, 128)
     """Channels of the residual network's stages; each halves the picture."""
     blocks: int = Field(default=1, gt=0, le=100)
-    """Residual blocks of a stage."""
+    """Number of residual blocks in a stage."""
     patch: int = Field(default=1, gt=0, le=64)
     """Stride of the residual network's first convolution."""
     stage: int = Field(default=5, ge=1, le=8)
-    """Where EfficientNet is cut: 3 gives cells of 8 pixels, 4 and 5 of 16, 6, 7 and 8 of 32."""
+    """The last stage of EfficientNet that is used: 3 gives cells of 8 pixels, 4 and 5 of 16, 6, 7 and 8 of 32."""
     frozen: bool = True
-    """Whether EfficientNet stays as it is; its maps are then computed once and kept in the run's data folder."""
+    """Whether EfficientNet is frozen; its maps are then computed once and stored in the run's data folder."""
     encoder_attention: MapAttention = "none"
-    """Gates on the map, the same for every word: channel, spatial, both, or gate, one for every number of a cell."""
+    """Gates on the map, the same for every word: channel, spatial, both, or gate, one for every entry of a cell."""
     positions: bool = True
-    """Whether cells know their row and column."""
+    """Whether cells have encodings of their row and column."""
     summary: Literal["mean", "moments"] = "mean"
-    """What the decoder begins from: the mean of the cells, or how much there is of each channel and where it is."""
+    """The initial input of the decoder: the mean of the cells, or spatial moments of each channel (amount and
+    position)."""
     attention: AttentionName = "additive"
     """Score by which the cells are weighted for each word; hard: one cell is chosen; none: a fixed summary."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
     """Whether attention is computed before (bahdanau) or after (luong) the step of the decoder."""
     input_feeding: bool = False
-    """Luong's order: the last output joins the next input."""
+    """Luong's order: whether the last output is part of the next input."""
     cell: Literal["gru", "lstm"] = "gru"
     """Recurrent cell of the decoder."""
     size: Width = 256
@@ -104,12 +105,12 @@ class ModelSettings(Settings):
 
 
 class CaptionLearning(LearningSettings):
-    """How attention is taught: hard attention as in Show, Attend and Tell (Xu et al. 2015, section 4.1)."""
+    """Training of attention: hard attention as in Show, Attend and Tell (Xu et al. 2015, section 4.1)."""
 
     expected: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Share of the captions that REINFORCE teaches by soft attention, drawn anew in each step; 0: all sample."""
+    """With REINFORCE, fraction of captions that use soft attention, resampled in each step; 0: all sample."""
     credit: Credit = "word"
-    """What REINFORCE rewards a choice with, log-probabilities: of its word, of its and the later words, or of all."""
+    """Reward of REINFORCE, a log-probability: of the sample's word, of its and the later words, or of all words."""
 
 
 class CaptioningConfig(TaskConfig):
@@ -123,7 +124,7 @@ class CaptioningConfig(TaskConfig):
     learning: CaptionLearning = CaptionLearning()
     decode: DecodeSettings = DecodeSettings()
     smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Label smoothing: share of the target's probability that is spread evenly over all words."""
+    """Label smoothing: fraction of the target's probability that is spread evenly over all words."""
 
 
 _RESIDUAL = Need.value("model.encoder", "residual")
@@ -142,4 +143,4 @@ NEEDS = {
     "learning.credit": (_HARD, _REINFORCE),
     "model.input_feeding": (Need.value("model.order", "luong"),),
 }
-"""What has each setting that not every run has. One that was asked for and has no effect is an error."""
+"""The conditions under which settings have an effect. Setting one without effect is an error."""

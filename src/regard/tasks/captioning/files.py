@@ -1,4 +1,4 @@
-"""The user's pictures with captions as material: decoded once; feature maps of a frozen encoder are computed once."""
+"""The user's pictures with captions: decoded once; feature maps of a frozen encoder are computed once."""
 
 import random
 from array import array
@@ -23,20 +23,20 @@ from regard.tasks.captioning.network import backbone_of, maps_of
 from regard.tasks.image_features import Maps, cached_maps
 from regard.tasks.task import Material, SettingError
 
-_SAID = 1024  # pictures between two lines of progress
+_SAID = 1024  # number of pictures between two lines of progress
 Part = Sequence[CaptionedImage]
 
 
 class Lines(NamedTuple):
-    """All captions as numbers, and the place of the picture of each."""
+    """All captions as token numbers, and the index of the picture of each."""
 
     captions: Numbers
     pictures: NDArray[np.int64]
 
     def records(self, picture: Callable[[int], Any], mirrored: int | None) -> Sequence[Record]:
-        """Return a training record for each caption; a picture is read when a batch needs it.
+        """Return a training record for each caption; pictures are loaded when a batch needs them.
 
-        With `mirrored` every caption comes a second time, with the mirrored picture so many places further.
+        With `mirrored` every caption occurs a second time, with the mirrored picture at an index offset by this number.
         """
         count = len(self.captions)
 
@@ -93,7 +93,7 @@ def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) ->
 
 
 def _picked(items: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
-    """Return some items, in the order of their places."""
+    """Return some items by index."""
     kept = np.array(places, np.int64)
     return Lazy(len(kept), lambda place: items[kept[place]])
 
@@ -111,7 +111,7 @@ def _captioned(part: Part, tokens: Any) -> Sequence[Example]:
 def _decoded(
     train: Sequence[Example], valid: Sequence[Example], config: CaptioningConfig, cache: Path, say: Say
 ) -> tuple[ImageStore, Sequence[Example], Sequence[Example]]:
-    """Return the pictures of both parts, one after the other; those that cannot be decoded are left out and counted."""
+    """Return the pictures of both parts, concatenated; those that cannot be decoded are skipped and counted."""
     size = (config.data.picture, config.data.picture)
     count = len(train)
 
@@ -135,7 +135,7 @@ def _decoded(
 
 
 def _lines(examples: Sequence[Example], codec: CaptionCodec, config: CaptioningConfig) -> Lines:
-    """Return all captions that have words, with the places of their pictures."""
+    """Return all captions that have words, with the indices of their pictures."""
     captions, pictures = Numbers(), array("q")
     for place, one in enumerate(examples):
         for caption in filter(None, one.captions):
@@ -171,8 +171,7 @@ def _maps(config: CaptioningConfig, store: ImageStore, cache: Path, say: Say) ->
 
 
 def input_files(config: CaptioningConfig) -> list[Path]:
-    """Return the files of captions and lists that a run reads; the store of pictures notices by itself which have
-    changed."""
+    """Return the files of captions and lists that a run uses; the image store detects changed pictures itself."""
     if not config.data.files:
         return []
     path = _one(config.data.files)
@@ -184,7 +183,7 @@ def _is_text(path: Path) -> bool:
 
 
 def examples_of(paths: Sequence[Path], config: CaptioningConfig, codec: CaptionCodec) -> tuple[list[Example], str]:
-    """Return the pictures of other files: of a folder with parts, its test part."""
+    """Return the pictures of other files: for a folder with parts, its test part."""
     found = load_captions(_one(paths), skip_faults=config.data.skip_faults)
     examples = list(_captioned(found.test or found.train, codec.by))
     return examples, f"{len(examples):,} pictures of {paths[0]}: {found.report}"

@@ -18,17 +18,17 @@ from regard.tasks.world_examples import parts_of
 
 Record = dict[str, Any]
 Say = Callable[[str], Any]
-_BEYOND = 2  # more shapes in a scene than any trained on, at most
+_BEYOND = 2  # the largest number of shapes beyond the training scenes
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A picture or its file, the words of its captions, and the regions that the words of the first are about."""
+    """A picture or its file, the words of its captions, and the regions of the words of the first caption."""
 
     image: Pixels | Path
     captions: tuple[Words, ...]
     regions: tuple[Regions | None, ...] = ()
-    maps: Any = None  # of a frozen backbone, if computed
+    maps: Any = None  # feature maps of a frozen backbone, if computed
 
     def pixels(self, size: int) -> Pixels:
         """Return the picture at the size of the model."""
@@ -36,7 +36,7 @@ class Example:
 
 
 def world_material(config: CaptioningConfig, codec: CaptionCodec | None) -> Material:
-    """Drawn scenes with their captions."""
+    """Return drawn scenes with their captions."""
     settings, most = config.data, config.data.objects[1]
     parts = parts_of(
         scene_captions.splits,

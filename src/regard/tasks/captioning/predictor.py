@@ -25,8 +25,8 @@ from regard.tasks.task import InputError
 from regard.tasks.text_generation import BOS, PAD, hypotheses
 from regard.train.distributed import shareable
 
-_AT_ONCE = 64  # pictures
-_NONE = -100  # a target that does not count
+_AT_ONCE = 64  # number of pictures in a batch
+_NONE = -100  # target value that the loss ignores
 
 
 def collate(records: Sequence[Record], config: CaptioningConfig, *, grid: int = 1, rows: int = 0) -> Any:
@@ -41,12 +41,12 @@ class Caption:
     text: str
     words: tuple[str, ...]
     numbers: tuple[int, ...]
-    pixels: Pixels | None  # None where maps were given in place of the picture
+    pixels: Pixels | None  # None if maps were given instead of the picture
     grid: Grid
     weights: Tensor | None
     score: float
     others: tuple[tuple[str, float], ...] = ()  # further captions, best first, with their scores
-    probabilities: tuple[float, ...] | None = None  # of the words, each after the ones before it
+    probabilities: tuple[float, ...] | None = None  # probability of each word given the words before it
 
     @property
     def answer(self) -> str:
@@ -96,11 +96,11 @@ class CaptionPredictor:
 
     @property
     def grid(self) -> Grid:
-        """Return rows and columns of cells that the captioner sees."""
+        """Return rows and columns of cells of the captioner's input."""
         return self.network.encoder.grid(self.config.data.picture, self.config.data.picture)
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None) -> list[Caption | InputError]:
-        """Return captions of pictures, in their order; an error for a file that is no picture."""
+        """Return captions of pictures, in order; an error for a file that is not a picture."""
         size = self.config.data.picture
         found: list[Caption | InputError | None] = []
         pictures: list[Pixels] = []
@@ -114,7 +114,7 @@ class CaptionPredictor:
         return [next(captions) if one is None else one for one in found]
 
     def images(self, examples: Sequence[Example]) -> list[Any]:
-        """Return the pictures of examples, or their maps where they are known."""
+        """Return the pictures of examples, or their maps if known."""
         size = self.config.data.picture
         return [one.pixels(size) if one.maps is None else one.maps for one in examples]
 

@@ -9,11 +9,12 @@ def tiny() -> CaptioningConfig:
     """The built-in world in about four minutes on two cores."""
     return CaptioningConfig(
         preset="tiny",
-        # Small batches: the time is determined by the number of steps until kinds of shapes are distinguished.
+        # Small batches: the training time depends on the number of steps until kinds of shapes are distinguished.
         data=DataSettings(train=20_000, valid=200, test=500, longer=200, batch_tokens=300, longest=14),
-        # Cells of 4 pixels that see little more than one shape: larger ones depend on neighbours, and attention then
-        # points beside its object. The first word needs the number and order of shapes, which the moments contain.
-        # The time of additive attention is proportional to attention_size; scores need fewer features than cells.
+        # Cells of 4 pixels whose receptive field is little more than one shape: larger ones depend on neighbours, and
+        # attention then points beside its object. The first word needs the number and order of shapes, which the
+        # moments contain. The time of additive attention is proportional to attention_size; scores need fewer features
+        # than cells.
         model=ModelSettings(
             widths=(48,), blocks=2, patch=2, summary="moments", size=96, attention_size=32, dropout=0.0
         ),

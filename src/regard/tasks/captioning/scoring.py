@@ -14,15 +14,15 @@ from regard.tasks.image_inputs import cell_of, points_at
 from regard.tasks.task import Judged
 
 ORDERS = 4
-_EXPLAINED = 40  # captions whose faithfulness is measured
-_READ = 64  # captions read at once
+_EXPLAINED = 40  # number of captions whose faithfulness is measured
+_READ = 64  # number of captions per batch
 
 
 def corpus_bleu(captions: Sequence[Words], references: Sequence[Sequence[Words]]) -> list[float]:
-    """BLEU-1 to BLEU-4 of all captions together, 0 to 100, each with several references (Papineni et al. 2002).
+    """Return BLEU-1 to BLEU-4 of all captions together, 0 to 100, each with several references (Papineni et al. 2002).
 
-    The geometric mean of the clipped n-gram precisions up to n, times exp(1 − r/c) where the captions' c words are
-    fewer than the r of the references, of each the one whose length is closest. Nothing is smoothed.
+    It is the geometric mean of the clipped n-gram precisions up to n, times exp(1 − r/c) if the captions' c words are
+    fewer than the r words of the references with the closest lengths. There is no smoothing.
 
     >>> [round(one, 1) for one in corpus_bleu([("a", "red", "star")], [[("a", "red", "circle"), ("a", "star")]])]
     [100.0, 70.7, 0.0, 0.0]
@@ -53,7 +53,7 @@ def _ngrams(words: Words, n: int) -> Counter[Words]:
 
 
 def text_figures(captions: Sequence[Words], references: Sequence[Sequence[Words]]) -> dict[str, Any]:
-    """Return the share of captions that are a reference, and BLEU-1 to BLEU-4."""
+    """Return the fraction of captions that equal a reference, and BLEU-1 to BLEU-4."""
     exact = sum(caption in several for caption, several in zip(captions, references, strict=True))
     figures: dict[str, Any] = {"exact": round(exact / max(1, len(captions)), 4)}
     for n, value in enumerate(corpus_bleu(captions, references), 1):
@@ -62,19 +62,19 @@ def text_figures(captions: Sequence[Words], references: Sequence[Sequence[Words]
 
 
 def sacrebleu_figures(captions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """sacrebleu's BLEU of the same words, with the signature that makes it comparable."""
+    """Return sacrebleu's BLEU of the same words, with its signature."""
     import sacrebleu
 
     metric = sacrebleu.BLEU(lowercase=True, force=True)
     most = max(map(len, references), default=1)
-    # sacrebleu takes lists of equal length: a picture with fewer references repeats its last, which changes nothing.
+    # sacrebleu needs lists of equal length: a picture with fewer references repeats its last, which changes nothing.
     padded = [[several[min(n, len(several) - 1)] for several in references] for n in range(most)]
     score = metric.corpus_score(list(captions), padded)
     return {"sacrebleu": round(score.score, 3), "signature": str(metric.get_signature())}
 
 
 def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: CaptioningConfig, explain: bool) -> Judged:
-    """Return BLEU and the share of right captions; where regions are known, pointing."""
+    """Return BLEU and the fraction of right captions; if regions are known, also pointing accuracy."""
     images = predictor.images(examples)
     captions = predictor.search(images)
     references = [one.captions for one in examples]
@@ -88,8 +88,7 @@ def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: Capt
 
 
 def pointing(predictor: CaptionPredictor, examples: Sequence[Example], images: Sequence[Any]) -> dict[str, Any]:
-    """Return the share of content words whose largest weight lies in their region, read while the gold caption is
-    written."""
+    """Return the fraction of content words whose largest weight is in their region, with the gold caption as input."""
     size = (predictor.config.data.picture,) * 2
     hits: list[bool] = []
     known = [(one, image) for one, image in zip(examples, images, strict=True) if one.regions]
@@ -107,8 +106,7 @@ def pointing(predictor: CaptionPredictor, examples: Sequence[Example], images: S
 
 
 def faithfulness(predictor: CaptionPredictor, captions: Sequence[Caption]) -> dict[str, float]:
-    """Return how much log-probability a word loses when the cell it attends most is covered, and when another one
-    is."""
+    """Return the decrease of a word's log-probability if its most attended cell is covered, and if a random one is."""
     return deletion(
         (caption.weights[place], predictor.score_of(caption, place))
         for caption in captions

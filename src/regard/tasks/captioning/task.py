@@ -34,7 +34,7 @@ def _outcome(network: Any, batch: Any, config: CaptioningConfig, attention: bool
 
 
 def _validate(predictor: CaptionPredictor, examples: Sequence[Example], config: CaptioningConfig) -> dict[str, float]:
-    """Return figures of greedy captions: enough to compare checkpoints by."""
+    """Return figures of greedy captions, which suffice to compare checkpoints."""
     captions = predictor.search(predictor.images(examples), width=1)
     figures = text_figures([one.words for one in captions], [one.captions for one in examples])
     return {name: figures[name] for name in ("exact", "bleu4")}

@@ -4,7 +4,7 @@ Beside the files that every task has (`regard.tasks`):
 - `camera_material`: the frames of a driving log
 - `camera_network`: the camera driver from its settings
 - `camera_predictor`: controls from frames
-- `camera_scoring`: squared errors beside baselines
+- `camera_scoring`: squared errors and those of baselines
 - `replay`: a drive of the model, step by step
 - `highway`: highway-env: scenes, planner, episodes
 - `highway_view`: an episode as a trace

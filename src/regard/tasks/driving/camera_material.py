@@ -16,14 +16,14 @@ from regard.tasks.driving.codec import FILE
 from regard.tasks.driving.config import DrivingConfig
 from regard.tasks.task import Material, SettingError
 
-_SAID = 1024  # pictures between two lines of progress
+_SAID = 1024  # number of pictures between two lines of progress
 Record = dict[str, Any]
 Say = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
 class CameraCodec:
-    """The size of frames and how many of them are seen, as stored in a run."""
+    """The size and number of input frames, as stored in a run."""
 
     height: int
     width: int
@@ -35,7 +35,7 @@ class CameraCodec:
         return cls(*config.data.picture, config.model.frames + config.model.motion)
 
     def save(self, directory: Path) -> None:
-        """Writes codec.json."""
+        """Write codec.json."""
         (directory / FILE).write_text(json.dumps({"input": "camera", **asdict(self)}) + "\n", encoding="utf-8")
 
     @classmethod
@@ -45,9 +45,9 @@ class CameraCodec:
         return cls(int(facts["height"]), int(facts["width"]), int(facts["seen"]))
 
     def record(self, pictures: Sequence[Pixels], angles: Sequence[float], controls: Sequence[float]) -> Record:
-        """Return what the network takes: frames, oldest first, the steering before each, and the controls at the last.
+        """Return a record of the network: frames, oldest first, the steering before each, and the controls at the last.
 
-        Where there are fewer frames than it sees, the oldest are missing: `known` says which are there.
+        If there are fewer frames than it needs, the oldest are missing: `known` marks the others.
         """
         missing = self.seen - len(pictures)
         frames = np.zeros((self.seen, 3, self.height, self.width), np.uint8)
@@ -60,7 +60,7 @@ class CameraCodec:
 
 @dataclass(frozen=True, eq=False)
 class Footage:
-    """The frames of a log with their pictures: `picture(place)` reads one at the size of the codec."""
+    """The frames of a log with their pictures: `picture(place)` loads one at the size of the codec."""
 
     log: DrivingLog
     picture: Callable[[int], Pixels]
@@ -71,12 +71,12 @@ class Footage:
         return self.log.frames
 
     def before(self, place: int) -> float:
-        """Return the steering of the frame before; 0 where none is known."""
+        """Return the steering of the previous frame; 0 if unknown."""
         first = place == self.frames[place].first
         return 0.0 if first else self.frames[place - 1].controls[0]
 
     def record(self, place: int, *, mirrored: bool = False) -> Record:
-        """Return a frame with its history; mirrored, left is right."""
+        """Return a frame with its history; if mirrored, with the opposite steering."""
         places = history(self.frames, place, self.codec.seen)
         steering, *pedals = self.frames[place].controls
         sign = -1.0 if mirrored else 1.0
@@ -94,12 +94,12 @@ class CameraExample:
 
     @property
     def controls(self) -> tuple[float, float, float]:
-        """Return what the driver did at that frame."""
+        """Return the controls at that frame."""
         return self.footage.frames[self.place].controls
 
     @property
     def last_angle(self) -> float:
-        """Return the steering at the frame before."""
+        """Return the steering at the previous frame."""
         return self.footage.before(self.place)
 
     @property
@@ -108,12 +108,13 @@ class CameraExample:
         return {"scene": {"frame": self.place}}
 
     def record(self) -> Record:
-        """Return the example as the network takes it."""
+        """Return the example as a record of the network."""
         return self.footage.record(self.place)
 
 
 class Windows(Sequence[Record]):
-    """Training records: frames with their history, then all of them mirrored if asked; read when a batch needs them."""
+    """Training records: frames with their history, then optionally all of them mirrored; loaded when a batch needs
+    them."""
 
     def __init__(self, footage: Footage, places: Sequence[int], *, flip: bool) -> None:
         self._footage, self._places, self._flip = footage, places, flip
@@ -147,7 +148,7 @@ def camera_material(config: DrivingConfig, cache: Path, codec: CameraCodec | Non
 
 
 def log_of(files: Sequence[Path]) -> Path:
-    """Return the one path of a log."""
+    """Return the single path of a log."""
     if not files:
         raise SettingError("input=camera learns from a driving log, and there is no built-in one: give --data DIR")
     if len(files) != 1:
@@ -184,7 +185,7 @@ def read_footage(path: Path, codec: CameraCodec, *, skip_faults: bool = False) -
 
 
 def camera_files(config: DrivingConfig) -> list[Path]:
-    """Return every file that a run reads: the log and its pictures."""
+    """Return every file that a run uses: the log and its pictures."""
     path = log_of(config.data.files)
     log = load_driving_log(path, skip_faults=config.data.skip_faults)
     return [log_file(path), *(frame.image for frame in log.frames)]

@@ -1,4 +1,4 @@
-"""The driver with a camera from its settings, and its loss."""
+"""Builds the camera driver from its settings, and computes its loss."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def visible(settings: ModelSettings, height: int) -> slice:
 
 
 class Camera(nn.Module):
-    """A camera driver on bytes, of which it sees the part between the sky and the bonnet."""
+    """A camera driver on bytes, restricted to the part between the sky and the bonnet."""
 
     def __init__(self, driver: CameraDriver, rows: slice) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def build_camera(config: DrivingConfig, codec: CameraCodec) -> Camera:
 
 
 def camera_outcome(network: Camera, batch: Any, config: DrivingConfig, attention: bool) -> Outcome:
-    """Return the squared error of the steering, and with a weight those of throttle and brake; weights are over the
+    """Return the squared error of the steering, plus those of throttle and brake if weighted; weights are over the
     frames."""
     known = batch.known | ~batch.real[:, None]
     driven = network(batch.frames, known, batch.angles, weights=full() if attention else None)

@@ -1,4 +1,4 @@
-"""A trained driver with a camera: frames in, steering, throttle and brake out, with what was looked at and when."""
+"""A trained camera driver: controls from frames, with the gates of each frame and the weights over time."""
 
 import json
 import os
@@ -24,14 +24,15 @@ from regard.tasks.driving.config import DrivingConfig
 from regard.tasks.image_inputs import Grid, cell_labels, read_picture
 from regard.tasks.task import InputError
 
-_ROWS = 64  # frames that are answered together
+_ROWS = 64  # number of frames per batch
 
 
 @dataclass(frozen=True, eq=False)
 class Steered:
-    """The controls at a frame. `gates` (t, cells) and `weights` (t,) are of the frames that were seen, oldest first.
+    """The controls at a frame.
 
-    `picture` is the visible part of the last frame; `logged` is what the driver of the log did, where it is known.
+    `gates` (t, cells) and `weights` (t,) belong to the input frames, oldest first. `picture` is the visible part of the
+    last frame; `logged` are the controls in the log, if known.
     """
 
     controls: tuple[float, float, float]
@@ -49,12 +50,12 @@ class Steered:
 
     @property
     def line(self) -> str:
-        """Return the controls, and the steering of the log where there is one."""
+        """Return the controls, and the steering of the log if there is one."""
         return self.answer if self.logged is None else f"{self.answer} (logged: steering {_signed(self.logged[0])})"
 
     @property
     def moments(self) -> list[str]:
-        """Return names of the frames: `now`, and how many frames before it."""
+        """Return names of the frames: `now`, and the number of frames before it."""
         count = len(self.weights)
         return ["now" if back == 0 else f"{back} before" for back in range(count - 1, -1, -1)]
 
@@ -82,7 +83,7 @@ class Steered:
 
 
 def _signed(value: float) -> str:
-    """Return two decimals with a minus sign as print has it."""
+    """Return a number with two decimals and a Unicode minus sign."""
     text = f"{value + 0.0:.2f}".replace("-0.00", "0.00")
     return text.replace("-", "−")
 
@@ -97,10 +98,10 @@ class CameraPredictor:
     _kept: dict[str, Footage] = field(default_factory=dict, compare=False, repr=False)
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Steered | InputError]:
-        """Return controls in the order of the inputs; an error for what is no frame.
+        """Return controls in the order of the inputs; an error for an invalid input.
 
         A scene is the path of a picture, or of a folder whose pictures are the last frames, ordered by name; in Python
-        also a list of paths, oldest first. `{"frame": 12}` is frame 12 of the log that the run learned from.
+        also a list of paths, oldest first. `{"frame": 12}` is frame 12 of the run's training log.
         """
         found: dict[int, Steered | InputError] = {}
         asked: dict[int, tuple[Record, Any]] = {}
@@ -114,7 +115,7 @@ class CameraPredictor:
         return [found[place] for place in range(len(inputs))]
 
     def _read(self, given: Any) -> tuple[Record, Any]:
-        """Return the record of an input, and what was logged there."""
+        """Return the record of an input, and the logged controls."""
         if isinstance(given, str) and given.lstrip().startswith("{"):
             try:
                 given = json.loads(given)
@@ -170,7 +171,7 @@ class CameraPredictor:
         return found
 
     def controls(self, examples: Sequence[CameraExample]) -> NDArray[np.float32]:
-        """Return the controls (n, 3) of examples alone."""
+        """Return the controls (n, 3) of examples, without weights."""
         parts = []
         for first in range(0, len(examples), _ROWS):
             parts.append(self._run([one.record() for one in examples[first : first + _ROWS]])[0])

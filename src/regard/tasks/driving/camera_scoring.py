@@ -19,9 +19,9 @@ def errors(predictor: CameraPredictor, examples: Sequence[CameraExample]) -> dic
 
 
 def baselines(examples: Sequence[CameraExample]) -> dict[str, float]:
-    """Return the error of steering straight ahead always, and of repeating the angle of the frame before.
+    """Return the errors of two baselines: always straight ahead, and repeating the previous angle.
 
-    The second knows the last angle of the log, which a driver without `model.angles` does not.
+    The second uses the last angle of the log, which is no input of a driver without `model.angles`.
     """
     gold = np.array([one.controls[0] for one in examples])
     last = np.array([one.last_angle for one in examples])
@@ -29,7 +29,7 @@ def baselines(examples: Sequence[CameraExample]) -> dict[str, float]:
 
 
 def judge_camera(predictor: CameraPredictor, examples: Sequence[CameraExample]) -> Judged:
-    """Return squared errors beside those of the baselines, and which of these are better."""
+    """Return squared errors, those of the baselines, and which baselines are better."""
     found = errors(predictor, examples) | baselines(examples)
     metrics: dict[str, Any] = {name: round(value, 5) for name, value in found.items()}
     metrics["frames"] = len(examples)

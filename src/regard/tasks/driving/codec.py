@@ -17,19 +17,19 @@ _NUMBERS = 15
 
 @dataclass(frozen=True)
 class DrivingCodec:
-    """The kinds of objects, and how many objects of a scene are seen."""
+    """The kinds of objects, and the number of objects in the input."""
 
     kinds: tuple[str, ...] = KINDS
     objects: int = 12
 
     @property
     def features(self) -> int:
-        """Return numbers of an object: what it is, where it is, how it moves, and how the ego vehicle does."""
+        """Return the number of features of an object: kind, position, motion, and those of the ego vehicle."""
         return 1 + len(self.kinds) + _NUMBERS
 
     def encode(self, scenes: Scenes) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Return scenes (n, s) as features (n, 1 + s, f) with the ego vehicle first, and which of the rows are
-        there."""
+        present."""
         count, most = scenes.present.shape
         x, y, heading, speed, limit = scenes.ego.T
         found = np.zeros((count, 1 + most, self.features), np.float32)
@@ -43,8 +43,7 @@ class DrivingCodec:
         return np.where(present[..., None], found, 0), present
 
     def _relative(self, scenes: Scenes, x: NDArray[Any], y: NDArray[Any], speed: NDArray[Any]) -> NDArray[Any]:
-        """Return objects as the ego vehicle sees them: coarse and fine distances, velocities, and half of their
-        size."""
+        """Return objects relative to the ego vehicle: coarse and fine distances, velocities, and half of their size."""
         ahead, beside = scenes.place[..., 0] - x, scenes.place[..., 1] - y
         along, across = scenes.velocity[..., 0], scenes.velocity[..., 1]
         extent = scenes.extent
@@ -54,7 +53,7 @@ class DrivingCodec:
         return np.stack(numbers, -1)
 
     def save(self, directory: Path) -> None:
-        """Writes codec.json."""
+        """Write codec.json."""
         (directory / FILE).write_text(json.dumps({"input": "objects", **asdict(self)}) + "\n", encoding="utf-8")
 
     @classmethod

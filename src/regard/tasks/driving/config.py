@@ -10,48 +10,50 @@ from regard.tasks.config import WORLD, LearningSettings, Need, Settings, TaskCon
 
 Pixels = Annotated[int, Field(gt=0, le=4096)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-_MOST = 4_000_000  # scenes of a part: of more roads than that the parts would share some
+_MOST = 4_000_000  # the largest number of scenes in a part; with more, parts would share roads
 
 
 class DataSettings(TaskData):
-    """The built-in world, or files."""
+    """The built-in simulator, or files."""
 
     files: tuple[Path, ...] = ()
-    """A JSONL file of scenes with decisions, or a folder with train, valid and test files; none: the world. For a
-    camera: a driving log (CSV), or a folder with one."""
+    """A JSONL file of scenes with decisions, or a folder with train, valid and test files; none: the simulator.
+
+    For a camera: a driving log (CSV), or a folder with one.
+    """
     train: int = Field(default=20_000, gt=0, le=_MOST)
-    """Scenes of the world to train on."""
+    """Number of simulated training scenes."""
     valid: int = Field(default=500, gt=0, le=_MOST)
-    """Scenes held out for validation, of the world or of files that bring none."""
+    """Number of validation scenes, simulated or held out of files without a validation part."""
     test: int = Field(default=500, gt=0, le=_MOST)
-    """Scenes held out for the test, likewise."""
+    """Number of test scenes, simulated or held out of files without a test part."""
     objects: int = Field(default=12, gt=0, le=1000)
-    """Objects of a scene that are seen: the nearest."""
+    """Number of objects in the input: the nearest."""
     drives: int = Field(default=600, gt=0, le=100_000)
-    """Roads of the world that are driven in the closed loop to evaluate."""
+    """Number of roads for closed-loop evaluation."""
     longer: int = Field(default=500, ge=0, le=_MOST)
-    """Scenes with twice the traffic of those trained on."""
+    """Number of scenes with twice the traffic of training."""
     batch_tokens: int = Field(default=256, gt=0, le=2**30)
-    """Scenes of a batch, or frames of a camera that are to be answered."""
+    """Number of scenes, or of camera frames, in a batch."""
     picture: tuple[Pixels, Pixels] = (80, 160)
-    """Height and width to which the frames of a camera are brought, in pixels."""
+    """Height and width to which camera frames are resized, in pixels."""
     block: int = Field(default=200, gt=0, le=10**6)
-    """Frames of a block; whole blocks of a driving log are held out."""
+    """Number of frames in a block; whole blocks of a driving log are held out."""
     gap: int = Field(default=20, ge=0, le=10**5)
-    """Frames between blocks of different parts that are in neither."""
+    """Number of frames between blocks of different parts that are in neither."""
     flip: bool = True
-    """Whether every frame is also learned from as in a mirror, with the opposite steering."""
+    """Whether mirrored frames with the opposite steering are added to the training data."""
     skip_faults: bool = False
-    """Whether lines of a driving log with a bad number or without their picture are counted and left out."""
+    """Whether lines of a driving log with a bad number or a missing picture are counted and skipped."""
 
 
 class ModelSettings(Settings):
     """An encoder of objects, and a controller that attends over them."""
 
     attention: Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive"] = "scaled_dot"
-    """Score by which the objects are weighted; none: their mean is read, with as many parameters."""
+    """Score of the objects; none: their mean replaces attention, with the same number of parameters."""
     normalize: NormalizerName = "softmax"
-    """How scores become weights."""
+    """The function from scores to weights."""
     alpha: float = Field(default=1.5, ge=1.0, le=10.0)
     """Alpha of entmax."""
     size: Width = 64
@@ -59,27 +61,27 @@ class ModelSettings(Settings):
     hidden: Width = 128
     """Hidden units of the encoder of an object."""
     heads: int = Field(default=1, gt=0, le=64)
-    """Heads of the ego vehicle's attention; the weights shown are their mean."""
+    """Number of heads of the ego vehicle's attention; the displayed weights are their mean."""
     layers: int = Field(default=0, ge=0, le=16)
-    """Layers of self-attention in which the objects see one another before they are read."""
+    """Number of self-attention layers among the objects."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout in training."""
     frames: int = Field(default=4, gt=0, le=64)
-    """Frames of the camera that are attended: this one and those before it."""
+    """Number of camera frames that are attended: the current one and those before it."""
     motion: bool = True
-    """Whether each frame is seen with its difference from the one before it."""
+    """Whether each frame is joined with its difference from the previous one."""
     angles: bool = False
-    """Whether the steering angles before each frame are known; the last angle then is nearly the answer."""
+    """Whether the steering angles before each frame are an input; the last angle is then nearly the answer."""
     crop: tuple[Share, Share] = (0.3, 0.1)
-    """Shares of a frame that are cut off above, the sky, and below, the bonnet."""
+    """Fractions of a frame that are cropped at the top (sky) and at the bottom (bonnet)."""
     widths: tuple[Width, ...] = (16, 32, 48)
     """Channels of the convolutions over a frame; each halves it."""
     cell: Width = 8
-    """Numbers of a cell of the map from which steering is read."""
+    """Number of features per cell for the steering."""
 
 
 class DriverLearning(LearningSettings):
-    """How attention and steering are taught."""
+    """Training of attention and steering."""
 
     steering_weight: NonNegativeFloat = 10.0
     """Weight of the squared error of the steering, relative to the loss of the action."""
@@ -88,13 +90,13 @@ class DriverLearning(LearningSettings):
 
 
 class DrivingConfig(TaskConfig):
-    """A whole run."""
+    """The settings of a whole run."""
 
     figures = ("loss", "agreement", "steering_mse")
 
     task: Literal["driving"] = "driving"
     input: Literal["objects", "camera"] = "objects"
-    """What the driver sees: objects as vectors, or pictures of a camera."""
+    """The input of the driver: objects as vectors, or pictures of a camera."""
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     learning: DriverLearning = DriverLearning()
@@ -136,4 +138,4 @@ NEEDS = {
     "model.normalize": (_OBJECTS, _ATTENDS),
     "model.alpha": (_OBJECTS, _ATTENDS, Need.value("model.normalize", "entmax")),
 }
-"""What has each setting that not every run has. One that was asked for and has no effect is an error."""
+"""The conditions under which settings have an effect. Setting one without effect is an error."""

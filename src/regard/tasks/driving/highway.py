@@ -1,6 +1,6 @@
 """highway-env as a road: its vehicles as scenes, a planner that tries actions in copies of the simulator, episodes.
 
-highway-env is an extra: `pip install "regard[driving]"`. It is imported where it is used.
+highway-env is an extra: `pip install "regard[driving]"`. It is imported in the functions that use it.
 """
 
 import copy
@@ -21,14 +21,14 @@ from regard.models.scene.object_encoder import SceneEncoder
 from regard.tasks.driving.network import Driver
 
 FEATURES = ("presence", "x", "y", "vx", "vy", "cos_h", "sin_h")
-VEHICLES = 15  # of a scene, the ego vehicle first
-FAST = 5  # simulation steps a second in the planner's copies; the environments themselves have 15
-_UNITS = (1.0, 40.0, 10.0, 10.0, 10.0, 1.0, 1.0)  # metres and m/s as numbers of about 1
+VEHICLES = 15  # number of vehicles in a scene, including the ego vehicle
+FAST = 5  # simulation steps per second in the planner's copies; the environments have 15
+_UNITS = (1.0, 40.0, 10.0, 10.0, 10.0, 1.0, 1.0)  # divisors that scale metres and m/s to numbers of about 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the planner looks ahead: decisions, one second each, and metres; vehicles farther away are left out."""
+    """The planner's horizon: number of decisions, one second each, and the range in metres of vehicles considered."""
 
     decisions: int
     near: float
@@ -36,15 +36,14 @@ class Plan:
 
 PLANS = {"intersection-v0": Plan(6, 100.0), "highway-v0": Plan(5, 60.0)}
 
-Scene = NDArray[np.float32]  # (vehicles, features): the ego vehicle's own place, then the others relative to it
-Policy = Callable[[Any, Scene], int]  # an action for the environment and its scene
+Scene = NDArray[np.float32]  # (vehicles, features): the ego vehicle's position, then the others relative to it
+Policy = Callable[[Any, Scene], int]  # returns an action for the environment and its scene
 
 
 def make(name: str, *, frequency: int | None = None) -> Any:
-    """Return the environment of that name with its own rewards, traffic and actions, and vehicles all around as
-    vectors.
+    """Return the environment of that name with its own rewards, traffic and actions, observed as vectors of vehicles.
 
-    `frequency`: simulation steps a second; None: as many as the environment has (15). Fewer are faster.
+    `frequency` is the number of simulation steps per second; None: that of the environment (15). Fewer are faster.
     """
     try:
         gymnasium, highway_env = import_module("gymnasium"), import_module("highway_env")
@@ -54,20 +53,20 @@ def make(name: str, *, frequency: int | None = None) -> Any:
         raise ValueError(f"expected {' or '.join(PLANS)}, got {name!r}")
     gymnasium.register_envs(highway_env)
     observation = {"type": "Kinematics", "vehicles_count": VEHICLES, "features": list(FEATURES), "see_behind": True}
-    # In metres: the environments' own ranges make a car's length on the highway 0.025.
+    # Observations are in metres: normalised by the environment, a car's length on the highway would be 0.025.
     config: dict[str, Any] = {"observation": observation | {"normalize": False, "absolute": False}}
     if frequency is not None:
         config["simulation_frequency"] = frequency
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there are newer versions of the environments
+        warnings.simplefilter("ignore")  # about newer versions of the environments
         return gymnasium.make(name, config=config, disable_env_checker=True).unwrapped
 
 
 def planned(env: Any, plan: Plan) -> NDArray[np.float64]:
-    """Return the value of each action: the reward of some decisions in a copy of the simulator, −∞ where unavailable.
+    """Return the value of each action: the reward of a few decisions in a copy of the simulator, −∞ if unavailable.
 
-    After the action, the better of keeping the speed and speeding up is counted. A crash costs one reward for each
-    decision of the plan; an arrival earns one for each decision that is left.
+    After the action, the better of holding the speed and accelerating counts. A crash costs one reward for each
+    decision of the plan; an arrival earns one for each remaining decision.
     """
     near = copy.deepcopy(env)
     near.config["simulation_frequency"] = FAST * near.config["policy_frequency"]
@@ -94,7 +93,7 @@ def _rollout(env: Any, action: int, then: int, horizon: int) -> float:
 
 
 def seen(env: Any, observation: Scene) -> Scene:
-    """Return an observation as a scene; how far the ego vehicle has come along a highway means nothing."""
+    """Return an observation as a scene, without the ego vehicle's position along a highway, which is irrelevant."""
     scene = observation.astype(np.float32)
     if env.spec.id == "highway-v0":
         scene[0, FEATURES.index("x")] = 0.0
@@ -102,8 +101,8 @@ def seen(env: Any, observation: Scene) -> Scene:
 
 
 def network_of(actions: int, *, size: int = 64, layers: int = 1, heads: int = 2) -> Driver:
-    """Return the network of the driving task over objects, for so many actions: vehicles are what the ego vehicle
-    attends.
+    """Return the network of the driving task over objects, with this number of actions: the ego vehicle attends to the
+    vehicles.
 
     >>> decided(network_of(5), torch.zeros(2, 4, len(FEATURES))).logits.shape
     torch.Size([2, 5])
@@ -113,9 +112,9 @@ def network_of(actions: int, *, size: int = 64, layers: int = 1, heads: int = 2)
 
 
 def decided(network: Driver, scenes: Tensor, *, weights: Request | None = None) -> Controlled:
-    """Return what a network does in scenes (b, vehicles, features).
+    """Return the network's output in scenes (b, vehicles, features).
 
-    Each vehicle is given the ego vehicle's features beside its own: whether two paths meet depends on both.
+    The features of each vehicle are concatenated with the ego vehicle's: whether two paths meet depends on both.
     """
     rows = scenes / scenes.new_tensor(_UNITS)
     objects = torch.cat([rows, rows[:, :1].expand_as(rows)], -1)
@@ -124,12 +123,12 @@ def decided(network: Driver, scenes: Tensor, *, weights: Request | None = None) 
 
 @torch.no_grad()
 def looked(network: Driver, scene: Scene, *, weights: Request | None = None) -> Controlled:
-    """Return what a network does in one scene."""
+    """Return the network's action in one scene."""
     return decided(network, torch.from_numpy(scene)[None], weights=weights)
 
 
 def driver_of(name: str, network: Driver | None = None) -> Policy | None:
-    """Return the driver of that name: `random`, `idle`, `network` with the network given; None for `planner`."""
+    """Return the driver of that name: `random`, `idle`, or `network` with the given network; None for `planner`."""
     if name == "random":
         return lambda env, scene: int(env.np_random.integers(env.action_space.n))
     if name == "idle":
@@ -148,9 +147,9 @@ def _best(controlled: Controlled) -> int:
 
 @dataclass
 class Episode:
-    """What happened: whether the ego vehicle crashed, the sum of the rewards, and how many decisions it took.
+    """The result of an episode: whether the ego vehicle crashed, the sum of the rewards, and the number of decisions.
 
-    `scenes` and `values` are what the planner was asked, if it was.
+    `scenes` and `values` are those evaluated by the planner, if any.
     """
 
     crashed: bool = False
@@ -161,10 +160,10 @@ class Episode:
 
 
 def drive(env: Any, driver: Policy | None, seed: int, *, judged: bool = False, explore: float = 0.0) -> Episode:
-    """Return one episode; without a driver the planner drives.
+    """Run one episode; without a driver the planner drives.
 
-    With `judged` the planner says the values of all actions in each scene, whoever drives. A share `explore` of the
-    actions is random, so that scenes after mistakes are judged too.
+    With `judged` the planner computes the values of all actions in each scene, whoever drives. A fraction `explore` of
+    the actions is random, so that scenes after mistakes are included.
     """
     scene = seen(env, env.reset(seed=seed)[0])
     random, episode = np.random.default_rng(seed), Episode()

@@ -1,4 +1,4 @@
-"""An episode of highway-env as a page: the vehicles from above, and where the network looks at each decision."""
+"""An episode of highway-env as a trace for a page: the vehicles from above, and the weights at each decision."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ _CROSSING = "intersection-v0"
 
 
 def watched(env: Any, network: Driver, seed: int) -> Trace:
-    """Return an episode that the network drives: a row for each decision over the vehicles that it saw."""
+    """Return an episode driven by the network as a trace: a row for each decision over the observed vehicles."""
     scene = seen(env, env.reset(seed=seed)[0])
-    known: dict[int, Any] = {}  # vehicles by their identity, in the order in which they were seen
+    known: dict[int, Any] = {}  # vehicles by identity, in order of first observation
     moments: list[dict[int, tuple[float, list[float]]]] = []
     ego: list[float] = []
     rows: list[str] = []
@@ -69,9 +69,9 @@ def _others(env: Any) -> list[Any]:
 
 
 def _drawn(env: Any, vehicle: Any) -> list[float]:
-    """Return place, heading, speed and size on a page, where the ego vehicle sets out to the right."""
+    """Return position, heading, speed and size in page coordinates, in which the ego vehicle starts to the right."""
     (x, y), heading = vehicle.position, vehicle.heading
-    if env.spec.id == _CROSSING:  # there it sets out upwards
+    if env.spec.id == _CROSSING:  # in this environment it starts upwards
         x, y, heading = -y, x, heading + np.pi / 2
     else:
         y -= _middle(env)
@@ -87,7 +87,7 @@ def _lanes(env: Any) -> list[float]:
 
 
 def _middle(env: Any) -> float:
-    """Of a highway whose lanes are 4 metres wide, the first one's middle at 0."""
+    """Return the lines of a highway whose lanes are 4 metres wide, with the first lane's centre at 0."""
     return 2.0 * (env.config["lanes_count"] - 1)
 
 

@@ -28,16 +28,16 @@ from regard.tasks.driving.highway_view import watched
 from regard.tasks.driving.network import Driver
 
 DRIVERS = ("network", "random", "idle", "planner")
-_TEST_SEED = 1_000_000  # episodes from here on are for the test
+_TEST_SEED = 1_000_000  # seeds from here on are for the test
 _EXPLORE = 0.1
-_TEMPERATURE = 0.05  # of the values of actions as a target
-_MOST_LOST = 5.0  # of a choice's value: one that is unavailable or ends in a crash
-_LOST_WEIGHT = 4.0  # of the value lost beside the cross-entropy: where scenes look alike, a crash must decide
+_TEMPERATURE = 0.05  # softmax temperature that converts action values to targets
+_MOST_LOST = 5.0  # largest loss of value, for an action that is unavailable or ends in a crash
+_LOST_WEIGHT = 4.0  # weight of the lost value beside the cross-entropy, so that crashes matter in similar scenes
 
 
 @dataclass(frozen=True)
 class Errand:
-    """Episodes of one environment for a process of its own: one for each seed."""
+    """Episodes of one environment for one process: one for each seed."""
 
     environment: str
     driver: str
@@ -48,7 +48,7 @@ class Errand:
 
 
 def run_errand(errand: Errand) -> list[Episode]:
-    """Return the episodes of an errand."""
+    """Run the episodes of one process."""
     torch.set_num_threads(1)
     env = make(errand.environment, frequency=errand.frequency)
     network = None
@@ -72,7 +72,7 @@ def targets(values: NDArray[np.float64]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """What is learned from: scenes (n, vehicles, features) and the planner's values of their actions (n, actions)."""
+    """Training data: scenes (n, vehicles, features) and the planner's values of their actions (n, actions)."""
 
     scenes: NDArray[np.float32]
     values: NDArray[np.float64]
@@ -85,7 +85,7 @@ class Decisions:
 
     @classmethod
     def of(cls, episodes: Iterable[Episode]) -> "Decisions":
-        """Return those of some judged episodes."""
+        """Return the training data of some judged episodes."""
         given = list(episodes)
         return cls(
             np.stack([scene for one in given for scene in one.scenes]),
@@ -93,18 +93,18 @@ class Decisions:
         )
 
     def save(self, path: Path) -> None:
-        """As a file of numpy."""
+        """Write an npz file."""
         np.savez_compressed(path, scenes=self.scenes, values=self.values)
 
     @classmethod
     def load(cls, path: Path) -> "Decisions":
-        """Return those of a file."""
+        """Return the data of a file."""
         with np.load(path) as found:
             return cls(found["scenes"], found["values"])
 
 
 def learn(decisions: Decisions, *, steps: int, seed: int, batch: int = 256) -> Driver:
-    """Return a network that learned the planner's values: cross-entropy, and the value that its choice would lose."""
+    """Train a network on the planner's values: cross-entropy, plus the value that its choice would lose."""
     torch.manual_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     values = decisions.values
@@ -127,7 +127,7 @@ def learn(decisions: Decisions, *, steps: int, seed: int, batch: int = 256) -> D
 
 
 def summary(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Crash rate and mean return, with the standard error of each.
+    """Return crash rate and mean return, with the standard error of each.
 
     >>> summary([Episode(True, 1.0, 3), Episode(False, 3.0, 5)])
     {'crashes': 0.5, 'crashes_error': 0.3536, 'return': 2.0, 'return_error': 0.7071, 'decisions': 4.0, 'episodes': 2}
@@ -147,7 +147,7 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 class Fleet:
-    """Episodes over several processes, with a line of progress for each part of them."""
+    """Runs episodes in several processes, with a line of progress for each part."""
 
     def __init__(self, environment: str, pool: Any) -> None:
         self.environment, self.pool = environment, pool
@@ -155,7 +155,7 @@ class Fleet:
     def drive(
         self, driver: str, seeds: range, *, judged: bool = False, network: Driver | None = None, **others: Any
     ) -> Iterator[Episode]:
-        """Return one episode for each seed, begun now, in the order of the seeds; `judged` by the planner."""
+        """Run one episode for each seed, in the order of the seeds; `judged` by the planner."""
         state = None if network is None else {name: value.numpy() for name, value in network.state_dict().items()}
         errands = [Errand(self.environment, driver, (seed,), judged, state, **others) for seed in seeds]
         return self._watched(driver, self.pool.imap(run_errand, errands), len(errands))
@@ -180,10 +180,10 @@ def imitate(
     seed: int,
     frequency: int,
 ) -> tuple[Driver, Decisions]:
-    """Return a network that learned in so many rounds of so many episodes, and the decisions it learned from.
+    """Train a network in `rounds` rounds of `episodes` episodes; return it with its training data.
 
-    The first round is the planner's own driving, or what is `known` already. `kept` is the file of the decisions,
-    written after each round.
+    The first round is driven by the planner, or its data is `known`. `kept` is the file of the data, written after each
+    round.
     """
     network = None
     for number in range(rounds):
@@ -208,7 +208,7 @@ def _say(text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Learns, drives, and writes `result.json` and `model.safetensors`."""
+    """Train, evaluate, and write `result.json` and `model.safetensors`."""
     parser = argparse.ArgumentParser(prog="python -m regard.tasks.driving.imitation", description=__doc__)
     parser.add_argument("environment", choices=list(PLANS))
     parser.add_argument("--out", type=Path, required=True, help="directory of the result")

@@ -1,4 +1,4 @@
-"""Training and evaluation data of a driver: drives of the built-in world, or the user's scenes with decisions."""
+"""Training and evaluation data of a driver: simulated drives, or the user's scenes with decisions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ from regard.tasks.driving.codec import DrivingCodec
 from regard.tasks.driving.config import DataSettings, DrivingConfig
 from regard.tasks.task import Material
 
-# Roads of the parts by their numbers; those of training begin where the others end.
+# The first road number of each part; those of training come last.
 _TESTED, _VALIDATED, _BUSY, _TRAINED = 0, 200_000, 300_000, 400_000
-_REPLAYED = 4  # of the first test examples, every so many is a drive of the model itself
+_REPLAYED = 4  # every fourth of the first test examples is a drive of the model itself
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def make_material(
 
 
 def _world(settings: DataSettings, codec: DrivingCodec) -> Material:
-    """Half of the scenes of training are decisions that an object forces; the others are as the drives have them."""
+    """Return simulated scenes; in half of the training scenes an object forces the decision, the others are sampled."""
     seed, seen = settings.seed, codec.objects
     train = record(seed, settings.train, first=_TRAINED, seen=seen)
     valid = record(seed, settings.valid, first=_VALIDATED, seen=seen, even=False)

@@ -17,7 +17,10 @@ _LEARNING = LearningSettings()
 
 
 class Driver(nn.Module):
-    """Actions and steering in traffic scenes. The ego vehicle, the first row, is the query and not among the keys."""
+    """Actions and steering in traffic scenes.
+
+    The ego vehicle, the first row, is the query and is not among the keys.
+    """
 
     def __init__(self, encoder: SceneEncoder, controller: Controller) -> None:
         super().__init__()
@@ -30,8 +33,7 @@ class Driver(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Controlled:
-        """Return what to do in scenes (b, 1 + objects, features); weights are (b, 1, 1 + objects), the ego's own is
-        0."""
+        """Return the decision in scenes (b, 1 + objects, features); weights are (b, 1, 1 + objects), the ego's is 0."""
         memory = self.encoder(objects, present)
         others = present & (torch.arange(present.shape[1], device=present.device) > 0)
         return self.controller(Memory(memory.keys, memory.values, others, memory.summary), weights=weights)

@@ -1,4 +1,4 @@
-"""A trained driver: a traffic scene in, what to do and which objects it looked at out; or a whole drive."""
+"""A trained driver: the action in a traffic scene with the weights of its objects; or a whole drive."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,17 @@ from regard.tasks.driving.network import Driver
 from regard.tasks.driving.replay import Replay, replay, road_of, scene_labels
 from regard.tasks.task import InputError
 
-_ROWS = 2048  # scenes that are decided together
-_NAMED = 3  # objects of a line of output
-_FAINT = 0.05  # weights below it are not named
-_BYTES = 1 << 22  # of a scene file
+_ROWS = 2048  # number of scenes per batch
+_NAMED = 3  # number of objects in a line of output
+_FAINT = 0.05  # objects with smaller weights are not printed
+_BYTES = 1 << 22  # the largest scene file in bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Decided:
-    """What to do in one scene: probabilities of the actions, the steering, and a weight for each object."""
+    """The decision in one scene: probabilities of the actions, the steering, and a weight for each object."""
 
-    scene: Scenes  # of one row
+    scene: Scenes  # a batch of one scene
     probabilities: dict[str, float]
     steering: float
     weights: Tensor | None  # (objects,), in the order of the scene
@@ -56,7 +56,7 @@ class Decided:
 
     @property
     def names(self) -> list[str]:
-        """Return the objects by their kinds, numbered where there are several of a kind."""
+        """Return names of the objects by kind, numbered if there are several of a kind."""
         return object_names(self.scene.kind[0])
 
     def record(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class DrivingPredictor:
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Decided | Replay | InputError]:
         """Return decisions in the order of the inputs; an error for a scene that cannot be read.
 
-        A scene is a path, JSON text or a mapping. `{"road": 7}` is a drive of the model on road 7 of the world.
+        A scene is a path, JSON text or a mapping. `{"road": 7}` is a drive of the model on simulated road 7.
         """
         found: dict[int, Decided | Replay | InputError] = {}
         scenes: dict[int, Scenes] = {}
@@ -125,7 +125,7 @@ class DrivingPredictor:
         return [found[place] for place in range(len(inputs))]
 
     def ask(self, scenes: Sequence[Scenes]) -> list[Decided]:
-        """Return decisions in scenes of one row each; objects that are too far away to be seen have the weight 0."""
+        """Return decisions in scenes of one row each; objects beyond the input limit have the weight 0."""
         if not scenes:
             return []
         near, orders = zip(*(nearest(one, self.codec.objects) for one in scenes), strict=True)
@@ -162,12 +162,12 @@ class DrivingPredictor:
         return chances.numpy(), steering.numpy(), torch.cat(maps).numpy() if maps else None
 
     def policy(self, scenes: Scenes) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return what the model does in the closed loop."""
+        """Return the model's drives in closed loop."""
         chances, steering, _ = self.decide(scenes, weights=False)
         return chances.argmax(1), steering
 
     def score_of(self, scene: Scenes, action: int) -> Score:
-        """Return the log-probability of an action with objects of the scene taken away."""
+        """Return the log-probability of an action with some objects of the scene removed."""
         there = np.flatnonzero(scene.present[0])
 
         def score(kept: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class DrivingPredictor:
 
 
 def _read(given: Any) -> Any:
-    """Return a scene as JSON has it: of a mapping as it is, of JSON text, or of a file."""
+    """Return the JSON value of a scene: a mapping unchanged, or parsed from JSON text or a file."""
     if isinstance(given, Mapping):
         return given
     if isinstance(given, bytes):

@@ -8,7 +8,7 @@ from regard.train.train_settings import TrainSettings
 
 
 def _training(steps: int, rate: float, *, every: int = 1000, **others: Any) -> TrainSettings:
-    """The checkpoint with the lowest loss is the best: the loss includes the steering, which agreement does not."""
+    """Return training settings that select the checkpoint with the lowest loss, which includes the steering."""
     return TrainSettings(steps=steps, learning_rate=rate, schedule="cosine", validate_every=every, **others)
 
 

@@ -1,4 +1,4 @@
-"""A drive of the model on a road of the world, step by step, with its actions and attention weights."""
+"""A drive of the model on a simulated road, step by step, with its actions and attention weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.tasks.task import InputError
 
-_EACH = 2  # steps of which one is shown
-_LARGEST = 10**6  # number of a road
+_EACH = 2  # every second step is shown
+_LARGEST = 10**6  # the largest road number
 
 Decide = Callable[[Scenes], tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]]
 
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A step of a drive: the scene, the probabilities of the actions, the steering, and what was looked at.
+    """A step of a drive: the scene, the probabilities of the actions, the steering, and the weights.
 
-    `objects` are the numbers of the road's objects in the scene, `weights` their weights.
+    `objects` are the indices of the road's objects in the scene, `weights` their weights.
     """
 
     step: int
@@ -58,19 +58,18 @@ class Replay:
 
     @property
     def answer(self) -> str:
-        """Return how the drive ended."""
+        """Return the outcome of the drive as text."""
         if self.hit is not None:
             return f"collision with a {self.hit} after {self.metres:.0f} m"
         return f"no collision on {self.metres:.0f} m"
 
     @property
     def line(self) -> str:
-        """Return how the drive ended, and after how long."""
+        """Return the outcome of the drive and its duration as text."""
         return f"{self.answer}, {self.seconds:.0f} s"
 
     def record(self) -> dict[str, Any]:
-        """Return the drive as JSON: of each step the action, the steering, and the weights of the objects that were
-        seen."""
+        """Return the drive as JSON: for each step the action, the steering, and the weights of the observed objects."""
         steps = [
             {
                 "seconds": round(one.step * STEP, 1),
@@ -91,7 +90,7 @@ class Replay:
         return {self.names[n]: round(float(w), 4) for n, w in zip(one.objects, one.weights, strict=True)}
 
     def trace(self) -> Trace | None:
-        """Return a row for each step over the objects that were seen during the drive."""
+        """Return a row for each step over the objects that were observed during the drive."""
         shown = [one for one in self.moments if one.weights is not None and len(one.objects)]
         if not shown:
             return None
@@ -115,9 +114,9 @@ def scene_labels(
     places: Sequence[Sequence[int]] | None = None,
     count: int = 0,
 ) -> dict[str, list[float]]:
-    """Return numbers that a page draws scenes with, one after another: each has `count` objects, some of them absent.
+    """Return the numbers from which a page draws consecutive scenes of `count` objects, some of them absent.
 
-    `ego` are x, y, heading and speed of each scene; `places` says which of the `count` the present objects are.
+    `ego` are x, y, heading and speed of each scene; `places` are the indices of the present objects.
     """
     count = count or scenes[0].present.shape[1]
     numbers = np.zeros((len(scenes), count, 7))
@@ -141,7 +140,7 @@ def _rounded(values: NDArray[Any]) -> list[float]:
 
 
 def road_of(value: Any) -> int | None:
-    """Return the number of the road to drive, where a drive is asked for."""
+    """Return the number of the road to drive, if the input requests a drive."""
     if not isinstance(value, Mapping) or "road" not in value or "objects" in value:
         return None
     number = value["road"]
@@ -151,7 +150,7 @@ def road_of(value: Any) -> int | None:
 
 
 def replay(decide: Decide, seed: int, number: int, *, seen: int) -> Replay:
-    """Return the drive of a model on road `number` of the world of that seed."""
+    """Return the drive of a model on the simulated road `number` of that seed."""
     made = road(seed, number)
     traffic = Traffic([made], seen)
     moments = []

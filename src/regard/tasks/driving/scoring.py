@@ -15,18 +15,17 @@ from regard.tasks.driving.material import Example, gathered
 from regard.tasks.driving.predictor import DrivingPredictor
 from regard.tasks.task import Judged
 
-_EXPLAINED = 100  # forced decisions whose faithfulness is measured
-_DRIVEN = 500_000  # number of the first road of the closed loop: no scene of any part is of it
+_EXPLAINED = 100  # number of forced decisions whose faithfulness is measured
+_DRIVEN = 500_000  # number of the first closed-loop road; no part has scenes of it
 
 
 def agreement(chances: NDArray[Any], recorded: Recorded) -> float:
-    """Return the share of scenes in which the most probable action is the one that was taken."""
+    """Return the fraction of scenes in which the most probable action equals the recorded one."""
     return float((chances.argmax(1) == recorded.decisions.action).mean())
 
 
 def pointing(weights: NDArray[Any], recorded: Recorded) -> tuple[float, int] | None:
-    """Return the share of forced decisions whose largest weight lies on an object that forces them, and how many there
-    are."""
+    """Return the fraction of forced decisions whose largest weight is on a forcing object, and their number."""
     forced = recorded.decisions.forced
     judged = forced.any(1)
     if not judged.any():
@@ -37,7 +36,7 @@ def pointing(weights: NDArray[Any], recorded: Recorded) -> tuple[float, int] | N
 
 
 def closed_loop(predictor: DrivingPredictor, config: DrivingConfig) -> dict[str, Any]:
-    """Return the model, the expert, a random and an idle policy on the same roads."""
+    """Return the figures of the model, the expert, a random and an idle policy on the same roads."""
     data = config.data
     roads = [road(data.seed, number) for number in range(_DRIVEN, _DRIVEN + data.drives)]
     seen = predictor.codec.objects
@@ -55,7 +54,8 @@ def closed_loop(predictor: DrivingPredictor, config: DrivingConfig) -> dict[str,
 
 
 def judge(predictor: DrivingPredictor, examples: Sequence[Example], config: DrivingConfig, explain: bool) -> Judged:
-    """Closed loop where the examples are of the world, agreement, the error of the steering, and pointing."""
+    """Return closed-loop figures (for simulated examples), agreement, the error of the steering, and pointing
+    accuracy."""
     recorded = gathered(examples)
     chances, steering, weights = predictor.decide(recorded.scenes)
     metrics: dict[str, Any] = closed_loop(predictor, config) if examples[0].world else {}

@@ -29,7 +29,7 @@ from regard.tasks.driving.presets import PRESETS
 from regard.tasks.driving.scoring import agreement, judge
 from regard.tasks.task import Figure, Input, Judged, Material, Outcome, Task, View
 
-# What `input` chooses: objects as vectors, or frames of a camera. Examples and codecs of the two are of two types.
+# `input` selects objects as vectors or frames of a camera; the two have different types of examples and codecs.
 
 
 def _material(config: DrivingConfig, cache: Path, codec: Any, say: Any) -> Material:
@@ -61,8 +61,7 @@ def _outcome(network: Any, batch: Any, config: DrivingConfig, attention: bool) -
 
 
 def _object_outcome(network: Any, batch: Any, config: DrivingConfig, attention: bool) -> Outcome:
-    """Return cross-entropy of the action and the squared error of the steering; both are rewards of hard choices
-    too."""
+    """Return cross-entropy of the action and squared error of the steering; both also reward hard choices."""
     done = network(batch.objects, batch.present, weights=full() if attention else None)
     wrong = F.cross_entropy(done.logits.float(), batch.action, reduction="none")
     wrong = wrong + config.learning.steering_weight * (done.controls[:, 0].float() - batch.steering).square()

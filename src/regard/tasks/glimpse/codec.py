@@ -9,7 +9,7 @@ FILE = "codec.json"
 
 @dataclass(frozen=True)
 class GlimpseCodec:
-    """The names of the classes, and the height and width of the images that are looked at."""
+    """The names of the classes, and the height and width of the images."""
 
     classes: tuple[str, ...]
     height: int

@@ -1,4 +1,4 @@
-"""Grey images in and out of files."""
+"""Conversion of grey images from and to files."""
 
 import io
 from typing import Any
@@ -10,13 +10,13 @@ from regard.tasks.image_inputs import Size, read_picture
 
 
 def read_grey(given: Any, size: Size) -> Pixels:
-    """Return an input as grey pixels (1, height, width), by the brightness of its colours."""
+    """Return an input as grey pixels (1, height, width), by the luminance of its colours."""
     colours = read_picture(given, size).astype(np.float32)
     return np.rint(colours.mean(0, keepdims=True)).astype(np.uint8)
 
 
 def grey_png(image: Pixels) -> bytes:
-    """Grey pixels (1, height, width) as the bytes of a PNG file.
+    """Return grey pixels (1, height, width) as the bytes of a PNG file.
 
     >>> read_grey(grey_png(np.full((1, 3, 5), 7, np.uint8)), (3, 5)).tolist() == [[[7] * 5] * 3]
     True

@@ -20,12 +20,12 @@ from regard.tasks.glimpse.grey_images import grey_png
 from regard.tasks.task import Material
 from regard.tasks.world_examples import Parts
 
-_CLUTTER = 1000  # images that the clutter of held-out examples is cut from
+_CLUTTER = 1000  # number of images from which the clutter of held-out examples is cropped
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A grey image (1, height, width), its label, and the box of what is drawn there."""
+    """A grey image (1, height, width), its label, and the bounding box of its strokes."""
 
     image: Pixels
     label: str
@@ -48,7 +48,7 @@ def make_material(
 
 
 def _world(settings: DataSettings) -> tuple[Parts, str]:
-    """Return digits to train on are written plain: they are placed on their canvas in each step, always elsewhere."""
+    """Return drawn digits; those of training are not placed on a canvas, because each step does that anew."""
     train = digits.splits(settings.seed, train=settings.train, valid=0, test=0).train
     held = digits.splits(settings.seed, train=0, valid=settings.valid, test=settings.test, layout=settings.layout)
     written, valid, test = ([_drawn(one) for one in part] for part in (train, held.valid, held.test))
@@ -65,7 +65,7 @@ def _files(settings: DataSettings, say: Callable[[str], None]) -> tuple[Parts, s
     learned, tested = read["train"], read["test"]
     if len(learned) < 2:
         raise DataError(f"{settings.files[0]}: {len(learned)} images to train on; expected at least 2")
-    # Held-out images are taken from the training file; the test file is not looked at before the end.
+    # Validation images are taken from the training file; the test file is used only at the end.
     order = np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(learned))
     count = min(settings.valid, len(learned) // 5 or 1)
     valid = Labelled(learned.images[order[:count]], learned.labels[order[:count]])
@@ -88,7 +88,7 @@ def _plain(images: Labelled, place: int) -> Example:
 
 
 def _placed(images: Labelled, settings: DataSettings, part: str) -> list[Example]:
-    """Return examples with a place that the seed decides, for the layouts that have one."""
+    """Return examples at a position given by the seed, for layouts with a canvas."""
     plain = [_plain(images, place) for place in range(len(images))]
     if settings.layout == "plain":
         return plain
@@ -108,11 +108,11 @@ def encode(codec: GlimpseCodec, example: Example) -> dict[str, Any]:
 
 
 def input_files(config: GlimpseConfig) -> list[Path]:
-    """Return every file that a run reads."""
+    """Return every file that a run uses."""
     return sorted(_folder(config.data.files).glob("*-ubyte*")) if config.data.files else []
 
 
 def examples_of(paths: Sequence[Path], config: GlimpseConfig, codec: GlimpseCodec) -> tuple[list[Example], str]:
-    """Return the test images of another folder, on the layout of the run."""
+    """Return the test images of another folder, in the layout of the run."""
     tested = load_mnist(_folder(paths))["test"]
     return _placed(tested, config.data, "test"), f"{len(tested):,} test images of {paths[0]}, {config.data.layout}"

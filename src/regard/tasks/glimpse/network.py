@@ -1,4 +1,4 @@
-"""Recurrent visual attention from its settings, with a gaze that is learned, random, or fixed."""
+"""Builds recurrent visual attention from its settings, with a gaze that is learned, random, or fixed."""
 
 from typing import Literal
 
@@ -10,8 +10,8 @@ from regard.models.vision.visual_attention import Looked, RecurrentVisualAttenti
 from regard.nn.glimpse import Glimpse
 from regard.tasks.glimpse.config import ModelSettings
 
-_MODULUS = 2**31 - 1  # products of two numbers below it fit into 64 bits
-_FACTOR = 48271  # of the "minimal standard" generator (Park and Miller 1988, revised 1993)
+_MODULUS = 2**31 - 1  # the product of two numbers below it fits into 64 bits
+_FACTOR = 48271  # factor of the "minimal standard" generator (Park and Miller 1988, revised 1993)
 
 
 class Gazer(nn.Module):
@@ -35,18 +35,18 @@ class Gazer(nn.Module):
         return places_of(images, steps)
 
     def looks(self) -> int:
-        """Return the number of different that places of an image are looked at."""
+        """Return the number of distinct locations of the glimpses at an image."""
         return 1 if self.gaze == "none" else self.model.steps
 
     def pixels_read(self, height: int, width: int) -> float:
-        """Return numbers that the retina takes from an image, as a share of the image's own; another look at the same
-        place takes nothing new."""
+        """Return the number of values that the retina takes from an image, relative to its pixels, for distinct
+        locations."""
         retina = self.model.glimpse
         return self.looks() * retina.scales * retina.size**2 / (height * width)
 
 
 def places_of(images: UInt8[Tensor, "b 1 height width"], steps: int) -> Float[Tensor, "b steps 2"]:
-    """Return random places that depend on the image alone: the same in any batch and on any device.
+    """Return random locations that depend on the image alone: the same in any batch and on any device.
 
     >>> image = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4)
     >>> torch.equal(places_of(image, 3), places_of(image.expand(2, -1, -1, -1), 3)[1:])
@@ -58,13 +58,13 @@ def places_of(images: UInt8[Tensor, "b 1 height width"], steps: int) -> Float[Te
     numbers = []
     for number in range(2 * steps + 4):
         state = state * _FACTOR % _MODULUS
-        if number >= 4:  # the first ones of like images are alike
+        if number >= 4:  # the first outputs of similar seeds are similar
             numbers.append(state.double() / _MODULUS)
     return (torch.stack(numbers, 1).float() * 2 - 1).unflatten(1, (steps, 2))
 
 
 def build(settings: ModelSettings, classes: int) -> Gazer:
-    """Return a model that looks at grey images and tells so many classes apart."""
+    """Return a model of grey images with this number of classes."""
     model = RecurrentVisualAttention(
         classes,
         glimpse=Glimpse(settings.glimpse, settings.scales, factor=settings.factor),

@@ -1,4 +1,4 @@
-"""Digits placed anew on their canvas in each training step, for a whole batch on the device."""
+"""Placement of digits on their canvas in each training step, for a whole batch on the device."""
 
 import torch
 from jaxtyping import Int, UInt8
@@ -6,19 +6,18 @@ from torch import Tensor
 
 from regard.data.worlds.digits import INK, PIECE, PIECES
 
-_TRIES = 16  # places drawn for a piece of clutter, of which the first beside the digit is taken
-_GRAIN = 16  # brightness of the paper of the built-in world is below it
+_TRIES = 16  # number of positions tried for a piece of clutter; the first one beside the digit is used
+_GRAIN = 16  # the background of the built-in digits is darker than this
 
 
 def placed(
     images: UInt8[Tensor, "b 1 height width"], side: int, *, shift: int = 0, clutter: bool = False, grain: bool = False
 ) -> UInt8[Tensor, "b 1 side side"]:
-    """Return each image somewhere on a black canvas of side × side, as `on_canvas` of the digits' world does one by
-    one.
+    """Place each image at a random position on a black canvas of side × side, as `on_canvas` does for one image.
 
-    An image as large as the canvas moves by at most `shift` pixels. With `clutter`, pieces of the batch's other images
-    stand beside each digit. With `grain` the paper is as in the built-in world. Random numbers are of the device's own
-    generator and nothing waits for the device, so that a CUDA graph can hold it.
+    An image as large as the canvas is shifted by at most `shift` pixels. With `clutter`, pieces of the batch's other
+    images are put beside each digit. With `grain` the background is as in the built-in digits. Random numbers come from
+    the device's generator without a synchronisation, so that a CUDA graph can capture it.
 
     >>> placed(torch.full((2, 1, 3, 3), 200, dtype=torch.uint8), 5).flatten(1).ne(0).sum(1)
     tensor([9, 9])
@@ -26,7 +25,7 @@ def placed(
     count, _, height, width = images.shape
     if side < max(height, width):
         raise ValueError(f"images of {height}×{width} do not fit on a canvas of {side}×{side}")
-    # On a canvas that is larger by the shift, whose edges are cut off at the end.
+    # The canvas is larger by the shift; its margin is cropped at the end.
     inner = images if not grain else torch.where(images < _GRAIN, 0, images)
     whole = side + 2 * shift
     top, left = (_below(torch.full((count,), whole - size + 1, device=images.device)) for size in (height, width))
@@ -35,7 +34,7 @@ def placed(
     if clutter:
         box = ink_boxes(images[:, 0])
         box = box + torch.stack([left, top, left, top], 1)
-        for number in range(PIECES):  # each from another image of the batch, whose order is random
+        for number in range(PIECES):  # each piece comes from another image of the batch, whose order is random
             _add_piece(canvas, images[:, 0].roll(number + 1, 0), box)
     canvas = canvas[:, shift : whole - shift, shift : whole - shift]
     if grain:
@@ -44,12 +43,12 @@ def placed(
 
 
 def _below(limits: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-    """Return a random whole number from 0 to below each limit."""
+    """Return a random integer from 0 to below each limit."""
     return (torch.rand(limits.shape, device=limits.device) * limits).long().minimum(limits - 1)
 
 
 def _put(canvas: Tensor, parts: Tensor, top: Tensor, left: Tensor) -> None:
-    """Writes each part onto its canvas where that is darker."""
+    """Write each part onto its canvas by the maximum of both."""
     row, rows, columns = _index(parts.shape, top, left)
     canvas[row, rows, columns] = torch.maximum(canvas[row, rows, columns], parts)
 
@@ -62,10 +61,10 @@ def _index(shape: tuple[int, ...], top: Tensor, left: Tensor) -> tuple[Tensor, T
 
 
 def ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
-    """Return the box of what is brighter than paper: left, top, right, bottom, as `ink_box` finds it in one image."""
+    """Return the box of pixels brighter than the background: left, top, right, bottom, as `ink_box` for one image."""
     ink = images > INK
     edges = []
-    for axis in (1, 2):  # of columns, then of rows
+    for axis in (1, 2):  # columns, then rows
         line = ink.any(axis).long()
         empty = line.sum(1) == 0
         edges.append((line.argmax(1), torch.where(empty, line.shape[1], line.shape[1] - line.flip(1).argmax(1))))
@@ -74,7 +73,7 @@ def ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
 
 
 def _add_piece(canvas: Tensor, others: Tensor, box: Tensor) -> None:
-    """A cutting of each other image, with strokes in it, where it touches no pixel of the box."""
+    """Add a crop with strokes of each other image, at a position where it does not overlap the box."""
     left, top, right, bottom = ink_boxes(others).unbind(1)
     row = (top + _below((bottom - PIECE - top).clamp_min(0) + 1)).clamp_max(others.shape[1] - PIECE)
     column = (left + _below((right - PIECE - left).clamp_min(0) + 1)).clamp_max(others.shape[2] - PIECE)
@@ -84,5 +83,5 @@ def _add_piece(canvas: Tensor, others: Tensor, box: Tensor) -> None:
     left, top, right, bottom = (edge.unsqueeze(1) for edge in box.unbind(1))
     free = (x + PIECE <= left) | (x >= right) | (y + PIECE <= top) | (y >= bottom)
     first = free.int().argmax(1, keepdim=True)
-    pieces = pieces * free.gather(1, first)[:, :, None]  # nowhere free among the tries: no piece
+    pieces = pieces * free.gather(1, first)[:, :, None]  # no free position among the tries: no piece
     _put(canvas, pieces, y.gather(1, first)[:, 0], x.gather(1, first)[:, 0])

@@ -1,4 +1,4 @@
-"""A trained gaze: image in, class out, with the path of the gaze and what it saw."""
+"""A trained gaze: the class of an image, with the path of the gaze and its patches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ from regard.tasks.image_inputs import Grid, cell_labels, covered
 from regard.tasks.task import InputError
 from regard.train.distributed import shareable
 
-_ROWS = 256  # images that are looked at together
-_CELL = 4  # pixels of a cell of the map, each way
-_REGIONS: Grid = (5, 5)  # of an image, one of which is covered to measure faithfulness
+_ROWS = 256  # number of images per batch
+_CELL = 4  # side of a cell of the map in pixels
+_REGIONS: Grid = (5, 5)  # regions of an image that are covered one at a time to measure faithfulness
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
     """The class of an image.
 
-    `places` (steps, 2) are where the gaze went, (x, y) from −1 to 1; `chances` (steps, classes) are the probabilities
-    after each glimpse; `patches` (steps, scales, size, size) is what it saw there; and `shares` (steps, height, width)
-    how much each pixel is of that.
+    `places` (steps, 2) are the locations of the gaze, (x, y) from −1 to 1; `chances` (steps, classes) are the
+    probabilities after each glimpse; `patches` (steps, scales, size, size) are the glimpses; and `shares` (steps,
+    height, width) the weight of each pixel in them.
     """
 
     image: Pixels
@@ -42,7 +42,7 @@ class Seen:
     chances: Tensor
     patches: Tensor
     shares: Tensor
-    sides: tuple[int, ...]  # of the part of the image that each scale shows, in pixels
+    sides: tuple[int, ...]  # side of the part of the image that each scale covers, in pixels
     pixels_read: float
 
     @property
@@ -56,7 +56,7 @@ class Seen:
 
     @property
     def line(self) -> str:
-        """Return the class, its probability, and how much was read for it."""
+        """Return the class, its probability, and the fraction of the image that was used."""
         read = f"{len(self.places)} glimpses, {self.pixels_read:.2f} of the pixels read"
         return f"{self.answer} {self.probability:.2f}: {read}"
 
@@ -65,7 +65,7 @@ class Seen:
         return [(self.classes[int(row.argmax())], float(row.max())) for row in self.chances]
 
     def record(self) -> dict[str, Any]:
-        """Return the answer as JSON; places are in pixels, from the upper left corner."""
+        """Return the answer as JSON; locations are in pixels, from the upper left corner."""
         high, wide = self.image.shape[1:]
         return {
             "answer": self.answer,
@@ -86,7 +86,7 @@ class Seen:
         }
 
     def trace(self) -> Trace | None:
-        """Return how much of each cell of the image every glimpse read, with the path of the gaze."""
+        """Return the weight of each cell of the image in every glimpse, with the path of the gaze."""
         high, wide = (-(-length // _CELL) for length in self.image.shape[1:])
         cells = F.interpolate(self.shares.unsqueeze(1), size=(high * _CELL, wide * _CELL), mode="nearest")
         weights = F.avg_pool2d(cells, _CELL).flatten(1)
@@ -112,7 +112,7 @@ class GlimpsePredictor:
         return next(self.network.parameters()).device
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
-        """Return the classes of images, in their order; an error for a file that is no picture."""
+        """Return the classes of images, in order; an error for a file that is not a picture."""
         read: list[Pixels | InputError] = []
         for one in inputs:
             try:
@@ -125,7 +125,7 @@ class GlimpsePredictor:
     @shareable
     @torch.no_grad()
     def look(self, images: Sequence[Pixels]) -> list[Seen]:
-        """Return what some images are taken for, and where the gaze went."""
+        """Return the classes of some images, and the locations of the gaze."""
         retina = self.network.model.glimpse
         found: list[Seen] = []
         sides = tuple(retina.size * retina.factor**scale for scale in range(retina.scales))
@@ -146,7 +146,7 @@ class GlimpsePredictor:
         return found
 
     def _patches(self, whole: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what each glimpse saw, (b, steps, scales, size, size), and the share of each pixel in it."""
+        """Return the patches of each glimpse, (b, steps, scales, size, size), and the weight of each pixel in them."""
         patches: list[Tensor] = []
         shares: list[Tensor] = []
         for place in places.unbind(1):
@@ -159,7 +159,7 @@ class GlimpsePredictor:
     @shareable
     @torch.no_grad()
     def classes(self, images: Sequence[Pixels]) -> list[str]:
-        """Return the classes alone, quickly."""
+        """Return the classes without locations, which is faster."""
         found: list[str] = []
         for first in range(0, len(images), _ROWS):
             whole = torch.from_numpy(np.stack(images[first : first + _ROWS])).to(self.device)
@@ -167,7 +167,7 @@ class GlimpsePredictor:
         return found
 
     def regions(self, seen: Seen) -> Tensor:
-        """Return how much of each of the image's regions was read."""
+        """Return the weight of each region of the image in all glimpses."""
         return F.adaptive_avg_pool2d(seen.shares.sum(0)[None], _REGIONS).flatten()
 
     def score_of(self, seen: Seen) -> Score:

@@ -1,4 +1,4 @@
-"""How good the answers are, how much of an image was read for them, and whether the gaze ends on the digit."""
+"""Metrics of glimpses: accuracy, the fraction of the image used, and whether the last location is on the digit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from regard.tasks.glimpse.predictor import GlimpsePredictor, Seen
 from regard.tasks.image_inputs import Size
 from regard.tasks.task import Judged
 
-_EXPLAINED = 100  # images whose faithfulness is measured
+_EXPLAINED = 100  # number of images whose faithfulness is measured
 
 
 def inside(place: Sequence[float], box: Box, size: Size) -> bool:
-    """Return whether a place (x, y) from −1 to 1 lies inside a box (left, top, right, bottom in pixels).
+    """Return whether a location (x, y) from −1 to 1 is inside a box (left, top, right, bottom in pixels).
 
     >>> inside((0.0, -0.5), (29, 14, 31, 16), (60, 60))  # the pixel (30, 15)
     True
@@ -26,12 +26,12 @@ def inside(place: Sequence[float], box: Box, size: Size) -> bool:
 
 
 def accuracy(found: Sequence[Seen], examples: Sequence[Example]) -> float:
-    """Return the share of images whose class is right."""
+    """Return the fraction of images whose class is right."""
     return sum(one.answer == example.label for one, example in zip(found, examples, strict=True)) / max(1, len(found))
 
 
 def judge(predictor: GlimpsePredictor, examples: Sequence[Example], config: GlimpseConfig, explain: bool) -> Judged:
-    """Return accuracy, the share of pixels read, and how often the last gaze is on the digit."""
+    """Return accuracy, the fraction of pixels used, and how often the last location is on the digit."""
     found = predictor.look([one.image for one in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(found, examples), 4), "images": len(examples)}
     size = predictor.codec.size

@@ -24,15 +24,16 @@ def _collate(records: Sequence[dict[str, Any]], config: GlimpseConfig, *, grid: 
 
 
 def _outcome(network: Gazer, batch: Any, config: GlimpseConfig, attention: bool) -> Outcome:
-    """Return the loss has its own REINFORCE term: the model has a baseline for each move, and what is chosen are
-    places. So `log_prob` and `reward` of the outcome, for single choices of a key with a moving baseline, stay
-    empty."""
+    """Return the loss, which includes its own REINFORCE term with a baseline for each move.
+
+    `log_prob` and `reward` of the outcome, for choices of a key with a moving baseline, stay empty.
+    """
     count = batch.real.sum()
     if not network.training:
         found = stepwise_loss(network(batch.image), batch.label, counted=batch.real)
         return Outcome(found.classification * count, count)
     learning = config.learning
-    samples = 1 if config.model.attention == "none" else learning.samples  # of one place all paths would be the same
+    samples = 1 if config.model.attention == "none" else learning.samples  # with a fixed gaze all paths would be equal
     images, label, counted = (
         one.repeat_interleave(samples, 0) for one in (_on_canvas(batch.image, config), batch.label, batch.real)
     )
@@ -49,7 +50,7 @@ def _outcome(network: Gazer, batch: Any, config: GlimpseConfig, attention: bool)
 
 
 def _on_canvas(images: Any, config: GlimpseConfig) -> Any:
-    """Return images of a training batch where the layout wants them, each time elsewhere."""
+    """Return the images of a training batch at new random positions, if the layout has a canvas."""
     layout = config.data.layout
     if layout != "plain":
         return placed(images, SIDES[layout], clutter=layout == "cluttered", grain=not config.data.files)

@@ -14,8 +14,9 @@ from regard.models.span_pointer import Pointed, best_span
 class Answer:
     """The best span of a passage. `probability` is p(first word) · p(last word).
 
-    `weights` are the probabilities of each word as the answer's first: the attention that decides. Its largest word,
-    `pointed`, is what `pointing` judges; it is the first word of `span` wherever the two ends agree.
+    `weights` are the probabilities of each word as the answer's first: the attention of the pointer. `pointed`, the
+    word with the largest one, is what `pointing` evaluates; it is the first word of `span` unless the two ends
+    disagree.
     """
 
     passage: Passage
@@ -25,7 +26,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Return the answer, exactly as it stands in the passage."""
+        """Return the answer, exactly as in the passage."""
         return self.passage.between(*self.span)
 
     @property
@@ -35,7 +36,7 @@ class Answer:
 
     @property
     def sentence(self) -> int:
-        """Return the number of the sentence in which the answer begins, from 0."""
+        """Return the index of the sentence in which the answer begins, from 0."""
         return self.passage.sentences[self.span[0]]
 
     @property
@@ -44,7 +45,7 @@ class Answer:
         return max(range(len(self.weights)), key=self.weights.__getitem__)
 
     def record(self) -> dict[str, Any]:
-        """Return the same as JSON."""
+        """Return the answer as JSON."""
         start, end = self.offsets
         return {
             "answer": self.text,

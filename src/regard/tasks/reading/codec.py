@@ -13,9 +13,10 @@ from regard.data.text.questions import Asked
 from regard.data.text.vocabulary import Vocabulary
 from regard.data.worlds.stories import Story, written
 
-LETTERS = 16  # of a word, at most: the first ones and the last ones
-ALPHABET = 512  # numbers of letters; code points share them, so that no list of letters has to be kept
-FEATURES = 6  # occurs in the other text, its first letters do, capital, number, mark, first word of a sentence
+LETTERS = 16  # the largest number of letters of a word: the first ones and the last ones
+ALPHABET = 512  # number of letter embeddings; code points share them, so that no list of letters is stored
+# Occurs in the other text, its first letters do, capital, number, punctuation mark, first word of a sentence.
+FEATURES = 6
 _STEM = 5
 
 Numbers = NDArray[np.int64]
@@ -45,7 +46,7 @@ class ReadingCodec:
         return cls(Vocabulary(tuple(kept[:size])), tuple(candidates))
 
     def passage(self, text: str) -> Passage:
-        """Return a text as a passage, with the candidates after it."""
+        """Return a text as a passage, with the candidates appended."""
         plain = Passage.of(text)
         if not self.candidates:
             return plain
@@ -53,7 +54,7 @@ class ReadingCodec:
         return Passage.joined(sentences, whole=self.candidates)
 
     def save(self, directory: Path) -> None:
-        """Writes tokenizer.json and codec.json."""
+        """Write tokenizer.json and codec.json."""
         self.vocabulary.save(directory / "tokenizer.json")
         (directory / "codec.json").write_text(json.dumps({"candidates": self.candidates}), encoding="utf-8")
 
@@ -65,7 +66,7 @@ class ReadingCodec:
 
 
 def asked(story: Story) -> Asked:
-    """Return a story of the world as any other question."""
+    """Return a generated story in the form of any other question."""
     passage = Passage.joined([written(sentence) for sentence in story.sentences])
     return Asked(passage, words(written(story.question)), (written(story.answer),), story.span, story.support)
 
@@ -73,8 +74,7 @@ def asked(story: Story) -> Asked:
 def encode(
     codec: ReadingCodec, asked: Asked, *, exact_match: bool = True, characters: bool = False
 ) -> dict[str, Numbers | NDArray[np.float32] | int]:
-    """Return a question as a record: word numbers, features and letters of both texts, and the span (-1: there is
-    none).
+    """Return a question as a record: word numbers, features and letters of both texts, and the span (-1: none).
 
     Fields of the passage are `passage`, `passage_features` and `passage_letters`; of the question the same.
     """
@@ -102,7 +102,7 @@ def _features(text: Sequence[str], other: Sequence[str], firsts: Sequence[bool])
 
 
 def _letters(word: str) -> Numbers:
-    """Return numbers of a word's letters, 0 for none; of a long word the first half and the last half."""
+    """Return numbers of a word's letters, padded with 0; for a long word the first half and the last half."""
     if len(word) > LETTERS:
         word = word[: LETTERS // 2] + word[-LETTERS // 2 :]
     numbers = [1 + ord(letter) % (ALPHABET - 1) for letter in word]

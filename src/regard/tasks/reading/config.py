@@ -1,4 +1,4 @@
-"""The settings of a reader: its data, its model and its training."""
+"""The settings of reading comprehension: its data, its model and its training."""
 
 from pathlib import Path
 from typing import Literal
@@ -12,37 +12,37 @@ MatchingName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "addit
 
 
 class DataSettings(TaskData):
-    """The built-in world, or files."""
+    """The built-in stories, or files."""
 
     files: tuple[Path, ...] = ()
     """SQuAD .json, .jsonl or bAbI .txt: one file, training and test, or training, validation and test; or a folder."""
     sentences: tuple[Depth, Depth] = (5, 9)
-    """Sentences of the world's stories, at least and at most."""
+    """The smallest and largest number of sentences in a story."""
     longest: int = Field(default=400, gt=0, le=10**5)
-    """Training questions of files whose passages have more words are left out."""
+    """Training questions of files whose passages have more words are skipped."""
     vocabulary: Count = 30_000
-    """Words of files that have a vector of their own, at most."""
+    """The largest number of words of files that have their own vector."""
     rare: Count = 2
-    """... if they occur at least so often in the training questions and passages."""
+    """... if they occur at least this often in the training questions and passages."""
 
 
 class ModelSettings(Settings):
     """Encoders of passage and question, alignment, self-matching and a span pointer."""
 
     attention: AlignmentName = "dot"
-    """Score by which each word of the passage attends the question; none: it reads the question's mean."""
+    """Score of the attention of passage words over the question; none: the question's mean is used."""
     align: Literal["states", "words"] = "states"
-    """What words of the passage and of the question are compared by: the encoder's states, or their vectors alone."""
+    """The vectors by which words of passage and question are compared: the encoder's states, or the word vectors."""
     products: bool = False
-    """Whether a word of the passage also reads its product with what it attends in the question."""
+    """Whether the product of a passage word and its context of the question is an input too."""
     matching: MatchingName = "scaled_dot"
-    """Score by which each word of the passage attends the passage; none: without this stage."""
+    """Score of the self-attention of the passage; none: without this stage."""
     hops: Depth = 1
-    """How often each word attends the passage: an answer that follows from several facts may need more than one."""
+    """Number of self-attention stages: an answer that follows from several facts may need more than one."""
     exact_match: bool = True
-    """Whether a word's input says that it also occurs in the other text."""
+    """Whether a word has a feature for its occurrence in the other text."""
     characters: int = Field(default=0, ge=0, le=2**16)
-    """Features made of a word's letters, for words that have no vector of their own."""
+    """Number of features from a word's letters, for words without their own vector."""
     size: Width = 64
     """Size of the states, in each direction."""
     embedding: Width | None = None
@@ -52,11 +52,11 @@ class ModelSettings(Settings):
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout in training."""
     longest_answer: int = Field(default=16, gt=0, le=1000)
-    """Words of an answer, at most."""
+    """The largest number of words in an answer."""
 
 
 class ReadingConfig(TaskConfig):
-    """A whole run."""
+    """The settings of a whole run."""
 
     figures = ("loss", "exact_match", "f1")
 
@@ -74,4 +74,4 @@ NEEDS = {
     "model.align": (Need("model.attention", lambda name: name != "none", "a model with attention"),),
     "model.hops": (Need("model.matching", lambda name: name != "none", "self-matching (model.matching)"),),
 }
-"""What has each setting that not every run has. One that was asked for and has no effect is an error."""
+"""The conditions under which settings have an effect. Setting one without effect is an error."""

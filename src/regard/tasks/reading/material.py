@@ -1,4 +1,4 @@
-"""Training and evaluation data of a reader: the built-in stories, or the user's files."""
+"""Training and evaluation data of reading comprehension: the built-in stories, or the user's files."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,7 +53,7 @@ def _candidates(path: Path) -> tuple[str, ...]:
 
 
 def _held_out(questions: list[Asked], count: int, random: Random) -> tuple[list[Asked], list[Asked]]:
-    """Return what remains and what is held out, by passage: no passage stands in both."""
+    """Return the rest and the held-out questions, by passage: no passage is in both."""
     passages = list(dict.fromkeys(one.passage.text for one in questions))
     random.shuffle(passages)
     if len(passages) < 3:
@@ -89,12 +89,12 @@ def _material(
 
 
 def encoded(codec: ReadingCodec, one: Asked, config: ReadingConfig) -> dict[str, Any]:
-    """Return a question as the network takes it."""
+    """Return a question as a record of the network."""
     return dict(encode(codec, one, exact_match=config.model.exact_match, characters=config.model.characters > 0))
 
 
 def _parts(files: Sequence[Path]) -> dict[str, Path]:
-    """Return files by the part they hold."""
+    """Return files by their part."""
     if len(files) == 1:
         return find_parts(Path(files[0]))
     names = {2: ("train", "test"), 3: ("train", "valid", "test")}.get(len(files))
@@ -104,12 +104,12 @@ def _parts(files: Sequence[Path]) -> dict[str, Path]:
 
 
 def input_files(config: ReadingConfig) -> list[Path]:
-    """Return every file that a run reads."""
+    """Return every file that a run uses."""
     return list(_parts(config.data.files).values()) if config.data.files else []
 
 
 def examples_of(paths: Sequence[Path], config: ReadingConfig, codec: ReadingCodec) -> tuple[list[Asked], str]:
-    """Return the questions of other files: a file whole, of a folder its test part."""
+    """Return the questions of other files: a whole file, or the test part of a folder."""
     if len(paths) != 1:
         raise DataError(f"expected one file or folder, found {len(paths)}: {', '.join(map(str, paths))}")
     path = Path(paths[0])

@@ -1,4 +1,4 @@
-"""The reader's model from its settings."""
+"""Builds the model of reading comprehension from its settings."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,7 @@ class Texts:
 class Reader(nn.Module):
     """One encoder for passages and questions, h_j = [→h_j; ←h_j] of word vectors and features, and a span pointer.
 
-    A word is its vector, what a convolution over its letters finds (Kim 2014, as in BiDAF, section 2), and its
+    A word is represented by its vector, a convolution over its letters (Kim 2014, as in BiDAF, section 2), and its
     features.
     """
 
@@ -89,7 +89,7 @@ class Reader(nn.Module):
 
 
 class _Letters(nn.Module):
-    """max_t relu(W [l_t; l_{t+1}; …; l_{t+4}] + b): what a word is spelt like."""
+    """max_t relu(W [l_t; l_{t+1}; …; l_{t+4}] + b): features of a word's spelling."""
 
     def __init__(self, size: int, *, letter_size: int = 16, width: int = 5) -> None:
         super().__init__()
@@ -102,10 +102,9 @@ class _Letters(nn.Module):
 
 
 def build(settings: ModelSettings, vocabulary: int, *, normalize: Normalizer | None = None) -> Reader:
-    """Return a reader for so many words; `normalize` takes the place of softmax, or of the hard choice, in the
-    alignment.
+    """Return a model for a vocabulary of this size; `normalize` replaces softmax, or the hard choice, in the alignment.
 
-    Without attention, the states are made wider until there are as many parameters as with it.
+    Without attention, the states are widened to have about the same number of parameters.
     """
     if normalize is None:
         normalize = _HARD if settings.attention == "hard" else Softmax()
@@ -114,7 +113,7 @@ def build(settings: ModelSettings, vocabulary: int, *, normalize: Normalizer | N
 
 
 def _twin_size(settings: ModelSettings, vocabulary: int) -> int:
-    """Return the size at which the reader without attention comes nearest to the one with it in parameters."""
+    """Return the size at which the model without attention is nearest to the one with it in parameters."""
     wanted = _count(settings.model_copy(update={"attention": "dot"}), vocabulary, settings.size)
     sizes = range(settings.size, 2 * settings.size + 1)
     return min(sizes, key=lambda size: abs(_count(settings, vocabulary, size) - wanted))
@@ -126,7 +125,7 @@ def _count(settings: ModelSettings, vocabulary: int, size: int) -> int:
 
 
 def loss(pointed: Pointed, start: Int[Tensor, "b"], end: Int[Tensor, "b"]) -> Tensor:
-    """−log p(start) − log p(end), summed over the batch; a question without a span (-1) adds nothing."""
+    """Return −log p(start) − log p(end), summed over the batch; a question without a span (-1) adds nothing."""
     pairs = ((pointed.start_logits, start), (pointed.end_logits, end))
     first, last = (F.cross_entropy(scores.float(), gold, ignore_index=-1, reduction="sum") for scores, gold in pairs)
     return first + last

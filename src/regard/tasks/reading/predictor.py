@@ -1,4 +1,4 @@
-"""A trained reader: a passage and a question in, the words of the passage that answer out."""
+"""A trained model of reading comprehension: the answer to a question as a span of a passage."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ from regard.tasks.reading.network import Reader, Texts
 from regard.tasks.task import InputError
 from regard.train.distributed import shareable
 
-_TOKENS = 8192  # words of passages that are read at once, padding counted
-_WORDS = 5000  # of a passage, and of a question
+_TOKENS = 8192  # number of passage words per batch, including padding
+_WORDS = 5000  # the largest number of words of a passage, and of a question
 PADS = dict.fromkeys(
     f"{name}{part}" for name in ("passage", "question") for part in ("", "_features", "_letters")
 )  # fields that are padded
@@ -35,7 +35,7 @@ def collated(records: Sequence[Mapping[str, Any]], *, grid: int = 1, rows: int =
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """An answer with its question, and where each word of the passage looked in the question (n, m)."""
+    """An answer with its question, and the weights (n, m) of the passage's words over the question."""
 
     found: Answer
     asked: Asked
@@ -43,7 +43,7 @@ class Found:
 
     @property
     def answer(self) -> str:
-        """Return the words of the passage that answer."""
+        """Return the words of the answer."""
         return self.found.text
 
     @property
@@ -52,11 +52,12 @@ class Found:
         return f"{self.answer} {self.found.probability:.2f}"
 
     def record(self) -> dict[str, Any]:
-        """Return the answer as JSON, with its characters in the passage, its sentence, and the pointer's weights."""
+        """Return the answer as JSON, with its character positions, its sentence, and the pointer's weights."""
         return {"question": self.asked.asked_text, **self.found.record()}
 
     def trace(self) -> Trace | None:
-        """Return where the answer starts, over the passage; and which words of the question each word attends."""
+        """Return the pointer's weights over the passage, and the weights of each word of the passage over the
+        question."""
         passage, question = list(self.found.passage.words), list(self.asked.question)
         maps = {"answer": torch.tensor(self.found.weights)[None, None]}
         if self.alignment is not None:
@@ -70,7 +71,7 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class ReadingPredictor:
-    """A reader with its codec."""
+    """A model with its codec."""
 
     network: Reader
     codec: ReadingCodec
@@ -81,8 +82,7 @@ class ReadingPredictor:
         return next(self.network.parameters()).device
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Found | InputError]:
-        """Return answers to questions, in their order; an error for a passage or a question without words, or too
-        long."""
+        """Return answers to questions, in order; an error for a passage or a question that is empty or too long."""
         found: list[Found | InputError | None] = []
         good: list[Asked] = []
         for one in inputs:
@@ -100,7 +100,7 @@ class ReadingPredictor:
     @shareable
     @torch.no_grad()
     def read(self, questions: Sequence[Asked], *, weights: bool = True) -> list[Found]:
-        """Return answers to questions; those whose passages are of like length are read together."""
+        """Return answers to questions; passages of similar length are processed together."""
         records = [encoded(self.codec, one, self.config) for one in questions]
         found: dict[int, Found] = {}
         training = self.network.training
@@ -118,9 +118,9 @@ class ReadingPredictor:
         return [found[place] for place in range(len(questions))]
 
     def score_of(self, found: Found) -> Score:
-        """Return the log-probability of an answer's first word with other words of the passage unknown.
+        """Return the log-probability of an answer's first word with other words of the passage replaced by unknown.
 
-        Words are made unknown and not left out, so that the answer keeps its place.
+        Words are replaced, not removed, so that the answer keeps its position.
         """
         record, first = encoded(self.codec, found.asked, self.config), found.found.span[0]
 

@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers by SQuAD's rules (Rajpurkar et al. 2016, section 6.1), and where the pointer points."""
+"""Exact match and F1 of answers by SQuAD's rules (Rajpurkar et al. 2016, section 6.1), and pointing accuracy."""
 
 import string
 from collections import Counter
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from regard.data.text.passages import words
 
 _ARTICLES = {"a", "an", "the"}
-# SQuAD's script strips ASCII punctuation; the others are what texts in other languages have in its place.
+# SQuAD's script strips ASCII punctuation; the others are the equivalents in other languages.
 _MARKS = str.maketrans("", "", string.punctuation + "。，、！？；：「」『』（）《》〈〉“”‘’«»„…–—·")
 
 
 def normal(text: str) -> str:
-    """Return text as it is compared: lower case, no punctuation, no articles, single blanks.
+    """Return text normalised for comparison: lower case, no punctuation, no articles, single blanks.
 
     >>> normal("The  Denver-Broncos!")
     'denverbroncos'
@@ -22,7 +22,7 @@ def normal(text: str) -> str:
 
 
 def exact_match(answer: str, references: Iterable[str]) -> float:
-    """1 if the answer is one of the references, both in normal form, else 0.
+    """Return 1 if the answer equals one of the references after normalisation, else 0.
 
     >>> exact_match("the kitchen.", ["Kitchen", "garden"])
     1.0
@@ -33,7 +33,7 @@ def exact_match(answer: str, references: Iterable[str]) -> float:
 def f1(answer: str, references: Iterable[str]) -> float:
     """Return the harmonic mean of precision and recall over words, the best over the references.
 
-    A Chinese or Japanese character is a word. Where one side has no word at all, both must have none.
+    A Chinese or Japanese character is a word. If one side has no words, the result is 1 only if both have none.
 
     >>> f1("the big red ball", ["a red ball", "box"])
     0.8
@@ -42,7 +42,7 @@ def f1(answer: str, references: Iterable[str]) -> float:
 
 
 def _f1(answer: str, reference: str) -> float:
-    # SQuAD's own script splits at blanks alone, which gives the same words wherever words are written apart.
+    # SQuAD's own script splits at blanks alone, which gives the same words in languages with blanks.
     ours, theirs = (words(normal(text)) for text in (answer, reference))
     if not ours or not theirs:
         return float(ours == theirs)
@@ -66,9 +66,9 @@ def scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[
 
 
 def pointing(places: Sequence[int], sentences: Sequence[Sequence[int]], answering: Sequence[int]) -> float:
-    """Return the share of questions whose most likely first word, `places`, lies in the sentence that answers.
+    """Return the fraction of questions whose most likely first word, `places`, is in the answering sentence.
 
-    `sentences` says for each passage which sentence each of its words is in.
+    `sentences` gives for each passage the sentence of each of its words.
 
     >>> pointing([0, 4], [[0, 0, 1, 1, 1], [0, 0, 1, 1, 1]], [1, 1])
     0.5

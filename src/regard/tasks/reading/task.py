@@ -20,7 +20,7 @@ from regard.tasks.reading.presets import PRESETS
 from regard.tasks.reading.scoring import pointing, scores
 from regard.tasks.task import Figure, Input, Judged, Outcome, Task, View
 
-_EXPLAINED = 60  # questions whose faithfulness is measured
+_EXPLAINED = 60  # number of questions whose faithfulness is measured
 
 
 def _network(config: ReadingConfig, codec: ReadingCodec) -> nn.Module:
@@ -76,7 +76,7 @@ def _judge(predictor: ReadingPredictor, questions: Sequence[Asked], config: Read
 
 
 def _beside(found: Any) -> list[float]:
-    """Return the pointer's weights without those of the answer's first word, which is what is asked for."""
+    """Return the pointer's weights without those of the answer's first word, which is the target itself."""
     first = found.found.span[0]
     return [0.0 if place == first else weight for place, weight in enumerate(found.found.weights)]
 
@@ -111,6 +111,6 @@ READING = Task(
     examples=examples_of,
     asked=lambda one: {"passage": one.passage.text, "question": one.asked_text},
     needs=NEEDS,
-    recorded=("model.align",),  # its parameters say how wide the twin without attention is
+    recorded=("model.align",),  # needed without attention too: it determines the width of that model
     aliases={"data": "data.files"},
 )

@@ -12,15 +12,15 @@ FILES = (TOKENIZER, CLASSES)
 
 @dataclass(frozen=True, eq=False)
 class SentimentCodec:
-    """The tokens that are known, the classes, and how many tokens of a text are read."""
+    """The vocabulary, the classes, and the largest number of tokens of a text."""
 
     coder: Coder
     classes: tuple[str, ...]
     longest: int
-    stop: tuple[int, ...] = ()  # tokens that are read, but never attended
+    stop: tuple[int, ...] = ()  # tokens that are encoded, but never attended
 
     def encode(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the numbers of a text's first tokens, and where they stand."""
+        """Return the numbers of a text's first tokens, and their positions."""
         coded = self.coder.encode(text)
         return coded.numbers[: self.longest], coded.spans[: self.longest]
 

@@ -14,49 +14,49 @@ Content = Literal["states", "words", "both"]
 
 
 class DataSettings(TaskData):
-    """The built-in world, or files."""
+    """The built-in reviews, or files."""
 
     files: tuple[Path, ...] = ()
-    """CSV, TSV, JSONL, a folder of such or of text files by class; none: the world."""
+    """CSV, TSV, JSONL, a folder of such or of text files by class; none: the built-in reviews."""
     text: str | None = None
     """Name or number (from 0) of the column with the text; none: guessed."""
     label: str | None = None
     """Name or number (from 0) of the column with the label; none: guessed."""
     merge: dict[str, str] = Field(default_factory=dict)
-    """Other names of labels, several may get the same; an empty name leaves the rows of a label out."""
+    """New names of labels, several may get the same; an empty name skips the rows of a label."""
     phrases: bool = False
     """For parse trees with a label at every phrase: whether training includes the phrases."""
     labels: Literal["sentiment", "sentiment3", "subjectivity"] = "sentiment"
-    """Label set of the world."""
+    """Label set of the built-in reviews."""
     language: Literal["en", "zh"] = "en"
-    """Language of the world."""
+    """Language of the built-in reviews."""
     tokens: Literal["words", "characters", "subwords"] = "words"
-    """What a text is cut into; characters: Chinese characters one by one, other writing as words."""
+    """The tokens of a text; characters: Chinese characters one by one, other writing as words."""
     vocabulary: int = Field(default=30_000, gt=0, le=10**6)
-    """Tokens known, at most."""
+    """The largest vocabulary size."""
     rarest: PositiveInt = 1
-    """Words that stand in the training texts less often are unknown."""
+    """Words that occur less often in the training texts are unknown."""
     longest: int = Field(default=400, gt=0, le=10**5)
-    """Tokens of a text that are read; the rest is cut off and counted."""
+    """The largest number of tokens of a text; the rest is truncated and counted."""
 
 
 class ModelSettings(Settings):
-    """An encoder and attention that pools what it read."""
+    """An encoder and attention that pools its states."""
 
     kind: Literal["recurrent", "transformer", "ngrams"] = "recurrent"
-    """recurrent, transformer, or ngrams: sums of hashed n-grams, which know their nearest neighbours only."""
+    """recurrent, transformer, or ngrams: sums of hashed n-grams, which depend on the nearest neighbours only."""
     attention: AttentionName = "additive"
-    """Score by which the words are weighted; none: one fixed summary decides."""
+    """Score of the words; none: a fixed summary replaces attention."""
     normalize: NormalizerName = "softmax"
-    """How scores become weights."""
+    """The function from scores to weights."""
     alpha: float = Field(default=1.5, ge=1.0, le=10.0)
     """Alpha of entmax."""
     looks: int = Field(default=1, gt=0, le=64)
-    """Queries side by side, each with weights of its own."""
+    """Number of queries, each with its own weights."""
     attention_size: Width | None = None
     """Hidden size of the score; none: the size."""
     features: int = Field(default=0, ge=0, le=2**16)
-    """Size of a hidden layer of products before the classes; 0: there is none."""
+    """Size of a hidden layer of products before the classes; 0: none."""
     cell: Literal["gru", "lstm"] = "gru"
     """Cell of the recurrent model: gru or lstm."""
     positions: Literal["sinusoidal", "learned", "relative", "rotary", "alibi", "none"] = "sinusoidal"
@@ -68,9 +68,9 @@ class ModelSettings(Settings):
     feed_forward: Width | None = None
     """Hidden size of the Transformer's layers; none: four times the size."""
     order: int = Field(default=2, ge=1, le=3)
-    """Words of the longest n-gram."""
+    """Number of words in the longest n-gram."""
     buckets: int = Field(default=100_003, gt=0, le=2**31)
-    """Vectors that the n-grams of one order share."""
+    """Number of vectors that the n-grams of one order share."""
     size: Width = 128
     """Size of the states."""
     embedding: Width | None = None
@@ -78,19 +78,19 @@ class ModelSettings(Settings):
     layers: Depth = 1
     """Layers of the encoder."""
     keys: Content = "states"
-    """What the text is searched by: the encoder's states, the words alone, or their sum."""
+    """The keys of attention: the encoder's states, the words alone, or their sum."""
     values: Content = "states"
-    """What is taken from where the classifier looks, likewise: of words alone, it has to look at all that decide."""
+    """The values of attention, likewise; with words alone, the decisive words must all be attended."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout in training."""
     word_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the words that are unknown in training."""
+    """Fraction of the words that are replaced by unknown in training."""
     stop_share: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Words that stand in more than this share of the training texts are read, but never attended; 1: all are."""
+    """Words that occur in more than this fraction of the training texts are encoded, but never attended; 1: all are."""
 
 
 class SentimentConfig(TaskConfig):
-    """A whole run."""
+    """The settings of a whole run."""
 
     figures = ("loss", "accuracy")
 
@@ -98,7 +98,7 @@ class SentimentConfig(TaskConfig):
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the label's probability that goes to all classes alike."""
+    """Label smoothing: fraction of the label's probability that is spread over all classes."""
 
     @model_validator(mode="after")
     def _characters_of_the_chinese_world(self) -> "SentimentConfig":
@@ -124,7 +124,7 @@ NEEDS = {
     **dict.fromkeys(("model.order", "model.buckets"), (_NGRAMS,)),
     **dict.fromkeys(("model.keys", "model.values"), (_ATTENDS, Need.value("model.kind", "recurrent", "transformer"))),
 }
-"""What has each setting that not every run has. One that was asked for and has no effect is an error."""
+"""The conditions under which settings have an effect. Setting one without effect is an error."""
 
 COUNTED = ("model.looks", "model.attention_size", "model.keys", "model.values")
-"""Settings of attention that also say how many parameters its twin without attention has."""
+"""Settings of attention that also determine the number of parameters of the comparable model without attention."""

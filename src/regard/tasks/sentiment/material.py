@@ -20,7 +20,7 @@ from regard.tasks.world_examples import Parts, parts_of
 
 @dataclass(frozen=True)
 class Example:
-    """A text, its label, and the words that decide, where they are known."""
+    """A text, its label, and the decisive words, if known."""
 
     text: str
     label: str
@@ -30,7 +30,7 @@ class Example:
 def make_material(
     config: SentimentConfig, cache: Path, codec: SentimentCodec | None, say: Callable[[str], None]
 ) -> Material:
-    """Return the texts of a run; `cache` is not needed, for texts are short."""
+    """Return the texts of a run; `cache` is not needed."""
     return _files(config, codec, say) if config.data.files else _world(config, codec)
 
 
@@ -50,7 +50,7 @@ def _example(review: reviews.Review, settings: DataSettings) -> Example:
     if len(words) != len(review.words):
         raise DataError(f"the built-in world: {text!r} has {len(words)} words, expected {len(review.words)}")
     spans = tuple(words[place].span for place in sorted(review.decisive))
-    # People leave out the last full stop; a model that never met such a text would take it for another kind of text.
+    # Users often omit the last full stop; a model that never saw such texts would misclassify them.
     bare = text.rstrip(".。") if crc32(text.encode()) % 3 == 0 else text
     return Example(bare, review.label, spans)
 
@@ -102,7 +102,7 @@ def encode(codec: SentimentCodec, example: Example) -> dict[str, Any]:
 
 
 def input_files(config: SentimentConfig) -> list[Path]:
-    """Return every file that a run reads."""
+    """Return every file that a run uses."""
     if not config.data.files:
         return []
     found = find_parts(Path(config.data.files[0])).values()
@@ -110,6 +110,6 @@ def input_files(config: SentimentConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: SentimentConfig, codec: SentimentCodec) -> tuple[list[Example], str]:
-    """Return the labelled texts of other files: of a folder with parts, its test part."""
+    """Return the labelled texts of other files: for a folder with parts, its test part."""
     reading = parts_of_test(paths, _asked(config.data), codec.classes)
     return [_labelled(row) for row in reading.rows], str(reading)

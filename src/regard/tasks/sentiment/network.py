@@ -1,4 +1,4 @@
-"""The text classifier from its settings: an encoder, and attention that pools what it read."""
+"""Builds the text classifier from its settings: an encoder, and attention that pools its states."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -25,9 +25,9 @@ Encoder = RecurrentEncoder | TransformerEncoder | NgramEncoder
 class TextClassifier(nn.Module):
     """Classes of token sequences: memory = encoder(source), logits = classifier(memory).
 
-    In training a share of `word_dropout` of the tokens is replaced by `unknown`. Tokens that `stop` marks (True) are
-    read by the encoder, and never attended: a word of every text ("the", a full stop) decides no class, but its state
-    depends on its neighbours, and attention may learn to point at it instead of at them.
+    In training a fraction `word_dropout` of the tokens is replaced by `unknown`. Tokens that `stop` marks (True) are
+    encoded, but never attended: a word of every text ("the", a full stop) determines no class, but its state depends on
+    its neighbours, and attention might select it instead of them.
     """
 
     stop: Tensor
@@ -67,10 +67,10 @@ def build(
     stop: Bool[Tensor, " v"] | None = None,
     learning: LearningSettings = _LEARNING,
 ) -> TextClassifier:
-    """Return a classifier of texts of so many different tokens into so many classes; `stop` as `stop_words` finds them.
+    """Return a classifier for these sizes of vocabulary and classes; `stop` is the result of `stop_words`.
 
-    With `attention="none"` the summary of the encoder decides, after a hidden layer that holds as many parameters as
-    the attention would.
+    With `attention="none"` the input of the classifier is the encoder's summary, after a hidden layer with as many
+    parameters as attention.
     """
     stop = torch.zeros(vocabulary_size, dtype=torch.bool) if stop is None else stop
     encoder, classifier = (
@@ -82,7 +82,7 @@ def build(
 
 
 def stop_words(texts: Iterable[Sequence[int]], vocabulary_size: int, share: float) -> Bool[Tensor, " v"]:
-    """Return the tokens that occur in more than this share of the texts.
+    """Return the tokens that occur in more than this fraction of the texts.
 
     >>> stop_words([[4, 5], [4, 6], [4, 4, 7]], 8, 0.5).nonzero().flatten()
     tensor([4])
@@ -97,7 +97,7 @@ def stop_words(texts: Iterable[Sequence[int]], vocabulary_size: int, share: floa
 def _fixed(
     settings: ModelSettings, vocabulary_size: int, classes: int, learning: LearningSettings
 ) -> tuple[Encoder, Classifier]:
-    """Without attention: the hidden layer has as many parameters as attention and its own hidden layer would have."""
+    """Return the hidden size without attention at which the number of parameters equals that with attention."""
     with torch.device("meta"):
         attends = settings.model_copy(update={"attention": "additive"})
         twin = _attending(attends, vocabulary_size, classes, learning)

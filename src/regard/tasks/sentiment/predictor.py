@@ -17,14 +17,14 @@ from regard.tasks.sentiment.network import TextClassifier
 from regard.tasks.task import InputError
 from regard.train.distributed import shareable
 
-_TOKENS = 16_384  # of texts that are classified at once, padding counted
+_TOKENS = 16_384  # number of tokens per batch, including padding
 _CHARACTERS = 1_000_000
-_NAMED = 3  # words that the answer's line names
+_NAMED = 3  # number of words in a line of output
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """The class of a text. `weights` (looks, k) are those of its tokens, which stand at `spans` of the text."""
+    """The class of a text. `weights` (looks, k) are those of its tokens, which are at `spans` of the text."""
 
     text: str
     spans: tuple[Span, ...]
@@ -44,16 +44,16 @@ class Verdict:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Return the tokens as they stand in the text."""
+        """Return the tokens as in the text."""
         return tuple(self.text[span.start : span.end] for span in self.spans)
 
     def word_weights(self) -> list[float]:
-        """Return the weight of each token, the mean over looks; empty without attention."""
+        """Return the weight of each token, the mean over queries; empty without attention."""
         return [] if self.weights is None else self.weights.mean(0).tolist()
 
     @property
     def line(self) -> str:
-        """Return the class, its probability, and the words that weighed most."""
+        """Return the class, its probability, and the words with the largest weights."""
         weights = self.word_weights()
         first = f"{self.answer} {self.probability:.2f}"
         most = sorted(range(len(weights)), key=lambda place: -weights[place])[:_NAMED]
@@ -61,7 +61,7 @@ class Verdict:
         return f"{first}: {named}" if named else first
 
     def record(self) -> dict[str, Any]:
-        """Return the verdict as JSON; phrases and sentences have the sums of their words' weights."""
+        """Return the class as JSON; phrases and sentences have the sums of their words' weights."""
         weights = self.word_weights()
         parts = {"phrases": phrases(self.text), "sentences": sentences(self.text)} if weights else {}
         return {
@@ -83,7 +83,7 @@ class Verdict:
         }
 
     def trace(self) -> Trace | None:
-        """Return the weights with the tokens at the columns, and a row for each look."""
+        """Return the weights with the tokens at the columns, and a row for each query."""
         if self.weights is None or not self.spans:
             return None
         looks = len(self.weights)
@@ -104,7 +104,7 @@ class SentimentPredictor:
         return next(self.network.parameters()).device
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Verdict | InputError]:
-        """Return the classes of texts, in their order; an error for a text without words."""
+        """Return the classes of texts, in order; an error for a text without words."""
         found: list[Verdict | InputError | None] = []
         texts: list[str] = []
         for one in inputs:
@@ -122,7 +122,7 @@ class SentimentPredictor:
     @shareable
     @torch.no_grad()
     def classify(self, texts: Sequence[str], *, weights: bool = True) -> list[Verdict]:
-        """Return the classes of texts that have words; those of like length go together."""
+        """Return the classes of texts that have words; those of similar length are processed together."""
         coded = [self.codec.encode(text) for text in texts]
         found: dict[int, Verdict] = {}
         training = self.network.training
@@ -138,7 +138,7 @@ class SentimentPredictor:
         return [found[place] for place in range(len(texts))]
 
     def score_of(self, verdict: Verdict) -> Score:
-        """Return the log-probability of a verdict's class with some of its tokens left out."""
+        """Return the log-probability of the predicted class with some of the tokens removed."""
         best = int(verdict.probabilities.argmax())
 
         def score(kept: Tensor) -> Tensor:

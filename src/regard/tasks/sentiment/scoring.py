@@ -11,17 +11,17 @@ from regard.tasks.sentiment.predictor import SentimentPredictor, Verdict
 from regard.tasks.task import Judged
 
 RULE = "words whose weight is at least 1 / (number of words), against the gold words"
-_EXPLAINED = 100  # texts whose faithfulness is measured
+_EXPLAINED = 100  # number of texts whose faithfulness is measured
 
 
 def accuracy(verdicts: Sequence[Verdict], examples: Sequence[Example]) -> float:
-    """Return the share of texts whose class is right."""
+    """Return the fraction of texts whose class is right."""
     right = sum(verdict.answer == example.label for verdict, example in zip(verdicts, examples, strict=True))
     return right / max(1, len(examples))
 
 
 def rationale_f1(verdict: Verdict, example: Example, *, characters: bool) -> float:
-    """F1 of the words that have at least the mean weight against the words that decide."""
+    """Return F1 of the words with at least the mean weight against the decisive words."""
     words = [token.span for token in cut(verdict.text, "characters" if characters else "words")]
     weights = summed(verdict.word_weights(), verdict.spans, words)
     chosen = {span for span, weight in zip(words, weights, strict=True) if weight >= 1 / len(words)}
@@ -31,7 +31,7 @@ def rationale_f1(verdict: Verdict, example: Example, *, characters: bool) -> flo
 
 
 def judge(predictor: SentimentPredictor, examples: Sequence[Example], config: SentimentConfig, explain: bool) -> Judged:
-    """Return accuracy, and where the decisive words are known, rationale F1."""
+    """Return accuracy, and if the decisive words are known, rationale F1."""
     examples = [example for example in examples if predictor.codec.encode(example.text)[0]]
     verdicts = predictor.classify([example.text for example in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(verdicts, examples), 4), "texts": len(examples)}

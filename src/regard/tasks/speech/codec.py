@@ -1,4 +1,4 @@
-"""Transcripts as symbols and numbers, as stored in a run: words, or characters with a sign for the blank."""
+"""Transcripts as symbols and numbers, as stored in a run: words, or characters with a symbol for the blank."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ Symbols = Literal["words", "characters"]
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """Return the words of a transcript, lower-cased and without punctuation, as error rates are counted.
+    """Return the words of a transcript, lower-cased and without punctuation, as error rates require.
 
     >>> words_of("Don't stop, 3 4!")
     ("don't", 'stop', '3', '4')
@@ -26,7 +26,7 @@ def words_of(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class SpeechCodec:
-    """The symbols that are known."""
+    """The vocabulary of symbols."""
 
     vocabulary: Vocabulary
     by: Symbols = "words"
@@ -45,7 +45,7 @@ class SpeechCodec:
         return self.vocabulary.encode(self.symbols(words))
 
     def text(self, symbols: Sequence[str]) -> str:
-        """Return symbols as one reads them."""
+        """Return symbols as text."""
         return " ".join(symbols) if self.by == "words" else "".join(symbols).replace(BLANK, " ").strip()
 
     def save(self, directory: Path) -> None:

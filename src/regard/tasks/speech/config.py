@@ -1,4 +1,4 @@
-"""The settings of a recogniser of speech: its data, its features, its model, its training and its search."""
+"""The settings of speech recognition: its data, its features, its model, its training and its search."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,30 +8,31 @@ from pydantic import Field, model_validator
 from regard.data.worlds.utterances import MOST
 from regard.tasks.config import FILES, WORLD, DecodeSettings, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 
-LONGEST_STEP = 0.04  # seconds of a step of the encoder: times are measured within 50 ms
+LONGEST_STEP = 0.04  # the longest encoder step in seconds: times are evaluated within 50 ms
 AttentionName = Literal["none", "location", "monotonic", "additive", "dot", "scaled_dot", "cosine", "bilinear", "hard"]
 Said = Annotated[int, Field(gt=0, lt=MOST)]
 
 
 class DataSettings(TaskData):
-    """The built-in world, or files."""
+    """The built-in utterances, or files."""
 
     files: tuple[Path, ...] = ()
-    """A folder of recordings with transcripts as TSV or JSONL, or in LibriSpeech's layout; none: the world."""
+    """A folder of recordings with transcripts as TSV or JSONL, or in LibriSpeech's layout; none: the built-in
+    utterances."""
     rate: int = Field(default=8000, ge=4000, le=48_000)
-    """Samples a second to which recordings are brought."""
+    """Sample rate to which recordings are resampled."""
     seconds: float = Field(default=30.0, gt=0.0, le=600.0)
-    """Recordings that are longer are left out of the training and refused when they are to be transcribed."""
+    """The longest recording in seconds; longer ones are skipped in training and refused in prediction."""
     words: tuple[Said, Said] = (1, 5)
-    """Words of an utterance of the world, at least and at most; the longer ones have one to three more."""
+    """The smallest and largest number of words in an utterance; the longer ones have one to three more."""
     symbols: Literal["words", "characters"] = "words"
-    """What is written: whole words, or characters."""
+    """The output symbols: whole words, or characters."""
     vocabulary: int = Field(default=10_000, gt=0, le=10**6)
-    """Symbols known, at most."""
+    """The largest number of symbols in the vocabulary."""
     longest: int = Field(default=200, gt=0, le=2000)
-    """Symbols that are learned and written, at most."""
+    """The largest number of symbols in a transcript."""
     skip_faults: bool = False
-    """Whether transcripts without sound and sounds that cannot be used are counted and left out."""
+    """Whether transcripts without sound and sounds that cannot be used are counted and skipped."""
 
     @model_validator(mode="after")
     def _words_in_order(self) -> "DataSettings":
@@ -41,7 +42,7 @@ class DataSettings(TaskData):
 
 
 class FeatureSettings(Settings):
-    """Log-mel features, and what is hidden of them in training."""
+    """Log-mel features, and their masking in training."""
 
     bands: int = Field(default=40, ge=4, le=256)
     """Bands on the mel scale."""
@@ -50,13 +51,13 @@ class FeatureSettings(Settings):
     window: float = Field(default=0.025, ge=0.005, le=0.2)
     """Seconds of a frame's window."""
     mask_bands: int = Field(default=2, ge=0, le=20)
-    """SpecAugment: bands masked in training, so many times,"""
+    """SpecAugment: number of frequency masks in training,"""
     band_width: int = Field(default=6, ge=0, le=256)
-    """and so many neighbouring bands at most."""
+    """and the largest number of adjacent bands in each."""
     mask_spans: int = Field(default=2, ge=0, le=20)
-    """SpecAugment: spans of time masked, so many times,"""
+    """SpecAugment: number of time masks,"""
     span_width: int = Field(default=6, ge=0, le=1000)
-    """and so many frames at most."""
+    """and the largest number of frames in each."""
 
 
 class ModelSettings(Settings):
@@ -67,15 +68,15 @@ class ModelSettings(Settings):
     stack: int = Field(default=2, gt=0, le=16)
     """Number of neighbouring frames that are concatenated before the first layer."""
     pyramid: int = Field(default=1, ge=0, le=6)
-    """Layers above the first; each halves the steps."""
+    """Number of layers above the first; each halves the number of steps."""
     attention: AttentionName = "location"
-    """location: content and place of the last weights; monotonic: forwards only; a score; hard; none: a summary."""
+    """location: content and location of the last weights; monotonic: forwards only; a score; hard; none: a summary."""
     filters: int = Field(default=8, gt=0, le=1000)
-    """Location-aware attention: kernels over the last weights,"""
+    """Location-aware attention: number of kernels over the last weights,"""
     kernel: int = Field(default=15, gt=0, le=1001)
-    """and their size in steps; odd."""
+    """and their size in steps, an odd number."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
-    """When the decoder attends: before its step or after it."""
+    """Whether the decoder attends before its step or after it."""
     cell: Literal["gru", "lstm"] = "gru"
     """Recurrent cell of the decoder."""
     size: Width = 96
@@ -83,7 +84,7 @@ class ModelSettings(Settings):
     embedding: Width | None = None
     """Size of the symbols' vectors; none: the size."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Between the encoder's layers, on the symbols' vectors and before the output layer, in training."""
+    """Dropout between the encoder's layers, on the symbols' vectors and before the output layer."""
 
     @model_validator(mode="after")
     def _kernel_is_odd(self) -> "ModelSettings":
@@ -93,7 +94,7 @@ class ModelSettings(Settings):
 
 
 class SpeechConfig(TaskConfig):
-    """A whole run."""
+    """The settings of a whole run."""
 
     figures = ("loss", "exact", "wer")
 
@@ -103,16 +104,16 @@ class SpeechConfig(TaskConfig):
     model: ModelSettings = ModelSettings()
     decode: DecodeSettings = DecodeSettings()
     smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the symbol's probability that goes to all symbols alike."""
+    """Label smoothing: fraction of the symbol's probability that is spread over all symbols."""
 
     @property
     def step(self) -> float:
-        """Return seconds of a step of the encoder."""
+        """Return the duration of an encoder step in seconds."""
         return self.features.hop * self.reduction
 
     @property
     def reduction(self) -> int:
-        """Return frames to a step of the encoder."""
+        """Return the number of frames in an encoder step."""
         return self.model.stack * 2**self.model.pyramid
 
     @model_validator(mode="after")
@@ -137,4 +138,4 @@ NEEDS = {
     "features.band_width": (Need("features.mask_bands", bool, "masked bands (features.mask_bands)"),),
     "features.span_width": (Need("features.mask_spans", bool, "masked spans (features.mask_spans)"),),
 }
-"""What has each setting that not every run has. One that was asked for and has no effect is an error."""
+"""The conditions under which settings have an effect. Setting one without effect is an error."""

@@ -1,4 +1,4 @@
-"""The user's recordings as material: read once, their features stored in the run's data folder."""
+"""The user's recordings: read once, with their features stored in the run's data folder."""
 
 import hashlib
 import os
@@ -18,11 +18,11 @@ from regard.tasks.speech.log_mel_frames import Frames
 from regard.tasks.speech.material import Example, Record, Say, example_wav, record, world_material
 from regard.tasks.task import Material
 
-_SAID = 2000  # recordings between two lines of progress
+_SAID = 2000  # number of recordings between two lines of progress
 
 
 class Recorded(Sequence[Record]):
-    """Training records; the features are read when a batch needs them."""
+    """Training records; features are loaded when a batch needs them."""
 
     def __init__(self, examples: Sequence[Example], numbers: Sequence[list[int]]) -> None:
         self._examples, self._numbers = examples, numbers
@@ -37,7 +37,7 @@ class Recorded(Sequence[Record]):
 
 
 def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, say: Say) -> Material:
-    """Return the recordings of a run; the features of those to learn from are kept in the folder `cache`."""
+    """Return the recordings of a run; features of the training part are stored in the folder `cache`."""
     settings = config.data
     if not settings.files:
         return world_material(config, codec)
@@ -60,7 +60,7 @@ def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, 
 
 
 def only(files: Sequence[Path]) -> Path:
-    """Return the one path that there must be."""
+    """Return the single path."""
     if len(files) != 1:
         raise DataError(f"expected one folder or file of transcripts, got {len(files)}")
     return Path(files[0])
@@ -70,8 +70,7 @@ Part = Sequence[SpokenFile]
 
 
 def _parted(train: Part, valid: Part, test: Part, config: SpeechConfig) -> tuple[Part, Part, Part]:
-    """Return the parts; of files that bring no validation or test part, recordings of the training part are held
-    out."""
+    """Return the parts; if files have no validation or test part, recordings of the training part are held out."""
     rest = random.Random(config.data.seed).sample(train, len(train))
     for name, wanted in (("valid", config.data.valid), ("test", config.data.test)):
         if (valid if name == "valid" else test) or not train:
@@ -85,9 +84,9 @@ def _parted(train: Part, valid: Part, test: Part, config: SpeechConfig) -> tuple
 
 
 def _with_features(part: Part, config: SpeechConfig, cache: Path, say: Say) -> list[Example | None]:
-    """Return the examples of a part, None for those that are left out: of each the features, in one file of the cache.
+    """Return the examples of a part, None for skipped ones, with their features in one file of the cache.
 
-    A file that was written for the same recordings and settings is used as it is.
+    An existing file for the same recordings and settings is reused.
     """
     marks = [f"{one.sound} {one.sound.stat().st_size} {one.sound.stat().st_mtime_ns}" for one in part]
     known = f"{config.data.rate} {config.data.seconds} {config.features.model_dump_json()}"
@@ -107,7 +106,7 @@ def _with_features(part: Part, config: SpeechConfig, cache: Path, say: Say) -> l
 
 
 def _write(path: Path, index: Path, part: Part, config: SpeechConfig, say: Say) -> None:
-    """Features one after the other; how many frames each recording has, 0 where it is left out."""
+    """Write features consecutively; return the number of frames of each recording, 0 if it is skipped."""
     counts = np.zeros(len(part), np.int64)
     faults: Counter[str] = Counter()
     with path.with_suffix(".part").open("wb") as file:
@@ -124,7 +123,7 @@ def _write(path: Path, index: Path, part: Part, config: SpeechConfig, say: Say) 
     os.replace(path.with_suffix(".part"), path)
     with index.with_suffix(".part").open("wb") as file:
         np.save(file, counts)
-    os.replace(index.with_suffix(".part"), index)  # written last: what has an index is whole
+    os.replace(index.with_suffix(".part"), index)  # written last: if the index exists, the file is complete
 
 
 def _frames(one: SpokenFile, config: SpeechConfig, faults: Counter[str]) -> Frames | None:
@@ -148,7 +147,7 @@ def _example(one: SpokenFile, frames: Frames | None, config: SpeechConfig) -> Ex
 
 
 def input_files(config: SpeechConfig) -> list[Path]:
-    """Return every file that a run reads: transcripts and recordings."""
+    """Return every file that a run uses: transcripts and recordings."""
     if not config.data.files:
         return []
     found = load_transcripts(only(config.data.files), skip_faults=config.data.skip_faults)
@@ -156,7 +155,7 @@ def input_files(config: SpeechConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: SpeechConfig, codec: SpeechCodec) -> tuple[list[Example], str]:
-    """Return the recordings of other files: of a folder with parts, its test part."""
+    """Return the recordings of other files: for a folder with parts, its test part."""
     found = load_transcripts(only(paths), skip_faults=config.data.skip_faults)
     faults: Counter[str] = Counter()
     examples: list[Example] = []

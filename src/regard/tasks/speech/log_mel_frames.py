@@ -13,7 +13,7 @@ from regard.nn.logmel import LogMel, level
 from regard.tasks.speech.config import SpeechConfig
 
 Frames = NDArray[np.float16]  # (t, bands), from −1 to 1
-_TALL = 4  # pixels of a band in a picture
+_TALL = 4  # height of a band in a picture, in pixels
 
 
 @functools.lru_cache(maxsize=4)
@@ -23,18 +23,18 @@ def _layer(rate: int, bands: int, hop: float, window: float) -> LogMel:
 
 @torch.no_grad()
 def frames_of(samples: Samples, config: SpeechConfig) -> Frames:
-    """Return the features of a recording, in half precision: 1 is its loudest, −1 is 80 dB below."""
+    """Return the features of a recording, in half precision: 1 is its maximum, −1 is 80 dB below."""
     settings = config.features
     layer = _layer(config.data.rate, settings.bands, settings.hop, settings.window)
     return level(layer(torch.from_numpy(np.asarray(samples, np.float32))[None])[0]).half().numpy()
 
 
 def spectrogram(frames: Frames) -> bytes:
-    """Return frames as a PNG picture: time to the right, pitch upwards, the louder the darker."""
+    """Return frames as a PNG picture: time to the right, frequency upwards, louder is darker."""
     from PIL import Image
 
     wide = frames.astype(np.float32)
-    low, high = np.quantile(wide, 0.2), max(float(wide.max()), -0.99)  # what is quieter is noise, and white
+    low, high = np.quantile(wide, 0.2), max(float(wide.max()), -0.99)  # quieter parts are noise and drawn white
     shades = np.rint(255 * np.clip((high - wide) / max(high - low, 1e-3), 0, 1)).astype(np.uint8)
     image = Image.fromarray(np.repeat(shades.T[::-1], _TALL, 0))
     with io.BytesIO() as file:

@@ -1,4 +1,4 @@
-"""Training and evaluation data of a recogniser: the built-in utterances, or the user's recordings."""
+"""Training and evaluation data of speech recognition: the built-in utterances, or the user's recordings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ from regard.tasks.world_examples import parts_of
 
 Record = dict[str, Any]
 Say = Callable[[str], Any]
-_BEYOND = 3  # more words than any trained on, at most
-_NONE = -100  # a target that does not count
+_BEYOND = 3  # the largest number of words beyond the training utterances
+_NONE = -100  # target value that the loss ignores
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A recording or its file, the words that are said, and when, where it is known: by word and by character."""
+    """A recording or its file, its transcript, and the times of words and characters, if known."""
 
     sound: Samples | Path
     words: tuple[str, ...]
     times: Times = ()
     letter_times: Times = ()
-    frames: Frames | None = None  # features, where they are known
-    rate: int = 8000  # samples a second of a recording that is no file
+    frames: Frames | None = None  # features, if known
+    rate: int = 8000  # sample rate of a recording that is not a file
 
     def samples(self, config: SpeechConfig) -> Samples:
         """Return the recording at the rate of the model."""
@@ -44,12 +44,12 @@ class Example:
         return frames_of(self.samples(config), config) if self.frames is None else self.frames
 
     def gold(self, codec: SpeechCodec) -> Times:
-        """When each symbol is said; empty if unknown."""
+        """Return the times of each symbol; empty if unknown."""
         return self.times if codec.by == "words" else self.letter_times
 
 
 def world_material(config: SpeechConfig, codec: SpeechCodec | None) -> Material:
-    """Synthesised utterances."""
+    """Return synthesised utterances."""
     settings, most = config.data, config.data.words[1]
     parts = parts_of(
         utterances.splits,
@@ -82,7 +82,7 @@ def asked(example: Example) -> dict[str, Any]:
 
 
 def lengths_of(records: Sequence[Record]) -> list[list[int]]:
-    """Return frames and symbols of each record: both sides of a batch are padded."""
+    """Return the numbers of frames and symbols of each record, the two padded sides of a batch."""
     return [[len(one[name]) for one in records] for name in ("frames", "target")]
 
 
@@ -97,5 +97,5 @@ def record(frames: Frames, numbers: Sequence[int]) -> Record:
 
 
 def collate(records: Sequence[Record], config: SpeechConfig, *, grid: int = 1, rows: int = 0) -> Any:
-    """Return records as a batch; padding of frames is what is quietest."""
+    """Return records as a batch; frames are padded with the smallest value."""
     return padded(records, {"frames": -1.0, "prefix": PAD, "target": _NONE}, grid=grid, rows=rows)

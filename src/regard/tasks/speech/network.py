@@ -1,4 +1,4 @@
-"""Builds the recogniser from its settings: a speech encoder, and a decoder that attends for each symbol."""
+"""Builds the model of speech recognition from its settings: a speech encoder, and a decoder with attention."""
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class Listener(nn.Module):
 
 
 def build(config: SpeechConfig, vocabulary: int) -> EncoderDecoder:
-    """Return a recogniser for so many symbols.
+    """Return a model for a vocabulary of this size.
 
     With `attention="none"` the symbols' vectors are wider, so that it has as many parameters as with attention.
     """

@@ -1,4 +1,4 @@
-"""A trained recogniser: a recording in, a transcript out, with the time and the probability of each symbol."""
+"""A trained recogniser: the transcript of a recording, with the time and the probability of each symbol."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,18 +29,18 @@ from regard.tasks.task import InputError
 from regard.tasks.text_generation import NEVER, hypotheses
 from regard.train.distributed import in_shares
 
-_FRAMES = 16_384  # of a batch, padding counted
+_FRAMES = 16_384  # number of frames per batch, including padding
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a transcript; it has no seconds where the model has no attention."""
+    """A word of a transcript; its times are None if the model has no attention."""
 
     text: str
     probability: float
     start: float | None
     end: float | None
-    doubtful: bool  # whether it has the least certain symbol
+    doubtful: bool  # whether it contains the least certain symbol
 
     def __str__(self) -> str:
         when = "" if self.start is None else f" {self.start:.2f}–{self.end:.2f} s"
@@ -57,12 +57,12 @@ class Word:
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """What is said in a recording. `weights` (t, k) are those of its symbols over steps of `step` seconds."""
+    """The transcript of a recording. `weights` (t, k) are those of its symbols over steps of `step` seconds."""
 
     text: str
     symbols: tuple[str, ...]
     numbers: tuple[int, ...]
-    probabilities: tuple[float, ...]  # of the symbols, each after the ones before it
+    probabilities: tuple[float, ...]  # probability of each symbol given the ones before it
     weights: Tensor | None
     frames: Frames
     step: float
@@ -79,12 +79,12 @@ class Transcript:
 
     @property
     def doubtful(self) -> int:
-        """Return the place of the least certain symbol."""
+        """Return the index of the least certain symbol."""
         return min(range(len(self.probabilities)), key=self.probabilities.__getitem__)
 
     @property
     def times(self) -> list[tuple[float, float, float]]:
-        """From when to when each symbol was heard, and its peak, in seconds; empty without attention."""
+        """Return start, end and peak of each symbol in seconds; empty without attention."""
         return [] if self.weights is None else [heard(row, self.step) for row in self.weights.tolist()]
 
     @property
@@ -103,7 +103,7 @@ class Transcript:
                 probability=math.prod(self.probabilities[place] for place in places),
                 start=min(times[place][0] for place in places) if times else None,
                 end=max(times[place][1] for place in places) if times else None,
-                # The blank after a word is one of its letters: was this its end?
+                # The blank after a word counts as one of its letters: it marks the end of the word.
                 doubtful=places[0] <= self.doubtful <= places[-1] + (self.by == "characters"),
             )
             for places in found
@@ -112,13 +112,12 @@ class Transcript:
 
     @property
     def line(self) -> str:
-        """Return the transcript, and each word with its seconds and probability; the least certain between
-        asterisks."""
+        """Return the transcript, and each word with its times and probability; the least certain between asterisks."""
         words = ", ".join(map(str, self.words))
         return f"{self.text}  ({words})" if words else self.text
 
     def record(self) -> dict[str, Any]:
-        """Return the transcript as JSON: each symbol with its seconds and its probability, and the weights of the
+        """Return the transcript as JSON: each symbol with its times and its probability, and the weights of the
         steps."""
         symbols = []
         for place, (symbol, chance) in enumerate(zip(self.symbols, self.probabilities, strict=True)):
@@ -144,7 +143,7 @@ class Transcript:
         if self.weights is None or not self.symbols:
             return None
         steps = self.weights.shape[1]
-        # The last step may reach beyond the last frame.
+        # The last step may extend beyond the last frame.
         missing = -len(self.frames) % -(-len(self.frames) // steps)
         shown = np.pad(self.frames, ((0, missing), (0, 0)), constant_values=-1)
         columns = Labels(
@@ -215,7 +214,7 @@ class SpeechPredictor:
             batch = collate([record(features[place], ()) for place in places], self.config).to(self.device)
             with self._evaluating():
                 state = self.network.start(batch.frames, batch.frames_lengths)
-                # At most one symbol is said in a step of the encoder.
+                # There is at most one symbol in a step of the encoder.
                 steps = (batch.frames_lengths // self.config.reduction + 1).clamp_max(self.config.data.longest)
                 given: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
                 given |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
@@ -275,7 +274,7 @@ class SpeechPredictor:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode, without dropout and masks; restored afterwards."""
+        """A context of evaluation mode, without dropout and masks; restored afterwards."""
         training = self.network.training
         self.network.eval()
         try:

@@ -9,13 +9,13 @@ def tiny() -> SpeechConfig:
     """The built-in utterances in about three minutes on two cores; letters of 8 kHz sound."""
     return SpeechConfig(
         preset="tiny",
-        # With letters, utterances longer than any trained on have few errors too; with whole words a fifth is wrong.
+        # Letters have few errors in longer utterances than trained on; with whole words a fifth is wrong.
         data=DataSettings(
             symbols="characters", train=4000, valid=100, test=400, longer=100, batch_tokens=4800, longest=60
         ),
-        # Attention after the decoder's step knows the letter before: more of its peaks are in their place.
+        # Attention after the decoder's step depends on the previous letter, which makes its peaks more accurate.
         model=ModelSettings(order="luong"),
-        # The loss goes on falling, and attention goes on moving to its place, when no transcript has an error any more.
+        # The loss and the timing of attention still improve when transcripts have no more errors.
         train=cosine("loss", 1600, 4e-3, warmup=100, log_every=50, validate_every=400),
     )
 

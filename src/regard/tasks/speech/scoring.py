@@ -10,12 +10,12 @@ from regard.tasks.speech.material import Example
 from regard.tasks.speech.predictor import SpeechPredictor, Transcript
 from regard.tasks.task import Judged
 
-NEAR = 0.05  # seconds that a peak may lie beside its symbol
-_EXPLAINED = 150  # symbols whose faithfulness is measured, in as many transcripts as they fill
+NEAR = 0.05  # seconds by which a peak may miss its symbol
+_EXPLAINED = 150  # number of symbols whose faithfulness is measured
 
 
 def wrong_symbols(said: Sequence[str], written: Sequence[str]) -> tuple[int, list[bool]]:
-    """Return the edit distance of two sequences, and which symbols of what was written are wrong in a shortest edit.
+    """Return the edit distance of two sequences, and which symbols of the second are wrong in a shortest edit.
 
     >>> wrong_symbols("one two three".split(), "one too three four".split())
     (2, [False, True, False, True])
@@ -40,7 +40,8 @@ def wrong_symbols(said: Sequence[str], written: Sequence[str]) -> tuple[int, lis
 
 
 def error_rate(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
-    """Return edits to all of what was said (first) from what was written (second), by the symbols said.
+    """Return the edit distance of transcripts (second) to references (first), divided by the number of reference
+    symbols.
 
     >>> error_rate([("one two".split(), "one".split()), ("three four".split(), "three four".split())])
     0.25
@@ -50,7 +51,7 @@ def error_rate(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
 
 
 def text_figures(transcripts: Sequence[Transcript], examples: Sequence[Example]) -> dict[str, Any]:
-    """Return word and character error rates, and the share of transcripts without an error."""
+    """Return word and character error rates, and the fraction of transcripts without an error."""
     texts = [(" ".join(one.words), transcript.text) for one, transcript in zip(examples, transcripts, strict=True)]
     return {
         "wer": round(error_rate([(said.split(), written.split()) for said, written in texts]), 4),
@@ -60,7 +61,7 @@ def text_figures(transcripts: Sequence[Transcript], examples: Sequence[Example])
 
 
 def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: SpeechConfig, explain: bool) -> Judged:
-    """Return error rates; where times are known, whether attention keeps to them; and whether doubt finds the
+    """Return error rates; if times are known, the accuracy of attention's timing; and whether uncertainty finds
     errors."""
     transcripts = predictor.search([one.features(config) for one in examples])
     metrics = text_figures(transcripts, examples)
@@ -71,7 +72,7 @@ def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: Speec
 
 
 def pointing(predictor: SpeechPredictor, examples: Sequence[Example]) -> dict[str, Any]:
-    """Return the share of symbols whose largest weight is within 50 ms of their interval, with the gold text as
+    """Return the fraction of symbols whose largest weight is within 50 ms of their interval, with the gold text as
     input."""
     codec, step = predictor.codec, predictor.config.step
     known = [one for one in examples if one.gold(codec)]
@@ -90,7 +91,7 @@ def pointing(predictor: SpeechPredictor, examples: Sequence[Example]) -> dict[st
 def doubted(
     predictor: SpeechPredictor, transcripts: Sequence[Transcript], examples: Sequence[Example]
 ) -> dict[str, Any]:
-    """Of transcripts with a wrong symbol: how often the least certain symbol is wrong, and one chosen at random."""
+    """Return, for transcripts with a wrong symbol, how often the least certain symbol is wrong, and a random one."""
     hits: list[bool] = []
     chance = 0.0
     for transcript, one in zip(transcripts, examples, strict=True):
@@ -105,7 +106,7 @@ def doubted(
 
 
 def faithfulness(predictor: SpeechPredictor, transcripts: Sequence[Transcript]) -> dict[str, float]:
-    """Return how much log-probability a symbol loses when the step it attends most is silenced, and when another one
+    """Return the decrease of a symbol's log-probability if its most attended step is silenced, and if a random one
     is."""
     places = (
         (transcript.weights[place], predictor.score_of(transcript, place))

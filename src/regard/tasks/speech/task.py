@@ -38,7 +38,7 @@ def _outcome(network: Any, batch: Any, config: SpeechConfig, attention: bool) ->
 
 
 def _validate(predictor: SpeechPredictor, examples: Sequence[Example], config: SpeechConfig) -> dict[str, float]:
-    """Return figures of greedy transcripts: enough to compare checkpoints by."""
+    """Return figures of greedy transcripts, which suffice to compare checkpoints."""
     transcripts = predictor.search([one.features(config) for one in examples], width=1)
     figures = text_figures(transcripts, examples)
     return {name: figures[name] for name in ("exact", "wer")}

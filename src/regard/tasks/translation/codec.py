@@ -1,4 +1,4 @@
-"""Text as token numbers and back: words of the built-in world, or sub-words of anything."""
+"""Text as token numbers and back: words of the built-in sentences, or sub-words of any text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class Reading(NamedTuple):
     """An encoded source text."""
 
     numbers: list[int]
-    labels: tuple[str, ...]  # of each number, for people
-    owners: list[int]  # the word each number belongs to
+    labels: tuple[str, ...]  # readable label of each number
+    owners: list[int]  # the word of each number
     words: tuple[str, ...]
 
 
 class Words(NamedTuple):
-    """Words of a text that is given by numbers, and the word each number belongs to."""
+    """Words of a text that is given by numbers, and the word of each number."""
 
     words: tuple[str, ...]
     owners: list[int]
@@ -45,7 +45,7 @@ class Coder(Protocol):
 
     @property
     def shared(self) -> bool:
-        """Return whether both languages have the same numbers."""
+        """Return whether both languages share one vocabulary."""
         ...
 
     def read(self, text: str) -> Reading:
@@ -53,7 +53,7 @@ class Coder(Protocol):
         ...
 
     def read_words(self, words: Sequence[str]) -> Reading:
-        """Return a source that is cut into words already."""
+        """Return a source that is already split into words."""
         ...
 
     def target(self, text: str) -> list[int]:
@@ -61,11 +61,11 @@ class Coder(Protocol):
         ...
 
     def target_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Return the numbers of a target cut into words, and the word each belongs to."""
+        """Return the numbers of a target that is split into words, and the word of each."""
         ...
 
     def labels(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> tuple[str, ...]:
-        """Return what each target number stands for."""
+        """Return the label of each target number."""
         ...
 
     def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
@@ -77,17 +77,17 @@ class Coder(Protocol):
         ...
 
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
-        """Return the target text of these numbers; `weights` (t, s) tell where an unknown word may be copied from."""
+        """Return the target text of these numbers; by `weights` (t, s), an unknown word is copied from the source."""
         ...
 
     def save(self, directory: Path) -> None:
-        """Writes the tokenizers."""
+        """Write the tokenizers."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class WordCoder:
-    """The built-in world: whole words, English to Chinese. An unknown word is copied from where the model looks."""
+    """The codec of the built-in sentences: whole words, English to Chinese. Unknown words are copied by attention."""
 
     source: Vocabulary
     goal: Vocabulary
@@ -132,7 +132,7 @@ class WordCoder:
 
 @dataclass(frozen=True, eq=False)
 class PieceCoder:
-    """Sub-words of bytes: nothing is unknown, so names that were never seen survive."""
+    """The codec of sub-words of bytes: nothing is unknown, so unseen names can be copied."""
 
     codes: Codes
 
@@ -174,12 +174,12 @@ class PieceCoder:
 
 
 def _shown(subwords: Subwords, numbers: Sequence[int]) -> tuple[str, ...]:
-    """Return sub-words as people read them: characters, not the letters that stand for their bytes."""
+    """Return readable sub-words: characters, not the letters that represent their bytes."""
     return as_labels((subwords, numbers)).items
 
 
 def load_coder(directory: Path, *, words: bool) -> Coder:
-    """Return the coder of a run."""
+    """Return the codec of a run."""
     if words:
         return WordCoder(
             Vocabulary.load(directory / "tokenizer.json"), Vocabulary.load(directory / "tokenizer.target.json")

@@ -33,34 +33,35 @@ Words = Annotated[int, Field(gt=0, le=1000)]
 
 
 class DataSettings(TaskData):
-    """The built-in world, or files."""
+    """The built-in sentences, or files."""
 
     files: tuple[Path, ...] = ()
-    """Two line-aligned files, one TSV or JSONL, or a folder with train, val and test files; none: the world."""
+    """Two line-aligned files, one TSV or JSONL, or a folder with train, val and test files; none: the built-in
+    sentences."""
     source: str = "en"
     """Suffix of the source files in a folder."""
     target: str = "de"
     """Suffix of the target files in a folder."""
     lengths: tuple[Words, Words] = (3, 30)
-    """Words of the world's sentences, at least and at most."""
+    """The smallest and largest number of words in a built-in sentence."""
     longest: int = Field(default=100, gt=0, le=10**6)
-    """Pairs of files with more words on either side are left out."""
+    """Pairs of files with more words on either side are skipped."""
     ratio: float = Field(default=4.0, gt=1.0)
-    """... and pairs of which one side has so many times the words of the other."""
+    """... and pairs in which one side has more than this number of times the words of the other."""
     vocabulary: int = Field(default=8000, ge=SMALLEST, le=10**6)
-    """Sub-words of files."""
+    """Size of the sub-word vocabulary for files."""
     shared: bool = True
-    """One set of sub-words for both languages."""
+    """Whether both languages share one sub-word vocabulary."""
     merge_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the merges left out at random when a training text is cut into sub-words."""
+    """Probability of skipping a merge when a training text is split into sub-words (BPE-dropout)."""
     cuts: int = Field(default=8, ge=2, le=1000)
-    """With merge_dropout: how many segmentations of each pair are in the training set; one of them is the usual one."""
+    """With merge_dropout: number of segmentations of each pair in the training set; one of them is without dropout."""
     end_mark: bool = True
-    """Whether a source ends with a mark, which a model may attend when it looks at no word."""
+    """Whether a source ends with a mark, which a model may attend if no word is relevant."""
     first_word: Literal[0, 1] = 1
-    """Where words are counted from in test.links, the gold alignment beside a test file."""
+    """The number of the first word in test.links, the gold alignment beside a test file."""
     tokenize: Literal["auto", "13a", "zh", "none", "char"] = "auto"
-    """How BLEU cuts the text: auto is zh for Chinese, none for text that is tokenised already, else 13a."""
+    """Tokenisation of BLEU: auto is zh for Chinese, none for text that is already tokenised, else 13a."""
 
     @model_validator(mode="after")
     def _lengths_in_order(self) -> "DataSettings":
@@ -79,17 +80,17 @@ class ModelSettings(Settings):
     order: Literal["bahdanau", "luong"] = "bahdanau"
     """Whether attention is computed before (bahdanau) or after (luong) the step of the recurrent decoder."""
     input_feeding: bool = False
-    """Luong's order: the last output joins the next input."""
+    """Luong's order: whether the last output is part of the next input."""
     cell: Literal["gru", "lstm"] = "gru"
     """Cell of the recurrent model: gru or lstm."""
     reach: int = Field(default=5, gt=0, le=10**6)
-    """Reach of local attention to either side."""
+    """Half width of the window of local attention."""
     positions: Literal["sinusoidal", "learned", "relative", "rotary", "alibi", "none"] = "sinusoidal"
     """Positions of the Transformer."""
     norm: Literal["pre", "post", "none"] = "pre"
     """Where the Transformer normalises: before each part, after it, or nowhere."""
     residual: bool = True
-    """Whether each part of a Transformer layer adds to what it read; false: it replaces it."""
+    """Whether Transformer layers have residual connections."""
     heads: Width = 4
     """Attention heads of the Transformer."""
     feed_forward: Annotated[int, Field(gt=0, le=2**20)] | None = None
@@ -99,13 +100,13 @@ class ModelSettings(Settings):
     embedding: Width | None = None
     """Size of the recurrent model's word vectors; none: the size."""
     layers: Depth = 1
-    """Layers of encoder and decoder each."""
+    """Number of layers of encoder and decoder each."""
     decoder_layers: Depth | None = None
-    """Layers of the decoder, where it has more or fewer than the encoder."""
+    """Number of layers of the decoder, if it differs from the encoder."""
     keys: Literal["states", "words", "both"] = "states"
-    """What the source is searched by: the encoder's states, the words alone, or their sum."""
+    """The keys of attention: the encoder's states, the words alone, or their sum."""
     values: Literal["states", "words", "both"] = "states"
-    """What is taken from where the decoder looks, likewise: of words alone, it has to look at the word it means."""
+    """The values of attention, likewise; with words alone, the translated word itself must be attended."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout in training."""
     inner_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
@@ -119,20 +120,20 @@ class ModelSettings(Settings):
 
 
 class DecodeSettings(Settings):
-    """How translations are searched."""
+    """Settings of beam search."""
 
     beam: int = Field(default=1, gt=0, le=256)
-    """Hypotheses kept; 1 is greedy."""
+    """Number of hypotheses; 1 is greedy."""
     length_penalty: float = Field(default=0.6, ge=0.0, le=100.0)
-    """Exponent of the penalty that makes longer hypotheses comparable."""
+    """Exponent of the length penalty."""
     precision: Precision = "float32"
-    """Precision of the matrix products when a run is loaded to translate; int8 is for the CPU."""
+    """Precision of the matrix products when a run is loaded for translation; int8 is for the CPU."""
     posterior: bool = False
-    """Whether gold links are also compared with weights corrected once the word is known, which takes its time."""
+    """Whether gold links are also compared with weights corrected once the word is known, which is slow."""
 
 
 class TranslationConfig(TaskConfig):
-    """A whole run."""
+    """The settings of a whole run."""
 
     figures = ("loss", "bleu")
 
@@ -141,11 +142,11 @@ class TranslationConfig(TaskConfig):
     model: ModelSettings = ModelSettings()
     decode: DecodeSettings = DecodeSettings()
     smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Share of the target's probability that goes to all words alike."""
+    """Label smoothing: fraction of the target's probability that is spread over all words."""
 
     @model_validator(mode="after")
     def _languages(self) -> "TranslationConfig":
-        """Return the built-in world is English to Chinese, whatever the suffixes of files would be."""
+        """Return the languages; the built-in sentences are English to Chinese, whatever the suffixes of files."""
         if not self.data.files:
             object.__setattr__(self, "data", self.data.model_copy(update={"source": "en", "target": "zh"}))
         return self
@@ -179,4 +180,4 @@ NEEDS = {
     ),
     "data.cuts": (FILES, Need("data.merge_dropout", lambda share: share > 0.0, "data.merge_dropout above 0")),
 }
-"""What has each setting that not every run has. One that was asked for and has no effect is an error."""
+"""The conditions under which settings have an effect. Setting one without effect is an error."""

@@ -15,8 +15,8 @@ from regard.decode.penalties import Gnmt
 from regard.tasks.translation.codec import PieceCoder, Reading, WordCoder
 from regard.tasks.translation.predictor import BOS, END, EOS, PAD, Translator
 
-_OTHERS = 8  # alternatives at each position besides the chosen token
-_LONGEST = 200  # tokens of a source
+_OTHERS = 8  # number of alternatives at each position besides the chosen token
+_LONGEST = 200  # the largest number of source tokens
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LiveTranslator:
 
     @torch.no_grad()
     def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Answer:
-        """Return the best hypotheses that begin with the tokens forced."""
+        """Return the best hypotheses that start with the forced tokens."""
         source = self._read(text)
         start = [self._number(token) for token in forced]
         found = self._search(source, start, beams)
@@ -63,7 +63,7 @@ class LiveTranslator:
 
     @torch.no_grad()
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """p(target[place] | target[:place]) for each row of `kept`, True where a source token is there."""
+        """Return p(target[place] | target[:place]) for each row of `kept`, True where a source token is kept."""
         source, numbers = self._read(text), [self._number(token) for token in target]
         rows = [
             [number for number, here in zip(source.numbers, row, strict=False) if here] or [self._blank()]
@@ -145,7 +145,7 @@ class LiveTranslator:
 
 @functools.lru_cache(maxsize=8)
 def _numbers(live: LiveTranslator) -> dict[str, int]:
-    """Return the number of each token as people see it; of several that look alike, the first."""
+    """Return the number of each token by its label; of several with the same label, the first."""
     found: dict[str, int] = {}
     for number in range(3, live.translator.coder.sizes[1]):
         found.setdefault(live._label(number), number)

@@ -1,4 +1,4 @@
-"""Training and evaluation data of a translator: the built-in world, or the user's files."""
+"""Training and evaluation data of a translator: the built-in sentences, or the user's files."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ from regard.tasks.translation.config import DataSettings, TranslationConfig
 
 @dataclass(frozen=True)
 class Example:
-    """A test pair: words of the source, the reference, and gold links if they are known."""
+    """A test pair: words of the source, the reference, and gold links if known."""
 
     source: tuple[str, ...]
     reference: str
@@ -36,7 +36,7 @@ class Example:
 
 
 class _Chosen(Sequence[Any]):
-    """Some rows of a corpus, of each of its cuts into tokens."""
+    """Some rows of a corpus, in each of its segmentations."""
 
     def __init__(self, cuts: Sequence[TokenCorpus], rows: NDArray[np.int64]) -> None:
         self.cuts, self.rows = cuts, rows
@@ -59,7 +59,7 @@ def make_material(config: TranslationConfig, cache: Path, codec: Coder | None, s
 
 
 def world_material(settings: DataSettings, known: WordCoder | None = None) -> Material:
-    """Return sentences of the built-in grammar, with their gold links; `known` words instead of those that occur."""
+    """Return sentences of the built-in grammar with their gold links; `known` is an existing vocabulary."""
     _, longest = settings.lengths
     try:
         made = world.splits(
@@ -99,9 +99,9 @@ def _lengths(pairs: Sequence[tuple[Ids, Ids]]) -> tuple[NDArray[np.int32], NDArr
 def file_material(
     settings: DataSettings, cache: Path, known: Codes | None = None, *, say: Callable[[str], None] = lambda _: None
 ) -> Material:
-    """Return the user's files, indexed once in `cache` and read from there; `known` sub-words instead of new ones.
+    """Return the user's files, indexed once in `cache`; `known` are existing sub-words.
 
-    Long files take a minute for a million lines: `say` reports what is being done.
+    Indexing takes a minute for a million lines: `say` reports its progress.
     """
     train, valid, test = _parts(settings)
     limits = Limits(longest=settings.longest, ratio=settings.ratio)
@@ -141,7 +141,7 @@ def _short(examples: Sequence[Example]) -> str | None:
 
 
 def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) -> list[TokenCorpus]:
-    """Return the corpus in sub-words, and with merge_dropout in other cuts of the same text too, drawn by the seed."""
+    """Return the corpus in sub-words, and with merge_dropout in further random segmentations by the seed."""
     size, sides = max(codes.source.size, codes.target.size), (codes.source, codes.target)
     key = "".join(side.key for side in sides)
     found = [encode(corpus, *(side.encode_all for side in sides), size=size, key=key, cache=cache)]
@@ -153,7 +153,8 @@ def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) 
                 MergeDropout(side, share, seed=f"{settings.seed} {number} {name}")
                 for side, name in zip(sides, ("source", "target"), strict=True)
             ]
-            # Found by content: the random cuts of earlier versions cannot be reproduced, so their index must be reused.
+            # Found by content: the random segmentations of earlier versions cannot be reproduced, so their index must
+            # be reused.
             found.append(
                 encode(
                     corpus,
@@ -168,7 +169,7 @@ def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) 
 
 
 def input_files(config: TranslationConfig) -> list[Path]:
-    """Return every file that a run reads, gold links among them."""
+    """Return every file that a run uses, including gold links."""
     settings = config.data
     if not settings.files:
         return []
@@ -178,7 +179,7 @@ def input_files(config: TranslationConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: TranslationConfig, codec: Coder) -> tuple[list[Example], str]:
-    """Test pairs of other files, and a description; of a folder, its test files."""
+    """Return test pairs of other files, and a description; for a folder, its test files."""
     return _examples_of(paths, config.data), ", ".join(map(str, paths))
 
 
@@ -192,7 +193,7 @@ def _examples_of(paths: Sequence[Path], settings: DataSettings) -> list[Example]
 
 
 def _examples(paths: Sequence[Path], settings: DataSettings | None = None) -> list[Example]:
-    """Test pairs; with settings, gold links are searched beside them."""
+    """Return test pairs; with settings, gold links are searched beside the files."""
     pairs, _ = load_pairs(find_rows(list(paths)))
     examples = [Example(tuple(source.split()), target) for source, target in pairs]
     if settings is None or (beside := _links_beside(paths[0], settings)) is None:
@@ -203,9 +204,9 @@ def _examples(paths: Sequence[Path], settings: DataSettings | None = None) -> li
 
 
 def _links_beside(path: Path, settings: DataSettings) -> tuple[Path, bool] | None:
-    """Return the gold links of test.en, maybe .gz, and whether they name the target's word first.
+    """Return the gold links of test.en (optionally .gz), and whether they name the target's word first.
 
-    They are in test.en-fr.links, which serves both directions, or in test.links, which names the source's word first.
+    They are in test.en-fr.links, which is for both directions, or in test.links, which names the source's word first.
     """
     bare = path.with_name(path.name.removesuffix(".gz"))
     there, back = f".{settings.source}-{settings.target}", f".{settings.target}-{settings.source}"
@@ -262,10 +263,10 @@ def _named(folder: Path, names: tuple[str, ...], settings: DataSettings) -> list
 
 
 def _split(corpus: TextCorpus, valid: int, test: int) -> tuple[NDArray[np.int64], tuple[list[Example], list[Example]]]:
-    """Return rows to train on, and examples held out by source sentence: no source stands in two parts."""
+    """Return training rows and held-out examples, split by source sentence: no source is in two parts."""
     if not valid and not test:
         return np.arange(len(corpus)), ([], [])
-    # A number for each pair, never their texts together; equal sources have equal numbers.
+    # One number per pair instead of all texts in memory; equal sources have equal numbers.
     places = np.fromiter((_place(source) for source, _ in corpus), np.float64, len(corpus))
     sources, first = np.unique(places, return_index=True)
     if len(sources) < 2 * (valid + test):
@@ -274,7 +275,7 @@ def _split(corpus: TextCorpus, valid: int, test: int) -> tuple[NDArray[np.int64]
     examples = [
         Example(tuple(source.split()), target) for source, target in (corpus[int(n)] for n in first[: valid + test])
     ]
-    rows = np.flatnonzero(~np.isin(places, sources[: valid + test]))  # no line of a source that is held out
+    rows = np.flatnonzero(~np.isin(places, sources[: valid + test]))  # excludes all lines with a held-out source
     return rows, (examples[:valid], examples[valid:])
 
 

@@ -24,7 +24,7 @@ _LEARNING = LearningSettings()
 def build(
     settings: ModelSettings, sizes: tuple[int, int], *, shared: bool, learning: LearningSettings = _LEARNING
 ) -> EncoderDecoder:
-    """Return an encoder for so many source tokens and a decoder for so many target tokens."""
+    """Return an encoder and a decoder for these vocabulary sizes."""
     if settings.kind == "transformer":
         return _transformer(settings, sizes, shared)
     source, target = sizes
@@ -52,7 +52,7 @@ def build(
 
 
 def attention(settings: ModelSettings, memory_size: int, learning: LearningSettings = _LEARNING) -> Attends | None:
-    """Return the mechanism by its name."""
+    """Return the attention mechanism of this name."""
     name, size, reach = settings.attention, settings.size, settings.reach
     match name:
         case "none":

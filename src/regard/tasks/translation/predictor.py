@@ -25,16 +25,19 @@ from regard.tasks.translation.network import build
 from regard.train.distributed import shareable
 from regard.train.run_directory import Run
 
-END = "∎"  # how the end mark of a source is shown
-LONGEST = 1000  # source tokens of a text, by default
-_BATCH = 4096  # source tokens searched at once, hypotheses counted
+END = "∎"  # the displayed end mark of a source
+LONGEST = 1000  # the largest number of source tokens of a text, by default
+_BATCH = 4096  # number of source tokens per batch, counted once per hypothesis
 CHARACTERS = 64  # per allowed token: a longer text is rejected before it is tokenised
-_SEARCHED = 64 * LONGEST  # source tokens times hypotheses of one text, likewise
+_SEARCHED = 64 * LONGEST  # the largest number of source tokens times hypotheses of one text, by default
 
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """One translation. `weights` (t, s) are those of its pieces over the source's, and its end mark if it has one."""
+    """One translation.
+
+    `weights` (t, s) are those of its sub-words over the source's, including its end mark if it has one.
+    """
 
     source: Reading
     text: str
@@ -94,7 +97,7 @@ class Translation:
 
 @dataclass(frozen=True, eq=False)
 class Translator:
-    """A model with its two languages."""
+    """A model with the codecs of its two languages."""
 
     model: EncoderDecoder
     coder: Coder
@@ -109,10 +112,10 @@ class Translator:
     def load(
         cls, run: Run, device: torch.device | str | None = None, *, precision: Precision | str | None = None
     ) -> "Translator":
-        """Return the translator of a run, on the GPU where there is one and the precision is for it.
+        """Return the translator of a run, on the GPU if there is one and the precision supports it.
 
-        A precision prepares it as `in_precision` does; None is that of the run's settings, float32 being the model
-        as it was trained.
+        A precision prepares it as `in_precision` does; None is that of the run's settings, and float32 the model as
+        trained.
         """
         config = run.config_as(TranslationConfig)
         _check_device(precision or config.decode.precision, device)
@@ -132,7 +135,7 @@ class Translator:
         *,
         precision: Precision | str | None = None,
     ) -> "Translator":
-        """Return a translator of a model that is trained, as `load` makes it."""
+        """Return a translator of a trained model, as `load` does."""
         wanted = precision or config.decode.precision
         _check_device(wanted, device)
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -178,13 +181,13 @@ class Translator:
     def translate(
         self, texts: Sequence[str], *, width: int | None = None, n_best: int = 1, weights: bool = True
     ) -> list[Translation]:
-        """Return translations of texts, in their order."""
+        """Return translations of texts, in order."""
         return self.search([self.coder.read(text) for text in texts], width=width, n_best=n_best, weights=weights)
 
     def longest(self, *, width: int | None = None, tokens: int | None = None) -> int:
         """Return the largest number of source tokens of a text: `tokens`, or LONGEST and fewer with many hypotheses.
 
-        A model with learned positions has no more than those.
+        Learned positions limit it further.
         """
         wanted = tokens or max(1, min(LONGEST, _SEARCHED // (width or self.settings.beam)))
         held = _positions(self.model.encoder)
@@ -193,7 +196,7 @@ class Translator:
     def answers(
         self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None, longest: int | None = None
     ) -> list[Translation | InputError]:
-        """Return translations of inputs, in their order; an error for a text that is too long."""
+        """Return translations of inputs, in order; an error for a text that is too long."""
         limit = self.longest(width=beam, tokens=longest)
         found: list[Translation | InputError | None] = []
         sources: list[Reading] = []
@@ -216,7 +219,7 @@ class Translator:
     def search(
         self, sources: Sequence[Reading], *, width: int | None = None, n_best: int = 1, weights: bool = True
     ) -> list[Translation]:
-        """Return translations of sources, in their order: those of like length are searched together."""
+        """Return translations of sources, in order; those of similar length are searched together."""
         width = max(width or self.settings.beam, n_best)
         found: dict[int, Translation] = {}
         training = self.model.training
@@ -236,7 +239,7 @@ class Translator:
         decoder: Any = self.model.decoder
         limit = 2 * batch.source_lengths + 10
         if (held := _positions(decoder)) is not None:
-            limit = limit.clamp(max=held - 1)  # the token that begins has a position too
+            limit = limit.clamp(max=held - 1)  # the start token has a position too
         memory = self.model.encoder(batch.source, batch.source_lengths)
         wanted = {"weights": True} if weights and isinstance(decoder, TransformerDecoder) else {}
         state = decoder.start(memory, limit=int(limit.max()) + 1, **wanted)
@@ -269,13 +272,13 @@ def _check_device(precision: str, device: torch.device | str | None) -> None:
 
 
 def _positions(part: nn.Module) -> int | None:
-    """Return the number of positions that an encoder or decoder has a vector for; None: any number."""
+    """Return the number of positions of an encoder or decoder; None: unlimited."""
     found = [module.capacity for module in part.modules() if isinstance(module, LearnedPositions)]
     return min(found, default=None)
 
 
 def _prepared(exact: EncoderDecoder, precision: str) -> EncoderDecoder:
-    """Return a copy of the model in a precision, or the model itself where that is it."""
+    """Return a copy of the model in a precision, or the model itself if no copy is needed."""
     here = next(exact.parameters()).device.type
     if precision == "int8":
         return quantize(exact if here == "cpu" else copy.deepcopy(exact).cpu())
@@ -285,7 +288,7 @@ def _prepared(exact: EncoderDecoder, precision: str) -> EncoderDecoder:
 
 
 def _by_length(sources: Sequence[Reading], tokens: int) -> Iterator[list[int]]:
-    """Yield numbers of sources in groups of like length, each of at most so many tokens with its padding."""
+    """Yield indices of sources in groups of similar length, each of at most `tokens` tokens including padding."""
     filled = [place for place, source in enumerate(sources) if source.numbers]
     order = sorted(filled, key=lambda place: len(sources[place].numbers))
     group: list[int] = []

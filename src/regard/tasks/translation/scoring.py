@@ -14,13 +14,13 @@ from regard.tasks.translation.codec import Reading
 from regard.tasks.translation.material import Example
 from regard.tasks.translation.predictor import Translation, Translator
 
-_TOLD = 64  # examples whose links are read off at once
-_BUCKETS = (5, 10, 15, 20, 25, 30, 40, 60)  # words of the source
+_TOLD = 64  # number of examples whose links are computed at once
+_BUCKETS = (5, 10, 15, 20, 25, 30, 40, 60)  # limits of the length buckets, in source words
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Figures of some examples, and the translations they are of."""
+    """Figures of some examples, and their translations."""
 
     metrics: dict[str, Any]
     attention: dict[str, Any]
@@ -30,7 +30,7 @@ class Judged:
 def judge(
     translator: Translator, examples: Sequence[Example], *, tokenize: str = "auto", width: int | None = None
 ) -> Judged:
-    """BLEU, chrF and, where gold links are known, the alignment error rate."""
+    """Return BLEU, chrF and, if gold links are known, the alignment error rate."""
     sources = [translator.coder.read_words(example.source) for example in examples]
     translations = translator.search(sources, width=width, weights=False)
     texts, references = [one.text for one in translations], [example.reference for example in examples]
@@ -44,7 +44,7 @@ def judge(
 
 
 def text_figures(texts: Sequence[str], references: Sequence[str], tokenize: str = "auto") -> dict[str, Any]:
-    """Return BLEU and chrF, with the signature that makes them comparable."""
+    """Return BLEU and chrF, with sacrebleu's signature."""
     import sacrebleu
 
     chosen = _tokenizer(references) if tokenize == "auto" else tokenize
@@ -62,14 +62,14 @@ def text_figures(texts: Sequence[str], references: Sequence[str], tokenize: str 
 
 
 def _tokenizer(references: Sequence[str]) -> str:
-    """zh for Chinese; 13a, sacrebleu's own, for anything else."""
+    """Return zh for Chinese; else 13a, sacrebleu's default."""
     letters = "".join(references[:100])
     chinese = sum("一" <= letter <= "鿿" for letter in letters)
     return "zh" if chinese > len(letters) / 4 else "13a"
 
 
 def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str) -> list[dict[str, Any]]:
-    """Return BLEU of sources of like length."""
+    """Return BLEU by length of the source."""
     found = []
     for low, high in zip((0, *_BUCKETS), (*_BUCKETS, 10**9), strict=False):
         part = [place for place, example in enumerate(examples) if low < len(example.source) <= high]
@@ -81,16 +81,16 @@ def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str)
 
 
 def alignment(translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]) -> dict[str, Any]:
-    """Alignment error rate of the weights while the gold target is read; of several layers, the best and which.
+    """Return the alignment error rate of the weights with the gold target as input, of the best layer, and its name.
 
-    A word may be aligned by the step that predicts it, or by the next, which reads it: in a Transformer's lower
-    layers the second may be the sharper one, because only then the model knows the word (Chen et al. 2020). The layer,
-    the head and the step are chosen by the gold links themselves: the rate is a bound on the weights. With the setting
-    `decode.posterior` the weights of the step that predicts are also corrected once the word is known: another rate.
+    A word may be aligned by the step that predicts it, or by the next step, whose input it is: in a Transformer's lower
+    layers the second may be sharper, because the word is known then (Chen et al. 2020). The layer, the head and the
+    step are chosen by the gold links: the rate is a lower bound. With the setting `decode.posterior` there is another
+    rate, of the predicting step's weights corrected once the word is known.
     """
     found = links_told(translator, examples, sources)
     if not found:
-        return {}  # without attention there is nothing to align by
+        return {}  # without attention there are no links
     sure, possible = [example.links for example in examples], [example.possible for example in examples]
     rates = {key: round(alignment_error_rate(links, sure, possible), 4) for key, links in found.items()}
     whole = {key: rate for key, rate in rates.items() if key.head is None and key.when != "posterior"}
@@ -109,7 +109,7 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
 
 
 class Told(NamedTuple):
-    """The weights that a word's links are read from: a layer, one of its heads or their mean, and the step."""
+    """The choice of weights for a word's links: a layer, one of its heads or their mean, and the step."""
 
     layer: int
     head: int | None
@@ -163,7 +163,7 @@ def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Seq
     training = model.training
     model.eval()
     found = []
-    for pair in pairs:  # one by one: as many decoders read a source as it has places
+    for pair in pairs:  # one by one, because a source of s positions needs s decoder passes
         batch = translator.batch([pair])
         memory = model.encoder(batch.source, batch.source_lengths)
         found.append(log_likelihood(model.decoder, memory, batch.prefix, batch.target)[0].cpu())

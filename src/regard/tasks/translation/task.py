@@ -22,7 +22,7 @@ from regard.tasks.translation.predictor import BOS, EOS, PAD, Translator
 from regard.tasks.translation.presets import PRESETS
 from regard.tasks.translation.scoring import faithfulness, judge, text_figures
 
-_EXPLAINED = 40  # translations whose faithfulness is measured
+_EXPLAINED = 40  # number of translations whose faithfulness is measured
 Pair = tuple[Ids, Ids]
 
 
@@ -67,13 +67,13 @@ def _predictor(network: EncoderDecoder, codec: Coder, config: TranslationConfig)
 def _loaded(
     network: EncoderDecoder, codec: Coder, config: TranslationConfig, device: Any, precision: str | None = None
 ) -> Translator:
-    """`precision="auto"` is the run's own, with the weights laid out for it; None is the model as it was trained."""
+    """Return the predictor: `precision="auto"` is the run's own, with packed weights; None is the model as trained."""
     chosen = config.decode.precision if precision == "auto" else precision
     return Translator.of(network, codec, config, device, precision=chosen)
 
 
 def _validate(translator: Translator, examples: Sequence[Example], config: TranslationConfig) -> dict[str, float]:
-    """Return BLEU of greedy translations: enough to compare checkpoints by."""
+    """Return BLEU of greedy translations, which suffices to compare checkpoints."""
     sources = [translator.coder.read_words(example.source) for example in examples]
     texts = [one.text for one in translator.search(sources, width=1, weights=False)]
     return {"bleu": text_figures(texts, [example.reference for example in examples], config.data.tokenize)["bleu"]}

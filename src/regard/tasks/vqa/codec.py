@@ -14,18 +14,18 @@ _SPELLINGS = {"color": "colour", "colour": "color", "colors": "colours", "colour
 
 @dataclass(frozen=True)
 class VqaCodec:
-    """The words that have vectors, and the answers that can be given."""
+    """The vocabulary, and the possible answers."""
 
     vocabulary: Vocabulary
     answers: tuple[str, ...]
 
     @classmethod
     def build(cls, questions: Iterable[str], answers: Iterable[str]) -> "VqaCodec":
-        """Return the words of these questions, with all of these answers."""
+        """Return the codec of the words of these questions, with all of these answers."""
         return cls(Vocabulary.build([token.text for token in cut(one)] for one in questions), tuple(answers))
 
     def words(self, question: str) -> list[str]:
-        """Return the words of a question; a word that is known only in its other spelling is spelt so.
+        """Return the words of a question; British and American spellings are replaced by the one in the vocabulary.
 
         >>> VqaCodec(Vocabulary(("colour", "?")), ()).words("Color?")
         ['colour', '?']
@@ -39,11 +39,11 @@ class VqaCodec:
         return self.vocabulary.encode(self.words(question))
 
     def unknown(self, question: str) -> list[str]:
-        """Return the words of a question that no training question has."""
+        """Return the words of a question that occur in no training question."""
         return [word for word in self.words(question) if word not in self.vocabulary.numbers]
 
     def label(self, answer: str) -> int:
-        """Return the number of an answer, -1 where it cannot be given."""
+        """Return the number of an answer, -1 if it is not possible."""
         return self._labels.get(answer, -1)
 
     @cached_property
@@ -51,7 +51,7 @@ class VqaCodec:
         return {answer: number for number, answer in enumerate(self.answers)}
 
     def save(self, directory: Path) -> None:
-        """Writes tokenizer.json and codec.json."""
+        """Write tokenizer.json and codec.json."""
         self.vocabulary.save(directory / "tokenizer.json")
         text = json.dumps({"answers": self.answers}, ensure_ascii=False, indent=1)
         (directory / "codec.json").write_text(f"{text}\n", encoding="utf-8")

@@ -13,43 +13,45 @@ Form = Literal["colour", "shape", "count", "presence", "place", "relation", "com
 
 
 class DataSettings(TaskData):
-    """The built-in world, or files."""
+    """The built-in scenes, or files."""
 
     files: tuple[Path, ...] = ()
-    """easy-VQA's folder, or a folder or file of JSON or JSONL with image, question and answer; none: the world."""
+    """easy-VQA's folder, or a folder or file of JSON or JSONL with image, question and answer; none: the built-in
+    scenes."""
     picture: int = Field(default=48, ge=32, le=1024)
     """Height and width of the pictures in pixels; others are scaled and cropped to it."""
     objects: tuple[int, int] = (2, 4)
-    """Shapes of a scene of the world, at least and at most."""
+    """The smallest and largest number of shapes in a scene."""
     forms: tuple[Form, ...] = FORMS  # type: ignore
-    """What the world asks about."""
+    """The forms of the generated questions."""
     questions: int = Field(default=8, gt=0, le=64)
-    """Questions of the world about each scene of training."""
+    """Number of generated questions about each training scene."""
     answers: Count = 1000
-    """Answers of files that can be given: the most frequent in training."""
+    """Number of possible answers for files: the most frequent in training."""
     batch_tokens: int = Field(default=384, gt=0, le=2**30)
-    """Questions of a batch, padding counted."""
+    """The largest number of questions in a batch, including padding."""
 
 
 class ModelSettings(Settings):
     """Encoders of picture and question, stacked attention and an answer classifier."""
 
     attention: Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive"] = "scaled_dot"
-    """Score by which the cells of the picture are weighted; none: the mean of the cells is read."""
+    """Score of the cells of the picture; none: the mean of the cells replaces attention."""
     normalize: NormalizerName = "softmax"
-    """How scores become weights."""
+    """The function from scores to weights."""
     alpha: float = Field(default=1.5, ge=1.0, le=10.0)
     """Alpha of entmax."""
     hops: int = Field(default=2, gt=0, le=16)
-    """How often the picture is read; each hop knows what the ones before it read."""
+    """Number of hops; the query of each depends on the results of the hops before it."""
     counts: bool = True
-    """Whether the classifier is given how many cells match the question, which weights that sum to 1 do not say."""
+    """Whether the number of cells that match the question is an input of the classifier; weights that sum to 1 lack
+    it."""
     image: bool = True
-    """Whether the picture is read at all; false: the question alone is answered."""
+    """Whether the picture is an input; false: the question alone is answered."""
     widths: tuple[Width, ...] = Field(default=(32, 64, 64), min_length=1, max_length=8)
-    """Channels of the convolutions; each halves the picture, so that three make cells of 8 × 8 pixels."""
+    """Channels of the convolutions; each halves the picture, so three give cells of 8 × 8 pixels."""
     kernels: tuple[Literal[2, 4], ...] = ()
-    """Sides of their kernels, one for each; none: 4. With smaller ones a cell sees less beside its own pixels."""
+    """Kernel sizes, one for each convolution; none: 4. Smaller kernels have smaller receptive fields."""
     size: int = Field(default=64, gt=0, le=2**16, multiple_of=4)
     """Size of the cells and of the question's state."""
     embedding: Width = 32
@@ -67,7 +69,7 @@ class ModelSettings(Settings):
 
 
 class VqaConfig(TaskConfig):
-    """A whole run."""
+    """The settings of a whole run."""
 
     figures = ("loss", "accuracy")
 
@@ -90,4 +92,4 @@ NEEDS = {
     **dict.fromkeys(("model.normalize", "model.hops", "model.counts"), (_ATTENDS,)),
     "model.alpha": (_ATTENDS, Need.value("model.normalize", "entmax")),
 }
-"""What has each setting that not every run has. One that was asked for and has no effect is an error."""
+"""The conditions under which settings have an effect. Setting one without effect is an error."""

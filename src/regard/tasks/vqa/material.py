@@ -1,4 +1,5 @@
-"""Training and evaluation data of a model: the built-in scenes, or the user's pictures and questions."""
+"""Training and evaluation data of visual question answering: the built-in scenes, or the user's pictures and
+questions."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -34,17 +35,17 @@ from regard.tasks.vqa.codec import VqaCodec
 from regard.tasks.vqa.config import DataSettings, VqaConfig
 from regard.tasks.world_examples import Parts, parts_of
 
-_LARGEST = 6  # objects of a scene of the world
+_LARGEST = 6  # the largest number of objects in a scene
 
 
 @dataclass(frozen=True)
 class Example:
     """A question about picture number `place` of `pictures`, its answer, and the boxes that show it, if known.
 
-    `form` is what the world asks about; `path` is the file of the picture where there is one.
+    `form` is the form of a generated question; `path` is the file of the picture, if there is one.
     """
 
-    pictures: Any = field(repr=False, compare=False)  # pixels (3, height, width) by number
+    pictures: Any = field(repr=False, compare=False)  # pixels (3, height, width) by index
     place: int
     question: str
     answer: str
@@ -122,7 +123,7 @@ def _world(config: VqaConfig, codec: VqaCodec | None) -> Material:
     def example(one: scene_questions.Asked) -> Example:
         images.append(one.scene.image)
         items = [one]
-        if len(groups) < settings.train:  # the part for training is made first
+        if len(groups) < settings.train:  # the training part is created first
             items += further(one.scene, random, count=settings.questions - 1, forms=settings.forms)
         place = len(images) - 1
         groups.append(
@@ -169,7 +170,7 @@ def _parted(
     test: Sequence[ImageQuestion],
     settings: DataSettings,
 ) -> tuple[Sequence[ImageQuestion], Sequence[ImageQuestion], Sequence[ImageQuestion]]:
-    """Return the parts; one that the files do not have is held out of training, at most a fifth of the pictures."""
+    """Return the parts; a missing part is held out of training, at most a fifth of the pictures."""
     most = max(1, len(pictures_of(train).paths) // 5)
     counts = [0 if valid else min(settings.valid, most), 0 if test else min(settings.test, most)]
     train, held_valid, held_test = hold_out(train, valid=counts[0], test=counts[1], seed=settings.seed)
@@ -179,8 +180,7 @@ def _parted(
 def _examples(
     parts: Sequence[Sequence[ImageQuestion]], opened: Callable[[Sequence[Path]], Any]
 ) -> list[Sequence[Example]]:
-    """Return the examples of each part, made when they are asked for; all share the pictures that `opened` makes of
-    files."""
+    """Return the examples of each part, created at access; all share the pictures that `opened` returns for files."""
     begins = np.cumsum([0, *map(len, parts)]).tolist()
 
     def item(place: int) -> ImageQuestion:
@@ -214,7 +214,7 @@ def encode(codec: VqaCodec, one: Example) -> dict[str, Any]:
 
 
 def collated(records: Sequence[dict[str, Any]], *, grid: int = 1, rows: int = 0) -> Any:
-    """Return pictures with their questions as a batch: image (b, 3, h, w), question (b, n, m), answer (b, n), -1 for
+    """Return pictures with their questions as a batch: image (b, 3, h, w), question (b, n, m), answer (b, n), -1:
     none."""
     longest = max(len(question) for record in records for question in record["question"])
     width = max(1, -(-longest // grid)) * grid
@@ -228,12 +228,12 @@ def collated(records: Sequence[dict[str, Any]], *, grid: int = 1, rows: int = 0)
 
 
 def input_files(config: VqaConfig) -> list[Path]:
-    """Return the files of questions that a run reads; the store of pictures checks these by itself."""
+    """Return the files of questions that a run uses; the image store detects changed pictures itself."""
     return list(question_files(_path(config.data.files)).values()) if config.data.files else []
 
 
 def examples_of(paths: Sequence[Path], config: VqaConfig, codec: VqaCodec) -> tuple[list[Example], str]:
-    """Return the questions of other files: of a folder with parts, its test part."""
+    """Return the questions of other files: for a folder with parts, its test part."""
     found = load_image_questions(_path(paths))
     items = found.test or found.valid or found.train
     [examples] = _examples([items], lambda images: _Decoded(images, config.data.picture))

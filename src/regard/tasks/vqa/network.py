@@ -19,7 +19,7 @@ _LEARNING = LearningSettings()
 
 
 class VisualAnswerer(nn.Module):
-    """Scores of the answers to questions about pictures; without `image` the question alone is read."""
+    """Scores of the answers to questions about pictures; without `image` only the question is used."""
 
     def __init__(self, question: RecurrentEncoder, image: ImageEncoder | None, classifier: StackedClassifier) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class VisualAnswerer(nn.Module):
     ) -> Stacked:
         """Return the answers to n questions about each picture; words are numbers from 1, padding is 0."""
         lengths = (questions != 0).sum(-1)
-        # A question of padding is read as one word, so that no row is empty; its answer is ignored.
+        # A padded question is encoded as one word, so that no row is empty; its answer is ignored.
         asked = self.question(questions.flatten(0, 1), lengths.flatten().clamp_min(1)).summary
         query = asked.unflatten(0, questions.shape[:2])
         if self.image is None:
@@ -52,10 +52,10 @@ class VisualAnswerer(nn.Module):
 def build(
     settings: ModelSettings, vocabulary: int, answers: int, *, learning: LearningSettings = _LEARNING
 ) -> VisualAnswerer:
-    """Return a model for so many words and answers.
+    """Return a model for these numbers of words and answers.
 
-    With `attention="none"` the classifier reads the mean of the cells, and its hidden layer has as many parameters as
-    attention and its own hidden layer would have.
+    With `attention="none"` the input of the classifier is the mean of the cells, and its hidden layer is widened to
+    compensate for the parameters of attention.
     """
     question = RecurrentEncoder(
         vocabulary, settings.size, bidirectional=False, embedding_size=settings.embedding, dropout=settings.dropout

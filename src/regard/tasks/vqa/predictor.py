@@ -1,4 +1,4 @@
-"""A trained model: a picture and a question in, the answer and what each hop looked at out."""
+"""A trained model: the answer to a question about a picture, with the weights of each hop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from regard.tasks.vqa.material import collated
 from regard.tasks.vqa.network import VisualAnswerer
 from regard.train.distributed import shareable
 
-_AT_ONCE = 64  # questions
-_WORDS = 200  # of a question
-_NAMED = 5  # answers of a record
+_AT_ONCE = 64  # number of questions per batch
+_WORDS = 200  # the largest number of words in a question
+_NAMED = 5  # number of answers in a record
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Seen:
     probabilities: dict[str, float]
     weights: Tensor | None
     grid: Grid
-    unknown: tuple[str, ...] = ()  # words of the question that the model does not know
+    unknown: tuple[str, ...] = ()  # words of the question that are not in the vocabulary
 
     @property
     def answer(self) -> str:
@@ -78,7 +78,7 @@ class VqaPredictor:
     config: VqaConfig
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
-        """Return answers in the order of the inputs; an error for a picture that cannot be read, or an empty
+        """Return answers in the order of the inputs; an error for a picture that cannot be decoded, or an empty
         question."""
         side = self.config.data.picture
         found: dict[int, Seen | InputError] = {}
@@ -96,7 +96,7 @@ class VqaPredictor:
 
     @shareable
     def ask(self, asked: Sequence[tuple[Pixels, str]], *, weights: bool = True) -> list[Seen]:
-        """Return answers to questions about pictures, some at once."""
+        """Return answers to questions about pictures, in batches."""
         seen: list[Seen] = []
         for first in range(0, len(asked), _AT_ONCE):
             seen += self._ask(asked[first : first + _AT_ONCE], weights)

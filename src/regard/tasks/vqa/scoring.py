@@ -1,4 +1,4 @@
-"""How good the answers are, by what is asked too, and whether the last hop looks where the answer is seen."""
+"""Metrics of answers: accuracy, also by form, and whether the last hop attends to where the answer is visible."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,17 +10,17 @@ from regard.tasks.vqa.config import VqaConfig
 from regard.tasks.vqa.material import Example
 from regard.tasks.vqa.predictor import Seen, VqaPredictor
 
-_EXPLAINED = 100  # questions whose faithfulness is measured
+_EXPLAINED = 100  # number of questions whose faithfulness is measured
 
 
 def accuracy(seen: Sequence[Seen], examples: Sequence[Example]) -> float:
-    """Return the share of questions whose answer is right."""
+    """Return the fraction of questions whose answer is right."""
     right = sum(one.answer == example.answer for one, example in zip(seen, examples, strict=True))
     return right / max(1, len(examples))
 
 
 def accuracy_by_form(seen: Sequence[Seen], examples: Sequence[Example]) -> dict[str, float]:
-    """Return the accuracy for each form of question, where the forms are known."""
+    """Return the accuracy for each form of question, if the forms are known."""
     forms: dict[str, list[bool]] = {}
     for one, example in zip(seen, examples, strict=True):
         if example.form:
@@ -29,9 +29,9 @@ def accuracy_by_form(seen: Sequence[Seen], examples: Sequence[Example]) -> dict[
 
 
 def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
-    """Return the share of questions where the last hop's largest weight lies in a box that shows the answer.
+    """Return the fraction of questions where the last hop's largest weight is in a box that shows the answer.
 
-    Questions without such a box are left out; None where none is left.
+    Questions without such a box are excluded; None if none remain.
     """
     inside = []
     for one, example in zip(seen, examples, strict=True):
@@ -42,7 +42,7 @@ def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
 
 
 def judge(predictor: VqaPredictor, examples: Sequence[Example], config: VqaConfig, explain: bool) -> Judged:
-    """Return accuracy, as a whole and by form, and pointing."""
+    """Return accuracy, as a whole and by form, and pointing accuracy."""
     seen = predictor.ask([(one.pixels, one.question) for one in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(seen, examples), 4), "questions": len(examples)}
     forms = accuracy_by_form(seen, examples)

@@ -56,7 +56,7 @@ def with_er(word: str) -> str:
 
 
 def article(following: str) -> str:
-    """a or an, by the word that follows.
+    """Return the article "a" or "an" for the word that follows.
 
     >>> article("apple"), article("red")
     ('an', 'a')
@@ -65,7 +65,7 @@ def article(following: str) -> str:
 
 
 def _doubled(word: str) -> str:
-    """Return one vowel and one consonant at the end of a word of one syllable: the consonant is written twice."""
+    """Return the word with its last consonant doubled, if it has one syllable and ends in vowel and consonant."""
     single = sum(letter in VOWELS for letter in word) == 1
     if single and word[-1] not in VOWELS | set("wxy") and len(word) > 2 and word[-2] in VOWELS:
         return word + word[-1]

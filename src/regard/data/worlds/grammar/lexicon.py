@@ -1,6 +1,7 @@
-"""The words of the built-in world: English forms, Chinese words, and which goes with which.
+"""The words of the built-in world: English forms, Chinese words, and their correspondence.
 
-A line of a table is one word. Kinds say what can be said of what: one eats food, and only people think.
+A line of a table is one word. Kinds restrict combinations: the object of "eat" is food, the subject of "think" a
+person.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from regard.data.worlds.grammar.inflection import with_ed, with_er, with_ing, wi
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """A noun that can be counted, with the measure word that counts it."""
+    """A countable noun with its measure word."""
 
     singular: str
     plural: str
@@ -21,7 +22,7 @@ class Noun:
 
 @dataclass(frozen=True, slots=True)
 class Adjective:
-    """An adjective; `close` ones stand before the noun without 的, `late` ones only after "is"."""
+    """An adjective; `close` ones precede the noun without 的, `late` ones occur only after "is"."""
 
     english: str
     comparative: str | None  # None: more …
@@ -30,10 +31,10 @@ class Adjective:
     kinds: frozenset[str]
     colour: bool = False
     late: bool = False
-    living: str | None = None  # said of people and animals instead
+    living: str | None = None  # the Chinese word for people and animals, if it differs
 
     def word(self, kind: str) -> str:
-        """Return the Chinese word beside a noun of this kind: an old man is 老, an old chair is 旧."""
+        """Return the Chinese word for a noun of this kind: an old man is 老, an old chair is 旧."""
         return self.living if self.living and kind in ("person", "kin", "animal") else self.chinese
 
 
@@ -41,8 +42,8 @@ class Adjective:
 class Verb:
     """A verb: its English forms, and the Chinese word by kind of object ("" where the object does not matter).
 
-    aspect: an *action* has every tense; an *event* is over as it happens (found, but not is finding); a *state*
-    neither goes on nor ends (likes).
+    aspect: an *action* has every tense; an *event* has no duration (found, but not is finding); a *state* has no
+    progressive (likes).
     """
 
     base: str
@@ -97,14 +98,14 @@ NOUNS = _nouns(
     song="song 歌 首",
 )
 
-# Some verbs take one noun of a kind: one writes a letter to somebody, and tells a story.
+# Some verbs take only certain nouns of a kind: one writes a letter to somebody, and tells a story.
 NOUNS["letters"] = tuple(noun for noun in NOUNS["text"] if noun.singular in ("letter", "poem"))
 NOUNS["stories"] = tuple(noun for noun in NOUNS["text"] if noun.singular == "story")
 
-# Whom one may have: my teacher, but not my tourist.
+# Nouns that may have a possessive: my teacher, but not my tourist.
 RELATED = frozenset(("teacher", "student", "doctor", "lawyer", "neighbor", "child", "driver", "manager"))
 
-# What is poured or cut is counted by what holds it: a cup of tea, 一 杯 茶.
+# Mass nouns are counted by their container: a cup of tea, 一 杯 茶.
 MASS = {
     "drink": {"water": "水", "milk": "牛奶", "tea": "茶", "coffee": "咖啡", "juice": "果汁", "beer": "啤酒"},
     "dish": {"rice": "米饭", "soup": "汤", "noodles": "面条"},
@@ -114,7 +115,7 @@ HOLDERS = {
     "dish": (("bowl", "bowls", "碗"), ("plate", "plates", "盘")),
 }
 
-# Kinds whose words stand alone: no article, no number.
+# Kinds whose words have neither article nor number.
 BARE = {
     "language": {"English": "英语", "Chinese": "中文", "French": "法语"},
     "subject": {"music": "音乐", "history": "历史", "mathematics": "数学"},
@@ -130,7 +131,7 @@ NAMES = {
     **{"Li Ming": "李明", "Wang Fang": "王芳"},
 }
 
-# Subject form, object form, possessive, Chinese, and the form of "be" that agrees with it.
+# Subject form, object form, possessive, Chinese, and the form of "be".
 PRONOUNS = (
     ("I", "me", "my", "我", "am"),
     ("you", "you", "your", "你", "are"),
@@ -165,7 +166,7 @@ def _adjective(line: str) -> Adjective:
     )
 
 
-# A plus: its comparative is made with "more". The Chinese after a slash is said of people and animals.
+# A plus marks a comparative with "more". The Chinese after a slash is for people and animals.
 ADJECTIVES = tuple(
     _adjective(line)
     for line in f"""
@@ -227,7 +228,7 @@ def _verb(line: str) -> Verb:
 
 
 def _words(chinese: str) -> list[tuple[str, str]]:
-    """`吃:food+dish,喝:drink` → (food, 吃), (dish, 吃), (drink, 喝); a word without a colon has no object."""
+    """Parse `吃:food+dish,喝:drink` → (food, 吃), (dish, 吃), (drink, 喝); a word without a colon has no object."""
     pairs: list[tuple[str, str]] = []
     for part in chinese.split(","):
         word, _, kinds = part.partition(":")
@@ -235,7 +236,7 @@ def _words(chinese: str) -> list[tuple[str, str]]:
     return pairs
 
 
-# A star: it makes a natural passive.
+# A star marks a verb with a natural passive.
 TRANSITIVE = tuple(
     _verb(line)
     for line in """
@@ -310,7 +311,7 @@ INTRANSITIVE = tuple(
     exercise 锻炼 action person
     """.strip().splitlines()
 )
-# Verbs of one morpheme or of two that do not part: 工作 了 两 个 小时.
+# Verbs that take a duration directly, because they are not verb-object compounds: 工作 了 两 个 小时.
 LASTING = ("work", "rest", "wait", "cry", "laugh", "exercise", "play")
 
 GIVING = tuple(

@@ -1,4 +1,4 @@
-"""Noun phrases: who and what. In Chinese, everything that describes a noun stands before it."""
+"""Noun phrases. In Chinese, all modifiers precede the noun."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Nominal:
     kind: str
     lead: list[Made] = field(default_factory=list)
     open: bool = False  # a relative clause may follow it
-    heavy: bool = False  # it ends in a clause, to which whatever follows would belong
+    heavy: bool = False  # it ends in a clause, to which further words would seem to belong
 
     def words(self) -> list[Made]:
         """Return the whole phrase in Chinese."""
@@ -41,28 +41,28 @@ class Nominal:
 
 
 def name(dice: Dice) -> Nominal:
-    """Tom, 汤姆; Li Ming, 李明."""
+    """Return a name: Tom, 汤姆; Li Ming, 李明."""
     english = dice.fresh(_NAMES)
     made = tokens(english)
     return Nominal(made, [Made(NAMES[english], tuple(made))], "is", "person")
 
 
 def pronoun(dice: Dice, *, subject: bool) -> Nominal:
-    """he or him, 他."""
+    """Return a pronoun: he or him, 他."""
     nominative, accusative, _, chinese, agreement = dice.fresh(PRONOUNS)
     token = Token(nominative if subject else accusative)
     return Nominal([token], [Made(chinese, (token,))], agreement, "person")
 
 
 def bare(kind: str, dice: Dice) -> Nominal:
-    """Return words without article: English, football, the piano."""
+    """Return a noun of a fixed form: English, football, the piano."""
     english = dice.pick(tuple(BARE[kind]))
     made = tokens(english)
     return Nominal(made, [Made(BARE[kind][english], (made[-1],), tuple(made[:-1]))], "is", kind)
 
 
 def mass(kind: str, dice: Dice, *, definite: bool) -> Nominal:
-    """the tea, some tea, two cups of tea: 茶, 一些 茶, 两 杯 茶."""
+    """Return a mass noun: the tea, some tea, two cups of tea: 茶, 一些 茶, 两 杯 茶."""
     english = dice.pick(tuple(MASS[kind]))
     noun = Token(english)
     agreement = "are" if english.endswith("s") else "is"
@@ -114,7 +114,10 @@ def phrase(
     if plain or kind not in ("person", "animal", "food", "text", "thing") or not dice.maybe(0.15):
         return first
     second = _single(dice, kind, determiners, subject=subject, plain=True)
-    if {first.english[0].text, second.english[0].text} & {"I", "me"}:  # English says Tom and I, Chinese 我 和 汤姆
+    if {first.english[0].text, second.english[0].text} & {
+        "I",
+        "me",
+    }:  # Tom and I, but 我 和 汤姆
         return first
     joint = Token("and")
     chinese = [*first.words(), Made("和", (joint,)), *second.words()]
@@ -137,7 +140,7 @@ def _single(dice: Dice, kind: str, determiners: Mapping[str, float], *, subject:
 
 
 def _adjectives(dice: Dice, noun: Noun, head: Token) -> tuple[list[Token], list[Made]]:
-    """big red, 红色 的 大: what needs 的 stands farther from the noun."""
+    """Return adjectives: big red, 红色 的 大; those with 的 are farther from the noun."""
     suited = _SUITED[noun.kind]
     if not suited or not dice.maybe(0.4):
         return [], []
@@ -161,7 +164,7 @@ def _adjective(word: Adjective, noun: Noun, head: Token, dice: Dice, *, plain: b
 
 
 def _determiner(dice: Dice, sort: str, noun: Noun, head: Token, following: str) -> tuple[list[Token], list[Made]]:
-    """Return the words before the adjectives; a number or 这 wants the noun's measure word."""
+    """Return the words before the adjectives; a number or 这 requires the noun's measure word."""
     if sort == "none":
         return [], []
     if sort == "owned":
@@ -181,7 +184,7 @@ def _determiner(dice: Dice, sort: str, noun: Noun, head: Token, following: str) 
 
 
 def _owner(dice: Dice, noun: Noun, head: Token) -> tuple[list[Token], list[Made]]:
-    """my book, 我 的 书; my mother, 我 妈妈; the teacher 's book, 老师 的 书."""
+    """Return a possessive: my book, 我 的 书; my mother, 我 妈妈; the teacher 's book, 老师 的 书."""
     if dice.chance(0.5):
         _, _, possessive, chinese, _ = dice.pick(PRONOUNS)
         token = Token(possessive)

@@ -27,7 +27,7 @@ Phrases = Callable[..., Nominal]
 class Predicate:
     """What follows an English verb, and its parts in Chinese: `pre` 给 玛丽, `verb` 寄, `tail` 一 封 信.
 
-    `settled`: the place belongs to the verb (坐 在 椅子 上), so no other place is added, and 了 is left out.
+    `settled` means that the place belongs to the verb (坐 在 椅子 上), so no other place is added, and 了 is omitted.
     """
 
     english: list[Token]
@@ -38,12 +38,12 @@ class Predicate:
     settled: bool = False
     placed: bool = False  # no further place
     heavy: bool = False
-    short: bool = False  # nothing more after it
+    short: bool = False  # no adverbials may follow
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A verb and the way to complete it; `tenses` restricts those of the verb's aspect."""
+    """A verb and the function that adds its complements; `tenses` restricts those of the verb's aspect."""
 
     verb: Verb
     complete: Callable[[Dice, bool, Phrases], Predicate]
@@ -51,17 +51,17 @@ class Frame:
 
 
 def _given(indefinite: bool) -> Mapping[str, float]:
-    """Return what is denied is something definite: 没有 吃 一 个 苹果 would be odd."""
+    """Return determiners without indefinite ones after a negation: 没有 吃 一 个 苹果 would be odd."""
     return OBJECT if indefinite else DEFINITE
 
 
 def frame(dice: Dice) -> Frame:
-    """Return a verb with its pattern, the everyday ones most often."""
+    """Return a verb with its pattern, frequent ones most often."""
     return _PATTERNS[dice.weigh(_WEIGHTS)](dice)
 
 
 def transitive(verb: Verb) -> Frame:
-    """chases the cat, 追逐 猫."""
+    """Return a transitive predicate: chases the cat, 追逐 猫."""
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
         kind = dice.pick(tuple(verb.chinese))
@@ -71,7 +71,7 @@ def transitive(verb: Verb) -> Frame:
 
 
 def with_object(verb: Verb, thing: Nominal, kind: str) -> Predicate:
-    """Return the verb's Chinese word is chosen by its object: wear a coat, 穿; wear a hat, 戴."""
+    """Return the verb's Chinese word for its object: wear a coat, 穿; wear a hat, 戴."""
     return Predicate(thing.english, thing.words(), verb.chinese[kind], heavy=thing.heavy)
 
 
@@ -80,7 +80,7 @@ def _simple(dice: Dice) -> Frame:
 
 
 def _alone(dice: Dice) -> Frame:
-    """sleeps, 睡觉; worked for two hours, 工作 了 两 个 小时."""
+    """Return an intransitive predicate: sleeps, 睡觉; worked for two hours, 工作 了 两 个 小时."""
     verb = dice.fresh(INTRANSITIVE)
     lasting = verb.base in LASTING and dice.maybe(0.4)
 
@@ -92,7 +92,7 @@ def _alone(dice: Dice) -> Frame:
 
 
 def _give(dice: Dice) -> Frame:
-    """gives Mary a book, or a book to Mary: 给 玛丽 一 本 书."""
+    """Return a predicate with two objects: gives Mary a book, or a book to Mary: 给 玛丽 一 本 书."""
     verb = dice.pick(GIVING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -112,7 +112,7 @@ def _give(dice: Dice) -> Frame:
 
 
 def _send(dice: Dice) -> Frame:
-    """sends a letter to Mary, 给 玛丽 寄 一 封 信."""
+    """Return a predicate with a recipient: sends a letter to Mary, 给 玛丽 寄 一 封 信."""
     verb = dice.pick(SENDING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -126,7 +126,7 @@ def _send(dice: Dice) -> Frame:
 
 
 def _put(dice: Dice) -> Frame:
-    """puts the book on the table, 把 书 放 在 桌子 上."""
+    """Return a predicate of placing: puts the book on the table, 把 书 放 在 桌子 上."""
     verb = dice.pick(PUTTING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -142,7 +142,7 @@ def _put(dice: Dice) -> Frame:
 
 
 def _stay(dice: Dice) -> Frame:
-    """sits on the chair, 坐 在 椅子 上."""
+    """Return a predicate of posture: sits on the chair, 坐 在 椅子 上."""
     verb = dice.pick(STAYING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -154,7 +154,7 @@ def _stay(dice: Dice) -> Frame:
 
 
 def _go(dice: Dice) -> Frame:
-    """goes to the park by bus, 坐 公共汽车 去 公园."""
+    """Return a predicate of motion: goes to the park by bus, 坐 公共汽车 去 公园."""
     verb = dice.pick(GOING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -163,12 +163,12 @@ def _go(dice: Dice) -> Frame:
         english = [*where.english, *means.english]
         return Predicate(english, where.chinese, verb.chinese[""], pre=means.chinese, placed=True)
 
-    # "is going to the park" would be taken for a plan.
+    # The progressive is excluded: "is going to the park" could mean a plan.
     return Frame(verb, complete, "present past perfect future can should must want plan habit never")
 
 
 def _live(dice: Dice) -> Frame:
-    """lives in Beijing, 住 在 北京."""
+    """Return a predicate of residence: lives in Beijing, 住 在 北京."""
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
         where = place(dice, CITIES)
@@ -179,7 +179,7 @@ def _live(dice: Dice) -> Frame:
 
 
 def _have(dice: Dice) -> Frame:
-    """has a cat, 有 一 只 猫; does not have: 没有."""
+    """Return a predicate of possession: has a cat, 有 一 只 猫; does not have: 没有."""
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
         thing = phrases(dice, ("animal", "thing", "vehicle", "clothes"), INDEFINITE if indefinite else BARE_PLURAL)

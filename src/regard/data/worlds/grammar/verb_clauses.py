@@ -1,4 +1,4 @@
-"""Clauses: somebody does something somewhere. English order on one side, Chinese order on the other."""
+"""Clauses with a verb: subject, predicate and adverbials, in English order and in Chinese order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Clause:
 
 @dataclass(slots=True)
 class Circumstance:
-    """Where, how, with whom and when; `early` is a time told first in both languages."""
+    """The adverbials of place, manner, company and time; `early` is a time at the start in both languages."""
 
     place: Setting = _NOTHING
     manner: Setting = _NOTHING
@@ -33,16 +33,16 @@ class Circumstance:
     early: Setting = field(default_factory=lambda: _NOTHING)
 
     def english(self) -> list[Token]:
-        """Return what follows the verb in English."""
+        """Return the adverbials after the verb in English."""
         return [*self.manner.english, *self.company.english, *self.place.english, *self.late.english]
 
 
 def statement(
     dice: Dice, *, question: bool = False, allowed: str = "", deny: float = 0.2, early: bool = True
 ) -> Clause:
-    """Tom often reads a book in the park: 汤姆 经常 在 公园 里 读 一 本 书. Asked: does Tom …, 汤姆 … 吗.
+    """Return a clause: Tom often reads a book in the park: 汤姆 经常 在 公园 里 读 一 本 书.
 
-    `allowed` names the tenses to choose from, all when empty; `early` lets a time be told first.
+    As a question: does Tom …, 汤姆 … 吗. `allowed` restricts the tenses (empty: all); `early` allows an initial time.
     """
     chosen = frame(dice)
     while allowed and not can_tell(chosen.verb, allowed, within=chosen.tenses):
@@ -54,7 +54,7 @@ def statement(
 
 
 def tell(dice: Dice, chosen: Frame, subject: Nominal, told: Tense, *, early: bool) -> Clause:
-    """Return the clause of a subject and a frame, with such circumstances as suit them."""
+    """Return the clause of a subject and a frame, with adverbials that suit them."""
     if told.name == "progressive" and dice.maybe(0.3):
         told = Tense("was", told.negative, told.question)
     predicate = chosen.complete(dice, told.indefinite, described)
@@ -71,19 +71,19 @@ def tell(dice: Dice, chosen: Frame, subject: Nominal, told: Tense, *, early: boo
 
 
 def verbal(group: Group, predicate: Predicate, told: Tense, verb: Verb, around: Circumstance) -> list[Made]:
-    """Return the Chinese from the negation to the object: 没有 在 公园 里 读 书."""
+    """Return the Chinese words from the negation to the object: 没有 在 公园 里 读 书."""
     before, word = group.before, Made(predicate.verb, (group.main,))
     if verb is HAVING and told.negative:
         before = list[Made]()
         word = Made("没有", (group.english[0], group.main), tuple(group.auxiliary))
     ongoing: list[Made] = []
     if group.ongoing is not None:
-        # 在 stands for what is going on, unless a place brings its own: 正 在 公园 里 读 书.
+        # 在 marks the progressive, unless a place has its own 在: 正 在 公园 里 读 书.
         near = bool(around.place.chinese) or predicate.settled
         mark = "正" if near else "在"
         if not (near and told.negative):
             ongoing = [Made(mark, (group.ongoing,), (group.main,))]
-    # Grammar without a word of its own may be looked for anywhere in the verb and its object: 了, 把.
+    # Function words without a counterpart, 了 and 把, are possible links to the whole verb and object.
     spread = (group.main, *predicate.english)
     after = [] if predicate.settled else [_spread(made, spread) for made in group.after]
     pre = [_spread(made, spread) if made.text == "把" else made for made in predicate.pre]
@@ -98,9 +98,9 @@ def _spread(made: Made, tokens: tuple[Token, ...]) -> Made:
 def circumstance(
     dice: Dice, verb: Verb, predicate: Predicate, told: Tense, subject: Nominal, *, early: bool = False
 ) -> Circumstance:
-    """Return what the predicate leaves room for.
+    """Return the adverbials that the predicate allows.
 
-    After a clause inside the object nothing is added: it would belong there.
+    After a clause inside the object none are added: they would seem to belong to it.
     """
     around = Circumstance()
     forced = told.name == "was"
@@ -123,14 +123,14 @@ def circumstance(
 
 
 def _company(dice: Dice) -> Setting:
-    """with Mary, 跟 玛丽 一起."""
+    """Return company: with Mary, 跟 玛丽 一起."""
     person = phrase(dice, ("person",), DEFINITE, plain=True)
     token = Token("with")
     return Setting([token, *person.english], [Made("跟", (token,)), *person.words(), Made("一起", (token,))])
 
 
 def described(dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float], *, subject: bool = False) -> Nominal:
-    """Return a noun phrase that may carry a clause or a place: the cat on the table, 桌子 上 的 猫."""
+    """Return a noun phrase that may have a relative clause or a place: the cat on the table, 桌子 上 的 猫."""
     nominal = phrase(dice, kinds, determiners, subject=subject)
     if not nominal.open:
         return nominal
@@ -146,7 +146,7 @@ def described(dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float]
 
 
 def relative(dice: Dice, nominal: Nominal) -> None:
-    """Adds a relative clause: the cat that Tom saw, 汤姆 看见 的 猫; the boy who likes Mary, 喜欢 玛丽 的 男孩."""
+    """Add a relative clause: the cat that Tom saw, 汤姆 看见 的 猫; the boy who likes Mary, 喜欢 玛丽 的 男孩."""
     that = Token("who" if nominal.kind == "person" else "that")
     active = nominal.kind in ("person", "animal") and dice.chance(0.5)
     allowed = "present past progressive"
@@ -162,7 +162,7 @@ def relative(dice: Dice, nominal: Nominal) -> None:
         subject = phrase(dice, (dice.pick(verb.subjects),), SUBJECT, subject=True, plain=True)
         told = tense(dice, verb, subject.kind, allowed=allowed, deny=0.1)
         group = conjugate(dice, verb, subject.agreement, told)
-        group.after = []  # what is over needs no 了 before 的
+        group.after = []  # Chinese has no 了 before 的
         gap = with_object(verb, Nominal([], [], "is", nominal.kind), nominal.kind)
         english = [that, *subject.english, *group.auxiliary, *group.english]
         chinese = [*subject.words(), *verbal(group, gap, told, verb, Circumstance())]
@@ -172,7 +172,7 @@ def relative(dice: Dice, nominal: Nominal) -> None:
     if active:
         nominal.chinese = [*clause, *nominal.chinese]
     else:
-        nominal.lead = [*clause, *nominal.lead]  # 汤姆 看见 的 一 只 猫: 一 只 汤姆 would mislead
+        nominal.lead = [*clause, *nominal.lead]  # 汤姆 看见 的 一 只 猫: the measure word must not precede 汤姆
     nominal.heavy = True
 
 

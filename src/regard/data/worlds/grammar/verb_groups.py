@@ -1,4 +1,4 @@
-"""Verb groups: tense, aspect and negation. English changes the verb, Chinese sets words around it."""
+"""Verb groups: tense, aspect and negation, by verb forms in English and by particles in Chinese."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,20 +18,20 @@ _TENSES = {
     "saying": {"present": 3.0, "past": 2.0},
     "asking": {"present": 1.5, "past": 2.0},
 }
-# Only people plan: what a dog wants is not told here.
+# Tenses of intention, for human subjects only.
 _HUMAN = ("should", "must", "want", "plan", "going")
-# What may be denied and asked; "does not always" is left out, for its Chinese depends on what is meant.
+# Tenses that allow negation and questions; "does not always" is excluded, because its Chinese is ambiguous.
 _ASKED = frozenset(("present", "past", "progressive", "perfect", "future", "can", "should", "want"))
 _DENIED = _ASKED | {"must", "plan", "going"}
 
-# What Chinese says for an auxiliary, and for its negation.
+# The Chinese words for an auxiliary and for its negation.
 _AUXILIARIES = {"future": ("will", "会"), "can": ("can", "能"), "should": ("should", "应该"), "must": ("must", "必须")}
 _TO = {"want": ("want", "wants", "想"), "plan": ("plan", "plans", "计划")}
 
 
 @dataclass(frozen=True, slots=True)
 class Tense:
-    """What is said of a verb: its tense, whether it is denied, whether it is asked."""
+    """The tense of a verb, whether it is negated, and whether it is a question."""
 
     name: str
     negative: bool = False
@@ -39,20 +39,20 @@ class Tense:
 
     @property
     def indefinite(self) -> bool:
-        """Return whether it leaves room for 一 个: what never happens, happens to nothing in particular."""
+        """Return whether an indefinite object (一 个) is allowed: not after a negation."""
         return not self.negative and self.name != "never"
 
     @property
     def when(self) -> str | None:
-        """Return which times of day and year go with it."""
+        """Return the time adverbials that go with the tense."""
         return _WHEN.get(self.name)
 
 
 @dataclass(slots=True)
 class Group:
-    """An English verb group cut where a question cuts it, and the Chinese words around the verb.
+    """An English verb group, split where a question inserts the subject, and the Chinese words around the verb.
 
-    auxiliary: what stands before the subject in a question. ongoing: the token of 在, for what is going on.
+    `auxiliary` precedes the subject in a question; `ongoing` is the token of 在 in the progressive.
     """
 
     auxiliary: list[Token]
@@ -64,7 +64,7 @@ class Group:
 
 
 def tense(dice: Dice, verb: Verb, kind: str, *, question: bool = False, allowed: str = "", deny: float = 0.2) -> Tense:
-    """Return a tense that suits the verb and its subject; `allowed` names the tenses to choose from, all when empty."""
+    """Return a tense that suits the verb and its subject; `allowed` restricts the tenses (empty: all)."""
     chosen = dice.weigh(_suited(verb.aspect, allowed, kind == "person", question))
     return Tense(chosen, chosen in _DENIED and dice.chance(deny), question)
 
@@ -81,7 +81,7 @@ def _suited(aspect: str, allowed: str, person: bool, question: bool) -> dict[str
 
 
 def can_tell(verb: Verb, allowed: str, *, within: str = "") -> bool:
-    """Return whether any of these tenses suits the verb, and the subjects of all kinds that it takes."""
+    """Return whether any of these tenses suits the verb and all kinds of its subjects."""
     names = set(allowed.split()) & (set(within.split()) if within else set(_TENSES[verb.aspect]))
     return bool(names & set(_TENSES[verb.aspect]) - set(_HUMAN))
 
@@ -100,14 +100,14 @@ def conjugate(dice: Dice, verb: Verb, agreement: str, told: Tense) -> Group:
 
 
 def present(verb: Verb, agreement: str) -> str:
-    """chase or chases."""
+    """Return the present form: chase or chases."""
     return verb.third if agreement == "is" else verb.base
 
 
 def _simple(verb: Verb, agreement: str, told: Tense) -> Group:
     past = told.name == "past"
     if not told.negative and not told.question:
-        # "they read" can only be the past: the present of verbs that look the same is not used in the plural.
+        # "they read" is always past here: for verbs whose present equals the past, the plural present is not used.
         past = past or (verb.base == verb.past and agreement != "is")
         main = Token(verb.past if past else present(verb, agreement))
         return Group([], [main], main, after=_ended(verb, main) if past else [])
@@ -121,12 +121,12 @@ def _simple(verb: Verb, agreement: str, told: Tense) -> Group:
 
 
 def _ended(verb: Verb, main: Token, *auxiliary: Token) -> list[Made]:
-    """了, except after verbs of speech: 他 说 …."""
+    """Return 了, except after verbs of speech: 他 说 …."""
     return [] if verb.aspect in ("saying", "asking") else [Made("了", (), (main, *auxiliary))]
 
 
 def _adverb(dice: Dice, verb: Verb, agreement: str, told: Tense) -> Group:
-    """often chases, 经常 追逐; never chases, 从来 不 追逐."""
+    """Return a habit: often chases, 经常 追逐; never chases, 从来 不 追逐."""
     main = Token(present(verb, agreement))
     adverb = Token("never" if told.name == "never" else dice.pick(tuple(FREQUENCIES)))
     words = ("从来", "不") if told.name == "never" else (FREQUENCIES[adverb.text],)
@@ -139,12 +139,12 @@ def _modal(verb: Verb, told: Tense) -> Group:
     if not told.negative:
         return Group([auxiliary], [main], main, before=[Made(chinese, (auxiliary,))])
     negation = Token("not")
-    may = "可以" if told.name == "must" else chinese  # must not: 不 可以
+    may = "可以" if told.name == "must" else chinese  # "must not" is 不 可以
     return Group([auxiliary], [negation, main], main, before=[Made("不", (negation,)), Made(may, (auxiliary,))])
 
 
 def _wish(verb: Verb, agreement: str, told: Tense) -> Group:
-    """wants to chase, 想 追逐."""
+    """Return an intention: wants to chase, 想 追逐."""
     base, third, chinese = _TO[told.name]
     to, main = Token("to"), Token(verb.base)
     if not told.negative and not told.question:
@@ -159,7 +159,7 @@ def _wish(verb: Verb, agreement: str, told: Tense) -> Group:
 
 
 def _compound(verb: Verb, agreement: str, told: Tense) -> Group:
-    """is chasing, 在 追逐; has chased, 已经 追逐 了; is going to chase, 打算 追逐."""
+    """Return a compound tense: is chasing, 在 追逐; has chased, 已经 追逐 了; is going to chase, 打算 追逐."""
     negation = [Token("not")] if told.negative else []
     if told.name == "perfect":
         auxiliary, main = Token("has" if agreement == "is" else "have"), Token(verb.participle)

@@ -1,6 +1,7 @@
 """Additive attention in Triton. Reference implementation: `regard.core.backends.reference` with an `Additive` score.
 
 - `operator`: the operation registered with torch, with its gradient;
+- `score_operator`: the scores alone, with their gradient;
 - `forward`, `backward`: which kernels run in which order, and on which buffers;
 - `plan`: tile sizes, shapes, and how a kernel is launched;
 - `buffers`: preprocessed copies of query, key and value for the main kernels;

@@ -171,7 +171,7 @@ def _rows_to_fill(inputs: Inputs, *, partial: bool, split: bool) -> tuple[Tensor
 
 
 def _turns(inputs: Inputs) -> list[range]:
-    """Yield key heads, all at once or in halves: halving the features leaves memory for dS."""
+    """Return key heads, all at once or in halves: halving the features leaves memory for dS."""
     s = inputs.sizes
     count = s.b * s.g
     if count < 2 or feature_numbers(s) * inputs.query.element_size() < _LARGE:

@@ -115,7 +115,7 @@ class Sizes(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def sizes_of(query: torch.Size, key: torch.Size, value: torch.Size, step: int) -> Sizes:
-    """Return the number of hidden units, padded to a multiple of `step`."""
+    """Return the sizes, with hidden units padded to a multiple of `step`."""
     (b, h, q, f), (_, g, k, _), e = query, key, value[3]
     wide = [max(16, 1 << (n - 1).bit_length()) for n in (e, f)]
     return Sizes(b, h, g, q, k, f, e, _up(q, PAD), _up(k, PAD), _up(f, step), wide[0], min(64, wide[1]))

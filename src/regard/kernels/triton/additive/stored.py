@@ -134,6 +134,23 @@ def forward(inputs: Inputs, pairs: Pairs, tiles: Tiles = DEFAULT) -> tuple[Tenso
     return output, lse, scores
 
 
+def feature_gradients(inputs: Inputs, pairs: Pairs, plan: Recipe, slab: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and weight from dS in the shape of the stored scores, 0 in their padding."""
+    query, key = inputs.query, inputs.key
+    partial = any(x is not None for x in (pairs.low, pairs.high, pairs.lengths))  # some rows are then not written
+    parts = (torch.zeros if partial else torch.empty)(
+        (plan.parts, *query.shape), device=query.device, dtype=query.dtype if plan.parts == 1 else torch.float32
+    )
+    grad_key = torch.empty(key.shape, device=key.device, dtype=key.dtype)
+    by_weight = torch.empty(
+        query.shape[0] * plan.parts, query.shape[1], plan.f, device=query.device, dtype=torch.float32
+    )
+    plan.launch("features", query, *query.stride(), key, *key.stride(), inputs.weight, inputs.weight_step, pairs, slab,
+                parts, grad_key, by_weight, *plan.numbers, plan.f)  # fmt: skip
+    grad_query = parts[0] if plan.parts == 1 else parts.sum(0).to(query.dtype)
+    return grad_query, grad_key, by_weight.sum(0) if inputs.weight.dim() == 2 else by_weight.sum((0, 1))
+
+
 def backward(
     inputs: Inputs,
     pairs: Pairs,
@@ -148,7 +165,7 @@ def backward(
     tiles: Tiles = DEFAULT,
 ) -> Gradients:
     """Gradients of everything; the scores are computed again where the forward pass did not hand them on."""
-    query, key, value, plan = inputs.query, inputs.key, inputs.value, recipe(inputs, pairs, tiles)
+    value, plan = inputs.value, recipe(inputs, pairs, tiles)
     scores = pair_scores(inputs, pairs, plan) if scores is None else scores
     slab, grad_value = torch.empty_like(scores), torch.empty(value.shape, device=value.device, dtype=value.dtype)
     steps = grad_output.stride()
@@ -157,17 +174,8 @@ def backward(
     plan.launch("dS", scores, value, *value.stride(), grad_output, *steps, output, lse, change, pairs, slab,
                 *plan.numbers, plan.e, kind=kind)  # fmt: skip
     plan.launch("dV", scores, grad_output, *steps, lse, pairs, grad_value, *plan.numbers, plan.e, kind=kind)
+    grad_query, grad_key, grad_weight = feature_gradients(inputs, pairs, plan, slab)
     heads, _, n_q, n_k, q_pad, k_pad = plan.numbers
-    partial = any(x is not None for x in (pairs.low, pairs.high, pairs.lengths))  # some rows are then not written
-    parts = (torch.zeros if partial else torch.empty)(
-        (plan.parts, *query.shape), device=query.device, dtype=query.dtype if plan.parts == 1 else torch.float32
-    )
-    grad_key = torch.empty(key.shape, device=key.device, dtype=key.dtype)
-    by_weight = torch.empty(query.shape[0] * plan.parts, heads, plan.f, device=query.device, dtype=torch.float32)
-    plan.launch("features", query, *query.stride(), key, *key.stride(), inputs.weight, inputs.weight_step, pairs, slab,
-                parts, grad_key, by_weight, *plan.numbers, plan.f)  # fmt: skip
-    grad_query = parts[0] if plan.parts == 1 else parts.sum(0).to(query.dtype)
-    grad_weight = by_weight.sum(0) if inputs.weight.dim() == 2 else by_weight.sum((0, 1))
     grad_bias, grad_table = None, None
     if bias is not None:
         grad_bias = slab.view(-1, heads, q_pad, k_pad)[:, :, :n_q, :n_k].sum_to_size(bias.shape)

@@ -1,10 +1,10 @@
-// One hue from faint to full, in steps that look equal: the scale of regard.look.color_scale, for a screen.
-// The lightness of an OKLCH colour (Ottosson 2020) moves along a straight line, so the order of two weights can be
-// seen in grey print and by colour-blind eyes.
+// The colour scale of regard.look.color_scale, for a screen: one hue, with perceptually equal steps. The lightness of
+// an OKLCH colour (Ottosson 2020) is linear in the weight, so the order of two weights is visible in grey print and for
+// colour-blind readers.
 
 const HUE = (258 * Math.PI) / 180;
-const BELOW = (48 * Math.PI) / 180; // of what is negative
-const ODD = { light: [199, 21, 133], dark: [255, 105, 200] }; // of NaN and infinite weights, on neither scale
+const BELOW = (48 * Math.PI) / 180; // hue of negative weights
+const ODD = { light: [199, 21, 133], dark: [255, 105, 200] }; // colours of NaN and infinite weights
 const SCALES = {
   light: { lightness: [0.97, 0.4], chroma: [0.008, 0.17] },
   dark: { lightness: [0.25, 0.86], chroma: [0.02, 0.1] },
@@ -17,7 +17,7 @@ const THEMES = {
     page: "#14181e", text: "#e3e7ed", quiet: "#98a2b0", line: "#2b323c", accent: "#8ab4ff", mark: "#ffffff", warm: "#f0a35e", odd: "rgb(255,105,200)",
   },
 };
-// Hues of heads that are shown together, in degrees: neighbours in the list differ much.
+// Hues of heads that are shown together, in degrees: adjacent entries differ strongly.
 const HEADS = [258, 30, 150, 315, 80, 205, 355, 120, 285, 55, 180, 335];
 const tables = {};
 
@@ -28,7 +28,7 @@ export function table(theme, negative = false) {
   return tables[name];
 }
 
-// How many heads can be told apart by their hues.
+// The largest number of heads with distinguishable hues.
 export const MOST_HEADS = HEADS.length;
 
 // 256 colours of the n-th hue of heads, from 0 to the largest weight.
@@ -38,20 +38,20 @@ export function headTable(n, theme) {
   return tables[name];
 }
 
-// Text that can be read on a share of the n-th hue of heads.
+// The text colour on the n-th hue of heads at a share of its scale.
 export function headInk(share, n, theme) {
   return between(headScale(n, theme).lightness, share) > 0.565 ? "#000000" : "#ffffff";
 }
 
-// The scale of one head ends in the colour that its lines have. Hues of the second half lie between those of the first,
-// so they are lighter.
+// The scale of one head ends in the colour of its lines. Hues of the second half lie between those of the first, so
+// they are lighter.
 function headScale(n, theme) {
   const light = (theme === "dark" ? 0.72 : 0.52) + (n < HEADS.length / 2 ? 0 : 0.15);
   const { lightness, chroma } = SCALES[theme];
   return { lightness: [lightness[0], light], chroma: [chroma[0], 0.17] };
 }
 
-// The n-th hue of heads as CSS writes it: strong enough for a line.
+// The n-th hue of heads in CSS notation, strong enough for a line.
 export function headColor(n, theme) {
   return `rgb(${headTable(n, theme)[255].join(",")})`;
 }
@@ -66,12 +66,12 @@ export function colorOf(value, highest, scale, theme) {
   return table(theme, value < 0)[Math.round(255 * stretch(value, highest, scale))];
 }
 
-// The colour of a weight as CSS writes it.
+// The colour of a weight in CSS notation.
 export function tint(value, highest, scale, theme) {
   return `rgb(${colorOf(value, highest, scale, theme).join(",")})`;
 }
 
-// Text that can be read on the colour of a weight.
+// The text colour on the colour of a weight.
 export function inkOf(value, highest, scale, theme) {
   if (!Number.isFinite(value)) return theme === "dark" ? "#000000" : "#ffffff";
   return ink(stretch(value, highest, scale), theme);
@@ -88,18 +88,18 @@ export function palette(theme) {
   return THEMES[theme];
 }
 
-// The colour of a share from 0 to 1, as CSS writes it.
+// The colour of a share from 0 to 1, in CSS notation.
 export function css(share, theme) {
   const [red, green, blue] = table(theme)[Math.round(255 * Math.min(1, Math.max(0, share)))];
   return `rgb(${red},${green},${blue})`;
 }
 
-// Text that can be read on a share's colour: black on pale, white on deep, swapped where both contrast 4.5 : 1.
+// The text colour on a share's colour: black on light, white on dark, swapped where both contrast 4.5 : 1.
 export function ink(share, theme) {
   return between(SCALES[theme].lightness, Math.min(1, Math.max(0, share))) > 0.565 ? "#000000" : "#ffffff";
 }
 
-// How far along its scale a weight stands, whatever its sign. "root" lifts what is faint; what is not finite stands out.
+// The position of a weight on its scale, whatever its sign. "root" enlarges small weights; non-finite ones stand out.
 export function stretch(value, highest, scale) {
   if (!Number.isFinite(value)) return 1;
   const share = highest > 0 ? Math.min(1, Math.abs(value) / highest) : 0;

@@ -1,4 +1,4 @@
-// Elements made in one line. Text always goes in as text: nothing of a trace is ever read as markup.
+// Functions that create elements. Text is always inserted as text: nothing of a trace is parsed as markup.
 
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -12,8 +12,8 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
-// Buttons of which one is pressed; arrow keys move between them, as between radio buttons. Choosing may draw the group
-// anew, so the focus is found again by the group's name.
+// A group of buttons of which one is pressed; arrow keys move between them, as between radio buttons. Choosing may
+// redraw the group, so the focus is restored by the group's name.
 export function choice(label, options, current, choose, name = label) {
   const take = (value) => {
     choose(value);
@@ -37,8 +37,8 @@ export function choice(label, options, current, choose, name = label) {
   return el("div", group, ...buttons);
 }
 
-// Replace what an element holds, and give the focus back to what stands in the place of what had it: the element with
-// the same `data-here`. A text field keeps its caret.
+// Replaces the children of an element, and restores the focus to the element with the same `data-here`. A text field
+// keeps its caret.
 export function replaced(element, ...children) {
   const had = element.contains(document.activeElement) ? document.activeElement : null;
   const caret = had?.type === "search" ? had.selectionStart : null;
@@ -48,7 +48,7 @@ export function replaced(element, ...children) {
   if (next && caret !== null) next.setSelectionRange(caret, caret);
 }
 
-// Reports a new width of an element, the first one at once; gives a function that stops it.
+// Reports the width of an element, at once and after each change; returns a function that stops it.
 export function whenResized(element, report) {
   let last = -1;
   const observer = new ResizeObserver(() => {

@@ -1,13 +1,13 @@
-// What is said about a head in words: its shape and check, what storing it cost, and what is under the pointer.
+// Texts about a head: its shape and check, the error of its storage, and what is under the pointer.
 
 import { el } from "./dom.js";
 import { compact, known, labelOf, short, weight } from "./format.js";
 import { best, valueAt } from "./model.js";
 import { heard } from "./sound.js";
 
-const GOOD = 0.05; // a relative error that half precision explains; more means that the weights are others
+const GOOD = 0.05; // a relative error that half precision explains; a larger one means that the weights are wrong
 
-// The layer and, where it has several heads, which of them are shown: one, their mean (the one after the last), or more.
+// The layer and, if it has several heads, those that are shown: one, their mean (the one after the last), or more.
 export function titleOf(name, record, heads, say) {
   const which = headsOf(record, heads, say);
   return [
@@ -56,7 +56,7 @@ export function factsOf(record, head, name, say) {
   ];
 }
 
-// What keeping a map in a page cost; what a pooled map shows.
+// The storage error of a map in a page, and what a pooled map shows.
 export function storedOf({ record, map, whole }, finer, say) {
   const sizes = {
     queries: record.queries, keys: record.keys, kept: record.pack?.kept,
@@ -70,7 +70,7 @@ export function storedOf({ record, map, whole }, finer, say) {
   return [say("precision", { error, kept: record.pack.kept, fine })];
 }
 
-// One sentence on a place of the picture.
+// One sentence about a position of the picture.
 export function readoutOf(model, { row, column }, view, say) {
   const name = (labels, n) => short(labelOf(labels, n), 32);
   const parts = [];
@@ -95,7 +95,7 @@ export function readoutOf(model, { row, column }, view, say) {
     const { from, to } = heard(weights, model.columns.seconds);
     parts.push(el("span", { class: "number", text: say("seconds", { from: from.toFixed(2), to: to.toFixed(2) }) }));
   }
-  // On a road every row has numbers of its own, unless there is one row alone.
+  // In the road view every row has its own numbers, unless there is only one row.
   const at = view === "road" ? (row ?? 0) * model.columns.items.length + column : column;
   const speed = ["scene", "road"].includes(view) && column !== null ? model.columns.speed?.[at] : undefined;
   if (speed !== undefined) parts.push(el("span", { class: "number", text: say("speedOf", { value: compact(speed) }) }));

@@ -1,7 +1,7 @@
-// Numbers and labels as they are shown.
+// Numbers and labels as displayed text.
 
-// A weight to three digits and at least three decimals, or as many as its stored error leaves sure. `like` gives the
-// number of decimals, where several weights stand below each other.
+// A weight with three digits and at least three decimals, or as many as its storage error allows. `like` determines the
+// number of decimals if several weights are listed together.
 export function weight(value, error = 0, like = value) {
   if (!Number.isFinite(value)) return odd(value);
   const sure = error > 0 ? Math.max(1, Math.floor(-Math.log10(2 * error))) : 6;
@@ -10,17 +10,17 @@ export function weight(value, error = 0, like = value) {
   return value.toFixed(Math.min(6, sure, Math.max(3, wanted))).replace("-", "−");
 }
 
-// Was it told? What cannot be told is null.
+// Whether a value is known; unknown ones are null.
 export function known(value) {
   return value !== null && value !== undefined;
 }
 
-// What is not a finite number: NaN, ∞ or −∞.
+// Whether a number is NaN, ∞ or −∞.
 export function odd(value) {
   return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
 }
 
-// The least of 1, 2, 5, 10, 20, … that is not smaller than a number.
+// The smallest of 1, 2, 5, 10, 20, … that is not smaller than a number.
 export function nice(number) {
   const power = 10 ** Math.floor(Math.log10(number));
   return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= number * (1 - 1e-9));
@@ -33,10 +33,10 @@ export function compact(value) {
   return value.toExponential(1).replace("e-", "e−").replace("e+", "e");
 }
 
-// Control characters, and marks without width that could turn the direction of the text around them.
+// Control characters, and marks without width that could change the direction of the text.
 const UNSEEN = /[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2066-\u2069]/g;
 
-// A token as something one can see: blanks and line ends have signs of their own.
+// A token as visible text: blanks and line ends are replaced by symbols.
 export function visible(label) {
   if (label === "") return "∅";
   const shown = label.replace(/\r?\n/g, "⏎").replace(/\t/g, "⇥").replace(UNSEEN, "·");
@@ -48,15 +48,15 @@ export function short(label, longest = 24) {
   return letters.length > longest ? `${letters.slice(0, longest - 1).join("")}…` : letters.join("");
 }
 
-// The i-th label; where nobody named it, its number, from 0.
+// The i-th label; without labels its number, from 0.
 export function labelOf(labels, index) {
   return labels?.items[index] ?? String(index);
 }
 
 const PATH = /^[\w.]+$/;
 
-// What records are called: the layer in words, or the name, with the answer it belongs to; and the number of the call
-// where a module was called several times.
+// Names of records: the layer in words, or the module name, with the answer it belongs to; and the number of the call
+// if a module was called several times.
 export function namesOf(records, say) {
   const calls = new Map();
   for (const { name } of records) calls.set(name, (calls.get(name) ?? 0) + 1);
@@ -68,7 +68,7 @@ export function namesOf(records, say) {
   });
 }
 
-// Dotted paths without what all of them share at both ends.
+// Dotted paths without their common parts at both ends.
 function trimmed(paths) {
   const split = paths.filter((path) => path !== null).map((path) => path.split("."));
   if (new Set(split.map((parts) => parts.join("."))).size < 2) return paths;
@@ -85,7 +85,7 @@ const widths = new Map();
 export const FONTS =
   "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'PingFang SC', 'Microsoft YaHei', 'Noto Sans CJK SC', sans-serif";
 
-// Width of a text in pixels at a size; measured once for each.
+// The width of a text in pixels at a font size, cached.
 export function textWidth(text, size, weightOf = 400) {
   const name = `${weightOf}/${size}/${text}`;
   if (!widths.has(name)) {

@@ -1,11 +1,11 @@
-// The path of the gaze over an image, numbered, and the patches that each glimpse saw.
+// The path of the gaze over an image, numbered, and the patches of each glimpse.
 
 import { labelOf, short, textWidth } from "./format.js";
 
-const BADGE = 10; // radius of a number
-const SIDE = 60; // of a patch
-const STEP = SIDE + 16; // from glimpse to glimpse in the list
-const MOST = 200; // glimpses that are listed
+const BADGE = 10; // radius of a number's circle
+const SIDE = 60; // side of a patch
+const STEP = SIDE + 16; // distance between glimpses in the list
+const MOST = 200; // largest number of listed glimpses
 
 export const gaze = {
   name: "gaze",
@@ -38,7 +38,7 @@ function layout(model, look) {
   };
 }
 
-// Where the numbers stand: beside their places, and no number on another one.
+// The positions of the numbers: beside their locations, without overlap.
 function badgesOf({ count, at, large, high }) {
   const taken = [];
   for (let n = 0; n < count; n++) {
@@ -57,7 +57,7 @@ function badgesOf({ count, at, large, high }) {
   return taken;
 }
 
-// What each glimpse saw at each scale, cut out of the one picture that holds them all; cut once.
+// The patches of each glimpse at each scale, cropped once from the single picture that contains them all.
 function cropsOf(model, { scales }) {
   if (model.crops) return model.crops;
   const { sheet, rows } = model;
@@ -96,7 +96,7 @@ function draw(painter, box, place, model, look) {
   }
 }
 
-// The squares that a glimpse shows: of the chosen one at all scales, of the others the finest.
+// The squares of a glimpse: for the chosen one at all scales, for the others the finest.
 function retina(painter, place, { rows }, look) {
   const square = (n, share, style) => {
     const [[x, y], side] = [place.at(n), share * place.large];
@@ -111,7 +111,7 @@ function retina(painter, place, { rows }, look) {
 function path(painter, place, look) {
   const { colors } = look;
   const points = Array.from({ length: place.count }, (_, n) => place.at(n));
-  // Two strokes, so that the line is seen on bright and on dark parts of an image.
+  // Two strokes, so that the line is visible on bright and on dark parts of an image.
   if (points.length > 1) {
     painter.polygon(points, { stroke: colors.page, line: 4, opacity: 0.8, open: true });
     painter.polygon(points, { stroke: colors.accent, line: 2, open: true });

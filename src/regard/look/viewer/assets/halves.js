@@ -1,4 +1,4 @@
-// Half floats, as numbers. There are only 65,536 of them.
+// Conversion of half floats to numbers by a table of all 65,536 values.
 
 let table = null;
 

@@ -1,14 +1,14 @@
-// A map of weights: rows ask, columns answer, the deeper a cell the larger its weight.
+// The map of weights: rows are queries, columns are keys, darker cells have larger weights.
 
 import { colorOf, headColor, headInk, headTable, inkOf, mostOf, palette, stretch, table } from "./colors.js";
 import { compact, labelOf, nice, odd, short, textWidth } from "./format.js";
 import { inside } from "./model.js";
 import { pixels } from "./painter.js";
 
-const SIZE = 12; // of labels
-const LONGEST = 140; // pixels of a label, where there is room
-const READABLE = 34; // pixels of a cell that holds a number
-const painted = new WeakMap(); // a grid's cells as a small picture, for one scale and theme
+const SIZE = 12; // font size of labels
+const LONGEST = 140; // largest width of a label in pixels
+const READABLE = 34; // smallest cell in pixels that shows a number
+const painted = new WeakMap(); // a grid's cells as a small picture, cached for one scale and theme
 
 export const heatmap = {
   name: "heatmap",
@@ -20,12 +20,12 @@ export const heatmap = {
 
 function layout(model, look) {
   const { record } = model;
-  const most = Math.max(60, Math.min(LONGEST, look.width * 0.24)); // pixels of a label
+  const most = Math.max(60, Math.min(LONGEST, look.width * 0.24)); // largest width of a label
   const left = 14 + Math.min(most, longest(model.rows, record.queries));
   const widest = Math.min(most, longest(model.columns, record.keys));
   const after = Math.max(12, ...overhang(model.columns, record.keys, widest, look.width - left));
   const room = Math.max(80, look.width - left - after);
-  // A map that would nearly fit the window is made to, as long as its numbers can still be read.
+  // A map that nearly fits the window is shrunk to fit it, as long as its numbers stay readable.
   const whole = (Math.max(384, 0.78 * innerHeight) - 20 - widest * Math.SQRT1_2) / Math.max(1, record.queries);
   const fit = Math.min(record.keys <= 8 ? 64 : 44, room / Math.max(1, record.keys), whole >= READABLE ? whole : Infinity);
   const cell = Math.min(64, fit * look.zoom);
@@ -45,7 +45,7 @@ function layout(model, look) {
   };
 }
 
-// How far the last slanted names reach beyond the map, if its columns share the width that is there.
+// The extent of the last slanted labels beyond the map, if its columns share the available width.
 function overhang(labels, count, widest, width) {
   const cell = Math.max(1, Math.min(44, (width - widest * Math.SQRT1_2) / Math.max(1, count)));
   if (widest <= cell - 6) return [];
@@ -58,12 +58,12 @@ function overhang(labels, count, widest, width) {
 
 function longest(labels, count) {
   let widest = 0;
-  const step = Math.max(1, Math.floor(count / 600)); // of a very long list some labels tell enough
+  const step = Math.max(1, Math.floor(count / 600)); // in a very long list only some labels are measured
   for (let n = 0; n < count; n += step) widest = Math.max(widest, textWidth(short(labelOf(labels, n)), SIZE));
   return Math.ceil(widest);
 }
 
-// The rows and columns that a box of the picture shows.
+// The rows and columns in a box of the picture.
 function span(place, record, box) {
   const row0 = Math.max(0, Math.floor(box.y / place.high));
   const column0 = Math.max(0, Math.floor(box.x / place.cell));
@@ -124,7 +124,7 @@ export function rowTops(grid) {
   return Float32Array.from({ length: grid.rows }, (_, i) => mostOf(row(i)));
 }
 
-// A stroke through what is not finite, so that it is told from a weight without its colour.
+// A stroke through non-finite cells, so that they are recognisable without colour.
 function hatched(painter, place, box, grid, look) {
   const [wide, high] = [place.cell * grid.columnBlock, place.high * grid.rowBlock];
   if (Math.min(wide, high) < 5) return;
@@ -174,7 +174,7 @@ function numbers(painter, place, seen, model, look) {
 function marks(painter, place, record, { hover, locked, colors }) {
   const box = (row, column, opacity) => {
     const edge = { stroke: colors.mark, line: 1.5, opacity };
-    const thread = { fill: colors.mark, opacity: opacity * 0.8 }; // where a frame would hide what it frames
+    const thread = { fill: colors.mark, opacity: opacity * 0.8 }; // used where a frame would hide its cell
     const [x, y] = [place.left + place.cell * column, place.top + place.high * row];
     const [wide, high] = [place.cell * record.keys, place.high * record.queries];
     if (row !== null && place.high >= 5) painter.rect(place.left, y, wide, place.high, edge);
@@ -189,7 +189,7 @@ function marks(painter, place, record, { hover, locked, colors }) {
     const [x, y] = [place.left + place.cell * locked.column, place.top + place.high * locked.row];
     const grow = Math.max(0, (7 - Math.min(place.cell, place.high)) / 2);
     const [wide, high] = [place.cell + 2 * grow, place.high + 2 * grow];
-    // Two frames, one in the other, are seen on pale and on deep cells.
+    // Two nested frames are visible on light and on dark cells.
     painter.rect(x - grow, y - grow, wide, high, { stroke: colors.page, line: place.cell < 7 ? 3.5 : 6 });
     painter.rect(x - grow, y - grow, wide, high, { stroke: colors.mark, line: place.cell < 7 ? 1.5 : 2.5 });
   } else box(null, locked.column, 0.9);
@@ -204,7 +204,7 @@ function rowNames(painter, box, place, seen, model, look) {
       const strong = i === hover?.row || i === locked?.row;
       if (!ticked(i, every) && !strong && !matches.rows.has(i)) continue;
       if (!strong && every > 1 && near(i, [hover?.row, locked?.row], every)) continue;
-      const y = place.top + Math.max(place.high * (i + 0.5), i ? 0 : SIZE / 2); // the first is not cut off
+      const y = place.top + Math.max(place.high * (i + 0.5), i ? 0 : SIZE / 2); // the first label is not cut off
       const color = matches.rows.has(i) ? colors.accent : strong ? colors.text : colors.quiet;
       const style = { size: SIZE, color, anchor: "end", weight: strong || matches.rows.has(i) ? 600 : 400 };
       painter.text(fitted(labelOf(model.rows, i), place.most), box.x + place.left - 8, y, style);
@@ -231,7 +231,7 @@ function columnNames(painter, box, place, seen, model, look) {
   });
 }
 
-// The first and every so many: of mere numbers, round ones.
+// The first label and every `every`-th; for plain numbers, round ones.
 function ticked(n, every) {
   return n % every === 0;
 }
@@ -246,20 +246,20 @@ function fitted(label, room) {
   return text;
 }
 
-// The colours of the scale, from 0 or from the most negative weight, to the deepest.
+// The colour bar, from 0 or from the most negative weight to the largest.
 export function scaleBar(theme, negative) {
   const color = (n) => (n < 0 ? table(theme, true)[-n] : table(theme)[n]);
   return negative ? pixels(255, 1, (n) => color(2 * n - 254)) : pixels(128, 1, (n) => color(2 * n + 1));
 }
 
-// What stands at the ends of that bar.
+// The texts at the ends of the colour bar.
 export function scaleEnds(deepest, negative, look) {
   const how = look.scale === "root" ? ` (${look.say("root")})` : "";
   const largest = look.scale === "row" ? look.say("largestOfRow") : compact(deepest) + how;
   return [negative ? (look.scale === "row" ? "−" : `−${largest}`) : "0", largest];
 }
 
-// A bar of the scale for captions, and what the colour of other numbers is.
+// A colour bar for captions, with the colour of non-finite numbers.
 export function legend(painter, x, y, width, deepest, look) {
   if (look.parts) {
     look.parts.reduce((left, { head, hue }) => {

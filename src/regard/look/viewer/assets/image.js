@@ -1,26 +1,26 @@
-// An image lit where it is looked at: large for the chosen word, small for every word.
+// An image with attention as an overlay: large for the chosen word, small for every word.
 
 import { inkOf, mostOf, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
 import { veilOf, veilScale } from "./veil.js";
 
 const GAP = 16;
-const UNDER = 66; // pixels for the word and the scale below the large picture
-const DRAWN = 96; // pixels a side up to which a picture is enlarged in whole pixels, not smoothed
-const CHIP = 28; // height of a token that is none of the image
-const CHIPS = 64; // of them, at most
+const UNDER = 66; // height of the word and the scale below the large picture
+const DRAWN = 96; // side in pixels up to which a picture is enlarged by whole factors, without smoothing
+const CHIP = 28; // height of a token that is not part of the image
+const CHIPS = 64; // largest number of such tokens
 
 export const image = {
   name: "image",
   keys: "flow",
-  scale: "row", // unless the reader asks for another: a word that looks at much has small weights
+  scale: "row", // the default scale, because a word with broad attention has small weights
   veils: true,
   fits: (model) => model.picture !== null && Boolean(sides(model)),
   layout,
 };
 
-// Which side of the map is the image. Keys, as when words are written about it or patches look at each other; or
-// queries, as when an image is painted from words: then a word's map is its column, and all rows must be there.
+// The axis of the map that is the image. Keys, as for words about an image or patches that attend each other; or
+// queries, as for an image generated from words: then a word's map is its column, and all rows are needed.
 function sides(model) {
   const { rows, columns, map, record } = model;
   const isImage = (labels) => labels?.kind === "patches" && Boolean(labels.grid);
@@ -36,11 +36,11 @@ function sides(model) {
 function layout(model, look) {
   const side = sides(model);
   const [high, wide] = side.patches.grid;
-  const first = side.patches.items.length - high * wide; // tokens before the patches, such as the one for the class
+  const first = side.patches.items.length - high * wide; // number of tokens before the patches, such as the class token
   const ratio = model.picture.height / model.picture.width;
   const words = Math.min(side.words, 400);
   const large = enlarged(model.picture, Math.min(look.width - 8, words ? 440 : 520, 520 / ratio));
-  // The words' pictures stand beside the large one where there is room, else below it.
+  // The words' pictures are beside the large one if there is room, else below it.
   const apart = words > 0 && beside(look, large);
   const left = apart ? large + 36 : 4;
   const top = apart ? 4 : large * ratio + UNDER + 24;
@@ -52,7 +52,8 @@ function layout(model, look) {
   place.crisp = isDrawn(model.picture);
   place.step = small * ratio + 40;
   place.chosen = side.axis === "row" ? look.active : (look.hover?.column ?? look.locked?.column ?? null);
-  place.shown = place.chosen ?? (words ? peak(place, model) : first ? 0 : null); // of patches, what the class looks at
+  // For patches, initially the class token.
+  place.shown = place.chosen ?? (words ? peak(place, model) : first ? 0 : null);
   if (words && !apart) place.top += flow.high;
   const below = large * ratio + UNDER + 4 + (flow.x > large ? 0 : flow.high);
   return {
@@ -69,7 +70,7 @@ function layout(model, look) {
   };
 }
 
-// A small picture was drawn pixel by pixel, so each of its pixels stays a square: its width grows by whole numbers.
+// Each pixel of a small picture stays a square: its width grows by whole factors.
 function isDrawn({ width, height }) {
   return Math.max(width, height) <= DRAWN;
 }
@@ -79,7 +80,7 @@ function enlarged(picture, width) {
   return isDrawn(picture) && times > 1 ? times * picture.width : Math.round(width);
 }
 
-// How many small pictures stand in a row, and how wide they are: of a drawn picture so wide as whole pixels give.
+// The number of small pictures in a row, and their width: for a drawn picture a whole multiple.
 function strip(picture, room) {
   const narrow = room < 500;
   const least = isDrawn(picture) ? enlarged(picture, narrow ? 110 : 150) : narrow ? 100 : 128;
@@ -87,7 +88,7 @@ function strip(picture, room) {
   return { across, small: enlarged(picture, Math.min(150, Math.floor((room - GAP * (across - 1)) / across))) };
 }
 
-// The word to begin with: the one with the largest weight. Rows that must be fetched first are not waited for.
+// The initial word: the one with the largest weight. Rows that are not loaded yet are ignored.
 function peak({ side, words, first }, model) {
   if (!model.whole) return 0;
   const most = Array.from({ length: words }, (_, n) => mostOf(side.weights(n).subarray(first)));
@@ -98,7 +99,7 @@ function beside(look, large) {
   return look.width - large > 330;
 }
 
-// Tokens of the sequence that are no part of the image, such as the one for the class: below the picture, or beside it.
+// Tokens of the sequence that are not part of the image, such as the class token: below the picture, or beside it.
 function chipsOf(side, first, { x, y, wide }) {
   const chips = [];
   let [left, top] = [x, y];
@@ -162,14 +163,14 @@ function draw(painter, box, place, model, look) {
   }
 }
 
-// As much of a name as there is room for.
+// A name, shortened to the available width.
 function fitted(label, room, strong) {
   let text = short(label, 16);
   while (textWidth(text, 13, strong ? 600 : 400) > room && Array.from(text).length > 2) text = `${Array.from(text).slice(0, -2).join("")}…`;
   return text;
 }
 
-// Below the large picture: the word, its largest weight and its probability, and what the veil means.
+// Below the large picture: the word, its largest weight and its probability, and the legend of the overlay.
 function caption(painter, place, model, look) {
   const { side, shown, large, ratio } = place;
   const { say, colors } = look;
@@ -194,12 +195,12 @@ function largest(values) {
   return values?.find((value) => !Number.isFinite(value)) ?? mostOf(values);
 }
 
-// The weight of what is not veiled at all: the largest of this word, or of all words and of what stands beside.
+// The weight at which the overlay is clear: the largest of this word, or of all words and of the other trace.
 function brightest(own, look, word) {
   return look.scale === "row" || word === null ? mostOf(own) : Math.max(look.highest, 1e-12);
 }
 
-// The picture under a word's veil: clear where the weight is largest.
+// The picture under a word's overlay, which is clear where the weight is largest.
 function lit(painter, x, y, width, place, model, look, word) {
   const height = width * place.ratio;
   painter.image(model.picture, x, y, width, height, { smooth: !place.crisp });
@@ -210,7 +211,7 @@ function lit(painter, x, y, width, place, model, look, word) {
   painter.clip(x, y, width, height, () => painter.image(veil, x, y, width, height, { smooth: !look.cells }));
 }
 
-// Each with the weight it gets, in the colour that says how that compares with the patches.
+// Each token with its weight, in a colour comparable with the patches.
 function special(painter, { side, chips, words }, model, look, shown, marked) {
   const weights = shown === null ? side.total : side.weights(shown);
   const most = mostOf(weights);

@@ -1,13 +1,13 @@
-// What asks at the left, what answers at the right, a line for each weight worth seeing.
+// Queries at the left, keys at the right, and a line for each weight above a threshold.
 
 import { headColor, palette, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
 
 const SIZE = 13;
-const HIGH = 22; // of a line of text
-const MOST = 1200; // lines drawn at once; more would be a grey cloud
-const BAR = 4; // pixels, of the weight that a head gives to a name
-const known = new WeakMap(); // the strongest places of a map
+const HIGH = 22; // height of a line of text
+const MOST = 1200; // largest number of lines; more would be unreadable
+const BAR = 4; // width in pixels of the bar of a head's weight
+const known = new WeakMap(); // the positions of the largest weights of a map, cached
 
 export const lines = {
   name: "lines",
@@ -20,7 +20,7 @@ function layout(model, look) {
   const { record } = model;
   const room = Math.max(70, Math.min(180, look.width * 0.28));
   const left = Math.min(room, widest(model.rows, record.queries)) + 20;
-  const bars = model.parts ? model.parts.length * BAR : BAR; // of the heads, before each name at the right
+  const bars = model.parts ? model.parts.length * BAR : BAR; // width of the heads' bars before each name at the right
   const right = Math.min(room, widest(model.columns, record.keys)) + 60 + bars;
   const gap = Math.max(90, Math.min(340, look.width - left - right));
   const place = { left, gap, right, room, bars };
@@ -79,7 +79,7 @@ function strands(painter, box, place, model, look, chosen) {
   }
 }
 
-// The weights of a head that get a line, as [row, column, weight, the weight of the thickest line].
+// The weights of a head that get a line, as [row, column, weight, weight of the thickest line].
 function links(map, { record }, look, chosen) {
   const found = [];
   if (chosen) {
@@ -95,7 +95,7 @@ function links(map, { record }, look, chosen) {
   return found;
 }
 
-// Places of the largest weights of a map, found once.
+// The positions of the largest weights of a map, cached.
 function strongest(map, least) {
   if (known.get(map)?.least !== least) {
     const places = [];
@@ -106,7 +106,7 @@ function strongest(map, least) {
   return known.get(map).places;
 }
 
-// Is a weight worth a line? What is not finite always is.
+// Whether a weight gets a line; non-finite ones always do.
 function counts(value, least) {
   return !Number.isFinite(value) || Math.abs(value) > least;
 }
@@ -133,7 +133,8 @@ function name(painter, place, model, look, n, side, chosen) {
   }
 }
 
-// How much a name gets, as a bar before it: one in the colour of its weight, or one for each of several heads.
+// The weight that a name receives, as a bar before it: one in the colour of its weight, or one for each of several
+// heads.
 function bars(painter, x, y, model, look, n, fill) {
   if (!model.parts) {
     if (fill) painter.rect(x, y, BAR, HIGH - 4, { fill, radius: 2 });

@@ -1,9 +1,9 @@
-// A standalone page: read the data that lies in it, and show it.
+// The entry of a standalone page: decodes its embedded data, and shows it.
 
 import { decode, MemorySource } from "./source.js";
 import { mount } from "./viewer.js";
 
-// Of each trace the sources of all its sequences.
+// For each trace the sources of all its sequences.
 const traces = [];
 for (const element of document.querySelectorAll("script[data-about]")) {
   const trace = Number(element.dataset.about.split("-")[0]);

@@ -1,4 +1,4 @@
-// Every head as a point: how wide it looks (entropy) against how far (distance).
+// Every head as a point: the breadth of its attention (entropy) against its distance.
 
 import { css } from "./colors.js";
 import { compact, known, nice, textWidth } from "./format.js";
@@ -14,7 +14,7 @@ export const measures = {
   layout,
 };
 
-// Points in reading order: layer by layer, head by head. `apart` says whether distances are known.
+// Points in reading order: layer by layer, head by head. `apart` is whether distances are known.
 export function points(about) {
   const apart = about.records.some((record) => record.distance);
   const found = [];

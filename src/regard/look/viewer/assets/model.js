@@ -1,10 +1,10 @@
-// One head as the views see it: its map, its labels, and its rows, which may still be on their way.
+// The data of one head for the views: its map, its labels, and its rows, some of which may still be loading.
 
 import { mostOf } from "./colors.js";
 import { strongestMap } from "./several.js";
 
-// `ask(row)` fetches a row of a map that is not whole; `arrived()` is called when one came, `failed(error)` when not.
-// `parts` are the maps of several heads, of which `map` is the mean then; null where one head is shown.
+// `ask(row)` fetches a row of a pooled map; `arrived()` is called when it has arrived, `failed(error)` if it failed.
+// `parts` are the maps of several heads, whose mean is `map`; null if one head is shown.
 export function modelOf({ record, map, received, rows, columns, picture, sheet, parts = null }, { ask, arrived, failed }) {
   const whole = map.rowBlock === 1 && map.columnBlock === 1;
   const known = new Map();
@@ -16,7 +16,7 @@ export function modelOf({ record, map, received, rows, columns, picture, sheet, 
     if (!known.has(row)) {
       known.set(row, null);
       ask(row).then((found) => {
-        if (!found) return known.delete(row); // the reader had moved on before it was asked for
+        if (!found) return known.delete(row); // the request was cancelled before it was sent
         known.set(row, found);
         return arrived();
       }, (error) => {
@@ -33,7 +33,7 @@ export function modelOf({ record, map, received, rows, columns, picture, sheet, 
     found.indices.forEach((index, n) => (values[index] = found.values[n]));
     return values;
   };
-  // What each of several heads has in a row; null while it is on its way.
+  // The weights of each of several heads in a row; null while loading.
   const partsOf = (row) => {
     if (!whole) return rowOf(row)?.parts ?? null;
     return parts.map((part) => part.map.values.subarray(row * map.columns, (row + 1) * map.columns));
@@ -46,12 +46,12 @@ export function modelOf({ record, map, received, rows, columns, picture, sheet, 
     mostReceived: Math.max(1e-12, ...(parts ? parts.map((part) => mostOf(part.received)) : [mostOf(received)])),
     negative: map.values.some((value) => value < 0), // drawn in a second hue
     odd: map.values.some((value) => !Number.isFinite(value)), // NaN or infinite
-    same: record.queries === record.keys && names(rows) === names(columns), // the same tokens ask and answer
+    same: record.queries === record.keys && names(rows) === names(columns), // queries and keys are the same tokens
   };
 }
 
-// The weight of a cell and how sure it is: from a tile, the whole map or a row's largest. Where only the mean of its
-// surroundings is known, `mean` is true.
+// The weight of a cell and its error: from a tile, the whole map or the largest weights of a row. `mean` is true if
+// only the mean of its surroundings is known.
 export function valueAt(model, row, column) {
   const { map, tile } = model;
   if (tile?.rowBlock === 1 && tile.columnBlock === 1 && inside(tile, row, column)) {
@@ -71,7 +71,7 @@ export function inside(grid, row, column) {
   return down >= 0 && down < grid.rows * grid.rowBlock && right >= 0 && right < grid.columns * grid.columnBlock;
 }
 
-// Where the largest weight is, or the first one that is not finite.
+// The index of the largest weight, or of the first non-finite one.
 export function best(weights) {
   const strange = weights?.findIndex((value) => !Number.isFinite(value)) ?? -1;
   if (strange >= 0) return strange;

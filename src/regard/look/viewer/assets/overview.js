@@ -1,4 +1,4 @@
-// All heads at once: a row of small maps for each layer, or a point for each head.
+// All heads: a row of small maps for each layer, or a point for each head.
 
 import { colorOf, headColor, MOST_HEADS } from "./colors.js";
 import { choice, el } from "./dom.js";
@@ -10,8 +10,8 @@ import { Picture } from "./picture.js";
 import { pixels } from "./painter.js";
 import { huesOf } from "./several.js";
 
-const ACROSS = 16; // heads in a row, at most
-const LONG = 40; // letters of a name that is a sentence
+const ACROSS = 16; // largest number of heads in a row
+const LONG = 40; // number of characters from which a name is laid out as a sentence
 
 export class Overview {
   constructor(stage) {
@@ -23,7 +23,7 @@ export class Overview {
     }, { rootMargin: "200px" });
   }
 
-  // The weight of the deepest colour where all heads share a scale: 1, or the largest there is of what does not sum to 1.
+  // The weight of the darkest colour if all heads share a scale: 1, or the largest weight if rows do not sum to 1.
   get top() {
     return Math.max(1, ...this.stage.about.records.flatMap(({ thumbnails }) => thumbnails?.peaks ?? []));
   }
@@ -60,7 +60,7 @@ export class Overview {
     );
   }
 
-  // The heads to begin with where several are shown: all of them, as far as there are hues.
+  // The initial heads if several are shown: all of them, up to the number of hues.
   first() {
     const { heads } = this.stage.about.records[this.stage.record];
     return Array.from({ length: Math.min(heads, MOST_HEADS) }, (_, head) => head);
@@ -73,9 +73,9 @@ export class Overview {
     const help = parts ? heading : say("overviewHelp");
     const grid = el("div", { class: "heads", role: "grid", "aria-label": help, onkeydown: (event) => this.press(event) });
     const most = Math.max(1, ...records.map((record) => record.heads));
-    grid.style.setProperty("--across", Math.min(ACROSS, most) + (most > 1)); // and their mean
+    grid.style.setProperty("--across", Math.min(ACROSS, most) + (most > 1)); // plus one for their mean
     grid.dataset.size = most <= 2 ? "large" : most <= 6 ? "medium" : "small";
-    // Sentences stand beside their one map or above their heads, names of layers before their heads.
+    // Sentences are beside their single map or above their heads, names of layers before their heads.
     const long = names.some((name) => name.length > LONG);
     if (parts || long) grid.dataset.list = most > 1 ? "above" : "beside";
     if (most > 1) grid.append(this.numbers(most));
@@ -83,7 +83,7 @@ export class Overview {
       const name = el("span", { class: "name", role: "rowheader", text: names[n], title: record.name || names[n] });
       const cells = el("div", { class: "cells", role: "presentation" });
       const order = Array.from({ length: record.heads }, (_, head) => head);
-      if (record.heads > 1) order.unshift(record.heads); // their mean
+      if (record.heads > 1) order.unshift(record.heads); // the mean of the heads
       cells.append(...order.map((head) => this.cell(record, n, head, most)));
       grid.append(el("div", { class: "layer", role: "row" }, name, cells));
     });
@@ -100,7 +100,7 @@ export class Overview {
       el("div", { class: "cells", role: "presentation" }, head(this.stage.say("meanShort")), ...cells));
   }
 
-  // The small map of a head; of a layer with one head it stands where others have their mean.
+  // The small map of a head; that of a layer with one head is in the column of the means.
   cell(record, n, head, most) {
     const { say, names, state } = this.stage;
     const measure = (name) => (known(record[name]?.[head]) ? `, ${say(name)} ${compact(record[name][head])}` : "");
@@ -113,12 +113,12 @@ export class Overview {
     const isMean = record.heads > 1 && head === record.heads;
     button.classList.toggle("mean", isMean);
     button.style.gridColumn = String(isMean || record.heads === 1 ? 1 : 2 + (head % Math.min(ACROSS, most)));
-    if (isMean && state.get("several")) button.disabled = true; // it has no hue
+    if (isMean && state.get("several")) button.disabled = true; // the mean has no hue
     this.seen.observe(button);
     return button;
   }
 
-  // Show a head; where several are shown, add it to them or take it away.
+  // Shows a head; if several are shown, adds or removes it.
   choose(record, head) {
     const { stage } = this;
     const { heads: count } = stage.about.records[record];
@@ -149,7 +149,8 @@ export class Overview {
     }
   }
 
-  // What the colours of the small maps mean, and whether all heads share them. Their depth is the root of the weight.
+  // The legend of the small maps, and whether all heads share their colours. The colour depends on the root of the
+  // weight.
   scale() {
     const { say, state } = this.stage;
     const shared = state.get("shared");
@@ -197,7 +198,7 @@ export class Overview {
     return el("div", { class: "measures" }, this.picture.element, readout);
   }
 
-  // Show which heads are chosen; one of them alone is in the order of the Tab key.
+  // Marks the chosen heads; only one of them is in the tab order.
   mark() {
     this.picture?.refresh();
     if (this.kind !== "maps" || !this.cells) return;
@@ -214,7 +215,7 @@ export class Overview {
     }
   }
 
-  // Arrow keys go from head to head and from layer to layer; the mean stands before the first head.
+  // Arrow keys move between heads and layers; the mean is before the first head.
   press(event) {
     const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
     if (!step) return;

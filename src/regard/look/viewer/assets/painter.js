@@ -1,5 +1,5 @@
-// One set of strokes, two papers: a canvas (the screen, PNG) and SVG text. Every picture is drawn through these, so
-// what is saved is what was seen.
+// One drawing interface for a canvas (the screen, PNG) and for SVG text. Every picture is drawn through it, so a saved
+// picture equals the displayed one.
 
 import { FONTS } from "./format.js";
 
@@ -36,7 +36,7 @@ export class CanvasPainter {
     this.finish(fill, stroke, line);
   }
 
-  // A soft S from left to right; straight where `bend` is 0.
+  // An S-shaped curve from left to right; straight if `bend` is 0.
   curve(x0, y0, x1, y1, { stroke, line = 1, opacity = 1, bend = 0.45, dash = [] } = {}) {
     const { context } = this;
     const reach = (x1 - x0) * bend;
@@ -103,7 +103,7 @@ export class CanvasPainter {
 export class SvgPainter {
   constructor(width, height, title) {
     this.clips = 0;
-    this.images = new Map(); // each is embedded once, however often it is drawn
+    this.images = new Map(); // each image is embedded once, however often it is drawn
     this.parts = [
       `<svg xmlns="http://www.w3.org/2000/svg" width="${round(width)}" height="${round(height)}" ` +
         `viewBox="0 0 ${round(width)} ${round(height)}" font-family="${escape(FONTS)}" role="img">`,
@@ -183,7 +183,7 @@ export class SvgPainter {
   }
 }
 
-// Cells as a small picture of one pixel each; `color(n)` gives [r, g, b] or [r, g, b, a] of cell n.
+// Cells as a small picture of one pixel each; `color(n)` returns [r, g, b] or [r, g, b, a] of cell n.
 export function pixels(columns, rows, color) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [Math.max(1, columns), Math.max(1, rows)];
@@ -198,7 +198,8 @@ export function pixels(columns, rows, color) {
 }
 
 function escape(text) {
-  const possible = String(text).replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "·"); // XML has no others
+  // Characters that XML does not allow.
+  const possible = String(text).replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "·");
   return possible.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 }
 

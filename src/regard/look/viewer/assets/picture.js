@@ -1,10 +1,10 @@
-// A picture one can point at: a canvas that shows the visible part of a drawing, however large the whole is.
+// An interactive picture: a canvas that shows the visible part of a drawing of any size.
 
 import { el, whenResized } from "./dom.js";
 import { CanvasPainter } from "./painter.js";
 
 export class Picture {
-  // `build(width)` gives a layout; `point(place)`, `choose(place)` and `press(key, layout)` hear of the reader's hands.
+  // `build(width)` returns a layout; `point(place)`, `choose(place)` and `press(key, layout)` are called on user input.
   constructor({ build, point, choose, press, scrolled = () => {} }) {
     Object.assign(this, { build, point, choose, press, scrolled });
     this.canvas = el("canvas", { "aria-hidden": "true" });
@@ -20,13 +20,13 @@ export class Picture {
     this.stop = whenResized(this.element, () => this.refresh());
   }
 
-  // Lay out again: other data, another width.
+  // Repeats the layout after a change of data or width.
   refresh() {
     const width = this.element.clientWidth;
     if (!width) return;
     this.layout = this.build(width);
     if (!this.layout) return;
-    // What is scrolled in a frame of its own: a map, whose names stay at its edges, and whatever is too high to paint.
+    // Scrolled in a separate frame: a map, whose labels stay at its edges, and any drawing too high to paint.
     this.element.classList.toggle("held", Boolean(this.layout.held) || this.layout.height > 2400);
     this.filler.style.width = `${Math.ceil(this.layout.width)}px`;
     this.filler.style.height = `${Math.ceil(this.layout.height)}px`;
@@ -35,7 +35,7 @@ export class Picture {
     this.draw(true);
   }
 
-  // The part of the drawing that can be seen.
+  // The visible part of the drawing.
   get box() {
     const { scrollLeft: x, scrollTop: y, clientWidth, clientHeight } = this.element;
     const { width, height } = this.layout;
@@ -61,13 +61,14 @@ export class Picture {
     if (!this.layout) return null;
     const edge = this.canvas.getBoundingClientRect();
     const { box } = this;
-    // Whole pixels: a browser gives a click whole ones and a move finer ones, and both must mean the same cell.
+    // Rounded to whole pixels, because browsers report clicks in whole pixels and moves in fractions, and both must
+    // give the same cell.
     const [x, y] = [Math.floor(event.clientX) - edge.left, Math.floor(event.clientY) - edge.top];
     if (x < 0 || y < 0 || x > box.width || y > box.height) return null;
     return this.layout.hit(x + box.x, y + box.y, box);
   }
 
-  // Scroll as far as it takes to see a place.
+  // Scrolls as far as needed to show a position.
   reveal(row, column) {
     if (!this.layout?.at || row === null) return;
     const { x, y, left, top } = this.layout.at(row, column ?? 0);

@@ -1,4 +1,4 @@
-// Plays the sound of a trace, and tells where it is.
+// Plays the sound of a trace, and reports its position.
 
 import { el } from "./dom.js";
 
@@ -11,7 +11,7 @@ export class Playback {
     this.sound = null;
   }
 
-  // Offer the sound of these labels; null where there is none.
+  // Sets the sound of these labels; null if there is none.
   show(sound, say) {
     if (sound !== this.sound) this.stop();
     Object.assign(this, { sound, say });

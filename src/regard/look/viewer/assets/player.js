@@ -1,4 +1,4 @@
-// A slider over the rows of a map, and a button that plays them one after another.
+// A slider over the rows of a map, and a button that plays them in order.
 
 import { el } from "./dom.js";
 import { labelOf, short } from "./format.js";
@@ -6,7 +6,7 @@ import { labelOf, short } from "./format.js";
 const PACE = 200; // milliseconds from row to row
 
 export class Player {
-  // `frames()` gives how many rows there are to play, 0 for none; `show(row)` shows one; `row()` is the one shown now.
+  // `frames()` returns the number of rows to play, 0 for none; `show(row)` shows one; `row()` is the current one.
   constructor({ frames, row, show, say, labels }) {
     Object.assign(this, { frames, row, show, say, labels, timer: null });
     this.button = el("button", { type: "button", "data-here": "play", onclick: () => this.toggle() });

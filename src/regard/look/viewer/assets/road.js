@@ -1,14 +1,14 @@
-// A drive from above: the road under the objects, the vehicle that asks, and the weight of each object, step by step.
+// A drive from above: the road under the objects, the ego vehicle, and the weight of each object, step by step.
 
 import { stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth } from "./format.js";
 
-const [BEHIND, AHEAD, LEFT, RIGHT] = [18, 62, 15, 11]; // metres around the vehicle that asks
-const OWN = [4.5, 1.9]; // its length and width
-const SOON = 0.8; // seconds: a dotted line shows how far an object will be
+const [BEHIND, AHEAD, LEFT, RIGHT] = [18, 62, 15, 11]; // metres around the ego vehicle
+const OWN = [4.5, 1.9]; // length and width of the ego vehicle
+const SOON = 0.8; // seconds of motion that a dotted line shows
 const WIDE = 3.5; // half of a crossing road
-const MOST = 1; // the weight of the deepest colour: one colour means one weight in every step
-const NAMED = 0.05; // weights from which an object is named
+const MOST = 1; // the weight of the darkest colour, so that a colour means the same weight in every step
+const NAMED = 0.05; // smallest weight of an object with a label
 const ROAD = {
   light: { ground: "#eef2ea", pavement: "#e4e5e8", asphalt: "#cfd3d9", paint: "#ffffff", body: "#f8f9fb" },
   dark: { ground: "#182018", pavement: "#242a32", asphalt: "#323a45", paint: "#8d97a5", body: "#1a2028" },
@@ -23,7 +23,7 @@ export const road = {
   layout,
 };
 
-// How many scenes there are, one for each row; 0 where the numbers do not fit.
+// The number of scenes, one for each row; 0 if the numbers do not fit.
 function framesOf({ ego, x, y, items }) {
   const frames = ego.length / 4;
   return [x, y].every((places) => places?.length === frames * items.length) ? frames : 0;
@@ -48,7 +48,7 @@ function layout(model, look) {
   };
 }
 
-// The objects that are there in a scene: their place, heading, speed and size.
+// The objects present in a scene: their position, heading, speed and size.
 function objectsOf({ columns }, frame) {
   const count = columns.items.length;
   const of = (name, n, other) => columns[name]?.[frame * count + n] ?? other;
@@ -80,7 +80,7 @@ function draw(painter, box, place, model, look) {
   measure(painter, place, box, look);
 }
 
-// Pavements, lanes, crossings, zebra crossings and ramps; dashes stand still on the road.
+// Pavements, lanes, crossings, zebra crossings and ramps; dashes are fixed to the road.
 function ground(painter, place, columns, paint) {
   const { scale, width, height, at, ego } = place;
   const lines = columns.lanes?.length > 1 ? columns.lanes : [-5.25, -1.75, 1.75];
@@ -109,7 +109,7 @@ function ground(painter, place, columns, paint) {
   }
 }
 
-// Lines from the vehicle that asks to what it looks at.
+// Lines from the ego vehicle to the attended objects.
 function asked(painter, place, weights, look) {
   const [x0, y0] = place.at(place.ego.x, place.ego.y);
   for (const { n, x, y } of place.objects) {
@@ -149,7 +149,7 @@ function ahead(painter, place, { x, y, turn, speed }, stroke) {
   painter.curve(x0, y0, x1, y1, { stroke, line: 2, bend: 0, dash: [3, 3] });
 }
 
-// The names of what is looked at; one that would cover another goes above its object, or has none.
+// The labels of attended objects; one that would cover another is moved above its object, or omitted.
 function names(painter, place, model, look, weights) {
   const strong = (n) => n === look.hover?.column || n === look.locked?.column || look.matches.columns.has(n);
   const order = place.objects.filter(({ n }) => strong(n) || (weights?.[n] ?? 0) >= NAMED);

@@ -1,4 +1,4 @@
-// Pictures and values to take away: PNG, SVG, CSV, and the clipboard.
+// Export of pictures and values: PNG, SVG, CSV, and the clipboard.
 
 import { el } from "./dom.js";
 import { labelOf, textWidth, visible } from "./format.js";
@@ -7,9 +7,9 @@ import { CanvasPainter, SvgPainter } from "./painter.js";
 import { ranked } from "./source.js";
 
 const EDGE = 24;
-const LARGEST = 14000; // pixels a side that every browser can paint
+const LARGEST = 14000; // largest side in pixels that every browser supports
 
-// Everything of a picture with its title above and, below, the scale and the check.
+// A whole picture with its title above and the scale and the check below.
 function framed(painter, layout, caption, look) {
   const { width, height } = frame(layout, caption, look);
   painter.rect(0, 0, width, height, { fill: look.colors.page });
@@ -26,7 +26,7 @@ function frame(layout, caption, look) {
 }
 
 class Shifted {
-  // A painter that begins elsewhere on the paper.
+  // A painter with a shifted origin.
   constructor(painter, x, y) {
     const move = (name, places) => (...given) => {
       for (const n of places) given[n] += n % 2 ? y : x;
@@ -65,7 +65,7 @@ export function asPng(layout, caption, look) {
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
 
-// The map as a table, a line for each row; of a pooled map, the largest weights of each row, which `rowOf(n)` fetches.
+// The map as a table, a line for each row; for a pooled map, the largest weights of each row, which `rowOf(n)` fetches.
 export async function asTable(model, separator, rowOf) {
   const { map } = model;
   const lines = [];
@@ -99,7 +99,7 @@ function tidy(text) {
   return visible(text).replaceAll("\t", " ");
 }
 
-// A label that begins like a formula is kept from being one when a spreadsheet opens the file.
+// A label that begins like a formula is escaped, so that a spreadsheet does not evaluate it.
 function quoted(cell, separator) {
   const harmless = /^[=+\-@\t\r]/.test(cell) && Number.isNaN(Number(cell)) ? `'${cell}` : cell;
   if (separator === "\t") return tidy(harmless);

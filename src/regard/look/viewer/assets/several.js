@@ -1,8 +1,8 @@
-// Several heads of one layer at once, each in its own hue.
+// Several heads of one layer, each in its own hue.
 
 import { MOST_HEADS, mostOf } from "./colors.js";
 
-// Which hue each of the chosen heads has: its own number, or its place where a layer has more heads than hues.
+// The hue of each of the chosen heads: its number, or its index if a layer has more heads than hues.
 export function huesOf(heads, count) {
   return heads.map((head, place) => (count <= MOST_HEADS ? head : place) % MOST_HEADS);
 }
@@ -19,7 +19,7 @@ export function meanOf(lists) {
   return Float32Array.from(lists[0], (_, n) => lists.reduce((sum, list) => sum + list[n], 0) / lists.length);
 }
 
-// One row of several heads: their mean, with what each of them has.
+// One row of several heads: their mean, with the weights of each.
 export function meanRow(rows, keys) {
   const dense = rows.map((row) => {
     if (!row.indices) return row.values;
@@ -31,7 +31,7 @@ export function meanRow(rows, keys) {
   return { row: rows[0].row, indices: null, values: meanOf(dense), parts: dense, rest, error: Math.max(...rows.map(({ error }) => error)) };
 }
 
-// A map that has in each cell the weight of the head that has most there, and which one that is.
+// A map with the largest weight of any head in each cell, and the index of that head.
 export function strongestMap(parts) {
   const [{ map }] = parts;
   const values = new Float32Array(map.values.length);

@@ -1,11 +1,11 @@
-// A spectrogram, and beneath it the frames that each symbol was heard in, on one axis of time.
+// A spectrogram, and below it the frames of each symbol, on one time axis.
 
 import { colorOf, css, mostOf, stretch } from "./colors.js";
 import { labelOf, nice, short, textWidth } from "./format.js";
 import { pixels } from "./painter.js";
 
 const HIGH = 24;
-const TALL = 150; // of the spectrogram
+const TALL = 150; // height of the spectrogram
 
 export const sound = {
   name: "sound",
@@ -40,7 +40,7 @@ function hit(x, y, place, record) {
   return { row: row < 0 ? null : row, column };
 }
 
-// From where to where a row looks: around its largest weight, as far as half of it reaches; in seconds.
+// The interval of a row in seconds: around its largest weight, down to half of it.
 export function heard(weights, seconds) {
   let peak = 0;
   weights.forEach((value, n) => value > weights[peak] && (peak = n));
@@ -67,7 +67,7 @@ function draw(painter, box, place, model, look) {
   }
   axis(painter, place, record.keys * seconds, model, look);
   for (let i = 0; i < record.queries; i++) strip(painter, box, place, model, look, i, seconds);
-  if (look.time != null) { // where the sound is that plays
+  if (look.time != null) { // the position of the playing sound
     const x = place.left + (place.wide * look.time) / (record.keys * seconds);
     painter.rect(Math.min(x, place.left + place.wide) - 1, 0, 2, place.top + HIGH * record.queries, { fill: colors.warm });
   }

@@ -1,42 +1,42 @@
-// Where a viewer gets its numbers. A source serves one trace; everything it gives may arrive later (promises).
+// The data source of the viewer. A source is for one trace; its methods return promises.
 //
-//   source.about                                -> About, there from the start
-//   source.thumbnail(record, head)              -> Grid of at most 32 × 32 cells: each holds the largest weight in it
-//   source.map(record, head)                    -> Grid of the whole map, pooled where it is too large to keep
+//   source.about                                -> About, available at once
+//   source.thumbnail(record, head)              -> Grid of at most 32 × 32 cells: each has the largest weight in it
+//   source.map(record, head)                    -> Grid of the whole map, pooled if it is too large to store
 //   source.tile(record, head, row0, column0, rows, columns)
-//                                               -> Grid of that part, in weights; pooled where it is too large
-//   source.rows(record, head, row)              -> Row, what one query looks at
+//                                               -> Grid of that part, in weights; pooled if it is too large
+//   source.rows(record, head, row)              -> Row, the weights of one query
 //   source.received(record, head)               -> Float32Array: the mean weight that each key receives
 //   source.picture(label)                       -> Blob of a PNG, or null
 //   source.finer                                -> true if tile() can show more than map() does
 //   source.sequence(n)                          -> the source of the n-th of about.sequences
 //
-// `record`, `head` and `label` are positions in the lists of About. Where a record has several heads, the head after the
+// `record`, `head` and `label` are positions in the lists of About. If a record has several heads, the head after the
 // last is their mean.
 //
-// About  { title, parts: { en, zh } | null: what the records are, dropped: [sentence], labels: [Labels], records: [{
+// About  { title, parts: { en, zh } | null: the heading of the records, dropped: [sentence], labels: [Labels], records: [{
 //            group: the answer it belongs to, or "", layer: [word] | null,
 //            name, call, kind, heads, queries, keys, scale, note, check, rows, columns,   (these two: labels or null)
-//            entropy: [per head] | null, distance: [per head] | null }],    (null for a head: it cannot be told)
-//          sequence, sequences: [{ number, text }] }     (those of the batch that can be shown; text: how one begins)
+//            entropy: [per head] | null, distance: [per head] | null }],    (null for a head: unknown)
+//          sequence, sequences: [{ number, text }] }     (those of the batch in the page; text: the first words)
 // Labels { kind: "tokens" | "patches" | "frames" | "objects" | "glimpses" | "list", items: [string], grid: [h, w]?,
 //            picture: bool, seconds?: number per frame, sound?: a WAV file in base64, x?, y?, heading?, speed?: [per object],
 //            length?, width?, present?: [per object], ego?: [x, y, heading, speed per row]: then x, y, … have a number for
 //            each object of each row; lanes?, crossings?, zebras?, ramps?: [metres],
-//            sides?: [per scale], what a glimpse shows as a share of the image's width; x and y are shares then too,
-//            probability?: [per item], of a word that was chosen }
+//            sides?: [per scale], width of a glimpse as a fraction of the image's; x and y are fractions then too,
+//            probability?: [per item], of a generated word }
 // Grid   { row0, column0, rows, columns, rowBlock, columnBlock, values: Float32Array, highest, error }
-//            A cell stands for rowBlock × columnBlock weights and holds their mean; `error` bounds what storing cost.
+//            A cell is the mean of rowBlock × columnBlock weights; `error` bounds the storage error.
 //            Values may be negative, infinite or NaN; `highest` is the largest finite |value|.
 // Row    { row, indices: Uint32Array | null, values: Float32Array, rest, error }
-//            With indices null there is a value for every key; else the largest ones, and what all others sum to.
+//            With indices null there is a value for every key; else the largest ones, and the sum of all others.
 
 import { mostOf } from "./colors.js";
 import { halves } from "./halves.js";
 
 export class MemorySource {
-  // A trace that lies compressed in the page. `packs` has one gzip file in base64 per record, unpacked when asked for.
-  // `others` are the sources of all sequences of the batch, this one among them.
+  // A trace compressed in the page. `packs` has one gzip file in base64 per record, decompressed at first use. `others`
+  // are the sources of all sequences of the batch, including this one.
   constructor(about, packs, pictures, others) {
     this.about = about;
     this.others = others;
@@ -44,7 +44,7 @@ export class MemorySource {
     this.packs = packs;
     this.pictures = pictures;
     this.unpacked = new Map();
-    this.maps = new Map(); // the few heads looked at last
+    this.maps = new Map(); // cache of the most recent heads
   }
 
   async sequence(n) {
@@ -123,7 +123,7 @@ export class MemorySource {
     return picture ? new Blob([decode(picture)], { type: "image/png" }) : null;
   }
 
-  // The largest weights of one kept row, largest first.
+  // The largest weights of one stored row, largest first.
   largest(pack, head, at) {
     const start = (head * pack.rowsKept + at) * pack.kept;
     const indices = pack.indices.subarray(start, start + pack.kept);
@@ -135,7 +135,7 @@ export class MemorySource {
   unpack(record) {
     if (!this.unpacked.has(record)) {
       const { pack } = this.about.records[record];
-      const { heads } = pack; // with their mean
+      const { heads } = pack; // includes their mean
       const views = decompress(decode(this.packs[record])).then(({ buffer }) => {
         let start = 0;
         const take = (type, length) => {
@@ -160,7 +160,7 @@ export class MemorySource {
   }
 }
 
-// The cells of a grid that stand for the weights asked for.
+// The cells of a grid that cover the requested weights.
 export function part(grid, row0, column0, rows, columns) {
   const top = Math.floor(row0 / grid.rowBlock);
   const left = Math.floor(column0 / grid.columnBlock);
@@ -173,7 +173,7 @@ export function part(grid, row0, column0, rows, columns) {
   return { ...grid, row0: row, column0: column, rows: bottom - top, columns: right - left, values };
 }
 
-// What a query looks at as { index, value } pairs: what is not finite first, then the largest.
+// The weights of a query as { index, value } pairs: non-finite ones first, then the largest.
 export function ranked(row) {
   const pairs = Array.from(row.values, (value, n) => ({ index: row.indices ? row.indices[n] : n, value }));
   const rank = ({ value }) => (Number.isFinite(value) ? 0 : 1);

@@ -1,4 +1,4 @@
-// One trace on the page: its heads, the picture of the chosen one, and the token one is looking at.
+// One trace on the page: its heads, the picture of the chosen one, and the current token.
 
 import { headColor, mostOf, palette } from "./colors.js";
 import { el } from "./dom.js";
@@ -24,9 +24,9 @@ import { TokenList } from "./token.js";
 import { byWords, sentenceOf, wordsOf } from "./words.js";
 
 export const VIEWS = [heatmap, lines, text, gaze, image, sound, road, scene];
-const OWN = [gaze, image, sound, road, scene]; // shown first where they fit
-const COLOURED = [heatmap, lines, text]; // can show several heads, each in its hue
-const PATIENCE = 50; // milliseconds that a pointer rests, or a map stands still, before more is fetched
+const OWN = [gaze, image, sound, road, scene]; // preferred views, if they fit
+const COLOURED = [heatmap, lines, text]; // views that can show several heads, each in its hue
+const PATIENCE = 50; // milliseconds that the pointer rests, or a map is not scrolled, before more is fetched
 const STEPS = {
   ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity,
 };
@@ -36,7 +36,7 @@ export class Stage {
     Object.assign(this, { viewer, source, index, state: viewer.state, about: source.about, model: null });
     this.matches = { rows: new Set(), columns: new Set() };
     this.element = el("section", { class: "stage" });
-    this.bitmaps = new Map(); // of labels
+    this.bitmaps = new Map(); // decoded pictures of labels
     this.overview = new Overview(this);
     this.token = new TokenList(this);
     this.playback = new Playback(() => this.follow());
@@ -62,14 +62,14 @@ export class Stage {
     return Math.min(this.state.get("record"), this.about.records.length - 1);
   }
 
-  // The head that is shown; the one after the last is the mean of all, which a record of one head does not have.
+  // The displayed head; the one after the last is the mean of all, which a record of one head does not have.
   get head() {
     const { heads } = this.about.records[this.record];
     const head = this.state.get("head");
     return head === "mean" ? heads - (heads === 1) : Math.min(head, heads - 1);
   }
 
-  // All heads that are shown: several of them only if the reader asked for it.
+  // All displayed heads: several only if this is switched on.
   get heads() {
     const { heads } = this.about.records[this.record];
     if (!this.state.get("several") || heads === 1) return [this.head];
@@ -85,13 +85,13 @@ export class Stage {
     return this.names[this.record];
   }
 
-  // Whether this record has words in several pieces, all weights of which are here.
+  // Whether this record has words in several pieces, and all their weights are loaded.
   get hasWords() {
     const { rows, columns } = this.about.records[this.record] ?? {};
     return Boolean(this.model?.whole) && [rows, columns].some((place) => wordsOf(this.about.labels[place]));
   }
 
-  // The views that can show this record, and the one that does.
+  // The views that can show this record, and the current one.
   get views() {
     if (!this.model) return [heatmap];
     return VIEWS.filter((view) => view.fits(this.model) && (!this.model.parts || COLOURED.includes(view)));
@@ -104,12 +104,12 @@ export class Stage {
     return views.find((view) => (asked ? view.name === asked : OWN.includes(view))) ?? usual;
   }
 
-  // How weights become colours: as the reader chose, or as the view has it.
+  // The scale from weights to colours: as chosen, or the default of the view.
   get scale() {
     return this.state.get("scale") ?? this.view.scale ?? "linear";
   }
 
-  // A place in the picture, if this trace has it.
+  // A position in the picture, if it exists in this trace.
   place(name) {
     const place = this.state.get(name);
     if (!place || !this.model) return null;
@@ -127,7 +127,7 @@ export class Stage {
     return this.place("hover")?.column ?? this.place("locked")?.column ?? (this.model?.same ? this.active : null);
   }
 
-  // The weight of the deepest colour, shared by what stands side by side so that one colour means one weight.
+  // The weight of the darkest colour, shared by traces that are compared, so that a colour means the same weight.
   get highest() {
     const of = ({ model }) => Math.max(model?.highest ?? 0, model?.tile?.highest ?? 0);
     return Math.max(...this.viewer.stages.map(of));
@@ -146,7 +146,7 @@ export class Stage {
     };
   }
 
-  // Show another sequence of the batch; what arrives late for one that is no longer chosen is not shown.
+  // Shows another sequence of the batch; late responses for an earlier choice are ignored.
   async turn() {
     const wanted = this.state.get("sequence");
     try {
@@ -158,12 +158,12 @@ export class Stage {
       return;
     }
     this.bitmaps.clear();
-    this.state.set({ hover: null, locked: null }); // other words stand there
+    this.state.set({ hover: null, locked: null }); // the words at these positions have changed
     this.render();
     this.load();
   }
 
-  // Fetch the chosen head, then show it; what arrives late for another head is not shown.
+  // Fetches the chosen head, then shows it; late responses for another head are ignored.
   async load() {
     if (!this.about.records.length) return;
     const [at, heads, { source }] = [this.record, this.heads, this];
@@ -174,7 +174,7 @@ export class Stage {
       const [found, picture, sheet] = await Promise.all([
         Promise.all(heads.map((head) => Promise.all([source.map(at, head), source.received(at, head)]))),
         this.bitmap(columns?.picture ? record.columns : record.rows),
-        this.bitmap(rows?.kind === "glimpses" ? record.rows : null), // the patches that were seen
+        this.bitmap(rows?.kind === "glimpses" ? record.rows : null), // the patches of the glimpses
       ]);
       if (!here()) return;
       this.model = modelOf({ ...this.shown(record, heads, found, rows, columns), picture, sheet }, {
@@ -187,7 +187,7 @@ export class Stage {
     this.viewer.loaded(this);
   }
 
-  // What the views show of the heads that were fetched: the mean of several, words instead of their pieces.
+  // The data of the fetched heads for the views: the mean of several, words instead of their pieces.
   shown(record, heads, found, rows, columns) {
     const whole = found.every(([map]) => map.rowBlock === 1 && map.columnBlock === 1);
     const merges = this.state.get("words") && whole && (wordsOf(rows) || wordsOf(columns));
@@ -198,7 +198,7 @@ export class Stage {
     return { ...each[0], map: meanMap(parts.map(({ map }) => map)), received: meanOf(parts.map(({ received }) => received)), parts };
   }
 
-  // One row. From afar it is fetched only if the pointer stays; pictures of all rows want each of them at once.
+  // One row. From a server it is fetched only if the pointer rests; pictures of all rows need each of them at once.
   async ask(record, heads, row) {
     if (this.source.finer && !OWN.includes(this.view)) {
       await new Promise((done) => setTimeout(done, PATIENCE));
@@ -215,7 +215,7 @@ export class Stage {
     return this.bitmaps.get(place);
   }
 
-  // Of a pooled map, ask for the visible part in full once it is large enough to be seen.
+  // For a pooled map, fetches the visible part in full once it is large enough to be seen.
   async sharpen(layout, box) {
     const { model } = this;
     if (!this.source.finer || !layout.wanted || !model || model.whole || model.parts) return;
@@ -239,7 +239,7 @@ export class Stage {
     }
   }
 
-  // Lock a place; the same one again lifts the lock.
+  // Locks a position; locking the same one again removes the lock.
   lock(place) {
     if (!place) return;
     const old = this.state.get("locked");
@@ -266,7 +266,7 @@ export class Stage {
     return true;
   }
 
-  // Where a key moves the lock. In a map, along both axes; elsewhere from token to token.
+  // The position to which a key moves the lock: in a map along both axes, else from token to token.
   step(key) {
     const { queries, keys } = this.model.record;
     const { row = null, column = null } = this.place("locked") ?? {};
@@ -280,7 +280,7 @@ export class Stage {
     return ["ArrowLeft", "ArrowRight", "Home", "End"].includes(key) ? { row, column: right } : { row: down, column };
   }
 
-  // Find a text in the labels; gives the places, rows first.
+  // Searches a text in the labels; returns the positions, rows first.
   find(query) {
     this.matches = { rows: new Set(), columns: new Set() };
     const wanted = query.trim().toLocaleLowerCase();
@@ -296,7 +296,7 @@ export class Stage {
     return same ? inRows : [...inRows, ...inColumns];
   }
 
-  // Build everything anew: the first time, or in another language.
+  // Builds all elements: at the start, or after a change of language.
   render() {
     const { say } = this;
     const several = this.viewer.stages.length > 1;
@@ -343,7 +343,7 @@ export class Stage {
       el("ul", {}, ...dropped.map((sentence) => el("li", { text: sentence }))));
   }
 
-  // Show the same head again: something about it changed.
+  // Redraws the current head after a change of its settings.
   refresh() {
     if (!this.title || !this.model) return;
     const { say, model, view, heads, name } = this;
@@ -366,7 +366,7 @@ export class Stage {
     this.tell();
   }
 
-  // The sentences of both sides as running text: in a map their words are cut and far apart.
+  // The sentences of both axes as running text, because labels of a map are shortened and far apart.
   texts() {
     const { say, model } = this;
     const sides = model.same ? [["sentence", model.rows]] : [["queries", model.rows], ["keys", model.columns]];
@@ -376,7 +376,7 @@ export class Stage {
     });
   }
 
-  // The pointer or the lock moved.
+  // Updates the page after the pointer or the lock has moved.
   follow() {
     if (!this.model || !this.title) return;
     const width = this.picture.element.clientWidth;
@@ -385,7 +385,7 @@ export class Stage {
     this.tell();
   }
 
-  // Words beside the picture: what is under the pointer or locked, what the deepest colour means, the token's list.
+  // Texts beside the picture: the position under the pointer or locked, the legend, and the list of the token.
   tell() {
     const hover = this.place("hover");
     const place = hover ?? this.place("locked");
@@ -408,7 +408,7 @@ export class Stage {
     this.token.render();
   }
 
-  // Which hue is which head.
+  // The legend of the heads' hues.
   keysOfHeads() {
     return this.model.parts.map(({ head, hue }) => {
       const square = el("span", { class: "hue" });
@@ -441,7 +441,7 @@ export class Stage {
     download(await paint(view.layout(model, look), caption, look), `${name}.${kind}`);
   }
 
-  // The locked row where there is one, else the whole map.
+  // The locked row if there is one, else the whole map.
   async copy() {
     const row = this.place("locked")?.row ?? null;
     const rowOf = (place) => (this.model.whole ? this.model.rowOf(place) : this.source.rows(this.record, this.head, place));

@@ -1,4 +1,4 @@
-// What is being looked at, shared by everything on the page. Listeners are told which names changed.
+// The selection, shared by all parts of the page. Listeners receive the names of changed entries.
 
 export class State {
   constructor(values) {
@@ -30,13 +30,13 @@ function same(a, b) {
   return a.row === b.row && a.column === b.column && a.stage === b.stage;
 }
 
-// Kept for the next visit where the browser allows it, and in the page's address where it does not.
+// Stored for the next visit if the browser allows it, else in the page's address.
 export function remembered(name) {
   try {
     const kept = localStorage.getItem(`regard.${name}`);
     if (kept) return kept;
   } catch {
-    // no storage in a sandboxed frame or for some files
+    // storage is not available in a sandboxed frame or for some files
   }
   return new URLSearchParams(location.hash.slice(1)).get(name);
 }
@@ -46,13 +46,13 @@ export function remember(name, value) {
     localStorage.setItem(`regard.${name}`, value);
     return;
   } catch {
-    // as above
+    // storage is not available
   }
   const kept = new URLSearchParams(location.hash.slice(1));
   kept.set(name, value);
   try {
     history.replaceState(null, "", `#${kept}`);
   } catch {
-    // a document without an address remembers until it is closed
+    // a document without an address loses its settings when it is closed
   }
 }

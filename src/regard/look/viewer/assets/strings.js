@@ -1,4 +1,4 @@
-// Every word the viewer says, in English and Chinese. {name} is filled in.
+// Every text of the viewer, in English and Chinese. {name} is a placeholder.
 
 const EN = {
   language: "Language", theme: "Appearance", auto: "Auto", light: "Light", dark: "Dark",
@@ -99,10 +99,10 @@ const ZH = {
 
 const WORDS = { en: EN, zh: ZH };
 
-// Words for layers; others of a module path are shown as they are.
+// Names of layers; other parts of a module path are shown unchanged.
 const LAYERS = { zh: { encoder: "编码器", decoder: "解码器", layer: "层", self: "自注意力", cross: "交叉注意力", rollout: "累积注意力" } };
 
-// A function that says things in a language.
+// Returns a function that translates texts into a language.
 export function speaker(language) {
   const words = WORDS[language] ?? EN;
   const filled = (text, values) => text.replace(/\{(\w+)\}/g, (_, key) => String(values[key] ?? ""));

@@ -1,11 +1,11 @@
-// Tokens in their running order, tinted by the weight they receive, or by what the chosen token looks at.
+// Tokens in reading order, coloured by the weight that they receive, or by the weights of the chosen token.
 
 import { headColor, inkOf, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth } from "./format.js";
 
 const SIZE = 15;
 const HIGH = 30;
-const MOST = 4096; // tokens
+const MOST = 4096; // largest number of tokens
 
 export const text = {
   name: "text",
@@ -86,7 +86,7 @@ function draw(painter, box, parts, model, look) {
   }
 }
 
-// A stripe for each head, the stronger the more it gives.
+// A stripe for each head, more opaque for a larger weight.
 function striped(painter, x, y, wide, parts, each, n, most, look) {
   const step = wide / parts.length;
   parts.forEach(({ hue }, place) => {

@@ -1,4 +1,4 @@
-// One token: what it looks at, or what looks at it, as a list of bars with their weights.
+// One token: the keys that it attends, or the queries that attend it, as a list of bars with weights.
 
 import { headColor, mostOf, stretch, tint } from "./colors.js";
 import { choice, el, replaced } from "./dom.js";
@@ -41,7 +41,7 @@ export class TokenList {
     );
   }
 
-  // With no token chosen: which ones get the most from all.
+  // Without a chosen token: the tokens that receive the most weight.
   received() {
     const { say, model } = this.stage;
     this.element.setAttribute("aria-label", say("most"));
@@ -61,7 +61,7 @@ export class TokenList {
     return this.bars(row, looks ? model.columns : model.rows, looks ? model.record.keys : model.record.queries, target, each);
   }
 
-  // `each` has, for several heads, what each of them gives: its part of a bar has its hue.
+  // For several heads, `each` has the weight of each: its part of a bar has its hue.
   bars(row, labels, total, target, each = null) {
     const { stage } = this;
     const list = el("ol", { class: "bars" });
@@ -78,7 +78,8 @@ export class TokenList {
         part.style.background = headColor(stage.model.parts[n].hue, stage.state.get("shown"));
         bar.append(part);
       });
-      const strange = Number.isFinite(value) ? (value < 0 ? -0.7 : null) : NaN; // full in its own hue, however faint
+      // non-finite and negative weights have a full bar in a separate hue.
+      const strange = Number.isFinite(value) ? (value < 0 ? -0.7 : null) : NaN;
       if (strange !== null) bar.style.background = tint(strange, 1, "linear", stage.state.get("shown"));
       const name = labelOf(labels, index);
       const button = el("button", { type: "button", "data-here": index, onclick: () => stage.lock(target(index)) },

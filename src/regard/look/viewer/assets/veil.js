@@ -1,14 +1,14 @@
-// A map of weights over a picture: a veil that is clear where the weight is largest and thick where there is none.
+// A map of weights over a picture: a veil (translucent overlay), clear at the largest weight and opaque at 0.
 
 import { colorOf, mostOf, stretch } from "./colors.js";
 import { compact } from "./format.js";
 import { pixels } from "./painter.js";
 
-const THICK = 190; // of 255, where the weight is 0
-const SIDE = 144; // pixels of a veil, at least half of it along the longer side
-const DARK = 0.3; // mean lightness below which a picture gets a light veil: a dark one could not be seen on it
-const means = new WeakMap(); // of pictures
-const veils = new WeakMap(); // of models, by word and look
+const THICK = 190; // opacity of 255, at weight 0
+const SIDE = 144; // side of a veil in pixels; at least half of it along the longer side
+const DARK = 0.3; // mean lightness below which a picture gets a light veil, because a dark one would be invisible
+const means = new WeakMap(); // mean colours of pictures, cached
+const veils = new WeakMap(); // veils of models by word and settings, cached
 
 // The weights of a grid (high × wide) as a veil, for one word of a model.
 export function veilOf(model, word, weights, { high, wide }, most, look) {
@@ -17,7 +17,7 @@ export function veilOf(model, word, weights, { high, wide }, most, look) {
   const name = [word, most, look.scale, look.cells, look.theme].join("/");
   const kept = known.get(name);
   if (kept?.source === weights.buffer) return kept.veil;
-  const size = Math.max(1, Math.floor(SIDE / Math.max(high, wide))); // pixels of a cell
+  const size = Math.max(1, Math.floor(SIDE / Math.max(high, wide))); // side of a cell in pixels
   const spread = look.cells || size === 1 ? repeated(weights, high, wide, size) : interpolated(weights, high, wide, size);
   const shadow = shadowOf(model.picture);
   const odd = colorOf(NaN, most, look.scale, look.theme);
@@ -30,7 +30,7 @@ export function veilOf(model, word, weights, { high, wide }, most, look) {
   return veil;
 }
 
-// What a veil means: its thickness from weight 0 to the largest, over the picture's mean colour.
+// The legend of a veil: its opacity from weight 0 to the largest, over the picture's mean colour.
 export function veilScale(painter, x, y, width, most, model, look) {
   const [mean, shadow] = [meanOf(model.picture), shadowOf(model.picture)];
   const bar = pixels(96, 1, (n) => {
@@ -45,8 +45,8 @@ export function veilScale(painter, x, y, width, most, model, look) {
   painter.text(compact(most), x + width, y + 18, { ...style, anchor: "end" });
 }
 
-// Between the centres of the cells by cubic convolution (Keys 1981): at a centre it is that cell's weight. Between
-// them it could leave the range of the weights, so it is kept within.
+// Cubic convolution between the centres of the cells (Keys 1981): at a centre it is that cell's weight. Elsewhere it
+// could leave the range of the weights, so it is clamped.
 function interpolated(weights, high, wide, size) {
   const finite = Float32Array.from({ length: high * wide }, (_, n) => (Number.isFinite(weights[n]) ? Math.abs(weights[n]) : 0));
   const most = mostOf(finite);
@@ -67,7 +67,7 @@ function interpolated(weights, high, wide, size) {
   return spread;
 }
 
-// For each pixel along a side, four cells and their shares.
+// For each pixel along a side, four cells and their coefficients.
 function taps(count, size) {
   return Array.from({ length: count * size }, (_, u) => {
     const place = (u + 0.5) / size - 0.5;

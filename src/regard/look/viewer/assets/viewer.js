@@ -1,4 +1,4 @@
-// The whole viewer: `mount(element, sources, options)` puts it into an element. One source, or two side by side.
+// The viewer: `mount(element, sources, options)` inserts it into an element, for one source or two to compare.
 
 import { choice, el, replaced } from "./dom.js";
 import { short } from "./format.js";
@@ -8,7 +8,7 @@ import { speaker } from "./strings.js";
 
 export function mount(root, sources, options = {}) {
   const viewer = new Viewer(root, sources, options);
-  root.viewer = viewer; // for a page that has scripts of its own
+  root.viewer = viewer; // for scripts of the embedding page
   viewer.render();
   viewer.stages.forEach((stage) => stage.load());
   return viewer;
@@ -49,7 +49,8 @@ export class Viewer {
       this.tools();
       this.stages.forEach((stage) => stage.turn());
     }
-    if (changed.has("words")) this.state.set({ hover: null, locked: null }); // other words stand there
+    // The words at these positions have changed.
+    if (changed.has("words")) this.state.set({ hover: null, locked: null });
     if (["shared", "several"].some((name) => changed.has(name))) this.stages.forEach((stage) => stage.overview.render());
     if (["record", "head", "several", "heads", "words"].some((name) => changed.has(name))) {
       this.stages.forEach((stage) => {
@@ -66,7 +67,7 @@ export class Viewer {
     }
   }
 
-  // A stage has its head: the views that fit may be others now.
+  // A stage has loaded its head, so other views may fit now.
   loaded(stage) {
     if (this.state.get("query")) stage.find(this.state.get("query"));
     this.tools();
@@ -127,7 +128,7 @@ export class Viewer {
     this.counted();
   }
 
-  // The sequences of the batch to choose from; of two traces, those of the one that has more.
+  // The menu of the batch's sequences; for two traces, those of the one with more.
   sequences() {
     const lists = this.stages.map((stage) => stage.about.sequences ?? []);
     const longest = lists.reduce((a, b) => (b.length > a.length ? b : a));
@@ -137,14 +138,14 @@ export class Viewer {
     });
   }
 
-  // Whether pieces of words stand one by one.
+  // The switch between whole words and their pieces.
   pieces() {
     const kinds = ["pieces", "words"].map((value) => ({ value, text: this.say(value), title: this.say(`${value}Help`) }));
     const current = kinds[Number(this.state.get("words"))].value;
     return choice(this.say("tokens"), kinds, current, (kind) => this.state.set({ words: kind === "words" }), "words");
   }
 
-  // Whether a map over a picture is interpolated.
+  // The switch for interpolation of a map over a picture.
   veils() {
     const kinds = ["smooth", "cells"].map((value) => ({ value, text: this.say(value), title: this.say(`${value}Help`) }));
     const current = kinds[Number(this.state.get("cells"))].value;
@@ -174,7 +175,7 @@ export class Viewer {
     if (locked) this.stages.forEach((stage) => stage.picture.reveal(locked.row, locked.column));
   }
 
-  // Mark what fits the search; with a step, lock the next or the previous one.
+  // Marks search results; with a step, locks the next or the previous one.
   search(step) {
     const found = this.stages.map((stage) => stage.find(this.state.get("query")));
     this.found = found.find((places) => places.length) ?? [];

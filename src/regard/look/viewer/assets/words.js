@@ -1,12 +1,12 @@
-// Pieces of words put together: a token that goes on inside a word begins with a dot ("·ing"), a part of a character
-// says which ("汤⟨2/3⟩").
+// Whole words from pieces: a token that continues a word begins with a dot ("·ing"), a part of a character has its
+// number ("汤⟨2/3⟩").
 
 const PART = /(.)⟨(\d+)\/\d+⟩/gu;
 const LATER = /^.⟨(?!1\/)\d+\/\d+⟩/u;
 const WIDE = /[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60]/;
 const CLOSING = /^[.,;:!?)\]}%»”’]/;
 
-// The words of an axis as { start, stop, name }; null where no piece goes on inside a word.
+// The words of an axis as { start, stop, name }; null if no piece continues a word.
 export function wordsOf(labels) {
   if (labels?.kind !== "tokens") return null;
   const words = [];
@@ -18,13 +18,13 @@ export function wordsOf(labels) {
   return words.length < labels.items.length ? words : null;
 }
 
-// What a piece adds to its word: a character in parts is written by the first of them.
+// The text that a piece adds to its word: a character in parts is added by the first of them.
 function own(item) {
   const text = item.length > 1 ? item.replace(/^·/, "") : item;
   return text.replace(PART, (_, character, part) => (part === "1" ? character : ""));
 }
 
-// A map and its labels by words. What a word looks at is the mean over its pieces, what it receives the sum over them
+// A map and its labels by words. A word's outgoing weights are the mean over its pieces, its incoming weights the sum
 // (Clark et al. 2019, section 4.1), so every row still sums to 1.
 export function byWords({ record, map, rows, columns }) {
   const [down, right] = [wordsOf(rows) ?? each(record.queries), wordsOf(columns) ?? each(record.keys)];
@@ -56,7 +56,7 @@ function renamed(labels, words) {
   return labels && wordsOf(labels) ? { kind: labels.kind, picture: false, items: words.map(({ name }) => name) } : labels;
 }
 
-// The labels of an axis as running text; null where they are none. A list is text where it has several single words.
+// The labels of an axis as running text; null if they are not text. A list is text if it has several single words.
 export function sentenceOf(labels) {
   const isText = labels?.kind === "list" && labels.items.length > 2 && !labels.items.some((item) => item.includes(" "));
   if (labels?.kind !== "tokens" && !isText) return null;
