@@ -248,6 +248,18 @@ def test_rollout_of_one_stack_among_several(names, of):
     torch.testing.assert_close(Trace.from_weights(weights).rollout(of=of), torch.full((2, 2), 0.5))
 
 
+def test_rollout_refuses_two_passes_and_takes_a_layer_that_is_applied_twice():
+    swap = Given(torch.eye(2)[None, None].flip(-1))
+    passes = [Record(f"layers.{n}.attn", "given", swap, call=call) for call in range(2) for n in range(2)]
+    trace = Trace(records=passes)
+    with pytest.raises(ValueError, match="one pass through the layers, and the trace has several calls"):
+        trace.rollout()
+    first = Trace(records=[record for record in trace if record.call == 0])
+    torch.testing.assert_close(first.rollout(residual=0.0), torch.eye(2))
+    shared = [Record("layers.0.attn", "given", swap, call=call) for call in range(3)]
+    torch.testing.assert_close(Trace(records=shared).rollout(residual=0.0), torch.eye(2).flip(-1))
+
+
 def test_steps_are_joined_with_zeros_before_a_key_was_there():
     parts = [torch.rand(1, 2, queries, keys) for queries, keys in ((3, 3), (1, 4), (1, 5))]
     record = Record("layer", "rows", Joined([Given(part) for part in parts]))
