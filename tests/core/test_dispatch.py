@@ -200,3 +200,15 @@ def test_a_named_backend_that_cannot_serve_raises_when_compiled() -> None:
     """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert "backend 'blocked' cannot serve this call: the score draws random numbers" in done.stdout, done.stderr
+
+
+def test_autocast_is_part_of_a_call_and_stays_on() -> None:
+    x = torch.randn(1, 2, 20, 16)
+    assert regard.attention(x, x, x).output.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert regard.attention(x, x, x).output.dtype == torch.bfloat16
+        assert regard.attention(x.bfloat16(), x.bfloat16(), x.bfloat16()).output.dtype == torch.bfloat16
+        with pytest.raises(ValueError, match="does not broadcast"):
+            regard.attention(x.bfloat16(), x.bfloat16(), x.bfloat16(), mask=torch.ones(3, 3).bool())
+        assert torch.is_autocast_enabled("cpu")
+    assert regard.attention(x, x, x).output.dtype == torch.float32

@@ -4,13 +4,15 @@ import gc
 import weakref
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 import regard
 from regard.core.mask_cache import aligned, stored
 
-DEVICE = torch.device("meta")  # any device but the CPU, where nothing is stored
+DEVICE = torch.device("meta")  # any device but the CPU, where contents are compared instead of versions
+CPU = torch.device("cpu")
 
 
 class Result:
@@ -62,10 +64,28 @@ def test_a_result_goes_with_its_mask() -> None:
     assert shaped() is None
 
 
+def test_a_change_through_numpy_is_seen_on_the_cpu() -> None:
+    array = numpy.array([2, 3])
+    mask = regard.padding(torch.from_numpy(array))
+    first = make(mask, device=CPU)
+    assert make(mask, device=CPU) is first
+    array[1] = 4
+    assert make(mask, device=CPU) is not first
+    scores = torch.zeros(2, 1, 1, 4)
+    for length in (4, 1):  # the second call must not take the first one's mask
+        array[1] = length
+        output = regard.attention(
+            scores[..., :2], torch.zeros(2, 1, 4, 2), torch.ones(2, 1, 4, 1).cumsum(-2), mask=mask
+        )
+        assert output.output[1].item() == (length + 1) / 2  # the mean of 1 … length
+
+
 def test_what_cannot_be_followed_is_not_stored() -> None:
     lengths = torch.tensor([2, 3])
     mask = regard.padding(lengths)
-    assert make(mask, device=torch.device("cpu")) is not make(mask, device=torch.device("cpu"))
+    long = regard.dense(torch.ones(300, 300, dtype=torch.bool))
+    assert make(long, device=CPU) is not make(long, device=CPU)
+    assert make(long) is make(long)
     with torch.inference_mode():
         uncounted = regard.padding(torch.tensor([2, 3]))
         inside = make(mask)

@@ -224,36 +224,6 @@ def test_halves(
     assert [len(units) for units in turns] == parts + whole
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_direct(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shortcut takes simple calls, equals the kernels, and leaves all other calls to the general path."""
-    from regard.core.backends import additive
-
-    if device == "cpu":
-        monkeypatch.setattr(
-            torch.cuda, "current_device", lambda: None
-        )  # these tensors are on the CPU, without a device index
-    torch.manual_seed(11)
-    query, key, value = (torch.randn(2, 3, n, d, device=device) for n, d in ((13, 7), (17, 7), (17, 5)))
-    for weight in (torch.randn(7, device=device), torch.randn(3, 7, device=device)):
-        found = additive.directly(query, key, value, regard.Additive(weight))
-        mask = torch.ones(2, 3, 13, 17, dtype=torch.bool, device=device)
-        wide = [x.double() for x in (query, key, value, weight.expand(3, 7))]
-        true = explicit(*wide, "tanh", mask, 0.0)[0]
-        assert found is not None
-        assert (found.double() - true).norm() <= 3e-6 * true.norm()
-    score = regard.Additive(torch.randn(7, device=device))
-    for other in (
-        (query[:, :, :8], key, value), (query, key[:, :1], value[:, :1]), (query, key, value[:, :, :16]),
-        (query.double(), key.double(), value.double()), (query[0], key[0], value[0]), (query[:, :, :0], key, value),
-        (query.half(), key, value),
-    ):  # fmt: skip
-        assert additive.directly(*other, score) is None
-    assert additive.directly(query, key, value, regard.Additive(torch.randn(2, 7, device=device))) is None
-    few = query[:, :, :1].clone().requires_grad_()  # a step with a gradient, which the kernel of steps has not
-    assert additive.directly(few, key, value, score) is not None
-
-
 def test_fits_keep_their_word() -> None:
     """Every series of the table is close to its function over its range: checked from the numbers alone."""
     from regard.kernels.additive.series import BUDGETS, Row, Series
@@ -307,15 +277,31 @@ def test_wants_cuda() -> None:
         additive_attention(torch.ones(1, 1, 2, 3), torch.ones(1, 1, 2, 3), torch.ones(1, 1, 2, 3), torch.ones(3))
 
 
+MASKS = {
+    "nothing": lambda: None,
+    "causal": regard.causal,
+    "padding": lambda: regard.padding(torch.tensor([150, 61], device="cuda")),
+    "padding & causal": lambda: regard.padding(torch.tensor([0, 61], device="cuda")) & regard.causal(),
+    "dense": lambda: (torch.arange(150, device="cuda") % 3 > 0).expand(150, -1),
+}
+
+
 @pytest.mark.cuda
-def test_a_direct_call_equals_the_general_one() -> None:
-    query, key, value = (torch.randn(2, 4, 150, 32, device="cuda", dtype=BRAIN, requires_grad=True) for _ in range(3))
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_direct_call_equals_the_general_one(name: str, groups: int) -> None:
+    """A call of a known signature runs the kernel alone, and what a mask becomes is stored with it."""
+    sizes = ((4, 150, 32), (groups, 150, 32), (groups, 150, 16))
+    query, key, value = (torch.randn(2, *x, device="cuda", dtype=BRAIN, requires_grad=True) for x in sizes)
     score = regard.Additive(torch.randn(32, device="cuda", dtype=BRAIN, requires_grad=True))
-    found = [regard.attention(query, key, value, score=score, backend=way).output for way in ("auto", "additive")]
-    leaves = [query, key, value, score.weight]
-    ways = [(out, *torch.autograd.grad(out.float().square().sum(), leaves)) for out in found]
-    for a, b in zip(*ways, strict=True):
-        assert (a.float() - b.float()).norm() <= 1e-5 * b.float().norm()
+    leaves, mask = [query, key, value, score.weight], MASKS[name]()
+    ways = []
+    for way in ("additive", "auto", "auto", "auto"):  # the second call stores the route, the third one takes it
+        out = regard.attention(query, key, value, score=score, mask=mask, backend=way).output
+        ways.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
+    for other in ways[1:]:
+        for a, b in zip(ways[0], other, strict=True):
+            assert (a.float() - b.float()).norm() <= 1e-5 * b.float().norm()
 
 
 @pytest.mark.cuda

@@ -194,7 +194,7 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     mine = (output, *torch.autograd.grad(output, (query, *broken), change.half()))
     for a, t in zip(mine, (real, *torch.autograd.grad(real, true, change)), strict=True):
         assert (a.double() - t).norm() <= 3e-3 * t.norm()
-    short = ranges.directly(query, *broken, mask, None)
+    short = ranges.direct(problem, regard.ScaledDot())(query, *broken, problem.score, mask, None)
     assert (short is None) == (name == "documents elsewhere")  # whose masked keys must be cleaned first
     assert short is None or torch.equal(short, output)
 
@@ -212,10 +212,12 @@ def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for mask in (by_head, dense, regard.causal() & regard.causal(), regard.padding(LENGTHS) | regard.causal()):
         problem = build(query, key, value, regard.ScaledDot(), regard.Softmax(), mask, None, 0.0, None, None)
         assert not ranges.serves(problem, clauses(problem.mask, 131, 131))
-        assert ranges.directly(query, key, value, mask, None) is None
     padded = regard.padding(LENGTHS)
-    for tensors in ([t[..., :64, :] for t in (query, key, value)], [t.float() for t in (query, key, value)]):
-        assert ranges.directly(*tensors, regard.padding(LENGTHS.clamp_max(60)), None) is None
+    for size, dtype in ((64, torch.half), (131, torch.float)):
+        tensors = [t[..., :size, :].to(dtype) for t in (query, key, value)]
+        lengths = regard.padding(LENGTHS.clamp_max(60))
+        problem = build(*tensors, regard.ScaledDot(), regard.Softmax(), lengths, None, 0.0, None, None)
+        assert not ranges.serves(problem, clauses(problem.mask, size, size))
     for given in ({"dropout": 0.1}, {"score": regard.ScaledDot(softcap=2.0)}, {"bias": torch.zeros(131, 131).half()}):
         settings = {"score": regard.ScaledDot(), "bias": None, "dropout": 0.0} | given
         problem = build(
@@ -223,3 +225,40 @@ def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
             None, None,
         )  # fmt: skip
         assert not ranges.serves(problem, clauses(problem.mask, 131, 131))
+
+
+@pytest.mark.cuda
+def test_no_call_waits_for_the_device() -> None:
+    """With new masks and with one that is used again, whose ids change in between, in a captured graph too."""
+    torch.manual_seed(6)
+    query, key, value = (torch.randn(2, 2, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    ids = torch.arange(300, device="cuda").expand(2, 300) // 50
+    ids, lengths = ids.contiguous(), torch.tensor([300, 170], device="cuda")
+
+    def documents() -> regard.Mask:
+        return regard.segments(ids, ids) & regard.causal() & regard.padding(lengths)
+
+    def true() -> Tensor:
+        doubles = (t.double() for t in (query, key, value))
+        return regard.attention(*doubles, mask=documents(), backend="reference").output
+
+    mask = documents()
+    assert regard.explain(query, key, value, mask=mask).kernel == "triton ranges"
+    for _ in range(2):  # the second call of a kind takes another path
+        regard.attention(query, key, value, mask=documents())
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        outputs = [regard.attention(query, key, value, mask=each).output for each in (documents(), mask, mask)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for output in outputs:
+        assert (output.double() - true()).norm() <= 1e-2 * true().norm()
+    ids += torch.arange(300, device="cuda") // 120  # the same object of a mask, other segments
+    assert (regard.attention(query, key, value, mask=mask).output.double() - true()).norm() <= 1e-2 * true().norm()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = regard.attention(query, key, value, mask=mask).output
+    ids.copy_(ids.flip(-1) // 2)
+    graph.replay()
+    assert (captured.double() - true()).norm() <= 1e-2 * true().norm()

@@ -76,6 +76,26 @@ def test_without_stored_scores(device: str) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_checked_call(device: str) -> None:
+    """The function for calls that were checked before gives what the operator gives."""
+    from regard.kernels.triton.additive.operator import additive, kernel_pairs, stored_attention
+
+    torch.manual_seed(6)
+    leaves = [torch.randn(2, 1, n, d, device=device).requires_grad_() for n, d in ((3, 4), (5, 4), (5, 2))]
+    leaves.append(torch.randn(4, device=device).requires_grad_())
+    lengths = torch.tensor([5, 2], device=device, dtype=torch.int32)
+    rest = (lengths, None, None, None, None, None, None, 1, "tanh", 0.0, 0, "auto")
+    pairs = kernel_pairs((2, 1, 3, 5), None, 1, lengths, *[None] * 5)
+    found = []
+    for out in (additive(*leaves, *rest)[0], stored_attention(*leaves, pairs)):
+        found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    with torch.no_grad():
+        torch.testing.assert_close(stored_attention(*leaves, pairs), found[0][0], rtol=0, atol=0)
+
+
 @pytest.mark.interpreted
 @pytest.mark.parametrize("activation", ["gelu", "leaky_relu"])
 def test_other_activations_are_refused(activation: str) -> None:

@@ -15,6 +15,7 @@ from regard.core.normalizers import Entmax, Sigmoid, Softmax, Sparsemax
 from regard.core.requests import Entropy, Full, LogSumExp, Received, TopWeights
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.transforms import transformed
+from regard.kernels import cuda_graphs
 
 _UNKNOWN = "unknown"  # stands for a record or tensor that cannot be described
 
@@ -33,7 +34,7 @@ def signature(
     """Return the signature of a call; None for the caller's own classes, and inside torch.compile or torch.func."""
     if not type(query) is type(key) is type(value) is Tensor or type(dropout) is not float:
         return None
-    if torch.compiler.is_compiling() or transformed() or query.is_nested or key.is_nested or value.is_nested:
+    if torch.compiler.is_compiling() or transformed():
         return None
     if not query.layout is key.layout is value.layout is torch.strided:
         return None
@@ -46,27 +47,31 @@ def signature(
     )
     if _UNKNOWN in records:
         return None
-    return (
-        query.shape,
-        key.shape,
-        value.shape,
-        query.stride(),
-        key.stride(),
-        value.stride(),
-        query.dtype,
-        key.dtype,
-        value.dtype,
-        query.device,
-        key.device,
-        value.device,
-        query.requires_grad,
-        key.requires_grad,
-        value.requires_grad,
-        torch.is_grad_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-        dropout,
-        records,
-    )
+    try:
+        return (
+            query.shape,
+            key.shape,
+            value.shape,
+            query.stride(),
+            key.stride(),
+            value.stride(),
+            query.dtype,
+            key.dtype,
+            value.dtype,
+            query.device,
+            key.device,
+            value.device,
+            query.requires_grad,
+            key.requires_grad,
+            value.requires_grad,
+            torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            cuda_graphs.recording,
+            dropout,
+            records,
+        )
+    except RuntimeError:  # nested tensors have no shape
+        return None
 
 
 def _record(record: object) -> Any:

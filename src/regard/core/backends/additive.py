@@ -15,10 +15,12 @@ from torch import Tensor
 
 from regard.core import recompute
 from regard.core.backends import blocked, decoding_step, reference
-from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
+from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments, mask_pairs
 from regard.core.backends.result import Direct, Result
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
+from regard.core.mask_cache import stored
+from regard.core.masks import Mask
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
 from regard.core.scores import Additive
@@ -170,22 +172,45 @@ def direct(problem: Problem) -> Direct | None:
 
     Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
-    if problem.device.type != "cuda" or problem.masked or problem.dropout > 0.0 or _is_step(problem):
+    if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0 or _is_step(problem):
         return None
-    if problem.query.ndim != 4 or problem.group > 1 or problem.value.shape[-1] == 0:
+    query, key, value = problem.query, problem.key, problem.value
+    if query.ndim != 4 or value.shape[-1] == 0 or not query.dtype == key.dtype == value.dtype:
         return None
     assert isinstance(problem.score, Additive)
     weight = problem.score.weight
-    if weight.ndim == 2 and len(weight) != problem.query.shape[1]:
+    if (weight.ndim == 2 and len(weight) != query.shape[1]) or weight.dtype == torch.float64:
         return None
-    from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
+    if stores_scores(query.shape, key.shape, problem.score.activation, "auto"):
+        return _direct_stored(problem.shape)
+    return None if problem.masked or problem.group > 1 else _direct_large
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_: object) -> Tensor | None:
-        if query.device.index != torch.cuda.current_device():
+
+def _direct_stored(shape: tuple[int, ...]) -> Direct:
+    """Return the function for calls that store their scores; what a mask becomes is stored with the mask."""
+    from regard.kernels.triton.additive.operator import stored_attention  # imported here, because it imports Triton
+    from regard.kernels.triton.additive.pairs import EVERY
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, *_: object) -> Tensor | None:
+        device, weight, pairs = query.device, score.weight, EVERY
+        if device.index != torch.cuda.current_device() or weight.stride(-1) != 1:
             return None
-        return additive_attention(query, key, value, score.weight, activation=score.activation)[0]
+        if mask is not None:
+            if not isinstance(mask, Mask):
+                return None
+            pairs = stored(mask, device, ("additive", shape), lambda: mask_pairs(mask, shape, device))
+        return stored_attention(query, key, value, weight, pairs)
 
     return attended
+
+
+def _direct_large(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_: object) -> Tensor | None:
+    """Return the output of a call without a mask."""
+    from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
+
+    if query.device.index != torch.cuda.current_device():
+        return None
+    return additive_attention(query, key, value, score.weight, activation=score.activation)[0]
 
 
 def _is_step(problem: Problem) -> bool:

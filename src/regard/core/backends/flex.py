@@ -77,7 +77,10 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the bytes of the lists of blocks."""
+    """Return the bytes of the lists of blocks; our own kernels need at most the bounds of segments."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is not None and (_narrow(problem, found) or ranges.serves(problem, found)):
+        return ranges.working_bytes(problem, found)
     queries, keys = (-(-n // _BLOCK) for n in problem.shape[-2:])
     return 16 * math.prod(problem.shape[:-3]) * queries * keys
 

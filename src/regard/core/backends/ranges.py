@@ -66,6 +66,12 @@ def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return heads * reach < 2**31 and max(queries, keys) * max(t.stride(-2) for t in tensors) < 2**31
 
 
+def working_bytes(problem: Problem, found: Clauses) -> int:
+    """Return the bytes of the segments' bounds: four numbers for each 32 queries and each 32 keys."""
+    spans = sum(-(-length // 32) for length in problem.shape[-2:])
+    return 16 * math.prod(problem.shape[:-3]) * spans if found.segments else 0
+
+
 def attend(problem: Problem, found: Clauses) -> Result:
     """Compute attention by the kernel."""
     from regard.kernels.triton.range_attention import range_attention  # imports Triton: only where it is used

@@ -21,7 +21,8 @@ from regard.core.backends.block_grid import survey
 from regard.core.backends.result import Direct, Result
 from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
-from regard.core.masks import Dense
+from regard.core.mask_cache import stored
+from regard.core.masks import Dense, Mask
 from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp, Rows
@@ -33,6 +34,7 @@ NAME = "sdpa"
 FEW = 16  # with fewer keys than this, torch's CPU kernels return 0 for a query of NaN
 _MASK_NUMBERS = 2**22  # entries of a mask built at a time
 _CUDA_NUMBERS = 2**26  # the same on a GPU, which needs larger blocks to be busy
+_STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
 _COLUMNS = 128  # number of keys in one step of the search for visible keys
 
 
@@ -231,6 +233,9 @@ def direct(problem: Problem) -> Direct | None:
     if found is None or problem.bias is not None:
         return None
     causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
+    if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
+        small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
+        return sequences.direct(problem) if small and problem.dropout == 0.0 and found.low is None else None
     if not causal and pairs is None and (found.banded or found.segments or found.lengths is not None or found.dense):
         return None
     on_cpu = problem.device.type == "cpu"
@@ -240,10 +245,13 @@ def direct(problem: Problem) -> Direct | None:
     as_it_is = isinstance(problem.score, ScaledDot)
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
     options = {"dropout_p": problem.dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
+    dropout, by_flash = problem.dropout, torch_sdpa.small(problem.query, problem.key, problem.value, causal)
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
         if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
             return None
+        if by_flash and as_it_is and scale > 0 and torch.backends.cuda.flash_sdp_enabled():
+            return torch_sdpa.flash(query, key, value, dropout, causal, scale)
         given = None if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         if as_it_is:
             return torch_sdpa.attend(query, key, value, attn_mask=given, scale=scale, **options)
@@ -266,7 +274,10 @@ def _sequences(problem: Problem, found: Clauses | None) -> list[sequences.Packed
     """Return the calls, one for each sequence, if lengths and ids are on the CPU and a call for each is faster."""
     if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
         return None
-    return sequences.packed(found, problem.shape)
+    shape, mask = problem.shape, problem.mask
+    if mask is None or found is None or found.low is not None or found.dense:
+        return None
+    return stored(mask, problem.device, ("sequences", shape), lambda: sequences.packed(found, shape))
 
 
 def _with_log_sum_exp(problem: Problem) -> Result | None:
@@ -324,8 +335,8 @@ def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
     rows = cut(queries, _rows_at_once(problem))
     if problem.mask is None or len(rows) < 2:
         return [(block, all_of(keys)) for block in rows]
-    columns = cut(keys, _COLUMNS)
-    some, _ = survey(problem.mask, rows, columns, problem.device)
+    mask, device, columns = problem.mask, problem.device, cut(keys, _COLUMNS)
+    some, _ = stored(mask, device, ("survey", problem.shape), lambda: survey(mask, rows, columns, device))
     spans = []
     for block, sees in zip(rows, some, strict=True):
         found = [c for c, any_seen in enumerate(sees) if any_seen] or [0]
@@ -346,7 +357,7 @@ def _rows_at_once(problem: Problem) -> int:
 
 def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     """Return mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
-    allowed = problem.mask.allowed(rows, columns, problem.device) if problem.mask is not None else None
+    allowed = None if problem.mask is None else _allowed(problem.mask, rows, columns, problem.device)
     if problem.bias is None:
         return None if allowed is None else four_axes(allowed, problem)
     # CPU kernels accept a float32 bias with half-precision queries; CUDA kernels require the queries' dtype.
@@ -357,6 +368,13 @@ def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     elif not cpu and isinstance(problem.bias, Rule):
         numbers = numbers.contiguous()  # the CPU kernels need aligned rows
     return four_axes(numbers, problem)
+
+
+def _allowed(mask: Mask, rows: Stretch, columns: Stretch, device: torch.device) -> Tensor:
+    """Return the mask of a block; a small one is stored for the mask object."""
+    if math.prod(mask.lead()) * len(rows) * len(columns) > _STORED_NUMBERS:
+        return mask.allowed(rows, columns, device)
+    return stored(mask, device, ("allowed", rows, columns), lambda: mask.allowed(rows, columns, device))
 
 
 def four_axes(tensor: Tensor, problem: Problem) -> Tensor:

@@ -4,15 +4,23 @@ A query run is a stretch of queries with one segment id; without segments it is 
 stretch too, cut at the sequence's length.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.core.clauses import Clauses
+from regard.core.backends import torch_sdpa
+from regard.core.backends.result import Direct
+from regard.core.clauses import Clauses, clauses
+from regard.core.mask_cache import stored
+from regard.core.masks import Mask
+from regard.core.nonfinite import harmless
+from regard.core.problem import Problem
+from regard.core.scores import Score
 from regard.core.spans import Stretch, all_of
 
 _CALL = 2**14  # number of pairs that are computed in the time of one more call
@@ -43,14 +51,16 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
         return None
     *lead, heads, queries, keys = shape
     batch = math.prod(lead)
-    if heads * batch * queries * keys <= _CALL and (batch > 1 or found.segments):
-        return None
+    if max(queries, keys) <= _TILE and (batch > 1 or found.segments):
+        return None  # a sequence of its own would take no less time
     lengths = [keys] * batch if found.lengths is None else found.lengths.expand(*lead, 1).flatten().tolist()
-    if not found.segments and found.high is None:  # the commonest case is decided without describing each call
+    if not found.segments:  # the commonest case is decided without describing each call
         saved, further = batch * keys - sum(lengths), sum(a != b for a, b in pairwise(lengths))
         if heads * queries * saved < _CALL * further:
             return None
     runs = _runs(found, lead, queries, keys)
+    if _CALL * sum(map(len, runs[0])) > heads * batch * queries * keys + _CALL:
+        return None
     calls: list[Packed] = []
     for (length, own, other), alike in groupby(zip(lengths, *runs, strict=True)):
         pieces = _pieces(own, other, length, found.high)
@@ -64,8 +74,8 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
 
 
 def _cost(piece: Piece, heads: int) -> int:
-    """Return the time of a piece, in pairs; torch's kernel computes about half of those of a causal one."""
-    return _CALL + heads * max(_TILE, len(piece.rows)) * max(_TILE, piece.count) // (2 if piece.causal else 1)
+    """Return the time of a piece, in pairs; of a causal one torch's kernel computes all up to 512 keys."""
+    return _CALL + heads * max(_TILE, len(piece.rows)) * max(_TILE, piece.count)
 
 
 Runs = tuple[tuple[int, Stretch], ...]  # stretches of one id
@@ -82,19 +92,17 @@ def _runs(found: Clauses, lead: list[int], queries: int, keys: int) -> tuple[lis
 
 
 def _runs_of(ids: Tensor, lead: list[int]) -> list[Runs]:
-    if ids.shape[:-1].numel() == 1:
-        return [_run(ids.flatten())] * math.prod(lead)
-    return [_run(row) for row in ids.expand(*lead, 1, -1).reshape(-1, ids.shape[-1])]
-
-
-def _run(ids: Tensor) -> Runs:
-    values, counts = torch.unique_consecutive(ids, return_counts=True)
-    runs: list[tuple[int, Stretch]] = []
-    start = 0
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-        runs.append((value, Stretch(start, start + count)))
-        start += count
-    return tuple(runs)
+    length, batch = ids.shape[-1], math.prod(lead)
+    alike = ids.shape[:-1].numel() == 1  # one list of ids for the whole batch
+    ids = ids.reshape(1, length) if alike else ids.expand(*lead, 1, -1).reshape(batch, length)
+    starts = torch.ones_like(ids, dtype=torch.bool)
+    torch.ne(ids[:, 1:], ids[:, :-1], out=starts[:, 1:])
+    runs: list[list[tuple[int, Stretch]]] = [[] for _ in range(len(ids))]
+    places = [*starts.nonzero().tolist(), (len(ids), 0)]
+    for ((row, start), (next_row, stop)), value in zip(pairwise(places), ids[starts].tolist(), strict=True):
+        runs[row].append((value, Stretch(start, stop if next_row == row else length)))
+    found = [tuple(each) for each in runs]
+    return found * batch if alike else found
 
 
 def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece] | None:
@@ -112,6 +120,38 @@ def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece
             return None
         pieces.append(Piece(rows, keys, count, causal))
     return pieces
+
+
+def direct(problem: Problem) -> Direct:
+    """Return a function that computes all calls with the signature of this one, by sequences or with a mask tensor."""
+    shape, learning, grouped = problem.shape, problem.differentiated, problem.group > 1
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+        options = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
+        return torch_sdpa.attend(query, key, value, **options)
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
+        if not harmless(query, key, value, learning):
+            return None
+        lowered = stored(mask, query.device, ("lowered", shape), lambda: _lowered(mask, shape))
+        product = score.as_product(query, key)
+        assert product is not None  # checked by refuses()
+        if isinstance(lowered, Tensor):
+            return kernel(product.query, product.key, value, lowered, False, product.scale)
+        return attend(product.query, product.key, value, lowered, functools.partial(kernel, scale=product.scale))
+
+    return attended
+
+
+def _lowered(mask: Mask, shape: tuple[int, ...]) -> list[Packed] | Tensor:
+    """Return the calls for a mask of scores (b, h, q, k), or the mask as a tensor where one call is faster."""
+    mask = mask.aligned(shape)
+    found = clauses(mask, *shape[-2:])
+    calls = packed(found, shape)
+    if calls is not None or found is None:
+        return calls or []
+    allowed = mask.allowed(all_of(1 if found.by_key else shape[-2]), all_of(shape[-1]), torch.device("cpu"))
+    return allowed.reshape((1,) * (4 - allowed.ndim) + tuple(allowed.shape))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, calls: list[Packed], kernel: Callable[..., Tensor]) -> Tensor:

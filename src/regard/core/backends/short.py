@@ -19,12 +19,15 @@ from regard.core.masks import And, Band, Dense, Padding
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear, Dot, ScaledDot
+from regard.kernels import cuda_graphs
 from regard.kernels.availability import TRITON
 
 NAME = "short"
 _LENGTH = 64  # the largest number of queries and of keys, so that one tile holds them
 _SIZE = 128
-_HEADS = 512  # the number of heads from which on the time saved exceeds the overhead of the call
+# The number of heads from which on the time saved exceeds the overhead of the call: inside compiled functions and CUDA
+# graphs, in eager calls, and in eager calls with gradients.
+_HEADS, _EAGER, _LEARNING = 512, 2048, 8192
 
 
 def refuses(problem: Problem) -> str | None:
@@ -71,17 +74,14 @@ def not_worth_it(problem: Problem) -> str | None:
         return "a decoding step has a kernel of its own"
     found = clauses(problem.mask, *problem.shape[-2:])
     masked = found is not None and (found.lengths is not None or len(found.dense) > 0)
-    if problem.dropout == 0.0 and not masked and not many(problem.query, problem.shape[-1]):
-        return f"few: under {_HEADS} heads in all, without dropout and padding, torch's kernel is there sooner"
+    eager = not torch.compiler.is_compiling() and not cuda_graphs.recording
+    learning = eager and problem.differentiated
+    if masked or (problem.dropout > 0.0 and not learning):
+        return None
+    least = _LEARNING if learning else _EAGER if eager else _HEADS
+    if math.prod(problem.shape[:-2]) < least or problem.shape[-2] <= decoding_step.MOST:
+        return f"few: under {least} heads in all, without padding, torch's kernel starts sooner"
     return None
-
-
-def many(query: Tensor, keys: int) -> bool:
-    """Return whether there are so many short sequences (…, q, d) that the kernel is faster even without dropout and
-    padding."""
-    queries, size = query.shape[-2:]
-    fits = decoding_step.MOST < queries <= _LENGTH and keys <= _LENGTH and size <= _SIZE
-    return fits and query.dtype in HALF and math.prod(query.shape[:-2]) >= _HEADS and TRITON
 
 
 def working_bytes(problem: Problem) -> int:

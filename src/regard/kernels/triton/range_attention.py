@@ -362,8 +362,8 @@ SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, 
 LARGE = Tuning(Block(128, 64, warps=8), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2))
 
 
-def _place(*tensors: Tensor) -> list[int]:
-    return [step for t in tensors for step in t.stride()[:3]]
+def _steps(tensor: Tensor) -> tuple[int, ...]:
+    return tensor.stride()[:3]
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -372,26 +372,33 @@ def _like(tensor: Tensor) -> Tensor:
     return found if found.stride(-1) == 1 else torch.empty(tensor.shape, device=tensor.device, dtype=tensor.dtype)
 
 
-def _traits(*tensors: Tensor) -> tuple[Any, ...]:
-    return tuple((t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors)
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float
+) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+    """Return output, log-sum-exps, and what decides which compiled kernels serve these tensors."""
+    (b, h, q, d), (_, g, k, e) = query.shape, value.shape
+    output = _like(query) if d == e else query.new_empty(b, h, q, e)
+    lse = torch.empty(b, h, q, device=query.device, dtype=torch.float32)
+    block = (SMALL if max(d, e) <= 64 else LARGE).forward
+    # The strides of new tensors follow from these, and the allocator aligns them.
+    aligned = (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15
+    strides = query.stride(), key.stride(), value.stride()
+    known = query.shape, key.shape, value.shape, *strides, query.dtype, aligned, trait(rules)
+    launch(
+        range_forward, (-(-q // block.rows), b * h, 1), query, key, value, output, lse, rules,
+        *strides[0][:3], *strides[1][:3], *strides[2][:3], *_steps(output), h, h // g, q, k, scale,
+        D=d, E=e, BM=block.rows, BN=block.columns, NATIVE=query.is_cuda, block=block, known=known,
+    )  # fmt: skip
+    return output, lse, known
 
 
 class _Ranges(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float) -> Tensor:
-        (b, h, q, d), (_, g, k, e) = query.shape, value.shape
-        output = _like(query) if d == e else query.new_empty(b, h, q, e)
-        lse = torch.empty(b, h, q, device=query.device, dtype=torch.float32)
-        block = (SMALL if max(d, e) <= 64 else LARGE).forward
-        known = _traits(query, key, value, output), trait(rules)
-        launch(
-            range_forward, (-(-q // block.rows), b * h, 1), query, key, value, output, lse, rules,
-            *_place(query, key, value, output), h, h // g, q, k, scale,
-            D=d, E=e, BM=block.rows, BN=block.columns, NATIVE=query.is_cuda, block=block, known=known,
-        )  # fmt: skip
+        output, lse, known = _forward(query, key, value, rules, scale)
         # The rules' own tensors are saved too: a change in place before the backward pass is then an error.
         ctx.save_for_backward(query, key, value, output, lse, *(t for t in rules if isinstance(t, Tensor)))
-        ctx.settings = rules, scale
+        ctx.settings = rules, scale, known
         return output
 
     @staticmethod
@@ -399,27 +406,28 @@ class _Ranges(torch.autograd.Function):
         once_only("backend 'flex'", REFERENCE)
         (change,) = upstream
         query, key, value, output, lse, *_ = ctx.saved_tensors
-        rules, scale = ctx.settings
+        rules, scale, known = ctx.settings
         (b, h, q, d), (_, g, k, e) = query.shape, value.shape
         if change.stride(-1) != 1 or h * change.stride(1) > REACH or q * change.stride(2) > REACH:
             change = change.contiguous()
-        grads = [_like(t) for t in (query, key, value)]
+        to_query, to_key, to_value = _like(query), _like(key), _like(value)
         delta, tuning = torch.empty_like(lse), SMALL if max(d, e) <= 64 else LARGE
-        numbers = (h, h // g, q, k, scale)
-        known = _traits(query, key, value, output, change, *grads), trait(rules)
+        steps = *_steps(query), *_steps(key), *_steps(value)
+        numbers = h, h // g, q, k, scale
+        known = known, change.stride(), change.data_ptr() & 15
         block = tuning.rows
         launch(
-            range_rows, (-(-q // block.rows), b * h, 1), query, key, value, output, change, lse, delta, grads[0],
-            rules, *_place(query, key, value, output, change, grads[0]), *numbers,
+            range_rows, (-(-q // block.rows), b * h, 1), query, key, value, output, change, lse, delta, to_query,
+            rules, *steps, *_steps(output), *_steps(change), *_steps(to_query), *numbers,
             D=d, E=e, BM=block.rows, BN=block.columns, NATIVE=query.is_cuda, block=block, known=known,
         )  # fmt: skip
         block = tuning.keys
         launch(
-            range_keys, (-(-k // block.columns), b * g, 1), query, key, value, change, lse, delta, grads[1], grads[2],
-            rules, *_place(query, key, value, change, grads[1], grads[2]), *numbers,
+            range_keys, (-(-k // block.columns), b * g, 1), query, key, value, change, lse, delta, to_key, to_value,
+            rules, *steps, *_steps(change), *_steps(to_key), *_steps(to_value), *numbers,
             D=d, E=e, BM=block.rows, BN=block.columns, NATIVE=query.is_cuda, block=block, known=known,
         )  # fmt: skip
-        return *grads, None, None
+        return to_query, to_key, to_value, None, None
 
 
 def range_attention(query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float) -> Tensor:
@@ -430,5 +438,7 @@ def range_attention(query: Tensor, key: Tensor, value: Tensor, rules: Rules, sca
     the same masks.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    # An integer would be a kernel of its own, or a constant in one that others share.
-    return _Ranges.apply(query, key, value, rules, float(scale))
+    scale = float(scale)  # an integer would be a kernel of its own, or a constant in one that others share
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return _Ranges.apply(query, key, value, rules, scale)
+    return _forward(query, key, value, rules, scale)[0]

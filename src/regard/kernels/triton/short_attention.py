@@ -186,7 +186,7 @@ def _attended(
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
         h, q, k, scale, dropout,
         CAUSAL=causal, PADDED=lengths is not None, MASKED=mask is not None, DROP=dropout > 0.0, **sides,
-        block=block, known=_traits(query, key, value, output, lengths, mask, seed),
+        block=block, known=_traits(query, key, value, lengths, mask, seed),
     )  # fmt: skip
     return output
 
@@ -214,7 +214,7 @@ def _gradients(
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *grad.stride()[:3], *to_query.stride()[:3],
         *to_key.stride()[:3], h, q, k, scale, dropout,
         CAUSAL=causal, PADDED=lengths is not None, MASKED=mask is not None, DROP=dropout > 0.0, **sides,
-        block=block, known=_traits(query, key, value, grad, lengths, mask, seed, to_query, to_key, to_value),
+        block=block, known=_traits(query, key, value, grad, lengths, mask, seed),
     )  # fmt: skip
     return to_query, to_key, to_value
 
@@ -272,7 +272,7 @@ def _tiles(size: int, queries: int, keys: int) -> tuple[Block, dict[str, int]]:
 
 
 def _traits(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """Return the properties of the arguments that decide which compiled kernel is launched."""
+    """Return the properties of the inputs that decide which compiled kernel is launched; outputs follow from them."""
     return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors)
 
 
@@ -292,4 +292,4 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 def _like_rows(x: Tensor) -> Tensor:
     """Allocate (b, h, n, d) in memory order (b, n, h, d): heads are adjacent for the next matrix product."""
     b, h, n, d = x.shape
-    return torch.empty(b, n, h, d, dtype=x.dtype, device=x.device).transpose(1, 2)
+    return torch.empty_strided((b, h, n, d), (n * h * d, d, h * d, 1), dtype=x.dtype, device=x.device)

@@ -32,8 +32,8 @@ def kernel_pairs(
     mask: Tensor | None,
     bias: Tensor | None,
     table: Tensor | None,
-    dropout: float,
-    seed: int,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> Pairs:
     """Return which pairs of (b, h, q, k) attend, as kernel arguments."""
     fields: dict[str, Any] = {"low": low, "high": high, "lengths": lengths}
@@ -211,6 +211,33 @@ class _Learning(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
         return _gradients(ctx, _run_backward, grad_output, grad_lse, scores=ctx.saved_tensors[12])[:-1]
+
+
+class _Stored(torch.autograd.Function):
+    """Stored scores of a call that was checked before, without learned biases."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
+        inputs = Inputs(query, key, value, weight, pairs.lengths, "tanh")
+        output, lse, scores = stored.forward(inputs, pairs)
+        ctx.save_for_backward(query, key, value, weight, output, lse, scores)
+        ctx.pairs = pairs
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, weight, output, lse, scores = ctx.saved_tensors
+        inputs = Inputs(query, key, value, weight, ctx.pairs.lengths, "tanh")
+        found = stored.backward(inputs, ctx.pairs, output, lse, grad, None, scores=scores)
+        return found.query, found.key, found.value, found.weight.to(weight.dtype), None
+
+
+def stored_attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
+    """Return the output alone, for operands that the caller has checked: of one dtype, with a weight without gaps."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, weight)):
+        return _Stored.apply(query, key, value, weight, pairs)
+    return stored.forward(Inputs(query, key, value, weight, pairs.lengths, "tanh"), pairs)[0]
 
 
 def additive(*arguments: Any) -> tuple[Tensor, Tensor]:

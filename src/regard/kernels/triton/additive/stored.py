@@ -12,6 +12,7 @@ from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, trait
 
 _WARPS = 4
 _KEYS = 64  # of a program that multiplies matrices
+_PROGRAMS = 264  # two for each multiprocessor of an H200
 
 
 class Tiles(NamedTuple):
@@ -48,6 +49,8 @@ class Recipe:
         most = tiles.columns // 2 if inputs.query.dtype == torch.float32 else tiles.columns
         rows, columns = 32 if q > 16 else 16, min(most, max(16, triton.next_power_of_2(self.e)))
         tall, narrow = 64 if q > 32 else rows, min(most // 2, columns)
+        # dS: few programs would each walk over all columns of the values alone
+        few = 16 if b * h * (k_pad // _KEYS) * _up(q, rows) < _PROGRAMS else rows
         pairwise = {"EXACT": not inputs.native or inputs.query.dtype == torch.float32, "NATIVE": inputs.native}
         product = {"NATIVE": inputs.native, "PRECISION": inputs.precision}
         self.plans: dict[str, tuple[Any, tuple[int, int, int], dict[str, Any], Block]] = {
@@ -61,8 +64,8 @@ class Recipe:
                 {**product, "BM": rows, "BN": _KEYS, "BE": columns}, Block(rows, _KEYS, stages=2),
             ),
             "dS": (
-                stored_gradient.score_gradient, (b * h * (k_pad // _KEYS), _up(q_pad, rows), 1),
-                {**product, "BM": rows, "BN": _KEYS, "BE": narrow}, Block(rows, _KEYS),
+                stored_gradient.score_gradient, (b * h * (k_pad // _KEYS), _up(q_pad, few), 1),
+                {**product, "BM": few, "BN": _KEYS, "BE": columns if few < 32 else narrow}, Block(few, _KEYS),
             ),
             "dV": (
                 stored_gradient.value_gradient, (b * g, _up(k, _KEYS), _up(self.e, narrow)),
@@ -70,7 +73,8 @@ class Recipe:
             ),
             "features": (
                 stored_gradient.feature_gradients, (b * g * self.parts, _up(self.f, 32), 1),
-                {**pairwise, "QB": min(tiles.rows, queries), "KQ": tiles.quads, "WARPS": _WARPS}, Block(tiles.rows, 32),
+                {**pairwise, "QB": min(tiles.rows, queries), "KQ": tiles.quads, "WARPS": _WARPS},
+                Block(tiles.rows, 32, registers=128),  # four programs to a multiprocessor
             ),
         }  # fmt: skip
 
