@@ -1,4 +1,4 @@
-"""Training texts cut into sub-words in several ways: the same text every time, and the same cuts when a run goes on."""
+"""Several sub-word segmentations of training texts: the same text, and the same segmentations in a resumed run."""
 
 import os
 
