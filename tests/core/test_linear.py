@@ -433,7 +433,7 @@ def test_a_memory_that_repeats_is_read_once() -> None:
     for memory in (key[:1].requires_grad_(), key[:1].detach().expand_as(key)):
         seen.clear()
         regard.linear_attention(query, memory, value, features=counting)
-        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # of 3 key heads, and of 3 times 6 query heads
+        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # sizes for 3 key heads, and for 3 times 6 query heads
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -787,7 +787,7 @@ def test_features_without_logarithms_do_not_overflow_by_their_products(name: str
     features = regard.EluFeatures() if name == "elu" else lambda x: torch.relu(x) + 1e-3
     query, key, value = (torch.randn(2, 70, 8) for _ in range(3))
     query, key = (t.sign() * t.abs().add(0.1) * scale for t in (query, key))
-    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # each has a non-zero entry
+    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # both vectors have a non-zero entry
     found = regard.linear_attention(query, key, value, features=features, causal=causal)
     weights = features(query.double()) @ features(key.double()).mT
     weights = weights.tril() if causal else weights

@@ -371,9 +371,8 @@ def test_direct(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.core.backends import additive
 
     if device == "cpu":
-        monkeypatch.setattr(
-            torch.cuda, "current_device", lambda: None
-        )  # these tensors are on the CPU, without a device index
+        # These tensors are on the CPU, which has no device index.
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     torch.manual_seed(11)
     query, key, value = (torch.randn(2, 3, n, d, device=device) for n, d in ((13, 7), (17, 7), (17, 5)))
     for weight in (torch.randn(7, device=device), torch.randn(3, 7, device=device)):

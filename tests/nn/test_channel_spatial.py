@@ -99,7 +99,7 @@ def test_a_padded_image_gives_what_the_image_gives(name):
     assert not padded[..., HEIGHT:, :].any()
     assert not padded[..., WIDTH:].any()
     torch.testing.assert_close(gates if gates.ndim == 2 else gates[:, :HEIGHT, :WIDTH], alone)
-    torch.testing.assert_close(gates.sum(), alone.sum())  # and no gate outside the image
+    torch.testing.assert_close(gates.sum(), alone.sum())  # gates outside the image are 0
 
 
 @pytest.mark.parametrize("name", LAYERS)

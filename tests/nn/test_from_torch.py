@@ -147,7 +147,7 @@ def test_a_checkpoint_of_torch_loads(sizes: dict[str, int], bias: bool, batch_fi
     found = model["attention"].state_dict()
     assert found.keys() == right.keys()
     assert all(torch.equal(found[name], right[name]) for name in right)
-    model.load_state_dict(model.state_dict())  # also its own state dict
+    model.load_state_dict(model.state_dict())  # the layer's own state dict loads too
 
 
 def test_a_checkpoint_with_an_extra_key_is_refused() -> None:

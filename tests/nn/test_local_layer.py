@@ -239,7 +239,7 @@ def test_hard_locking_samples_a_place_in_training_and_says_how_likely_it_was():
                 likely = [p for p in candidates if math.isclose(log_probs[b, t, p], found.log_prob[b, t], abs_tol=1e-9)]
                 assert likely, f"no place explains the window {inside} and the log-probability {found.log_prob[b, t]}"
                 places.add((b, t, likely[0]))
-    assert len(places) > BATCH * QUERIES  # it samples
+    assert len(places) > BATCH * QUERIES  # positions differ, so they were sampled
 
 
 def window_of(place: int, length: int) -> set[int]:

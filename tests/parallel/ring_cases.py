@@ -16,7 +16,8 @@ import regard
 BATCH, HEADS, GROUPS, LENGTH, SIZE, VALUE_SIZE = 2, 4, 2, 40, 7, 5  # 40 = 8 chunks of 5 for 4 processes
 LENGTHS, SEGMENTS = [29, 13], [[11, 4, 25], [17, 23, 0]]
 
-Allowed = Callable[[Tensor, Tensor], Tensor]  # of query positions (q, 1) and key positions (k,): (b, 1, q, k)
+# Maps query positions (q, 1) and key positions (k,) to a mask (b, 1, q, k).
+Allowed = Callable[[Tensor, Tensor], Tensor]
 
 
 def ids() -> Tensor:
@@ -168,7 +169,7 @@ def inputs(case: Case) -> list[Tensor]:
 class Expected(NamedTuple):
     output: Tensor
     total: Tensor
-    gradients: list[Tensor]  # of query, key, value and learned tensors
+    gradients: list[Tensor]  # gradients of query, key, value and learned tensors
 
 
 def expected(case: Case, dtype: torch.dtype = torch.float64) -> Expected:

@@ -225,7 +225,7 @@ def test_the_reward_of_soft_captions_teaches_no_choice(world):
     network, found = outcome(world, "hard", learning)
     torch.testing.assert_close(loss_of(found, network, learning).total, found.total)
     found.total.backward()
-    assert network.decoder.attention.key.weight.grad.abs().sum() > 0  # by the loss of the words
+    assert network.decoder.attention.key.weight.grad.abs().sum() > 0  # this gradient comes from the loss of the words
 
 
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel"])

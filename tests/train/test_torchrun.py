@@ -40,7 +40,7 @@ def settings(*given: str) -> list[str]:
 
 
 def trains(folder: Path, size: int, given: Sequence[str]) -> Path:
-    """Train a run on this number of workers; 0 is the command without torchrun."""
+    """Train a run on `size` workers; 0 is the command without torchrun."""
     out = folder / "run"
     done = start(folder, size, "train", "translation", "--preset", "tiny", *settings(*TINY, *given), "--out", out)
     assert set(done.ended().codes) == {0}, done.everything()

@@ -89,7 +89,7 @@ class Started:
 def start(
     folder: Path, size: int, *arguments: str | Path, own: dict[int, Sequence[str]] | None = None, **more: object
 ) -> Started:
-    """Start the command on this number of workers; 0 is the command alone. `own` are further arguments of single workers."""
+    """Start the command on `size` workers; 0 is the command alone. `own` are further arguments of single workers."""
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tiny_training", "torch._dynamo", "worker_process"])

@@ -108,7 +108,7 @@ class Axes(NamedTuple):
     columns: Labels | None
 
 
-LabelsOfAll = Labels | Sequence[Labels | None] | None  # of a single sequence, or of each
+LabelsOfAll = Labels | Sequence[Labels | None] | None  # labels of a single sequence, or of each
 
 
 class Record:

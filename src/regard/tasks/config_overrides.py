@@ -32,7 +32,7 @@ class Setting(NamedTuple):
     value: Any
     about: str
     may_be_none: bool  # whether the text "none" means None
-    number: str  # what a number is called in messages
+    number: str  # word for a number of this setting in messages
     choices: tuple[str, ...]  # the allowed words, if there are only a few
 
 

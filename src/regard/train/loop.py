@@ -42,7 +42,7 @@ class Fitted:
     ended: str  # "steps", "epochs" or "patience"
     best: float | None
     best_step: int | None
-    figures: dict[str, float]  # of the final weights, if they were validated
+    figures: dict[str, float]  # figures of the final weights, if they were validated
     weights: str  # "last", "best", "average" or "best average"
     memory: dict[str, int] = field(default_factory=dict)  # bytes, of the worker with the largest number
 

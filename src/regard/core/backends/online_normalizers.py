@@ -223,8 +223,8 @@ class Candidate(NamedTuple):
     index: Tensor
     scale: Tensor
     value: Tensor
-    plain: Running  # of the distribution that is sampled, for log_prob
-    relaxed: Running  # of the distribution whose gradient is computed
+    plain: Running  # softmax of the sampled distribution, for log_prob
+    relaxed: Running  # softmax of the distribution whose gradient is computed
 
 
 @dataclass(frozen=True)

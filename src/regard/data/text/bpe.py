@@ -118,7 +118,7 @@ class Subwords:
         if "\ufffd" not in text:
             return text
         raw = bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")
-        letters = raw.decode("utf-8", "surrogateescape")  # each stray byte n becomes the character DC00 + n
+        letters = raw.decode("utf-8", "surrogateescape")  # an invalid byte n becomes the character DC00 + n
         return "".join(f"<{ord(a) - 0xDC00:02X}>" if "\udc80" <= a <= "\udcff" else a for a in letters)
 
     def pieces(self, words: Sequence[str], *, separator: str = " ") -> tuple[list[int], list[int]]:

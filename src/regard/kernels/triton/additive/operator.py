@@ -159,7 +159,7 @@ def _(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:10], *output)
-    ctx.settings = inputs[10:-1]  # all but `learning`
+    ctx.settings = inputs[10:-1]  # all settings but `learning`
 
 
 def _gradients(
