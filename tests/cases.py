@@ -49,7 +49,7 @@ class Score(NamedTuple):
 
 
 def mlp(layer: Tensor, shift: Tensor, readout: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """readout · tanh(layer [query; key] + shift), written as a user would."""
+    """Return readout · tanh(layer [query; key] + shift), written as a user would."""
 
     def score(query: Tensor, key: Tensor) -> Tensor:
         left, right = layer.split((query.shape[-1], key.shape[-1]), dim=-1)

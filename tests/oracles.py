@@ -42,7 +42,7 @@ def additive(query: Vector, key: Vector, weight: Vector) -> float:
 
 
 def mlp(query: Vector, key: Vector, layer: Sequence[Vector], shift: Vector, readout: Vector) -> float:
-    """readout · tanh(layer [query; key] + shift)"""
+    """Return readout · tanh(layer [query; key] + shift)."""
     pair = [*query, *key]
     return math.fsum(r * math.tanh(dot(row, pair) + s) for r, row, s in zip(readout, layer, shift, strict=True))
 

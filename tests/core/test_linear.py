@@ -59,7 +59,7 @@ def one_head(
 def oracle(
     query: Tensor, key: Tensor, value: Tensor, logs: LogMap, causal: bool = False, lengths: list[int] | None = None
 ) -> Tensor:
-    """For (b, h, q, d), (b, g, k, d), (b, g, k, e)."""
+    """Compute the oracle for (b, h, q, d), (b, g, k, d), (b, g, k, e)."""
     share = query.shape[1] // key.shape[1]
     batches = []
     for b in range(query.shape[0]):

@@ -1,5 +1,6 @@
-"""The gradients of the inputs do not depend on the memory layout of the output's gradient. torch caches cuDNN's
-backward graphs by the layout of the inputs alone: see `regard.core.backends.torch_sdpa`.
+"""The gradients of the inputs do not depend on the memory layout of the output's gradient.
+
+torch caches cuDNN's backward graphs by the layout of the inputs alone: see `regard.core.backends.torch_sdpa`.
 """
 
 from collections.abc import Callable

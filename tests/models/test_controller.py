@@ -102,7 +102,7 @@ def test_a_top_stays_by_head_and_nothing_to_see_is_finite():
 
 
 def scenes(count):
-    """Brake (1) if the object in the ego's lane is near: lanes are 0, 1, 2, the ego's lane is in its own row."""
+    """Return scenes whose action is brake (1) if the object in the ego's lane is near; the ego's row has its lane."""
     lanes = torch.arange(3.0).repeat(count, 1)
     ego = torch.randint(3, (count, 1)).float()
     near = torch.rand(count, 3)

@@ -32,7 +32,7 @@ def energy(layer: MonotonicAttention, s: list[float], h: list[float]) -> float:
 
 
 def soft(energies: list[list[float]]) -> list[list[float]]:
-    """α_ij = p_ij Σ_{l≤j} α_{i−1,l} Π_{l≤m<j} (1 − p_im), sum and product written out."""
+    """Return α_ij = p_ij Σ_{l≤j} α_{i−1,l} Π_{l≤m<j} (1 − p_im), with explicit sum and product."""
     last = [1.0] + [0.0] * (len(energies[0]) - 1)
     rows = []
     for row in energies:
@@ -46,7 +46,7 @@ def soft(energies: list[list[float]]) -> list[list[float]]:
 
 
 def hard(energies: list[list[float]]) -> list[int | None]:
-    """Algorithm 1: from the last position, the first key with p > ½; past the end it stays past the end."""
+    """Run algorithm 1: from the last position, stop at the first key with p > ½; past the end it stays there."""
     at: int | None = 0
     stops = []
     for row in energies:

@@ -444,7 +444,7 @@ def test_inputs_without_a_batch_are_named(as_installed: None) -> None:
 
 
 def compiled_once_or_twice(layer: MultiHeadAttention, call: Callable[[Tensor], Tensor]) -> None:
-    """The same output and gradients at each of several lengths, from at most two graphs."""
+    """Check the output and gradients at each of several lengths, from at most two graphs."""
     graphs = []
 
     def count(graph: Any, example: Any) -> Any:

@@ -14,7 +14,7 @@ from regard.nn.positions import Alibi, LearnedPositions, RelativePositions, Rota
 
 
 def sinusoid(position: int, size: int) -> list[float]:
-    """Vaswani et al. 2017, section 3.5, one number at a time."""
+    """Return the encoding of Vaswani et al. 2017, section 3.5, in Python numbers."""
     return [
         (math.sin if feature % 2 == 0 else math.cos)(position / 10000 ** (2 * (feature // 2) / size))
         for feature in range(size)
@@ -108,7 +108,7 @@ def test_wrong_sizes_are_named(make: object, message: str) -> None:
 
 
 def rotated(vector: list[float], position: int, base: float) -> list[float]:
-    """Su et al. 2021 as complex numbers: feature i and feature i + d/2 are one number, rotated by its angle."""
+    """Return the rotation of Su et al. 2021 by complex numbers: features i and i + d/2 form one number."""
     half = len(vector) // 2
     turned = [
         complex(vector[i], vector[i + half]) * cmath.exp(1j * position * base ** (-2 * i / len(vector)))

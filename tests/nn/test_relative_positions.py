@@ -19,7 +19,7 @@ from regard.nn.positions import RelativePositions
 def shaw(
     query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, allowed: Tensor, offset: int
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Equations 3 and 4, pair by pair: every pair has its own key and value."""
+    """Compute equations 3 and 4 pair by pair: every pair has its own key and value."""
     reach, group = len(keys) // 2, query.shape[1] // key.shape[1]
     outputs: list[list[float]] = []
     all_weights: list[list[float]] = []

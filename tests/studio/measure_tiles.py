@@ -1,6 +1,7 @@
-"""Measures the scrolling of a map of 8,192 tokens × 32 heads: python tests/studio/measure_tiles.py A model of one
-attention layer is watched, so q and k of size 64 are stored and every picture is computed from them. The times are
-those of whole requests over HTTP, as a browser makes them.
+"""Measures the scrolling of a map of 8,192 tokens × 32 heads: python tests/studio/measure_tiles.py
+
+A model of one attention layer is watched, so q and k of size 64 are stored and every picture is computed from them. The
+times are those of whole requests over HTTP, as a browser makes them.
 """
 
 import random

@@ -1,5 +1,4 @@
-"""Takes pictures of every view, for the documents and for inspection: python tests/studio/take_screenshots.py FOLDER
-[RUN] [all]
+"""Takes pictures of every view: python tests/studio/take_screenshots.py FOLDER [RUN] [all]
 
 FOLDER gets `studio-NAME-light.png` and so on. RUN is a trained translator, such as `demo/run`; without one the built-in
 toys translate. With `all`, every view is taken in light and dark, in English and Chinese; else only those in the

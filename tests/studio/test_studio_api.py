@@ -410,7 +410,7 @@ def test_an_alignment_is_judged(studio: Studio):
     found = studio.post("/api/faithfulness", question).json
     assert found["deletion"]["map"]["fractions"] == pytest.approx([0, 1 / 3, 2 / 3, 1])
     chances = found["deletion"]["map"]["scores"]
-    assert chances[0] == pytest.approx(0.76, abs=0.02)  # as in the translation
+    assert chances[0] == pytest.approx(0.76, abs=0.02)  # equals the probability in the translation
     assert max(chances[1:]) < 0.01  # without Tom, 汤姆 is unlikely
     assert found["sufficiency"]["map"]["scores"][1] > 0.9
     assert found["gain"]["random"] > 0.3

@@ -304,7 +304,7 @@ def test_curves_follow_a_run_that_trains(visit, trained, tmp_path):
         Run.open(begun).metrics.add({"kind": "train", "step": 4, "loss": 0.25})
         says(page.locator(".curve .readout"), "training 0.25")
         says(page.locator(".rest"), "The result is written when training ends.")
-        page.close()  # before the studio stops: the page asks again every few seconds
+        page.close()  # before the studio stops: the page repeats its request every few seconds
 
 
 def test_a_model_card_is_never_markup(visit, live):

@@ -255,7 +255,7 @@ def test_random_numbers_go_on_where_they_were(gauss):
 
 
 def json_round(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Converted to text and back, as by a file."""
+    """Convert to JSON text and back, as a file would."""
     return {
         name: torch.tensor(json.loads(json.dumps(tensor.tolist())), dtype=tensor.dtype)
         for name, tensor in tensors.items()

@@ -129,7 +129,7 @@ def listed(config: BaseModel) -> list[Setting]:
 
 
 def parsed(items: list[str]) -> dict[str, str]:
-    """`key=value` texts as a dictionary.
+    """Return `key=value` texts as a dictionary.
 
     >>> parsed(["attention=none", "size=64"])
     {'attention': 'none', 'size': '64'}

@@ -89,8 +89,7 @@ class Workers:
 
     @contextmanager
     def agreed(self) -> Generator[None, None, None]:
-        """A context for work without collectives that every worker must finish: if one fails, all stop, and one reports
-        the error.
+        """A context for work without collectives that every worker must finish: if one fails, all stop.
 
         The failed worker with the lowest rank raises its own error, all others `WorkerFailed`.
         """

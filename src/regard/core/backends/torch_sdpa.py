@@ -42,8 +42,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
 
 
 def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> list[Tensor] | None:
-    """Return output and log-sum-exp (b, h, q) by the kernel that torch picks on CUDA; None if that kernel has no
-    log-sum-exp.
+    """Return output and log-sum-exp (b, h, q) by the kernel that torch picks on CUDA; None if it has no log-sum-exp.
 
     The log-sum-exp has no gradient of its own.
     """

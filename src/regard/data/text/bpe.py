@@ -82,9 +82,10 @@ class Subwords:
         return self.model.encode(text, add_special_tokens=False)
 
     def loosened(self, dropout: float) -> "Subwords":
-        """Return the same sub-words with BPE-dropout: each merge is skipped with this probability (Provilkov et al.
-        2020). A word then has many segmentations, from which a model learns its parts better. The tokenizers library
-        does the sampling: it cannot be seeded.
+        """Return the same sub-words with BPE-dropout: each merge is skipped with this probability.
+
+        (Provilkov et al. 2020.) A word then has many segmentations, from which a model learns its parts better. The
+        tokenizers library does the sampling: it cannot be seeded.
 
         >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
         >>> loose = subwords.loosened(1.0)
@@ -186,7 +187,7 @@ class Subwords:
         return (words, owners) if words[0] else ((), [])
 
     def _bytes(self, number: int) -> bytes:
-        """Return the bytes of a sub-word; the marks have none."""
+        """Return the bytes of a sub-word; special tokens such as padding have none."""
         if number < len(_SPECIALS):
             return b""
         return bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")

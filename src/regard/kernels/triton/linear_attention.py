@@ -399,7 +399,7 @@ class _Linear(torch.autograd.Function):
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
-    """φ(Q) (φ(K)ᵀ V) over φ(Q) (φ(K)ᵀ 1) with φ = elu + 1: query (b, h, q, d), key (b, g, k, d), value (b, g, k, e).
+    """Return φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1), φ = elu + 1: query (b, h, q, d), key (b, g, k, d), value (b, g, k, e).
 
     `keep` (b, g, k) masks keys where it is False; with `causal`, query i attends keys j ≤ i, and there are no more keys
     than queries.
