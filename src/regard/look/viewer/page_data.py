@@ -348,7 +348,7 @@ def _written(
 
 
 def _swept(record: Record, heads: int) -> _Swept:
-    """Return statistics of a record of one sequence, in one pass over its rows; odd weights are counted for `heads` heads.
+    """Return statistics of a record of one sequence, in one pass over its rows; odd weights count for `heads` heads.
 
     A distance is Σ w·|i − j|, averaged over the rows. With a cache there are more keys than queries: the last query
     is at the position of the last key.
