@@ -90,7 +90,7 @@ def performer(size: int = 5, count: int = 11, seed: int = 3) -> regard.Performer
 
 
 def squared(x: Tensor) -> Tensor:
-    """Return a user-defined feature map."""
+    """Return the features of a user-defined map."""
     return torch.cat([x.square() + 0.1, x.abs()], -1)
 
 

@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 def watched() -> Trace:
-    """Return tokens that attend near themselves, at multiples of some distance, and at a few fixed positions."""
+    """Return the trace of tokens that attend near themselves, at multiples of a distance, and at fixed positions."""
     generator = torch.Generator().manual_seed(1)
     place = torch.arange(TOKENS)[:, None] / torch.logspace(0.3, 3, SIZE // 2)
     waves = torch.cat([place.sin(), place.cos()], -1) * torch.linspace(1.0, 1.7, HEADS)[:, None, None]

@@ -95,7 +95,7 @@ def rates(monkeypatch: pytest.MonkeyPatch, *layers: str) -> dict:
 
 
 def judged(kind: Literal["recurrent", "transformer"] = "recurrent", *, posterior: bool = False) -> dict:
-    """Return one sentence, in which target word j comes from source word j."""
+    """Return the figures of one sentence in which target word j comes from source word j."""
     coder = WordCoder(Vocabulary.build([("a", "b", "c")]), Vocabulary.build([("x", "y", "z")]))
     model = build(ModelSettings(size=8, kind=kind), coder.sizes, shared=False)
     example = Example(("a", "b", "c"), "xyz", ("x", "y", "z"), frozenset({(0, 0), (1, 1), (2, 2)}))

@@ -36,7 +36,7 @@ def test_crash_rate_and_return_are_means_with_their_errors():
 
 
 def test_the_network_learns_what_the_planner_prefers():
-    """Return data in which the sign of one feature of the other vehicle determines the action."""
+    """The sign of one feature of the other vehicle determines the best action."""
     random = np.random.default_rng(1)
     scenes = random.normal(size=(400, 2, len(FEATURES))).astype(np.float32)
     scenes[..., 0] = 1.0

@@ -41,7 +41,7 @@ class Untrained:
 
 
 def untrained(name: str, folder: Path, count: int) -> list[Untrained]:
-    """Return `count` equal inputs."""
+    """Return `count` equal predictors with initial weights, and their inputs."""
     task = TASKS[name]
     config = configure(task, "tiny", [], parsed([*FEW, *tiny(name).settings, *SHORTER.get(name, ())]))
     material = task.material(config, folder / "data", None, lambda _: None)

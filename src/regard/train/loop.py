@@ -211,7 +211,7 @@ class _Loop:
         return None
 
     def _update(self) -> bool:
-        """Run one update, or none at the end of the data. A failed update leaves the state unchanged."""
+        """Run one update, and return False at the end of the data. A failed update leaves the state unchanged."""
         began, before, numbers = time.monotonic(), replace(self.state), RandomState.take(self.device)
         self._no_gradients()
         if self.starting is not None:

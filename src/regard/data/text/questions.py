@@ -115,7 +115,7 @@ class Tally:
         self.skipped: Counter[str] = Counter()
 
     def refuses(self, place: str, fault: str) -> bool:
-        """Count a question; one with a fault is an error or skipped."""
+        """Count a question, and return whether it is skipped; a fault is an error or skipped."""
         self.read += 1
         if fault and not self.skip_faults:
             raise DataError(f"{place}: {fault}")
